@@ -15,6 +15,7 @@ import structlog
 
 from broker.envelope import Action
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
+from storage.mqtt_topics import TopicRuleRecord
 from storage.records import GrantRecord, MessageRow
 
 _F = TypeVar("_F", bound="Fact")
@@ -188,6 +189,13 @@ class ApplicationGrantsChanged(Fact):
 
     application: ApplicationKey
     grants: Mapping[UserKey, tuple[GrantRecord, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRulesChanged(Fact):
+    """Who may use which open topics has changed; `rules` are all that there are now."""
+
+    rules: tuple[TopicRuleRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)

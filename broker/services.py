@@ -14,6 +14,7 @@ from broker.connectors.room import open_connectors
 from broker.connectors.service import Connectors
 from broker.core import Core
 from broker.device_management.room import DeviceManagementRoom, open_device_management
+from broker.device_sessions.room import DeviceSessionsRoom, open_device_sessions
 from broker.device_types.room import DeviceTypesRoom, open_device_types
 from broker.devices.room import DevicesRoom, open_devices
 from broker.export.exports import Exports
@@ -28,6 +29,7 @@ from broker.models.learner import Learner
 from broker.models.room import ModelsRoom, open_models
 from broker.monetization.port import Processor
 from broker.monetization.room import MonetizationRoom, open_monetization
+from broker.operating.room import OperatingRoom, open_operating
 from broker.provisioning import Provisioning
 from broker.provisioning.room import open_provisioning
 from broker.registration.room import RegistrationRoom, open_registration
@@ -40,6 +42,7 @@ from broker.site import Site
 from broker.store_key import check_store_key, mark_store_key
 from broker.subscriptions.port import Callbacks, Streams
 from broker.subscriptions.room import SubscriptionsRoom, open_subscriptions
+from broker.topics.room import TopicsRoom, open_topics
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
 from broker.trials.room import TrialsRoom, open_trials
@@ -61,6 +64,8 @@ class Services:
     limits: LimitsRoom
     monetization: MonetizationRoom
     messages: MessagesRoom
+    device_sessions: DeviceSessionsRoom
+    topics: TopicsRoom
     routing: RoutingRoom
     trials: TrialsRoom
     export: Exports
@@ -71,6 +76,7 @@ class Services:
     rules: RulesRoom
     subscriptions: SubscriptionsRoom
     provisioning: Provisioning
+    operating: OperatingRoom
 
 
 @asynccontextmanager
@@ -159,6 +165,8 @@ async def _open_rooms(
     limits = await open_limits(core, mail, devices)
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
+    device_sessions = await open_device_sessions(core)
+    topics = await open_topics(core, device_sessions)
     routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
     trials = await open_trials(core, mail, accounts, device_types, devices)
     export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
@@ -191,6 +199,8 @@ async def _open_rooms(
         limits=limits,
         monetization=monetization,
         messages=messages,
+        device_sessions=device_sessions,
+        topics=topics,
         routing=routing,
         trials=trials,
         export=export,
@@ -201,4 +211,5 @@ async def _open_rooms(
         rules=rules,
         subscriptions=subscriptions,
         provisioning=provisioning,
+        operating=await open_operating(core),
     )

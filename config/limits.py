@@ -22,6 +22,10 @@ EVENT_PATTERN_MAX_CHARACTERS: Final = 64
 CURSOR_MAX_CHARACTERS: Final = 128  # reference 9.3
 
 NAME_MAX_CHARACTERS: Final = 64
+REDIRECT_URIS_MAX: Final = 10
+ORGANIZATION_APPLICATIONS_MAX: Final = 1_000
+ORGANIZATION_TYPES_MAX: Final = 10_000
+MANIFEST_VERSIONS_MAX: Final = 1_000
 DESCRIPTION_MAX_CHARACTERS: Final = 1_500  # reference 21.3: device types and trials
 FORBIDDEN_IN_NAMES: Final = frozenset("<>&'\"")
 DELETED_DEVICE_DAYS: Final = 30  # reference 6.1: how long a deleted device can be restored
@@ -38,8 +42,18 @@ UNREGISTERED_FRAMES_MAX: Final = 20  # device channel: of a peer that has shown 
 MQTT_CONNECT_SECONDS: Final = 10
 MQTT_PACKET_BYTES: Final = 64 * 1024
 MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics
+MQTT_WAITING_MESSAGES: Final = 1_000  # that wait for one device, and how large they are together
+MQTT_WAITING_BYTES: Final = 1024 * 1024
+MQTT_SUBSCRIPTIONS_MAX: Final = 100  # of one device
+MQTT_TOPIC_LEVELS_MAX: Final = 32
+MQTT_RETAINED_MAX: Final = 10_000  # messages of the open topic space, and how large they are together
+MQTT_RETAINED_BYTES: Final = 16 * 1024 * 1024
+MQTT_TOPIC_ALIASES: Final = 16
+MQTT_SESSION_SECONDS: Final = 7 * 86_400
+MQTT_PROPERTIES_MAX: Final = 50  # of one packet of version 5.0
 
 TURNS_BETWEEN_CONNECTIONS: Final = 8  # turns of the loop from a listener's new connection to its next one
+OPEN_PACKETS_PER_TURN: Final = 16  # MQTT packets where each may become many deliveries (reference 16.6)
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 
 USER_TOKEN_SECONDS: Final = 1_209_600

@@ -25,6 +25,7 @@ from config.limits import (
     DEVICE_CODE_SECONDS,
     DEVICE_POLL_SECONDS,
     IMAGE_MAX_BYTES,
+    MQTT_SESSION_SECONDS,
     PASSWORD_MEMORY_MIB,
     REFRESH_WINDOW_DAYS,
     REGISTRATION_PIN_SECONDS,
@@ -126,6 +127,10 @@ class Mqtt(_Table, frozen=True):
     bind: Address | None = None
     tls_bind: Address | None = None
     action_payload: Literal["object", "array"] = "object"
+    keep_alive_max_seconds: int = 0
+    topics: Literal["service", "open"] = "service"
+    persistent_sessions: Literal["off", "on"] = "off"
+    session_max_seconds: int = MQTT_SESSION_SECONDS
 
 
 class Coap(_Table, frozen=True):
@@ -264,6 +269,14 @@ class Audit(_Table, frozen=True):
     keep_entries: int = AUDIT_ENTRIES
 
 
+class ConsoleSettings(_Table, frozen=True):
+    """Who may use the page of the operator, and where its backups go."""
+
+    operators: tuple[str, ...] = ()  # e-mail addresses
+    backup_dir: Path | None = None  # None: the folder `backups` of `state_dir`
+    keep_backups: int = 3
+
+
 class Settings(_Table, frozen=True):
     state_dir: Path
     public_url: str = ""
@@ -285,6 +298,7 @@ class Settings(_Table, frozen=True):
     log: Log = Log()
     audit: Audit = Audit()
     metrics: Metrics = Metrics()
+    console: ConsoleSettings = ConsoleSettings()
     tracing: Tracing = Tracing()
     grace_seconds: float = 5.0
 
@@ -451,6 +465,8 @@ def _checked(settings: Settings, where: str) -> Settings:
     if needs_tls and (settings.tls.certificate_rsa is None) is not (settings.tls.key_rsa is None):
         raise SettingsError(f"{where}: tls.certificate_rsa: needs tls.key_rsa, and the other way round")
     for key, value, lowest in (
+        ("mqtt.keep_alive_max_seconds", settings.mqtt.keep_alive_max_seconds, 0),
+        ("mqtt.session_max_seconds", settings.mqtt.session_max_seconds, 1),
         ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
         ("limits.calls_per_address", settings.limits.calls_per_address, 1),
         ("limits.unauthenticated_connections", settings.limits.unauthenticated_connections, 1),
@@ -477,6 +493,7 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("tracing.per_minute", settings.tracing.per_minute, 1),
         ("audit.keep_days", settings.audit.keep_days, 1),
         ("audit.keep_entries", settings.audit.keep_entries, 1_000),
+        ("console.keep_backups", settings.console.keep_backups, 1),
     ):
         if not value >= lowest:  # also refuses NaN
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
@@ -487,6 +504,8 @@ def _checked(settings: Settings, where: str) -> Settings:
         settings.metrics.networks  # noqa: B018 - reading it checks it
     except ValueError as error:
         raise SettingsError(f"{where}: metrics.allow: {error}") from None
+    if (strange := next((one for one in settings.console.operators if "@" not in one), None)) is not None:
+        raise SettingsError(f"{where}: console.operators: {strange!r} is no e-mail address")
     _check_providers(settings.accounts.providers, where)
     _check_rates(settings.limits, where)
     _check_mail(settings, where)

@@ -40,7 +40,8 @@ from protocols.http.front_door import serve_http
 from protocols.inherited import hand_over, inherited_sockets
 from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.metrics.vitals import Vitals
-from protocols.mqtt.server import serve_mqtt
+from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
+from protocols.operating import DaemonMachine
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
@@ -170,7 +171,7 @@ async def _listen(
     connections: trio.Nursery,
     reloading: Reloading,
 ) -> dict[str, Address]:
-    websocket = partial(serve_websocket_connection, services)
+    websocket = partial(serve_websocket_connection, services, mqtt=partial(serve_mqtt_connection, services))
     vitals = Vitals(services.core)
     reloading.others.append(vitals.renew)
     tls, optional, required = _contexts(settings, reloading)
@@ -267,6 +268,7 @@ async def _listen(
         counters |= {"lwm2m sessions": lwm2m_dtls.endpoint.statistics, "lwm2m handshakes": lwm2m_dtls.statistics}
     await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters))
     vitals.listens(closed)
+    services.operating.machine = DaemonMachine(settings, vitals, addresses)
     return addresses
 
 

@@ -25,6 +25,7 @@ T = TypeVar("T")
 #: Two PEM files: a certificate with its intermediate certificates, and its key.
 Chain = tuple[Path, Path]
 
+_MQTT: Final = b"mqtt"
 _BIO_BYTES: Final = 64 * 1024
 #: The longest certificate chain that is accepted of a peer. It stays in memory while the connection lasts.
 CHAIN_BYTES: Final = 16 * 1024
@@ -43,6 +44,7 @@ class PeerContext:
         self._context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         self._context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION)
         self._context.set_mode(SSL.MODE_RELEASE_BUFFERS)
+        self._context.set_alpn_select_callback(_select_protocol)
         mode = SSL.VERIFY_PEER | (SSL.VERIFY_FAIL_IF_NO_PEER_CERT if required else 0)
         self._context.set_verify(mode, lambda *_: True)
         use_certificates(self._context, (certificate, key), second)
@@ -59,6 +61,12 @@ class PeerContext:
         if not server_side or server_hostname is not None:
             raise ValueError("this context is for servers")
         return _Connection(SSL.Connection(self._context, None), incoming, outgoing)
+
+
+def _select_protocol(_: SSL.Connection, offered: list[bytes]) -> Any:
+    """ALPN (RFC 7301): MQTT has the name `mqtt`. A client that offers other names is served without one: it is the port
+    that says which protocol is spoken."""
+    return _MQTT if _MQTT in offered else SSL.NO_OVERLAPPING_PROTOCOLS
 
 
 def use_certificates(context: SSL.Context, first: Chain, second: Chain | None = None) -> None:
@@ -125,7 +133,8 @@ def server_stream(transport: trio.SocketStream, context: TlsContext) -> TlsStrea
 
 def peer_certificate(stream: trio.abc.Stream) -> ClientCertificate | None:
     """The client certificate of a finished handshake; None when the peer has shown none, or was not asked for one."""
-    shown = stream.getpeercert() if isinstance(stream, trio.SSLStream) else None
+    ask = getattr(stream, "getpeercert", None)  # TLS streams have it, and streams inside of them
+    shown = None if ask is None else ask()
     return shown if isinstance(shown, ClientCertificate) else None
 
 

@@ -60,6 +60,18 @@ class AccountStore:
         ).one()
         return str(row["role"]) if row else None
 
+    def memberships(self, user: UserKey) -> list[tuple[OrganizationRecord, str]]:
+        """The organizations of a user by name, each with the user's role."""
+        rows = self._db.execute(
+            "SELECT o.*, m.role AS held FROM membership AS m JOIN organization AS o ON o.key = m.organization"
+            " WHERE m.user = :user ORDER BY o.name, o.key",
+            {"user": user},
+        )
+        return [
+            (OrganizationRecord(row["key"], row["id"], row["name"], row["monthly_messages"]), str(row["held"]))
+            for row in rows
+        ]
+
     def has_role(self, user: UserKey, role: str) -> bool:
         """The user has this role in some organization."""
         row = self._db.execute(
@@ -170,6 +182,14 @@ class AccountStore:
     def applications(self, *, limit: int) -> list[ApplicationRecord]:
         """The first applications, by name."""
         rows = self._db.execute("SELECT * FROM application ORDER BY name, key LIMIT :limit", {"limit": limit})
+        return [_application(row) for row in rows]
+
+    def applications_of(self, organization: OrganizationKey) -> list[ApplicationRecord]:
+        """By name."""
+        rows = self._db.execute(
+            "SELECT * FROM application WHERE organization = :organization ORDER BY name, key",
+            {"organization": organization},
+        )
         return [_application(row) for row in rows]
 
     def redirect_uris(self) -> set[str]:

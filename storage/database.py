@@ -35,6 +35,8 @@ from storage.mail import MailStore
 from storage.messages import MessageStore
 from storage.models import ModelStore
 from storage.monetization import MonetizationStore
+from storage.mqtt_sessions import MqttSessionStore
+from storage.mqtt_topics import MqttTopicStore
 from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
@@ -105,6 +107,8 @@ class Transaction:
         self.sessions = SessionStore(connection)
         self.models = ModelStore(connection)
         self.monetization = MonetizationStore(connection)
+        self.mqtt_sessions = MqttSessionStore(connection)
+        self.mqtt_topics = MqttTopicStore(connection)
         self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)
@@ -259,12 +263,9 @@ class Database:
         """
         if self._closed:
             raise StoreError("the store is closed")
-        job = _Work(work)
-        group = self.open_group
-        group.works.append(job)
+        job, group = self.write_with_next(work), self.open_group
         if announce is not None:
             group.callbacks.append(partial(_announce, job, announce))
-        self.request_commit()
         await group.ended.wait()
         if group.error is not None:
             raise type(group.error)(str(group.error)) from group.error
@@ -272,6 +273,15 @@ class Database:
             raise job.error
         result: T = job.result
         return result
+
+    def write_with_next(self, work: Callable[[Transaction], Any]) -> _Work:
+        """Run `work` in the next group commit, without waiting: for what belongs to rows of the log that were appended
+        just now. It is durable when they are. An error of `work` is its own, and nobody is told."""
+        job = _Work(work)
+        if not self._closed:  # otherwise nothing of the group is kept
+            self.open_group.works.append(job)
+            self.request_commit()
+        return job
 
     def request_commit(self) -> None:
         """Tell the writer that the open group is not empty."""

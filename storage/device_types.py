@@ -175,6 +175,13 @@ class DeviceTypeStore:
         )
         return [_device_type(row) for row in rows]
 
+    def number_of(self, organization: OrganizationKey) -> int:
+        """How many types an organization has."""
+        row = self._db.execute(
+            "SELECT count(*) AS n FROM device_type WHERE organization = :organization", {"organization": organization}
+        ).one()
+        return int(row["n"]) if row else 0
+
     def types_owned_by(self, viewer: Viewer) -> set[DeviceTypeKey]:
         """The keys of the types of the user's devices that the viewer may read."""
         of_devices = "SELECT device_type FROM device WHERE owner = :viewer AND deleted_on IS NULL"

@@ -1,12 +1,13 @@
 """Counters of rate limits and quotas, as they stood when they were last saved."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from storage.keys import OrganizationKey
 from storage.records import CallsRecord, TallyRecord
 from storage.sql import StoreConnection
 
 _TALLY = ("name", "since_ms", "until_ms", "used")
+_USAGE = ("organization", "day_ms", "used")
 _CALLS = ("name", "at_ms", "calls")
 
 
@@ -20,6 +21,21 @@ class LimitStore:
         """The monthly limit of each organization by its key, in units; -1 is unlimited."""
         rows = self._db.execute("SELECT key, monthly_messages FROM organization")
         return {row["key"]: row["monthly_messages"] for row in rows}
+
+    def put_usage(self, day_ms: int, used: Mapping[OrganizationKey, int]) -> None:
+        rows = [(organization, day_ms, units) for organization, units in used.items()]
+        self._db.put_many("usage_day", _USAGE, ("organization", "day_ms"), rows)
+
+    def usage(self, organization: OrganizationKey, *, since_ms: int) -> list[tuple[int, int]]:
+        """Days from this one on, and how much of its month the organization had used at the end of each."""
+        rows = self._db.execute(
+            "SELECT day_ms, used FROM usage_day WHERE organization = :key AND day_ms >= :since ORDER BY day_ms",
+            {"key": organization, "since": since_ms},
+        )
+        return [(row["day_ms"], row["used"]) for row in rows]
+
+    def forget_usage(self, *, before_ms: int) -> None:
+        self._db.execute("DELETE FROM usage_day WHERE day_ms < :before", {"before": before_ms})
 
     def tallies(self, *, now_ms: int) -> list[TallyRecord]:
         """The counters of periods that have not ended."""

@@ -186,6 +186,19 @@ class MessageStore:
         """The Actions after `position`, in order, without those that cannot be read."""
         return [ActionRow(*row) for row in islice(self._read_on("action", position, limit), limit)]
 
+    def latest_actions_of(self, device: DeviceKey, position: Position, *, limit: int) -> list[tuple[Position, str]]:
+        """Position and `data` of the device's newest Actions after `position`, in order."""
+        behind = max(position, Position(self.counter("indexed")))
+        found: list[tuple[Position, str]] = []
+        for where, first in (("indexed = 1 AND device = :device", position), ("device = :device", behind)):
+            rows = self._db.execute(
+                f"SELECT position, data FROM action WHERE {where} AND position > :first"  # noqa: S608 - constants
+                " ORDER BY position DESC LIMIT :limit",
+                {"device": device, "first": first, "limit": limit},
+            )
+            found += [(Position(row["position"]), row["data"]) for row in rows]
+        return sorted(set(found))[-limit:]
+
     def _read_on(
         self, table: Table, position: int, limit: int | None = None, more: str = "", parameters: _Parameters = _NONE
     ) -> Iterator[Sequence[Any]]:
@@ -405,6 +418,11 @@ class MessageStore:
     def consumer_position(self, name: str) -> Position:
         row = self._db.execute("SELECT position FROM consumer WHERE name = :name", {"name": name}).one()
         return Position(row["position"]) if row else Position(0)
+
+    def consumers(self) -> list[tuple[str, Position]]:
+        """Name and position of everybody who reads the log, the one who is furthest behind first."""
+        rows = self._db.execute("SELECT name, position FROM consumer ORDER BY position, name")
+        return [(row["name"], Position(row["position"])) for row in rows]
 
     def set_consumer_position(self, name: str, position: Position) -> None:
         self._db.execute(

@@ -20,6 +20,10 @@ _KEPT_ONCE: Final = (
     "task_history",
     "scene_device",
     "model_device",
+    "mqtt_delivery",
+    "mqtt_received",
+    "mqtt_subscription",
+    "mqtt_session",
 )
 
 

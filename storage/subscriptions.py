@@ -127,6 +127,13 @@ class SubscriptionStore:
         rows = self._db.execute("SELECT * FROM subscription WHERE removed_on IS NULL ORDER BY key")
         return [(record, self.names(record)) for record in map(_record, rows)]
 
+    def failing(self) -> dict[int, str]:
+        """What went wrong last, by the key of each subscription that has had no success since."""
+        rows = self._db.execute(
+            "SELECT key, last_error FROM subscription WHERE removed_on IS NULL AND failing_since IS NOT NULL"
+        )
+        return {row["key"]: row["last_error"] or "" for row in rows}
+
     def note_failing(self, key: int, since_ms: int | None, error: str | None) -> None:
         """Note since when every attempt fails, and the last error; None: the last attempt succeeded."""
         self._db.execute(

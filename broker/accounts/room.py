@@ -15,6 +15,8 @@ from broker.accounts.hashing import Hashing
 from broker.accounts.invitations import Invitations
 from broker.accounts.issuance import Lifetimes
 from broker.accounts.open_sessions import OpenSessions
+from broker.accounts.operators import Operators
+from broker.accounts.organizations import Organizations
 from broker.accounts.own_account import OwnAccount
 from broker.accounts.permissions import Permissions
 from broker.accounts.properties import ApplicationProperties
@@ -54,6 +56,8 @@ class AccountsRoom:
     disabling: Disabling
     external: ExternalSignIn
     console: Console
+    organizations: Organizations
+    operators: Operators
 
 
 async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -> AccountsRoom:
@@ -89,4 +93,6 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         disabling=Disabling(tokens),
         external=ExternalSignIn(database, vault, clock, tokens, settings, providers),
         console=Console(database, clock, core.router, vault, tokens, sessions),
+        organizations=Organizations(database, clock, vault),
+        operators=Operators(database, core.settings.console.operators),
     )

@@ -16,6 +16,7 @@ from broker.device_types.catalog import DeviceTypes
 from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import DeviceTypeNotFound, NotFound
 from broker.facts import DeviceTypeChanged, Router
+from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.device_types import TypeSearch
 from storage.keys import DeviceTypeKey
@@ -96,6 +97,7 @@ class Manifests:
                 raise NotFound
             if not waiting[version]:
                 tx.device_types.approve_manifest(found.key, version, now_ms=now_ms)
+                note(tx, AuditEvent.MANIFEST_APPROVED, f"device_type {found.id}", now_ms=now_ms, version=version)
             return UploadedManifest(found.id, version, approved=True, is_new=not waiting[version])
 
         return await self._change(work)
@@ -107,6 +109,18 @@ class Manifests:
             if uploaded.is_new and uploaded.approved:
                 self._router.publish(DeviceTypeChanged((await self._types.find(uploaded.device_type)).key))
         return uploaded
+
+    async def documents(self, device_type: DeviceTypeKey) -> list[ManifestRecord]:
+        """Every version, newest first."""
+        found = await self._database.read(lambda tx: tx.device_types.manifests(device_type))
+        return sorted(found, key=lambda one: one.version, reverse=True)
+
+    async def failed_of(self, device_type: DeviceTypeKey, *, limit: int) -> list[FailedMessage]:
+        """The last failed messages of all devices of a type, newest first."""
+        found = await self._database.read(
+            lambda tx: tx.device_types.failed_messages(device=None, device_type=device_type, limit=limit)
+        )
+        return [FailedMessage(id_, row.cts, row.reason, row.payload) for id_, row in found]
 
     async def failures(self, device_or_type: str, *, limit: int) -> list[FailedMessage]:
         """The last failed messages of a device, or of all devices of a type, newest first.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from broker.core import Core
 from broker.device_types.catalog import DeviceTypes
 from broker.device_types.lists import DeviceTypeLists
+from broker.device_types.making import TypeMaking
 from broker.device_types.manifests import Manifests
 
 
@@ -13,6 +14,7 @@ class DeviceTypesRoom:
     catalog: DeviceTypes
     lists: DeviceTypeLists
     manifests: Manifests
+    making: TypeMaking
 
 
 async def open_device_types(core: Core) -> DeviceTypesRoom:
@@ -21,4 +23,5 @@ async def open_device_types(core: Core) -> DeviceTypesRoom:
         catalog=catalog,
         lists=DeviceTypeLists(core.database),
         manifests=Manifests(core.database, core.clock, catalog, core.router),
+        making=TypeMaking(core.database, core.clock, catalog, core.router),
     )

@@ -211,6 +211,15 @@ class Quotas:
             None if daily is None else daily.usage(now_ms),
         )
 
+    def of_organization(self, organization: OrganizationKey) -> Usage:
+        """What an organization may use in this month, and has used."""
+        now_ms = self._clock.now_ms()
+        return self._organization(organization, now_ms).usage(now_ms)
+
+    def used_by_organization(self, now_ms: int) -> dict[OrganizationKey, int]:
+        """The units that each organization has used in this month."""
+        return {key: one.usage(now_ms).used for key, one in self._organizations.items()}
+
     def limit_of(self, kind: str, key: int) -> int | None:
         """Of an organization in the month, or of a device on a plan on the day; None when nothing is charged to it."""
         held: Mapping[Any, Allowance] = self._organizations if kind == "organization" else self._devices

@@ -13,6 +13,7 @@ from broker.limits.overhead import Overhead
 from broker.limits.overview import LimitsOverview
 from broker.limits.quotas import Quotas
 from broker.limits.strangers import Strangers
+from broker.limits.usage_days import UsageDays
 from broker.mail import Mails
 from config.limits import UNAUTHENTICATED_WAITING
 from config.settings import Limits
@@ -27,6 +28,7 @@ class LimitsRoom:
     strangers: Strangers
     bodies: BodyBudget
     quotas: Quotas
+    usage_days: UsageDays
     #: The quotas that messages and deliveries are charged to; None when the operator has switched quotas off.
     charged: Quotas | None
     overview: LimitsOverview
@@ -64,6 +66,8 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     quotas = Quotas(core.database, core.clock, ledger, mails, devices.presence.is_connected)
     await quotas.reload()
     life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
+    usage_days = UsageDays(core.database, core.clock, quotas)
+    life.worker("usage days", usage_days.note_forever, save=usage_days.note)
     charged = quotas if settings.quotas == "on" else None
     return LimitsRoom(
         ledger=ledger,
@@ -73,6 +77,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         strangers=strangers,
         bodies=bodies,
         quotas=quotas,
+        usage_days=usage_days,
         charged=charged,
         overview=LimitsOverview(core.database, ledger, meters, charged),
     )

@@ -34,7 +34,7 @@ from broker.errors import (
 )
 from broker.facts import ActionStored, MessagesStored, Router
 from broker.limits.quotas import Quotas
-from broker.messages.losses import Losses, NothingRemained
+from broker.messages.losses import Losses, LostFields, NothingRemained
 from broker.messages.mids import Mids
 from broker.messages.refused import RefusedMessages
 from broker.nesting import check_nesting
@@ -86,6 +86,7 @@ class Ingest:
         self.refused = RefusedMessages(clock)
         self._messages = self._failed = self._actions = 0
         self._losses = Losses(clock)
+        self.lost_fields = LostFields()
         #: Of the latest failed message; its reason is `_failure`.
         self.failed_position: Position | None = None
         self._failure = ""
@@ -128,7 +129,10 @@ class Ingest:
             key = device.record.key
             failure = ""
             try:
-                data = version.normalize(payload) if dropped is None else version.normalize_noting(payload, dropped)
+                noting = dropped
+                if noting is None and self.lost_fields.is_due(key, now_ms):
+                    noting = []
+                data = version.normalize(payload) if noting is None else version.normalize_noting(payload, noting)
             except TransformFailedError as error:
                 data, failure = None, str(error)
             if self._quotas is not None:
@@ -139,6 +143,8 @@ class Ingest:
                     dropped.insert(0, DroppedField("data", failure or reason))
                 return self._append_failed(key, cts, failure or reason, payload)
             self._messages += 1
+            if noting:
+                self.lost_fields.note(key, noting, cts)
             self._senders[key] = device
             return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
         except DomainError as refusal:
@@ -225,6 +231,11 @@ class Ingest:
         # If another commit came before that of this Action, the sender is no longer held: hold it again.
         self._earlier_senders[source.key] = source
         self._router.publish(fact)
+
+    @property
+    def head(self) -> Position:
+        """The highest position of the log."""
+        return self._journal.head
 
     def mid(self, position: Position) -> str:
         return self._mids.mid(position)

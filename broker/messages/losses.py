@@ -1,16 +1,24 @@
-"""Messages of which nothing remained: their sender is told on MQTT and CoAP, at a bounded rate (reference 9.7)."""
+"""What messages lost (reference 9.6, 9.7).
+
+Owners see the fields that were not kept. A sender on MQTT or CoAP is told when nothing of its message remained.
+"""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from broker.clock import Clock
+from broker.device_types.dropped import DroppedField
 from broker.devices.registry import Device
 from broker.errors import DomainError
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Milliseconds
 
 _EVERY_MS: Final = 1_000  # for one device
 _DEVICES: Final = 2_000
+#: Messages of a device whose sender does not ask for its dropped fields are looked at so often.
+_LOOK_MS: Final = 10_000
+_FIELDS: Final = 20  # of one device; the field that was dropped longest ago is forgotten first
 
 
 @dataclass(eq=False)
@@ -39,3 +47,45 @@ class Losses:
         if len(self._told) > _DEVICES:
             self._told.popitem(last=False)
         return NothingRemained(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class LostField:
+    """The last time that a field was not kept. `at_ms` is when its message came; the rest is as for the sender."""
+
+    at_ms: Milliseconds
+    field: str
+    message: str
+
+
+class LostFields:
+    """In memory, for the last devices that lost some. MQTT and CoAP senders do not ask, so samples are looked at."""
+
+    def __init__(self) -> None:
+        self._next: dict[DeviceKey, Milliseconds] = {}
+        self._of: OrderedDict[DeviceKey, OrderedDict[str, LostField]] = OrderedDict()
+
+    def is_due(self, device: DeviceKey, now_ms: Milliseconds) -> bool:
+        """Whether this message is to be looked at, although its sender does not ask."""
+        next_ms = self._next.get(device)
+        if next_ms is not None and next_ms - _LOOK_MS <= now_ms < next_ms:
+            return False
+        if len(self._next) > 10 * _DEVICES:
+            self._next.clear()
+        self._next[device] = Milliseconds(now_ms + _LOOK_MS)
+        return True
+
+    def note(self, device: DeviceKey, fields: Iterable[DroppedField], now_ms: Milliseconds) -> None:
+        known = self._of.setdefault(device, OrderedDict())
+        self._of.move_to_end(device)
+        if len(self._of) > _DEVICES:
+            self._of.popitem(last=False)
+        for one in fields:
+            known[one.field] = LostField(now_ms, one.field, one.message)
+            known.move_to_end(one.field)
+        while len(known) > _FIELDS:
+            known.popitem(last=False)
+
+    def of(self, device: Device) -> list[LostField]:
+        """The newest first."""
+        return list(reversed(self._of.get(device.key, {}).values()))

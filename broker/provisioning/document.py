@@ -216,6 +216,17 @@ class SceneEntry(_Entry, frozen=True, kw_only=True):
     actions: Annotated[tuple[dict[str, Any], ...], about("As in a call (reference 12.5)")]
 
 
+class TopicRuleEntry(_Entry, frozen=True, kw_only=True):
+    """What a device, the devices of a type, or those of a user may do with open topics of MQTT (reference 16.6)."""
+
+    device: Annotated[str, about("Id of a device; give one of device, device_type and user")] | None = None
+    device_type: _Type | None = None
+    user: Annotated[str, about("E-mail address or id of the owner of devices")] | None = None
+    topic: Annotated[str, forms.TOPIC, about("A topic filter; %d stands for the device id")]
+    publish: Annotated[bool, about("Whether they may publish there. Default: false")] = False
+    subscribe: Annotated[bool, about("Whether they may subscribe there. Default: false")] = False
+
+
 class SubscriptionEntry(_Entry, frozen=True, kw_only=True):
     """Messages or Actions that go to a callback or a cloud stream, with the members of a call in snake case."""
 
@@ -261,4 +272,5 @@ TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "rules": RuleEntry,
     "scenes": SceneEntry,
     "subscriptions": SubscriptionEntry,
+    "topic_rules": TopicRuleEntry,
 }

@@ -12,6 +12,8 @@ from broker.ids import is_device_type_id, is_id, is_unique_name
 from broker.messages.retention import LONGEST_DAYS
 from broker.monetization.plans import is_price
 from broker.subscriptions.addresses import is_stream_key, is_stream_name, is_stream_region, is_stream_secret
+from broker.topics.space import SERVICE
+from broker.topics.tree import is_filter
 from config.limits import (
     DESCRIPTION_MAX_CHARACTERS,
     FORBIDDEN_IN_NAMES,
@@ -109,6 +111,11 @@ FULL_NAME: Final = Form(_full_name, _LENGTH)
 #: A name without forbidden characters.
 PLAIN_NAME: Final = _characters(1, NAME_MAX_CHARACTERS, "must be")
 KEY: Final = Form(_full_name, _LENGTH)
+TOPIC: Final = _must(
+    lambda text: is_filter(text.encode()) and not text.encode().startswith(SERVICE),
+    "a topic filter, and none of the service's own topics",
+    minLength=1,
+)
 DESCRIPTION: Final = _characters(0, DESCRIPTION_MAX_CHARACTERS, "must be")
 RULE_DESCRIPTION: Final = _characters(0, RULE_DESCRIPTION_MAX_CHARACTERS, "must be")
 SUBSCRIPTION_DESCRIPTION: Final = _characters(0, SUBSCRIPTION_DESCRIPTION_CHARACTERS, "must be")

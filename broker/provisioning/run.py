@@ -229,6 +229,11 @@ _REFERENCES: Final[Mapping[str, Mapping[str, _Find]]] = {
     "rules": {"owner": ProvisioningRun.user_of, "application": _application},
     "scenes": {"owner": ProvisioningRun.user_of, "application": _application},
     "subscriptions": {"owner": ProvisioningRun.user_of, "application": _application},
+    "topic_rules": {
+        "device": ProvisioningRun.device_of,
+        "device_type": ProvisioningRun.type_of,
+        "user": ProvisioningRun.user_of,
+    },
 }
 
 

@@ -29,6 +29,7 @@ from broker.provisioning.run import ProvisioningRun
 from broker.provisioning.scene_tables import SceneTables
 from broker.provisioning.subscription_tables import SubscriptionTables
 from broker.provisioning.survey import not_in_file
+from broker.provisioning.topic_tables import TopicTables
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
@@ -204,6 +205,7 @@ def _put_all(
         "rules": rules.put_rule,
         "scenes": SceneTables(run).put_scene,
         "subscriptions": subscriptions.put_subscription,
+        "topic_rules": TopicTables(run).put_rule,
     }
     for table in TABLES:  # entries refer only to entries of earlier tables
         entries = reading.of(table)

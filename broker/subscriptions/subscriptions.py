@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
+from broker.accounts.organizations import DEVELOPERS
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
@@ -22,6 +23,7 @@ from broker.subscriptions.subscription import COLLECTING, Subscription, Subscrip
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, UserKey
+from storage.records import ApplicationRecord
 from storage.subscriptions import CursorRecord, SubscriptionRecord
 
 NOT_ACTIVE: Final = "The subscription is not active"
@@ -100,6 +102,11 @@ class Subscriptions:
     async def require(self, caller: Caller, record: SubscriptionRecord) -> None:
         """Raises PermissionDenied unless the subscription is of the caller's application and user."""
         if caller.application != record.application:
+            if caller.is_console:  # a developer of the organization looks after its applications
+                owner = await self._database.read(lambda tx: _application_of(tx, record))
+                if owner is not None:
+                    await self._permissions.require_organization(caller, owner.organization, DEVELOPERS)
+                    return
             raise PermissionDenied("a token of the subscription's application")
         await self._permissions.require_user(caller, record.user)
 
@@ -110,6 +117,10 @@ class Subscriptions:
             for one in self._by_key.values()
             if one.record.application == application and user in {None, one.record.user}
         ]
+
+    async def failing(self) -> dict[int, str]:
+        """What went wrong last, by key, of those whose deliveries fail."""
+        return await self._database.read(lambda tx: tx.subscriptions.failing())
 
     async def create(self, caller: Caller, wanted: NewSubscription) -> Subscription:
         """Create a subscription. A callback gets its handshake soon; a stream is active at once, and its answer does
@@ -262,3 +273,9 @@ class Subscriptions:
     def _tell(self, before: Subscription | None, after: Subscription | None) -> None:
         for listener in self._listeners:
             listener(before, after)
+
+
+def _application_of(tx: Transaction, record: SubscriptionRecord) -> ApplicationRecord | None:
+    """The application of a subscription, unless it is that of a trial, which has administrators of its own."""
+    is_of_trial = tx.trials.of_application(record.application) is not None
+    return None if is_of_trial else tx.accounts.application(record.application)

@@ -56,6 +56,12 @@ class AuditEvent(StrEnum):
     SHARE_REMOVED = "share_removed"
     LINK_BEGUN = "link_begun"
     LINK_ENDED = "link_ended"
+    APPLICATION_CREATED = "application_created"
+    APPLICATION_CHANGED = "application_changed"
+    DEVICE_TYPE_CREATED = "device_type_created"
+    DEVICE_TYPE_CHANGED = "device_type_changed"
+    MANIFEST_UPLOADED = "manifest_uploaded"
+    MANIFEST_APPROVED = "manifest_approved"
     SECRET_RENEWED = "secret_renewed"  # noqa: S105 - a name
     CERTIFICATE_REGISTERED = "certificate_registered"
     CERTIFICATE_REVOKED = "certificate_revoked"

@@ -18,6 +18,7 @@ from broker.clock import Clock
 from broker.loops import repeat
 from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, address_key, current_listener, current_origin, enter
+from broker.trace.tally import Tally
 from storage.records import AuditRecord
 
 INTERVAL_MS: Final = 60_000
@@ -60,6 +61,7 @@ class Refusals:
         self._sources: OrderedDict[tuple[str, str], _Source] = OrderedDict()
         self._counts: Counter[tuple[str, str]] = Counter()  # by event and listener
         self._all: dict[str, _All] = {}
+        self.tally: Final = Tally()
 
     def note(
         self, event: str, *, reason: str, source: str = "", audited: AuditEvent | None = None, **about: Any
@@ -73,8 +75,12 @@ class Refusals:
             audited: the audit log gets an entry for each line, too.
             about: further members of the line.
         """
-        self._counts[event, current_listener()] += 1
+        listener = current_listener()
+        self._counts[event, listener] += 1
         now_ms, origin = self._clock.steady_ms(), current_origin()
+        self.tally.add(
+            event, listener, source or origin.actor or origin.address, origin.account, reason, self._clock.now_ms()
+        )
         key = event, source or address_key(origin.address)
         found = self._sources.get(key)
         if found is not None and now_ms >= found.until_ms:

@@ -21,7 +21,7 @@ from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.logging import configure_logging
-from config.settings import Address, Coap, Http, Log, Lwm2m, Mqtt, Outbound, Settings
+from config.settings import Address, Coap, ConsoleSettings, Http, Log, Lwm2m, Mqtt, Outbound, Settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
@@ -78,6 +78,7 @@ def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> Non
         coap=Coap(bind=Address(_HOST, 0)),
         lwm2m=Lwm2m(dtls_bind=Address(_HOST, 0)),
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
+        console=ConsoleSettings(operators=(_ADMINISTRATOR,)),
         log=Log(level="warning"),
     )
     configure_logging(settings.log.level, settings.log.format)

@@ -1,31 +1,16 @@
 """`trunkline doctor`: what is wrong on this machine, and what to do about it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 import click
 
 from config.settings import SettingsError, load_settings
 from protocols.cli.options import config_option
-from protocols.doctor.certificates import look_at_certificates
-from protocols.doctor.machine import look_at_clock, look_at_descriptors, look_at_gnutls, look_at_ports, look_at_unit
-from protocols.doctor.patient import Finding, Patient, meet
-from protocols.doctor.state import look_at_disk, look_at_state, look_at_store
-
-_CHECKS: Final[dict[str, Callable[[Patient], Iterator[Finding]]]] = {
-    "state": look_at_state,
-    "store": look_at_store,
-    "disk": look_at_disk,
-    "clock": look_at_clock,
-    "port": look_at_ports,
-    "certificate": look_at_certificates,
-    "gnutls": look_at_gnutls,
-    "descriptors": look_at_descriptors,
-    "unit": look_at_unit,
-}
+from protocols.doctor.examination import examine
+from protocols.doctor.patient import Finding, meet
 
 
 @click.command()
@@ -61,8 +46,4 @@ def _findings(config: Path | None, unit: str) -> Iterator[Finding]:
         yield Finding("daemon", False, patient.silence)
     else:
         yield Finding("daemon", True, f"runs as process {patient.pid}" if patient.statistics is not None else "stopped")
-    for name, look in _CHECKS.items():
-        try:
-            yield from look(patient)
-        except Exception as error:  # noqa: BLE001 - one check that fails must not hide what the others find
-            yield Finding(name, False, f"could not be checked: {type(error).__name__}: {error}")
+    yield from examine(patient)

@@ -8,7 +8,7 @@ from werkzeug.exceptions import MethodNotAllowed
 from protocols.http.answers import REST_ROOT, preflight_answer
 
 #: front_door.py gives the upgrades of these paths to the WebSocket server, so Quart has no routes for them.
-_PATHS: Final = frozenset({f"{REST_ROOT}/websocket", f"{REST_ROOT}/live", f"{REST_ROOT}/events"})
+_PATHS: Final = frozenset({f"{REST_ROOT}/websocket", f"{REST_ROOT}/live", f"{REST_ROOT}/events", "/mqtt"})
 
 
 def answer_other_methods() -> Response | None:

@@ -141,6 +141,19 @@ BROKER: Final[Mapping[str, Part]] = {
         "actions_delivered": _total("actions_delivered", "Actions that were handed to a link."),
         "actions_dropped": _total("actions_dropped", "Actions that a slow link has lost."),
     },
+    "topics": {
+        "subscriptions": _now("mqtt_topic_subscriptions", "Subscriptions in the open topic space."),
+        "retained": _now("mqtt_retained_messages", "Retained messages of the open topic space."),
+        "retained_bytes": _now("mqtt_retained_bytes", "Bytes of the retained messages."),
+        "messages": _total("mqtt_topic_messages", "Messages of the open topic space."),
+        "deliveries": _total("mqtt_topic_deliveries", "Deliveries of messages of the open topic space."),
+    },
+    "mqtt sessions": {
+        "connected": _now("mqtt_lasting_connections", "MQTT connections where sessions may outlive them."),
+        "resumed": _total("mqtt_sessions_resumed", "MQTT sessions that went on with a new connection."),
+        "expired": _total("mqtt_sessions_expired", "MQTT sessions whose time has passed."),
+        "deliveries_dropped": _total("mqtt_deliveries_dropped", "Deliveries that MQTT sessions have lost."),
+    },
     "feeds": {
         "subscribers": _now("feed_subscribers", "Subscribers of live feeds."),
         "messages_offered": _total("feed_messages_offered", "Messages that were offered to subscribers."),

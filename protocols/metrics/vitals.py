@@ -57,6 +57,11 @@ class Vitals:
         """Every listener was opened, except for those in `closed`, each with the reason."""
         self._closed = closed
 
+    @property
+    def closed(self) -> Mapping[str, str]:
+        """The listeners that could not be opened, each with the reason."""
+        return self._closed or {}
+
     async def problem(self) -> str:
         """Why the daemon is not ready; empty when it is (reference 27.11)."""
         if self.core.life.stopping.is_set():

@@ -1,21 +1,54 @@
-"""Refusals on MQTT: CONNACK return codes, and messages on the errors topic (reference 16.2, 16.4)."""
+"""Refusals on MQTT: reason codes, and messages on the errors topic (reference 16.2, 16.4)."""
+
+from typing import Final
 
 import msgspec
 
-from broker.errors import DeviceNotFound, DomainError, Unauthorized
+from broker.errors import (
+    BadRequest,
+    DeviceNotFound,
+    DomainError,
+    Unauthorized,
+    ValidationFailed,
+)
 from broker.ids import new_id
 from broker.limits.refusals import RateLimitExceeded
-from protocols.mqtt.packets import ReturnCode
+from broker.routing.connections import CloseReason
+from protocols.mqtt.answers import Reason
+from protocols.mqtt.packets import ReasonCode
 from protocols.refusals import device_text, rate_members
 
+#: Why the broker ends a connection, for peers that speak 5.0.
+CLOSE_CODES: Final = {
+    CloseReason.REPLACED: ReasonCode.SESSION_TAKEN_OVER,
+    CloseReason.TOKEN_REVOKED: ReasonCode.NOT_AUTHORIZED,
+    CloseReason.DEVICE_DISABLED: ReasonCode.ADMINISTRATIVE_ACTION,
+    CloseReason.PERMISSION_REMOVED: ReasonCode.NOT_AUTHORIZED,
+    CloseReason.SHUTDOWN: ReasonCode.SERVER_SHUTTING_DOWN,
+}
 
-def connack_code(error: DomainError) -> ReturnCode:
-    """The return code: 4 for wrong credentials, 5 for valid ones without permission, 3 for all other refusals."""
+
+def connect_reason(error: DomainError) -> Reason:
+    """Why a CONNECT is refused. Version 3 has return code 4 for wrong credentials, 5 for valid ones without permission,
+    and 3 for all other refusals."""
     if isinstance(error, Unauthorized | DeviceNotFound):  # the device may have gone while it was looked up
-        return ReturnCode.BAD_CREDENTIALS
-    if error.status == 403:
-        return ReturnCode.NOT_AUTHORIZED
-    return ReturnCode.SERVER_UNAVAILABLE
+        return Reason(ReasonCode.BAD_CREDENTIALS)
+    if isinstance(error, RateLimitExceeded):
+        return Reason(ReasonCode.QUOTA_EXCEEDED, device_text(error))
+    return Reason(ReasonCode.NOT_AUTHORIZED if error.status == 403 else ReasonCode.SERVER_UNAVAILABLE)
+
+
+def publish_reason(error: DomainError) -> Reason:
+    """Why a PUBLISH was refused (reference 16.3)."""
+    if isinstance(error, BadRequest | ValidationFailed):
+        code = ReasonCode.PAYLOAD_FORMAT_INVALID
+    elif error.status in {413, 429}:
+        code = ReasonCode.QUOTA_EXCEEDED
+    elif error.status == 403:
+        code = ReasonCode.NOT_AUTHORIZED
+    else:
+        code = ReasonCode.IMPLEMENTATION_SPECIFIC
+    return Reason(code, device_text(error))
 
 
 def error_message(error: DomainError) -> bytes:

@@ -4,37 +4,58 @@ No method of the hot path waits: packets go to `Ingest` in the order of their ar
 each read from the socket, one callback acknowledges all its messages once they are durable.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from broker.devices.registry import Device
-from broker.envelope import Action
 from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
+from broker.topics.space import SERVICE, TopicSpace
+from broker.topics.tree import is_topic
 from broker.trace.refusals import Refusals
-from config.limits import MAX_DATA_BYTES
-from protocols.mqtt.encoding import encode_pubacks, encode_publish, encode_suback
-from protocols.mqtt.errors import error_message
-from protocols.mqtt.packets import SUBSCRIPTION_REFUSED, Packet, ProtocolError, Publish, RequestedFilter
+from config.limits import MAX_DATA_BYTES, MQTT_TOPIC_ALIASES
+from protocols.mqtt.answers import Reason, Reasons
+from protocols.mqtt.deliveries import Deliveries
+from protocols.mqtt.errors import CLOSE_CODES, publish_reason
+from protocols.mqtt.messages import message_of, message_of_will, with_topic
+from protocols.mqtt.packets import (
+    MQTT_5,
+    Packet,
+    ProtocolError,
+    Publish,
+    PublishWithProperties,
+    ReasonCode,
+    Subscribe,
+    Unsubscribe,
+    Will,
+    weight_of,
+)
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import (
+    RECEIVE_MAXIMUM,
+    DeliveryAnswered,
     MqttSession,
+    PeerLeft,
     PingReceived,
     PublishReceived,
+    PublishReleased,
     SessionEvent,
     SubscribeRequested,
-    Unsubscribed,
+    UnsubscribeRequested,
 )
 from protocols.outbox import Outbox
-from protocols.refusals import PublishForbidden, SubscribeForbidden
+from protocols.refusals import PublishForbidden, SubscribeForbidden, device_text
 
 # Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
 # the journal. This limit bounds the messages of one connection that wait while the store is slow.
 MAX_UNACKNOWLEDGED = 20_000
+# With more deliveries of one message, each counts as a frame of overhead of the device that has published it.
+_FAN_OUT = 16
 
 
 class MqttExchange:
@@ -45,19 +66,24 @@ class MqttExchange:
     """
 
     __slots__ = (
-        "_actions_topics",
+        "_aliases",
+        "_answers",
         "_device",
         "_end",
-        "_errors_topics",
+        "_goes_on",
         "_ingest",
         "_meter",
         "_outbox",
         "_own_topics",
+        "_reasons",
+        "_receive_maximum",
         "_received",
         "_rooms",
-        "_sends_bare_actions",
         "_session",
+        "_space",
+        "_stored",
         "_unacknowledged",
+        "deliveries",
         "pace",
     )
 
@@ -75,16 +101,20 @@ class MqttExchange:
         self._device = device
         self._meter = meter
         self._session = session
+        self._answers = session.answers
         self._outbox = outbox
         self._end = end
         topic = f"v1.1/messages/{device.id}".encode()
         self._own_topics = (topic, b"/" + topic)
-        # Subscriptions as the client wrote them. Of two forms of one topic, deliveries go to the later one.
-        self._actions_topics: list[bytes] = []
-        self._errors_topics: list[bytes] = []
-        self._sends_bare_actions = rooms.core.settings.mqtt.action_payload == "array"
-        self._received: list[bytes] = []  # QoS 2 messages of this read
+        self.deliveries = Deliveries(rooms, device, session, outbox, end)
+        self._stored: list[bytes] = []  # QoS 1 messages of this turn
+        self._received: list[bytes] = []  # QoS 2 messages of this turn
+        self._reasons: dict[bytes, Reason] | None = None  # why some of them were refused, for a peer that is told
         self._unacknowledged = 0  # messages whose acknowledgement waits for the commit
+        self._receive_maximum = RECEIVE_MAXIMUM if session.level == MQTT_5 else math.inf  # version 3 has none
+        self._space = rooms.topics.space
+        self._aliases: dict[int, bytes] = {}
+        self._goes_on = True  # until the device floods
         self.pace: Pace = rooms.limits.overhead.pace()
 
     def handle(self, packets: Sequence[Packet]) -> None:
@@ -93,42 +123,57 @@ class MqttExchange:
         is_open = session.is_open
         if not is_open:  # the broker has ended it meanwhile
             return
-        stored: list[bytes] = []
+        stored = self._stored
         self._outbox.cork()
         for packet in packets:
             if type(packet) is Publish and packet.qos < 2:
-                self._publish(packet.topic, packet.payload)
+                self._publish(packet)
                 if packet.qos:
                     stored.append(packet.packet_id)
             elif not self._receive(packet):
                 break
         self._outbox.uncork()
-        received, self._received = self._received, []
-        if stored or received:
+        if stored or self._received:
+            received, reasons = self._received, self._reasons
+            self._stored, self._received, self._reasons = [], [], None
             self._unacknowledged += len(stored) + len(received)
-            self._ingest.after_commit(partial(self._acknowledge, stored, received))
+            self._ingest.after_commit(partial(self._acknowledge, stored, received, reasons))
+            if self._unacknowledged > self._receive_maximum:
+                self._fail(ProtocolError("over the receive maximum", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))
 
     def _receive(self, packet: Packet) -> bool:
         """Process a packet that is not of the hot path. Returns whether the connection goes on."""
         session = self._session
         overhead = session.overhead
+        if weight := weight_of(packet):
+            self.pace.spend(weight)
         try:
             events = session.receive(packet)
+            events = tuple(map(self._checked, events))
         except ProtocolError as fault:
-            note_fault(self._rooms.core.refusals, fault)
-            self._end()
+            self._fail(fault)
             return False
         self._outbox.put(session.take_output())
-        overhead = session.overhead - overhead
+        refusal = self._spend_overhead(session.overhead - overhead)
+        for event in events:
+            self._answer(event, refusal)
+        return self._goes_on and not session.is_closed
+
+    def _spend_overhead(self, overhead: int) -> RateLimitExceeded | None:
+        """Count and pace packets that no message comes of; a flood of them ends the connection."""
         refusal = self._count(overhead)
         if refusal is not None and self.pace.floods(overhead):
             about = f"{refusal}; the connection is closed"
             self._rooms.core.refusals.note("mqtt_rate_refused", reason=about, caller=f"device {self._device.id}")
+            self._session.part(Reason(ReasonCode.MESSAGE_RATE_TOO_HIGH, about))
+            self._goes_on = False
             self._end()
-            return False
-        for event in events:
-            self._answer(event, refusal)
-        return not session.is_closed
+        return refusal
+
+    def _fail(self, fault: ProtocolError) -> None:
+        note_fault(self._rooms.core.refusals, fault)
+        self._session.fail(fault)
+        self._end()
 
     def _count(self, overhead: int) -> RateLimitExceeded | None:
         """Count a packet that is no message; `overhead` is 0 for one that belongs to a message (reference 21.1)."""
@@ -158,99 +203,134 @@ class MqttExchange:
         with suppress(StorageUnavailable):  # `_acknowledge` gets it, too
             await self._ingest.wait_committed()
 
-    def _publish(self, topic: bytes, payload: bytes) -> None:
-        device = self._device
+    def _publish(self, packet: Publish) -> None:
+        device, payload = self._device, packet.payload
         try:
             if self._meter is not None:  # also for messages that are refused
                 self._meter.count()
-            if topic not in self._own_topics:
-                raise PublishForbidden
+            if packet.topic not in self._own_topics:
+                self._publish_openly(packet)
+                return
             if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT, the size of the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
             if self._ingest.submit(device, payload) == self._ingest.failed_position:
                 self._tell_lost()
         except DomainError as error:
-            self.pace.spend()
-            self._ingest.refused.note(device, error)
-            self._tell(error)
+            self._refuse(packet, error)
+
+    def _publish_openly(self, packet: Publish) -> None:
+        """Publish in the open topic space. Raises PublishForbidden, BadRequest, TooManyRetained."""
+        space = self._space
+        if space is None or packet.topic.startswith(SERVICE) or not is_topic(packet.topic):
+            raise PublishForbidden
+        if not self._rooms.topics.access.may_publish(self._device, packet.topic):
+            raise PublishForbidden
+        reached = space.publish(message_of(packet, self._rooms.core.clock.now_ms()), self._device.key)
+        if reached > _FAN_OUT:
+            self.pace.spend(reached)
+
+    def _refuse(self, packet: Publish, error: DomainError) -> None:
+        self.pace.spend()
+        self._ingest.refused.note(self._device, error)
+        self.deliveries.tell(error)
+        if packet.qos:
+            reason = publish_reason(error)
+            if b"+" in packet.topic or b"#" in packet.topic:
+                reason = Reason(ReasonCode.TOPIC_NAME_INVALID, reason.text)
+            self._reasons = self._reasons or {}
+            self._reasons[packet.packet_id] = reason
+
+    def _checked(self, event: SessionEvent) -> SessionEvent:
+        """The event, with the topic that a topic alias stands for. Raises ProtocolError for what a peer that speaks 5.0
+        must not ask for, because the CONNACK said so."""
+        match event:
+            case PublishReceived(packet=PublishWithProperties(properties=properties) as packet):
+                if (alias := properties.topic_alias) is None:
+                    return event
+                if self._space is None or alias > MQTT_TOPIC_ALIASES:
+                    raise ProtocolError("a topic alias over the maximum", code=ReasonCode.TOPIC_ALIAS_INVALID)
+                topic = self._aliases[alias] = packet.topic or self._aliases.get(alias, b"")
+                if not topic:
+                    raise ProtocolError("a topic alias that stands for nothing", code=ReasonCode.TOPIC_ALIAS_INVALID)
+                return PublishReceived(packet=with_topic(packet, topic))
+            case SubscribeRequested(packet=packet) if packet.properties.subscription_ids and self._space is None:
+                code = ReasonCode.SUBSCRIPTION_IDS_NOT_SUPPORTED
+                raise ProtocolError("a subscription identifier, and none is taken", code=code)
+            case _:
+                return event
 
     def _answer(self, event: SessionEvent, refusal: RateLimitExceeded | None) -> None:
         match event:
-            case PublishReceived(topic=topic, payload=payload, packet_id=packet_id):
-                self._publish(topic, payload)
-                self._received.append(packet_id)
-            case SubscribeRequested(packet_id=packet_id, filters=filters):
-                self._subscribe(packet_id, filters, refusal)
-            case Unsubscribed(filters=topics):
-                for topic in topics:
-                    self._forget(topic)
+            case PublishReceived(packet=packet):
+                self._publish(packet)
+                if packet.qos == 2:
+                    self._received.append(packet.packet_id)
+                    # When a message was refused, and the device is told so, its packet id is free again.
+                    if self._session.level != MQTT_5 or packet.packet_id not in (self._reasons or {}):
+                        self.deliveries.received(packet.packet_id)
+                elif packet.qos:
+                    self._stored.append(packet.packet_id)
+            case SubscribeRequested(packet=packet):
+                self._subscribe(packet, refusal)
+            case UnsubscribeRequested(packet=packet):
+                self._unsubscribe(packet)
+            case DeliveryAnswered(packet=packet):
+                if not self.deliveries.answered(packet):
+                    self._spend_overhead(1)
+            case PublishReleased(packet_id=packet_id):
+                self.deliveries.released(packet_id)
             case PingReceived():
                 self._rooms.devices.presence.touch(self._device.key)
-            case _:  # PeerLeft; events of CONNECT cannot come any more
+            case PeerLeft(will=will, session_expiry=seconds):
+                if seconds is not None:
+                    self.deliveries.expire(seconds)
+                self._speak(will)
+            case _:  # events of CONNECT cannot come any more
                 pass
 
-    def _subscribe(
-        self, packet_id: bytes, filters: Sequence[RequestedFilter], refusal: RateLimitExceeded | None
-    ) -> None:
-        """Grant QoS 0, whatever was asked for (reference 16.3)."""
+    def _subscribe(self, packet: Subscribe, refusal: RateLimitExceeded | None) -> None:
+        """Answer each filter with the granted QoS, or with the reason of its refusal (reference 16.3)."""
         if refusal is not None:
-            self._outbox.put(encode_suback(packet_id, [SUBSCRIPTION_REFUSED] * len(filters)))
-            self._tell(refusal)
+            codes = [ReasonCode.QUOTA_EXCEEDED] * len(packet.filters)
+            self._outbox.put(self._answers.suback(packet.packet_id, codes, device_text(refusal)))
+            self.deliveries.tell(refusal)
             return
-        codes = []
-        for topic, _ in filters:
-            topics = self._subscriptions_like(topic)
-            if topics is not None:
-                self._forget(topic)
-                topics.append(topic)
-            codes.append(SUBSCRIPTION_REFUSED if topics is None else 0)
-        self._outbox.put(encode_suback(packet_id, codes))
-        for _ in range(codes.count(SUBSCRIPTION_REFUSED)):
-            self._tell(SubscribeForbidden())
+        subscription_id = (*packet.properties.subscription_ids, 0)[0]
+        granted = [self.deliveries.subscribe(requested, subscription_id) for requested in packet.filters]
+        refused = sum(code >= ReasonCode.UNSPECIFIED for code in granted)
+        text = str(SubscribeForbidden()) if refused else ""
+        self._outbox.put(self._answers.suback(packet.packet_id, granted, text))
+        for _ in range(refused):
+            self.deliveries.tell(SubscribeForbidden())
+        if cost := self.deliveries.send_due():
+            self.pace.spend(cost)
 
-    def _forget(self, topic: bytes) -> None:
-        topics = self._subscriptions_like(topic)
-        if topics and topic in topics:
-            topics.remove(topic)
+    def _unsubscribe(self, packet: Unsubscribe) -> None:
+        codes = [self.deliveries.unsubscribe(topic) for topic in packet.filters]
+        self._outbox.put(self._answers.unsuback(packet.packet_id, codes))
 
-    def _subscriptions_like(self, topic: bytes) -> list[bytes] | None:
-        """The list that holds subscriptions to this topic; None when the device may not subscribe to it."""
-        kind, _, device_id = topic.removeprefix(b"/").rpartition(b"/")
-        if device_id != self._device.id.encode():
-            return None
-        return {b"v1.1/actions": self._actions_topics, b"v1.1/errors": self._errors_topics}.get(kind)
-
-    def _acknowledge(self, stored: list[bytes], received: list[bytes], error: StorageUnavailable | None) -> None:
+    def _acknowledge(
+        self, stored: list[bytes], received: list[bytes], reasons: Reasons | None, error: StorageUnavailable | None
+    ) -> None:
         """The messages of one turn are durable: acknowledge them. After an error, end the connection without that."""
         self._unacknowledged -= len(stored) + len(received)
         if error is not None:
+            self._session.part(Reason(ReasonCode.UNSPECIFIED, "nothing can be stored"))
             self._end()
             return
-        answer = encode_pubacks(stored)
+        answer = self._answers.pubacks(stored, reasons)
         if received:
-            answer += self._session.acknowledge_received(received)
+            answer += self._session.acknowledge_received(received, reasons)
         self._outbox.put(answer)
 
     def _tell_lost(self) -> None:
         """The latest message is stored as a failed one (reference 9.7)."""
         if (lost := self._ingest.nothing_remained(self._device)) is not None:
-            self._tell(lost)
-
-    def _tell(self, error: DomainError) -> None:
-        if self._errors_topics and self._outbox.has_room:
-            self._outbox.put(encode_publish(self._errors_topics[-1], error_message(error)))
-
-    def deliver(self, action: Action) -> bool:
-        """Send an Action to the device; False when it has not subscribed to Actions or does not keep up."""
-        if not self._actions_topics:
-            return False
-        payload = action.data
-        if self._sends_bare_actions:
-            payload = payload.removeprefix('{"actions":').removesuffix("}")
-        return self._outbox.offer(encode_publish(self._actions_topics[-1], payload.encode()))
+            self.deliveries.tell(lost)
 
     def close(self, reason: CloseReason) -> None:
         """The broker ends the connection."""
+        self._session.part(Reason(CLOSE_CODES[reason], reason.value))
         # The will is stored here, so that it comes before the first message of a newer connection.
         may_speak = reason in {CloseReason.REPLACED, CloseReason.SHUTDOWN}
         self.leave(may_speak=may_speak)
@@ -259,9 +339,29 @@ class MqttExchange:
     def leave(self, *, may_speak: bool = True) -> None:
         """The connection has ended: publish the will, unless the peer has sent DISCONNECT or `may_speak` is False."""
         for event in self._session.connection_lost():
-            # reference 16.2: a will to any other topic than the device's own is accepted and dropped.
-            if may_speak and event.will is not None and event.will.topic in self._own_topics:
-                self._publish(event.will.topic, event.will.payload)
+            self._speak(event.will if may_speak else None)
+        self.deliveries.leave()
+
+    def _speak(self, will: Will | None) -> None:
+        """Publish a will. One to a topic that the device may not publish to is dropped (reference 16.2)."""
+        if will is None:
+            return
+        if will.topic in self._own_topics:
+            publish = partial(self._publish, Publish(will.topic, will.payload, b"", 0, 0x30))
+        elif self._space is not None and is_topic(will.topic) and not will.topic.startswith(SERVICE):
+            publish = partial(self._publish_will, self._space, will)
+        else:
+            return
+        if not self.deliveries.speak_later(will.properties.will_delay or 0, publish):
+            publish()
+
+    def _publish_will(self, space: TopicSpace, will: Will) -> None:
+        with suppress(DomainError):  # there is nobody to tell
+            if self._meter is not None:
+                self._meter.count()
+            if not self._rooms.topics.access.may_publish(self._device, will.topic):
+                raise PublishForbidden
+            space.publish(message_of_will(will, self._rooms.core.clock.now_ms()), self._device.key)
 
 
 def note_fault(refusals: Refusals, fault: ProtocolError) -> None:

@@ -3,11 +3,13 @@
 from typing import Protocol
 
 from broker.core import Core
+from broker.device_sessions.room import DeviceSessionsRoom
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.room import MessagesRoom
 from broker.registration.room import RegistrationRoom
 from broker.routing.room import RoutingRoom
+from broker.topics.room import TopicsRoom
 
 
 class MqttRooms(Protocol):
@@ -27,6 +29,12 @@ class MqttRooms(Protocol):
 
     @property
     def messages(self) -> MessagesRoom: ...
+
+    @property
+    def device_sessions(self) -> DeviceSessionsRoom: ...
+
+    @property
+    def topics(self) -> TopicsRoom: ...
 
     @property
     def routing(self) -> RoutingRoom: ...

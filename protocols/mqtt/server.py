@@ -17,13 +17,15 @@ from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel
 from broker.trace.origin import concerning
-from config.limits import MQTT_CONNECT_SECONDS
+from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
 from protocols.listeners import Entrance, end_gently, sender_at_once, serve_tcp
+from protocols.mqtt.answers import Reason
 from protocols.mqtt.decoding import PacketReader
-from protocols.mqtt.errors import connack_code
+from protocols.mqtt.errors import connect_reason
 from protocols.mqtt.exchange import MqttExchange, note_fault
-from protocols.mqtt.packets import Packet, ProtocolError
+from protocols.mqtt.negotiation import keep_alive
+from protocols.mqtt.packets import Connect, Packet, ProtocolError, ReasonCode
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.outbox import Outbox
@@ -76,6 +78,7 @@ async def serve_mqtt_connection(rooms: MqttRooms, stream: trio.abc.Stream) -> No
 class _Connection:
     __slots__ = (
         "_exchange",
+        "_fault",
         "_has_peer",
         "_is_over",
         "_outbox",
@@ -89,11 +92,14 @@ class _Connection:
     def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream) -> None:
         self._rooms = rooms
         self._stream = stream
-        self._reader = PacketReader()
+        # In the open topic space, each packet may become many deliveries.
+        is_open = rooms.topics.space is not None
+        self._reader = PacketReader(packets_per_turn=OPEN_PACKETS_PER_TURN if is_open else PACKETS_PER_TURN)
         self._session = MqttSession()
         self._outbox = Outbox(stream.send_all, send_now=sender_at_once(stream))
         self._scope = trio.CancelScope()  # of the waits for the peer's packets
         self._exchange: MqttExchange | None = None  # once the device is known
+        self._fault: ProtocolError | None = None
         self._has_peer = True
         self._is_over = False  # the peer has closed or broken the protocol
 
@@ -109,7 +115,7 @@ class _Connection:
                 admitted = await self._authenticate(offered) if offered is not None else None
                 unauthenticated.cancel()
                 if offered is not None and admitted is not None:
-                    await self._serve(*admitted, packets, offered.keep_alive_seconds * 1.5 or math.inf)
+                    await self._serve(*admitted, packets, offered.packet)
             await self._say_goodbye()
             nursery.cancel_scope.cancel()
 
@@ -133,13 +139,15 @@ class _Connection:
             return self._reader.feed(received)
         except ProtocolError as fault:
             note_fault(self._rooms.core.refusals, fault)
-            self._is_over = True
+            self._is_over, self._fault = True, fault
             return fault.packets  # the packets before the fault are processed
 
     async def _receive_connect(self) -> tuple[CredentialsOffered | None, Sequence[Packet]]:
         """The credentials of the peer's CONNECT, and the packets that came with it; None for any other first packet."""
         while not (packets := await self._receive()):
             if self._is_over:
+                if self._fault is not None:
+                    self._session.fail(self._fault)
                 return None, ()
         try:
             (event,) = self._session.receive(packets[0])
@@ -162,7 +170,7 @@ class _Connection:
             return device, caller
         except (DomainError, StoreError) as error:
             refusal = refusal_for(error)
-            self._outbox.put(self._session.refuse(connack_code(refusal)))
+            self._outbox.put(self._session.refuse(connect_reason(refusal)))
             await self._note_refusal(refusal, offered.device_id)
             return None
 
@@ -174,7 +182,7 @@ class _Connection:
                 concerning((await self._rooms.devices.registry.find(device_id)).id)
         note_refusal(refusals, "mqtt", refusal)
 
-    async def _serve(self, device: Device, caller: Caller, packets: Sequence[Packet], silence_seconds: float) -> None:
+    async def _serve(self, device: Device, caller: Caller, packets: Sequence[Packet], connect: Connect) -> None:
         structlog.contextvars.bind_contextvars(device=device.id)
         caller.act()
         exchange = self._exchange = MqttExchange(
@@ -190,14 +198,28 @@ class _Connection:
             protocol="MQTT",
             token=caller.token,
             exclusive=True,
-            deliver=exchange.deliver,
+            deliver=exchange.deliveries.deliver,
             close=exchange.close,
         ):
-            self._outbox.put(self._session.accept())
+            settings = self._rooms.core.settings.mqtt
             try:
-                await self._read_on(exchange, packets, silence_seconds)
+                if not await self._begin(exchange, connect):
+                    return
+                await self._read_on(exchange, packets, keep_alive(connect, settings) * 1.5 or math.inf)
             finally:
+                if trio.current_time() >= self._scope.deadline:
+                    self._session.part(Reason(ReasonCode.KEEP_ALIVE_TIMEOUT))
                 exchange.leave()
+
+    async def _begin(self, exchange: MqttExchange, connect: Connect) -> bool:
+        """Accept the connection, with its session; False when it cannot be."""
+        try:
+            await exchange.deliveries.begin(connect)
+        except StoreError as error:
+            if not self._session.is_closed:
+                self._outbox.put(self._session.refuse(connect_reason(refusal_for(error))))
+            return False
+        return self._session.is_open
 
     async def _read_on(self, exchange: MqttExchange, packets: Sequence[Packet], silence_seconds: float) -> None:
         ingest, outbox, scope = self._rooms.messages.ingest, self._outbox, self._scope
@@ -205,6 +227,8 @@ class _Connection:
         while True:
             exchange.handle(packets)
             if self._is_over or self._session.is_closed:
+                if self._fault is not None:
+                    self._session.fail(self._fault)
                 return
             if not (ingest.has_room and outbox.has_room and exchange.has_room):
                 scope.deadline = math.inf  # no time limit while the server does not read
@@ -225,6 +249,8 @@ class _Connection:
         if self._exchange is not None:
             await self._exchange.wait_acknowledged()
         with trio.move_on_after(_GOODBYE_SECONDS):
+            if self._has_peer:
+                self._outbox.put(self._session.farewell)
             await self._outbox.wait_empty()
             if self._has_peer:
                 await end_gently(self._stream)

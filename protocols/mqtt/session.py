@@ -2,7 +2,8 @@
 
 A session waits for CONNECT, then for the server's verdict on the credentials; then it is open until one side ends it.
 `_ACCEPTED_IN` has the packets that each state accepts. Any other packet raises `ProtocolViolation` and changes nothing;
-the server then closes the connection, because version 3 has no other way to report an error.
+the server then calls `fail` and closes the connection. A peer that speaks 5.0 is told the reason in `farewell`, its
+last packet; version 3 has no way to report an error.
 
 How the server loop uses it, with one reader task per connection:
 
@@ -23,7 +24,8 @@ How the server loop uses it, with one reader task per connection:
 
 - `is_open` is read once for each batch, and after every packet that went through `receive`. A client may send PUBLISH
   directly after its CONNECT; the loop awaits the verdict before it goes on to the next packet.
-- QoS 1: the server collects the packet ids of a commit and sends `encode_pubacks(ids)`; the session is not involved.
+- QoS 1: the server collects the packet ids of a commit and sends `answers.pubacks(ids)`; the session is not involved,
+  unless the message has properties.
 - QoS 2: `receive` returns `PublishReceived` for a new packet id only. After the commit, or after a refusal, which is
   acknowledged, too, the server sends `acknowledge_received(ids)`, the PUBRECs, in the order of the messages
   [MQTT-4.6.0-3]. A message that could not be stored is never acknowledged: the server ends the connection, and the
@@ -37,8 +39,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import assert_never
 
-from .encoding import PINGRESP, encode_connack, encode_pubcomp, encode_pubrec, encode_pubrecs, encode_unsuback
-from .packets import (
+from protocols.mqtt.answers import Answers, Answers3, Reason, Reasons, answers_for
+from protocols.mqtt.encoding import PINGRESP, encode_connack_5
+from protocols.mqtt.packets import (
+    MQTT_5,
+    Auth,
     Connect,
     Disconnect,
     Packet,
@@ -49,15 +54,16 @@ from .packets import (
     Publish,
     PubRec,
     PubRel,
-    RequestedFilter,
-    ReturnCode,
+    ReasonCode,
     Subscribe,
     Unsubscribe,
     UnsupportedConnect,
     Will,
 )
+from protocols.mqtt.values import NO_PROPERTIES, Properties
 
-# Version 3 cannot tell a client how many QoS 2 messages may be unacknowledged. No client needs as many as this.
+# Version 3 cannot tell a client how many QoS 2 messages may be unacknowledged. No client needs as many as this. In 5.0,
+# messages of QoS 1 count, too.
 RECEIVE_MAXIMUM = 1000
 
 
@@ -68,6 +74,7 @@ class MqttSessionState(Enum):
     CLOSED = auto()
 
 
+@dataclass(eq=False)
 class ProtocolViolation(ProtocolError):
     """A well-formed packet that the state does not allow. It changed nothing."""
 
@@ -79,42 +86,49 @@ class ProtocolViolation(ProtocolError):
 class CredentialsOffered:
     """The server must call `accept` or `refuse`. A credential that is missing or is not UTF-8 never matches."""
 
-    level: int
-    client_id: str
     device_id: str
     token: str
-    keep_alive_seconds: int
-    will: Will | None
+    packet: Connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnsupportedLevelRefused:
+class ConnectRefused:
     """The CONNACK is in the output; send it and close."""
 
-    level: int
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReceived:
-    topic: bytes
-    payload: bytes
-    qos: int
-    packet_id: bytes
+    packet: Publish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribeRequested:
-    """The server answers with `encode_suback`, one return code per filter."""
+    """The server answers with `answers.suback`, one code per filter."""
 
-    packet_id: bytes
-    filters: tuple[RequestedFilter, ...]
+    packet: Subscribe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsubscribed:
-    """The UNSUBACK is in the output; nothing for these topics may follow it [MQTT-3.10.4-2]."""
+class UnsubscribeRequested:
+    """The server answers with `answers.unsuback`; nothing for these topics may follow it [MQTT-3.10.4-2]."""
 
-    filters: tuple[bytes, ...]
+    packet: Unsubscribe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryAnswered:
+    """PUBACK, PUBREC or PUBCOMP, which may answer nothing."""
+
+    packet: PubAck | PubRec | PubComp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReleased:
+    """A message of QoS 2 is complete. When that is durable, the server sends PUBCOMP."""
+
+    packet_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +138,22 @@ class PingReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLeft:
-    """The end, reported once. `will` is the message to publish now, None after DISCONNECT."""
+    """The end, reported once. `will` is the message to publish now, None after DISCONNECT. `session_expiry` is how long
+    the session outlives the connection, when a DISCONNECT of 5.0 says that."""
 
     is_clean: bool
     will: Will | None = None
+    session_expiry: int | None = None
 
 
 SessionEvent = (
     CredentialsOffered
-    | UnsupportedLevelRefused
+    | ConnectRefused
     | PublishReceived
     | SubscribeRequested
-    | Unsubscribed
+    | UnsubscribeRequested
+    | DeliveryAnswered
+    | PublishReleased
     | PingReceived
     | PeerLeft
 )
@@ -161,16 +179,35 @@ _ACCEPTED_IN: dict[type[Packet], MqttSessionState] = {
     PingRequest: MqttSessionState.OPEN,
     Disconnect: MqttSessionState.OPEN,
 }
+# `Auth` is accepted in no state: there is no authentication method.
 
 
 class MqttSession:
     """The state of one MQTT connection, without socket, clock and router."""
 
-    __slots__ = ("_level", "_out", "_receive_maximum", "_unreleased", "_will", "overhead", "state")
+    __slots__ = (
+        "_out",
+        "_receive_maximum",
+        "_session_expiry",
+        "_unreleased",
+        "_will",
+        "answers",
+        "farewell",
+        "is_lasting",
+        "level",
+        "overhead",
+        "state",
+    )
 
     def __init__(self, *, receive_maximum: int = RECEIVE_MAXIMUM) -> None:
         self.state = MqttSessionState.AWAITING_CONNECT
-        self._level = 0
+        #: The words of the peer's version, known since its CONNECT.
+        self.answers: Answers = Answers3()
+        #: The last packet to the peer, which says why the server ends the connection; empty when nothing can be said.
+        self.farewell = b""
+        self.level = 0
+        self.is_lasting = False
+        self._session_expiry = 0
         self._will: Will | None = None
         self._receive_maximum = receive_maximum
         self._unreleased: dict[bytes, bool] = {}  # QoS 2 packet id: whether its PUBREC has been sent
@@ -188,7 +225,7 @@ class MqttSession:
         return self.state is MqttSessionState.CLOSED
 
     def statistics(self) -> MqttSessionStatistics:
-        return MqttSessionStatistics(self.state, self._level, len(self._unreleased))
+        return MqttSessionStatistics(self.state, self.level, len(self._unreleased))
 
     def receive(self, packet: Packet) -> tuple[SessionEvent, ...]:
         """Process a packet; return its events. Answers that need no decision go to the output.
@@ -196,58 +233,80 @@ class MqttSession:
         Raises:
             ProtocolViolation: the state does not allow this packet.
         """
-        if _ACCEPTED_IN[type(packet)] is not self.state:
+        kind: type[Packet] = Publish if isinstance(packet, Publish) else type(packet)
+        if _ACCEPTED_IN.get(kind) is not self.state:
             raise self._misplaced(packet)
         match packet:
             case Publish():
                 return self._receive_publish(packet)
             case PubRel(packet_id):
-                self._release(packet_id)
-                return ()
+                return self._release(packet_id)
             case PubAck() | PubRec() | PubComp():
-                # The server delivers with QoS 0, so these answer nothing. Version 3 names no error for that.
-                self.overhead += 1
-                return ()
+                return (DeliveryAnswered(packet=packet),)
             case PingRequest():
                 self.overhead += 1
                 self._out += PINGRESP
                 return (PingReceived(),)
-            case Subscribe(packet_id, filters):
-                self.overhead += len(filters)
-                return (SubscribeRequested(packet_id=packet_id, filters=filters),)
-            case Unsubscribe(packet_id, topics):
-                self.overhead += len(topics)
-                self._out += encode_unsuback(packet_id)
-                return (Unsubscribed(filters=topics),)
+            case Subscribe():
+                self.overhead += len(packet.filters)
+                return (SubscribeRequested(packet=packet),)
+            case Unsubscribe():
+                self.overhead += len(packet.filters)
+                return (UnsubscribeRequested(packet=packet),)
             case Connect():
                 return (self._receive_connect(packet),)
             case UnsupportedConnect(level):
-                self.state = MqttSessionState.CLOSED
-                self._out += encode_connack(ReturnCode.UNACCEPTABLE_PROTOCOL)
-                return (UnsupportedLevelRefused(level=level),)
+                if level > MQTT_5:  # 5.0 is the nearest that there is
+                    self.answers = answers_for(MQTT_5)
+                return (self._refuse_connect(Reason(ReasonCode.UNSUPPORTED_VERSION)),)
             case Disconnect():
-                self.state = MqttSessionState.CLOSED
-                return (PeerLeft(is_clean=True),)  # and its will is discarded [MQTT-3.14.4-3]
+                return (self._receive_disconnect(packet),)
+            case Auth():
+                return ()
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def accept(self) -> bytes:
-        """Open the session; return the CONNACK to send."""
-        self._decide(MqttSessionState.OPEN)
-        return encode_connack(ReturnCode.ACCEPTED)
+    def resume(self, received: Iterable[int]) -> None:
+        """The session outlives its connections. `received` are the packet ids of an earlier connection."""
+        self.is_lasting = True
+        self._unreleased = {packet_id.to_bytes(2): True for packet_id in received}
 
-    def refuse(self, return_code: ReturnCode) -> bytes:
+    def accept(self, properties: Properties = NO_PROPERTIES, *, is_present: bool = False) -> bytes:
+        """Open the session; return the CONNACK to send, with these properties in 5.0. `is_present`: an earlier session
+        goes on."""
+        self._decide(MqttSessionState.OPEN)
+        return self.answers.connack(Reason(ReasonCode.SUCCESS), properties, is_present=is_present)
+
+    def refuse(self, reason: Reason) -> bytes:
         """End the session; return the CONNACK to send before the socket is closed [MQTT-3.2.2-5]."""
-        if return_code is ReturnCode.ACCEPTED:
+        if reason.code < ReasonCode.UNSPECIFIED:
             raise ValueError("a refusal needs a reason")
         self._decide(MqttSessionState.CLOSED)
-        return encode_connack(return_code)
+        return self.answers.connack(reason)
 
-    def acknowledge_received(self, packet_ids: Iterable[bytes]) -> bytes:
-        """Return the PUBRECs for these QoS 2 messages, which are stored now; the ids are in the order of arrival."""
+    def fail(self, fault: ProtocolError) -> None:
+        """The peer has broken the protocol: the farewell names the fault."""
+        if fault.is_of_connect and self.state is MqttSessionState.AWAITING_CONNECT:
+            self.farewell = encode_connack_5(fault.code, Properties(reason_string=str(fault)))
+        else:
+            self.part(Reason(fault.code, str(fault)))
+
+    def part(self, reason: Reason) -> None:
+        """The server ends the connection: the farewell has the reason, unless there is one already."""
+        if self.is_open and not self.farewell:
+            self.farewell = self.answers.disconnect(reason)
+
+    def acknowledge_received(self, packet_ids: Iterable[bytes], reasons: Reasons | None = None) -> bytes:
+        """Return the PUBRECs for these QoS 2 messages, which are stored now; the ids are in the order of arrival.
+
+        `reasons` has those that were refused. In 5.0 they end with that; in version 3 nothing tells them apart.
+        """
         stored = tuple(packet_ids)
         self._unreleased.update(dict.fromkeys(stored, True))
-        return encode_pubrecs(stored)
+        if reasons and self.level == MQTT_5:
+            for packet_id in reasons:
+                self._unreleased.pop(packet_id, None)
+        return self.answers.pubrecs(stored, reasons)
 
     def connection_lost(self) -> tuple[PeerLeft, ...]:
         """The connection has ended, for any reason. Returns no event after a DISCONNECT."""
@@ -262,21 +321,35 @@ class MqttSession:
         output, self._out = self._out, b""
         return output
 
-    def _receive_connect(self, packet: Connect) -> CredentialsOffered:
+    def _receive_connect(self, packet: Connect) -> CredentialsOffered | ConnectRefused:
         # Any client id is taken, also an empty one without clean session (reference 16.2), where
         # [MQTT-3.1.3-8] would have return code 2.
+        self.answers = answers_for(packet.level, packet.properties)
+        if packet.properties.authentication_method is not None:
+            return self._refuse_connect(Reason(ReasonCode.BAD_AUTHENTICATION_METHOD))
         self.state = MqttSessionState.AWAITING_VERDICT
-        self._level = packet.level
+        self.level = packet.level
+        self._session_expiry = packet.properties.session_expiry or 0
         self._will = packet.will
         return CredentialsOffered(
-            level=packet.level,
-            client_id=packet.client_id,
             device_id=packet.user_name or "",
             # A token is hexadecimal text. Other bytes get the replacement character, so that they match no token.
             token=(packet.password or b"").decode(errors="replace"),
-            keep_alive_seconds=packet.keep_alive_seconds,
-            will=packet.will,
+            packet=packet,
         )
+
+    def _refuse_connect(self, reason: Reason) -> ConnectRefused:
+        self.state = MqttSessionState.CLOSED
+        self._out += self.answers.connack(reason)
+        return ConnectRefused(reason=reason)
+
+    def _receive_disconnect(self, packet: Disconnect) -> PeerLeft:
+        if packet.properties.session_expiry and not self._session_expiry:
+            raise ProtocolViolation("DISCONNECT with a session expiry, and CONNECT had none", "MQTT-3.14.2-2")
+        self.state = MqttSessionState.CLOSED
+        # Its will is discarded [MQTT-3.14.4-3], unless a peer that speaks 5.0 has another reason than the usual one.
+        will = self._will if packet.reason != ReasonCode.SUCCESS else None
+        return PeerLeft(is_clean=True, will=will, session_expiry=packet.properties.session_expiry)
 
     def _receive_publish(self, packet: Publish) -> tuple[PublishReceived, ...]:
         if packet.qos == 2:
@@ -286,22 +359,28 @@ class MqttSession:
                 # A repeated message is not published again [MQTT-4.3.3-2]. Its PUBREC is repeated if it was sent.
                 self.overhead += 1
                 if is_acknowledged:
-                    self._out += encode_pubrec(packet_id)
+                    self._out += self.answers.pubrecs((packet_id,), None)
                 return ()
             if len(self._unreleased) >= self._receive_maximum:
-                raise ProtocolViolation(f"more than {self._receive_maximum} QoS 2 messages without PUBREL")
+                raise ProtocolViolation(
+                    f"more than {self._receive_maximum} QoS 2 messages without PUBREL",
+                    code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+                )
             self._unreleased[packet_id] = False
-        return (
-            PublishReceived(topic=packet.topic, payload=packet.payload, qos=packet.qos, packet_id=packet.packet_id),
-        )
+        return (PublishReceived(packet=packet),)
 
-    def _release(self, packet_id: bytes) -> None:
+    def _release(self, packet_id: bytes) -> tuple[SessionEvent, ...]:
         # An id of an earlier connection is unknown here; only PUBCOMP makes the client drop it.
         if self._unreleased.get(packet_id) is False:
             raise ProtocolViolation("PUBREL before PUBREC", "MQTT-4.3.3-1")
+        code = ReasonCode.SUCCESS
         if self._unreleased.pop(packet_id, None) is None:
             self.overhead += 1
-        self._out += encode_pubcomp(packet_id)
+            code = ReasonCode.PACKET_ID_NOT_FOUND
+        elif self.is_lasting:
+            return (PublishReleased(packet_id=packet_id),)
+        self._out += self.answers.pubcomp(packet_id, code)
+        return ()
 
     def _decide(self, verdict: MqttSessionState) -> None:
         if self.state is not MqttSessionState.AWAITING_VERDICT:

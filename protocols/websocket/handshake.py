@@ -19,7 +19,7 @@ from protocols.refusals import note_refusal, rest_refusal_body, rest_refusal_hea
 from protocols.websocket.frames import token_in
 
 #: Where there are WebSockets.
-PATHS: Final = frozenset({"/v1.1/websocket", "/v1.1/live", "/v1.1/events"})
+PATHS: Final = frozenset({"/v1.1/websocket", "/v1.1/live", "/v1.1/events", "/mqtt"})
 
 _TRUE: Final = frozenset({"true", "1"})
 
@@ -31,6 +31,7 @@ class HandshakeRequest:
     path: str  # without a trailing slash
     parameters: dict[str, tuple[str, ...]]
     token: str | None
+    subprotocols: tuple[str, ...] = ()
 
     def value(self, name: str) -> str | None:
         """Of a parameter that was repeated, the last value counts."""
@@ -69,9 +70,9 @@ class Handshake:
         self._path = request.path
         return request
 
-    async def accept(self) -> None:
+    async def accept(self, subprotocol: str | None = None) -> None:
         """Answer 101."""
-        await self._stream.send_all(self._wire.send(AcceptConnection()))
+        await self._stream.send_all(self._wire.send(AcceptConnection(subprotocol=subprotocol)))
 
     async def refuse(self, error: DomainError) -> None:
         """Answer with the status, the headers and the body that REST has for this error."""
@@ -117,4 +118,4 @@ def _parsed(request: Request) -> HandshakeRequest:
         headers = {name: value for name, value in request.extra_headers if name == b"authorization"}
         authorization = headers.get(b"authorization", b"").decode("latin-1")
     token = (token_in(authorization) or "") if authorization.strip() else None
-    return HandshakeRequest(path.rstrip("/"), parameters, token)
+    return HandshakeRequest(path.rstrip("/"), parameters, token, tuple(request.subprotocols))

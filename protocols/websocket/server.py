@@ -6,7 +6,7 @@ one write once they are durable.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
@@ -20,6 +20,7 @@ from broker.device_types.dropped import DroppedField
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import (
+    BadRequest,
     DomainError,
     NotFound,
     PermissionDenied,
@@ -52,6 +53,7 @@ from protocols.websocket.feeds import LiveFeed, encodings, select_live
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake, HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
+from protocols.websocket.tunnel import Tunnel
 from protocols.websocket.wire import encode_frame
 from storage.keys import Position
 from storage.sql import StoreError
@@ -65,7 +67,16 @@ DESTINATIONS_REMEMBERED: Final = 1000
 _log = structlog.get_logger(__name__)
 
 
-async def serve_websocket_connection(rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream) -> None:
+#: The names of MQTT as a subprotocol; the first is that of 3.1.1 and 5.0 [MQTT-6.0.0-3], the second that of 3.1.
+_MQTT_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
+
+#: Serves a protocol on the stream inside a WebSocket.
+Carried = Callable[[trio.abc.Stream], Awaitable[None]]
+
+
+async def serve_websocket_connection(
+    rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream, *, mqtt: Carried | None = None
+) -> None:
     """Serve one connection to its end.
 
     Args:
@@ -73,15 +84,18 @@ async def serve_websocket_connection(rooms: WebSocketRooms, head: bytes, early: 
         head: the whole head of the client's handshake.
         early: what the client has sent behind the head.
         stream: the rest of the connection.
+        mqtt: serves MQTT at its path.
     """
-    connection = await _shake_hands(rooms, head, early, stream)
-    if connection is not None:
+    connection = await _shake_hands(rooms, head, early, stream, carries_mqtt=mqtt is not None)
+    if isinstance(connection, OpenWebSocket):
         await connection.run()
+    elif connection is not None and mqtt is not None:
+        await mqtt(connection)
 
 
 async def _shake_hands(
-    rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream
-) -> OpenWebSocket | None:
+    rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream, *, carries_mqtt: bool
+) -> OpenWebSocket | Tunnel | None:
     handshake = Handshake(head, stream, rooms.core.refusals)
     try:
         request = await handshake.receive()
@@ -89,6 +103,9 @@ async def _shake_hands(
             return None
         try:
             shown = peer_certificate(stream)
+            if carries_mqtt and request.path == "/mqtt":  # who asks is known with the packet CONNECT
+                await handshake.accept(_mqtt_subprotocol(request))
+                return Tunnel(stream, early, rooms.limits.overhead.pace(), shown)
             conversation = await _admit(rooms, request, shown)
             if request.token:
                 await rooms.registration.admission.check_caller(
@@ -103,6 +120,14 @@ async def _shake_hands(
         return OpenWebSocket(rooms, stream, early, conversation)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return None
+
+
+def _mqtt_subprotocol(request: HandshakeRequest) -> str:
+    """The one to serve. Raises BadRequest when none is offered [MQTT-6.0.0-3]."""
+    for name in _MQTT_SUBPROTOCOLS:
+        if name in request.subprotocols:
+            return name
+    raise BadRequest
 
 
 async def _admit(

@@ -8,16 +8,18 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from protocols.mqtt.values import Properties
 from tests.attacks.flooding import flood
 from tests.attacks.measuring import damage_of
 from tests.daemon import Daemon, device_id, device_token, running_daemon
-from tests.protocols.mqtt.peers import PINGREQ, connect, publish, pubrel, subscribe
+from tests.protocols.mqtt.peers import PINGREQ, connect, publish, publish_5, pubrel, subscribe
 
 SECONDS = 4.0
 SOCKETS = 10
 _FOREIGN = [b"a"] * 50
 
 DEVICES = [connect(device_id(number), device_token(number)) for number in range(SOCKETS)]
+DEVICES_5 = [connect(device_id(number), device_token(number), level=5) for number in range(SOCKETS)]
 STRANGERS = [connect(device_id(0), "00" * 16)] * SOCKETS
 
 #: What attacks: the CONNECT of each connection, and the bytes that follow.
@@ -27,6 +29,10 @@ CASES: dict[str, tuple[list[bytes], bytes]] = {
     "devices-subscribe": (DEVICES, subscribe(*_FOREIGN) * 300),
     "devices-subscribe-to-thousands": (DEVICES, subscribe(*[b"a"] * 13_000)),
     "devices-publish-elsewhere": (DEVICES, publish(topic=b"a", payload=b"{}", qos=0) * 10_000),
+    "devices-publish-properties": (
+        DEVICES_5,
+        publish_5(payload=b"{}", qos=0, topic=b"a", properties=Properties(user_properties=(("a", "b"),) * 50)) * 1_000,
+    ),
     "devices-release-nothing": (DEVICES, pubrel(1) * 10_000),
     "strangers-send-with-connect": ([hello + PINGREQ * 30_000 for hello in STRANGERS], PINGREQ * 30_000),
 }

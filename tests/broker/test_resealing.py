@@ -14,6 +14,13 @@ from storage.sealed import SEALED_COLUMNS, SealedColumn, SealedStore
 
 #: Columns of bytes that hold no sealed secret: hashes, marks, certificates, files, numbers, the key of message ids.
 NOT_SEALED = {
+    ("mqtt_delivery", "payload"),  # messages of devices, as in the log
+    ("mqtt_delivery", "properties"),
+    ("mqtt_delivery", "topic"),
+    ("mqtt_retained", "payload"),
+    ("mqtt_retained", "properties"),
+    ("mqtt_retained", "topic"),
+    ("mqtt_subscription", "filter"),
     ("*", "hash"),
     ("*", "code_hash"),
     ("*", "certificate"),

@@ -69,6 +69,7 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
         samples.SCENE: made("POST", "/scenes", json=scene)["id"],
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
         samples.IMAGE: image["updateId"],
+        samples.OID: made("GET", "/developer/organizations")["organizations"][0]["id"],
         samples.UID: ADA,
         samples.AID: DASHBOARD,
         samples.DID: kitchen,

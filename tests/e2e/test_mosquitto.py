@@ -13,7 +13,7 @@ from tests.e2e.conftest import Rest
 from tests.programs import require_program
 
 PATIENCE_SECONDS = 20
-VERSIONS = ["mqttv31", "mqttv311"]
+VERSIONS = ["mqttv31", "mqttv311", "mqttv5"]
 
 
 @pytest.fixture(scope="module")

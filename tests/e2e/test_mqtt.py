@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from paho.mqtt.client import Client, MQTTMessage
@@ -16,21 +16,30 @@ from tests.daemon import ADA, LIGHT_TYPE, Daemon, device_id, device_token
 from tests.e2e.conftest import Rest
 
 PATIENCE_SECONDS = 20
-VERSIONS = [MQTTProtocolVersion.MQTTv31, MQTTProtocolVersion.MQTTv311]
+VERSIONS = [MQTTProtocolVersion.MQTTv31, MQTTProtocolVersion.MQTTv311, MQTTProtocolVersion.MQTTv5]
 NewDevice = Callable[[], int]
 
 
 class PahoDevice:
     """A device on paho, with paho's network thread; received packets wait in queues."""
 
-    def __init__(self, number: int, version: MQTTProtocolVersion, *, token: str | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        version: MQTTProtocolVersion,
+        *,
+        token: str | None = None,
+        transport: Literal["tcp", "websockets"] = "tcp",
+    ) -> None:
         self.number = number
         self.id = device_id(number)
         self.connacks: queue.Queue[int] = queue.Queue()
         self.ends: queue.Queue[int] = queue.Queue()
         self.heard: queue.Queue[tuple[str, bytes]] = queue.Queue()
         self._subacks: queue.Queue[list[int]] = queue.Queue()
-        self.client = Client(CallbackAPIVersion.VERSION2, protocol=version, reconnect_on_failure=False)
+        self.client = Client(
+            CallbackAPIVersion.VERSION2, protocol=version, transport=transport, reconnect_on_failure=False
+        )
         self.client.username_pw_set(self.id, device_token(number) if token is None else token)
         self.client.on_connect = lambda _client, _data, _flags, reason, _properties: self.connacks.put(reason.value)
         self.client.on_disconnect = lambda _client, _data, _flags, reason, _properties: self.ends.put(reason.value)
@@ -68,6 +77,23 @@ class PahoDevice:
         error = body["error"]
         assert set(error) == {"code", "message", "id"}
         return error["code"], error["message"]
+
+
+def test_mqtt_over_websocket(daemon: Daemon, rest: Rest, new_device: NewDevice) -> None:
+    for version in VERSIONS[1:]:
+        device = PahoDevice(new_device(), version, transport="websockets")
+        device.client.ws_set_options("/mqtt")
+        device.client.connect(*daemon.host_port("http"), keepalive=60)
+        device.client.loop_start()
+        assert device.connacks.get(timeout=PATIENCE_SECONDS) == 0
+        assert device.subscribe(device.topic("actions")) == [0]
+        for qos in (0, 1, 2):
+            device.publish({"intensity": qos}, qos=qos)
+        rest.act(device.number, {"name": "setOn"})
+        assert device.hear()[1] == {"actions": [{"name": "setOn"}]}
+        device.client.disconnect()
+        device.client.loop_stop()
+        assert [message["data"]["intensity"] for message in rest.last(device.number)] == [2, 1, 0]
 
 
 @contextmanager
@@ -137,7 +163,7 @@ def test_refusals_are_published_on_the_errors_topic(
         assert device.hear_error() == (413, reason)
         device.publish({"state": True}, topic=f"/v1.1/messages/{device_id(0)}x")
         assert device.hear_error() == (403, "You do not have publish permission to topic")
-        assert device.subscribe("/v1.1/actions/#") == [0x80]
+        assert device.subscribe("/v1.1/actions/#") == [0xA2 if version is MQTTProtocolVersion.MQTTv5 else 0x80]
         assert device.hear_error() == (403, "You do not have subscribe permission to topic")
         device.publish({"state": True})
         assert device.heard.empty()

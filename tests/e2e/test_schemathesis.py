@@ -37,6 +37,7 @@ from tests.e2e.schemathesis_world import (
     settings_of,
     with_own_trials,
 )
+from tests.factories import LIGHT_MANIFEST
 
 SCHEMATHESIS: Final = TRUNKLINE.with_name("schemathesis")
 DEVICES: Final = 60
@@ -74,6 +75,17 @@ OUT_OF_REACH: Final = {
     "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",
     "DELETE /users/{uid}/applications/{aid}": "another application of the user",
     "DELETE /trials/{tid}/administrators/{uid}": "another administrator",
+    "GET /operator/overview": "the console",
+    "GET /operator/refusals": "the console",
+    "GET /operator/audit": "the console",
+    "GET /operator/doctor": "the console",
+    "GET /operator/backups": "the console",
+    "POST /operator/backups": "the console",
+    "GET /operator/diagnostics": "the console",
+    "GET /operator/waiting": "the console",
+    "POST /operator/plans": "the console",
+    "POST /operator/payments": "the console",
+    "POST /operator/manifests": "the console",
 }
 
 #: Nobody is there: what subscriptions write waits.
@@ -104,6 +116,8 @@ class ServedDocument:
             with_own_trials(document, own_trials)
         document["paths"]["/devices/{did}"]["delete"]["parameters"][0]["example"] = OWNED[kitchen]
         document["paths"]["/subscriptions/{subscriptionId}"]["delete"]["parameters"][0]["example"] = world[ENDED]
+        upload = document["paths"]["/devicetypes/{dtid}/manifests"]["post"]["requestBody"]["content"]
+        upload["application/json"]["example"] = {"manifest": LIGHT_MANIFEST}  # the lights keep what they have
         (revoked,) = [
             one
             for one in document["paths"]["/users/{uid}/applications/{aid}"]["delete"]["parameters"]

@@ -20,6 +20,12 @@ from tests.protocols.http.certificates import contexts
 from tests.secure_types import NOW
 
 Connect = Callable[..., Awaitable[trio.SSLStream[trio.SocketStream]]]
+ALPN: list[tuple[list[str], str | None]] = [
+    (["mqtt"], "mqtt"),
+    (["http/1.1", "mqtt"], "mqtt"),
+    (["http/1.1"], None),
+    ([], None),
+]
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 
 
@@ -128,3 +134,19 @@ async def test_a_server_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
     for certificate, key in (("cert.pem", "other.key"), ("missing.pem", "key.pem"), ("key.pem", "key.pem")):
         with pytest.raises(OSError, match="cannot use certificate"):
             PeerContext(tmp_path / certificate, tmp_path / key, required=False)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_alpn_says_mqtt_to_those_who_offer_it_and_refuses_nobody(
+    address: Address, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    for offered, chosen in ALPN:
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        context.minimum_version = context.maximum_version = version
+        if offered:
+            context.set_alpn_protocols(offered)
+        stream = await trio.open_ssl_over_tcp_stream(address.host, address.port, ssl_context=context)
+        await stream.send_all(b"x")
+        assert await stream.receive_some(1) == b"x"
+        assert stream.selected_alpn_protocol() == chosen
+        await stream.aclose()

@@ -23,7 +23,7 @@ from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
 from protocols.http.reading import Query
 
 CHANGED = "This application asks for something else by now. Please look at it again."
-_CONSOLE_PAGE: Final = re.compile(r"/console(?:/[\w-]{1,64}){0,3}", re.ASCII)
+_CONSOLE_PAGE: Final = re.compile(r"/(?:console|developer|operator)(?:/\w[\w.-]{0,63}){0,3}", re.ASCII)
 _OLD_FORM = "This form is no longer valid. Please enter the code again."
 
 

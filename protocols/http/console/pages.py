@@ -12,7 +12,7 @@ from werkzeug.exceptions import NotFound
 from broker.accounts.open_sessions import shown_session_id
 from broker.accounts.room import AccountsRoom
 from broker.accounts.sessions import Session
-from broker.ids import is_id
+from broker.ids import is_device_type_id, is_id
 from broker.secrets import token_hash
 from broker.site import Site
 from config.settings import Settings
@@ -43,6 +43,9 @@ class Page:
     path: str  # below HOME
     template: str
     place: str  # the link of the navigation to which the page belongs
+    area: str = "console"
+    title: str = ""  # of a page whose script makes it
+    script: str = ""
 
 
 #: Path and text of each link of the navigation, by place.
@@ -76,19 +79,77 @@ _OBJECTS: Final = (
 )
 
 
+_DEVELOPER: Final = {
+    "overview": ("/developer", "Overview"),
+    "applications": ("/developer/applications", "Apps"),
+    "types": ("/developer/types", "Types"),
+    "subscriptions": ("/developer/subscriptions", "Subscriptions"),
+    "trials": ("/developer/trials", "Trials"),
+    "usage": ("/developer/usage", "Usage"),
+}
+_OPERATOR: Final = {
+    "overview": ("/operator", "Overview"),
+    "refusals": ("/operator/refusals", "Refusals"),
+    "audit": ("/operator/audit", "Audit"),
+    "backups": ("/operator/backups", "Backups"),
+    "decisions": ("/operator/decisions", "Decisions"),
+}
+#: The navigation of each area.
+_AREAS: Final = {"console": _NAVIGATION, "developer": _DEVELOPER, "operator": _OPERATOR}
+
+
+def _of_area(area: str, *pages: tuple[str, str, str, str]) -> tuple[Page, ...]:
+    return tuple(Page(f"/{area}{path}", "dashboard.html", place, area, *rest) for path, place, *rest in pages)
+
+
+#: Pages for members of organizations and for operators (reference 27.21): whole path, place, title, script.
+DASHBOARDS: Final = (
+    *_of_area(
+        "developer",
+        ("", "overview", "Developer", "dev-overview.js"),
+        ("/applications", "applications", "Applications", "dev-applications.js"),
+        ("/types", "types", "Device types", "dev-types.js"),
+        ("/types/<id_>", "types", "Device type", "dev-type.js"),
+        ("/types/<id_>/manifest", "types", "Manifest", "dev-manifest.js"),
+        ("/types/<id_>/list", "types", "Approved list", "dev-approved.js"),
+        ("/types/<id_>/devices", "types", "Devices", "dev-managed.js"),
+        ("/types/<id_>/firmware", "types", "Firmware", "dev-firmware.js"),
+        ("/types/<id_>/plans", "types", "Plans", "dev-plans.js"),
+        ("/types/<id_>/errors", "types", "Errors", "dev-errors.js"),
+        ("/tasks/<id_>", "types", "Task", "dev-task.js"),
+        ("/subscriptions", "subscriptions", "Subscriptions", "dev-subscriptions.js"),
+        ("/subscriptions/<id_>", "subscriptions", "Subscription", "dev-subscription.js"),
+        ("/trials", "trials", "Trials", "dev-trials.js"),
+        ("/trials/<id_>", "trials", "Trial", "dev-trial.js"),
+        ("/usage", "usage", "Usage", "dev-usage.js"),
+    ),
+    *_of_area(
+        "operator",
+        ("", "overview", "Operator", "op-overview.js"),
+        ("/refusals", "refusals", "Refusals", "op-refusals.js"),
+        ("/audit", "audit", "Audit", "op-audit.js"),
+        ("/backups", "backups", "Backups", "op-backups.js"),
+        ("/decisions", "decisions", "Decisions", "op-decisions.js"),
+    ),
+)
+
+
 def console_blueprint(accounts: AccountsRoom, browsers: Browsers, site: Site, settings: Settings) -> Blueprint:
     routes = pages_blueprint("console")
     static = StaticFiles()
     static.install(routes)
     routes.after_request(_forbid_storing)
     add_doors(routes, accounts.console, accounts.sessions, browsers, site.accounts.path)
-    pages = _Pages(browsers, site, static)
+    pages = _Pages(accounts, browsers, site, static)
     connecting = Connecting(site, settings)
     for page in PAGES:
         routes.add_url_rule(HOME + page.path, f"list {page.path}", _serving(partial(pages.show, page, connecting)))
     for page in _OBJECTS:
         if page.place not in MISSING:
             routes.add_url_rule(HOME + page.path, page.path, _serving(partial(pages.show, page, connecting)))
+
+    for page in DASHBOARDS:
+        routes.add_url_rule(page.path, page.path, _serving(partial(pages.show, page, connecting)))
 
     @routes.get("/")
     async def root() -> Response:
@@ -104,7 +165,7 @@ async def _forbid_storing(answer: Response) -> Response:
 
 def _serving(show: Callable[[str], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
     async def serve(id_: str = "") -> Response:  # Quart asks for a function, not for a partial
-        if id_ and not is_id(id_):
+        if id_ and not is_id(id_) and not (request.path.startswith("/developer/types/") and is_device_type_id(id_)):
             raise NotFound
         return await show(id_)
 
@@ -112,7 +173,9 @@ def _serving(show: Callable[[str], Awaitable[Response]]) -> Callable[..., Awaita
 
 
 class _Pages:
-    def __init__(self, browsers: Browsers, site: Site, static: StaticFiles) -> None:
+    def __init__(self, accounts: AccountsRoom, browsers: Browsers, site: Site, static: StaticFiles) -> None:
+        self._organizations = accounts.organizations
+        self._operators = accounts.operators
         self._browsers = browsers
         self._accounts = site.accounts.path
         self._static = static
@@ -121,7 +184,10 @@ class _Pages:
         session = await self._browsers.session()
         if session is None:
             return redirect(sign_in_address(self._accounts, request.path))
-        return self._render(page, session, {"id": id_, "connecting": connecting.shown()})
+        is_member = await self._organizations.has_developer(session.user.key)
+        areas = {"developer": is_member, "operator": self._operators.has(session.user)}
+        values: dict[str, object] = {"id": id_, "connecting": connecting.shown(), "areas": areas}
+        return self._render(page, session, values)
 
     def _render(self, page: Page, session: Session, values: dict[str, object]) -> Response:
         text = _templates.get_template(page.template).render(
@@ -132,8 +198,10 @@ class _Pages:
             static=self._static.root,
             accounts=self._accounts,
             rest=REST_ROOT,
-            navigation=[(place, *link) for place, link in _NAVIGATION.items() if place not in MISSING],
+            navigation=[(place, *link) for place, link in _AREAS[page.area].items() if place not in MISSING],
             nav=page.place,
+            area=page.area,
+            page=page,
         )
         answer = Response(text, content_type="text/html; charset=utf-8")
         answer.headers["Content-Security-Policy"] = _POLICY

@@ -10,6 +10,7 @@ PATH_NAMES: Final[dict[str, tuple[Any, str]]] = {
     "aid": (Annotated[Id, about("An application")], samples.AID),
     "did": (Annotated[Id, about("A device")], samples.DID),
     "dtid": (Annotated[TypeId, about("A device type: its id or its unique name")], samples.TYPE_NAME),
+    "oid": (Annotated[Id, about("An organization")], samples.OID),
     "version": (
         Annotated[str, text("Of the Manifest: a number, or latest", pattern="^(latest|[1-9][0-9]{0,8})$")],
         "latest",

@@ -1,4 +1,4 @@
-"""/devices/…/failures, …/refusals and …/quota: what became of messages that no search shows (reference 9.6)."""
+"""/devices/…/failures, …/refusals, …/dropped and …/quota: what became of messages (reference 9.6)."""
 
 from typing import Annotated
 
@@ -51,6 +51,18 @@ class _Refusals(Shape):
     refusals: list[_Refusal]
 
 
+class _LostField(Shape):
+    example = {"ts": samples.CTS, "field": "opne", "message": "not in the Manifest"}
+
+    ts: Annotated[Timestamp, about("When the last message with it came")]
+    field: Annotated[str, about("The dotted path")]
+    message: Annotated[str, about("Why it was not kept")]
+
+
+class _LostFields(Shape):
+    fields: list[_LostField]
+
+
 class _Usage(Shape):
     example = {"used": 27, "limit": 100_000, "since": samples.TS, "until": samples.CTS}
 
@@ -75,6 +87,7 @@ class DeviceTrailCalls(RestCalls):
     def __init__(self, messages: MessagesRoom, limits: LimitsRoom) -> None:
         self._history = messages.history
         self._refused = messages.ingest.refused
+        self._lost_fields = messages.ingest.lost_fields
         self._quotas = limits.charged
 
     @RestCall(
@@ -106,6 +119,19 @@ class DeviceTrailCalls(RestCalls):
                 [_Refusal(one.at_ms, one.status, one.text, one.actor, one.address) for one in self._refused.of(device)]
             )
         )
+
+    @RestCall(
+        "GET",
+        "/devices/{did}/dropped",
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="Fields of a device's messages that were not kept",
+        about="At most 20, the newest first, each with the time of the last message that had it. Of MQTT and CoAP, one "
+        "message in 10 s is looked at. They are in memory only: a restart forgets them. For the owner only.",
+    )
+    async def dropped(self, device: Device) -> Data[_LostFields]:
+        found = self._lost_fields.of(device)
+        return Data(_LostFields([_LostField(one.at_ms, one.field, one.message) for one in found]))
 
     @RestCall(
         "GET",

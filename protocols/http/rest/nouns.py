@@ -8,6 +8,8 @@ from protocols.http.rest.actions import ActionCalls
 from protocols.http.rest.analytics import AnalyticsCalls
 from protocols.http.rest.approved_lists import ApprovedListCalls
 from protocols.http.rest.connectors import ConnectorCalls
+from protocols.http.rest.developer import DeveloperCalls
+from protocols.http.rest.developer_types import DeveloperTypeCalls
 from protocols.http.rest.device_properties import DevicePropertyCalls
 from protocols.http.rest.device_shares import DeviceShareCalls
 from protocols.http.rest.device_status import DeviceStatusCalls
@@ -22,6 +24,8 @@ from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.notifications import NotificationCalls
+from protocols.http.rest.operator import OperatorCalls
+from protocols.http.rest.operator_decisions import OperatorDecisionCalls
 from protocols.http.rest.own_account import OwnAccountCalls
 from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.rules import RuleCalls
@@ -73,6 +77,10 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     OwnAccountCalls,
     SessionCalls,
     AccountsCalls,
+    DeveloperCalls,
+    DeveloperTypeCalls,
+    OperatorCalls,
+    OperatorDecisionCalls,
 )
 
 #: Calls of reference 2 that a later version serves. They answer 501, in contrast to unknown paths. There are none now.

@@ -180,7 +180,7 @@ def test_what_became_of_each_message(ada: User, site: Site) -> None:
     """Taken, failed and refused, with the reason. Whatever a device sends is text."""
     hostile = "<img src=x onerror=document.title='owned'>"
     did = device_id(9)
-    site.send(9, state=True, text=hostile)
+    site.send(9, state=True, text=hostile, opne=1)
     site.send(9, **{hostile: 1})
     site.of_ada("PUT", f"/devices/{did}", json={"connected": False})
     with pytest.raises(Exception, match="403"):
@@ -189,6 +189,7 @@ def test_what_became_of_each_message(ada: User, site: Site) -> None:
     ada.sees("taken", "#trail")
     ada.sees(f"the message had {hostile}; the type has state", "#trail")
     ada.sees("Source device is disconnected (403), from device", "#trail")
+    ada.sees("opne: not in the Manifest. The rest of the message was taken.", "#trail")
     ada.sees(hostile, "#values")
     assert "owned" not in ada.browser.driver.title
     assert ada.browser.driver.find_elements(By.TAG_NAME, "img") == []

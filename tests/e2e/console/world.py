@@ -39,6 +39,24 @@ class Site:
         answer = httpx.request(method, self.daemon.base_url + path, headers=bearer(USER_TOKEN), **options)
         return answer.raise_for_status().json()
 
+    def of_ada_at_the_console(self, user: Any, method: str, path: str, body: object, *, whole: bool = False) -> Any:
+        """The answer to a REST call with the token of the page that the browser shows."""
+        script = (
+            "const done = arguments[arguments.length - 1];"
+            "import(document.querySelector('script').src.replace(/[^/]*$/, 'api.js'))"
+            ".then((api) => api.call(arguments[0], arguments[1], { body: arguments[2] ?? undefined, quiet: true }))"
+            ".then(done, (error) => done({ failed: String(error) }))"
+        )
+        answer = user.browser.driver.execute_async_script(script, method, path, body)
+        assert "failed" not in answer, answer
+        return answer if whole else answer["data"]
+
+    def set_role(self, email: str, role: str) -> None:
+        """In Acme, by a provision file."""
+        file = self.daemon.state.parent / "role.toml"
+        file.write_text(f'[[users]]\nemail = "{email}"\norganization = "Acme"\nrole = "{role}"\n', encoding="utf-8")
+        command_output("provision", file, "--config", self.daemon.config)
+
     def send(self, number: int, **data: object) -> None:
         """A message of Ada's light of this number."""
         body = {"sdid": device_id(number), "data": data}
@@ -56,7 +74,8 @@ class Site:
 
 @contextmanager
 def running_site(folder: Path) -> Iterator[Site]:
-    settings = '[coap]\nbind = "127.0.0.1:0"\n'
+    settings = f'[coap]\nbind = "127.0.0.1:0"\n[console]\noperators = ["{ADA_EMAIL}"]\n'
+    settings += '[outbound]\nstream_endpoint = "http://127.0.0.1:1"\n'  # nobody listens there
     try:
         self_test()
     except DtlsUnavailable:

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from config.settings import Address, Http, Settings, Tls
 from protocols.cli import main
-from protocols.cli.doctor import _CHECKS
 from protocols.doctor.certificates import look_at_certificates, mode_allows
+from protocols.doctor.examination import CHECKS
 from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, unit_finding
 from protocols.doctor.patient import Finding, Patient
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
@@ -114,7 +114,7 @@ def test_one_check_that_fails_hides_none_of_the_others(settings: Settings, monke
     def fail(_patient: Patient) -> list[Finding]:
         raise ValueError("bug")
 
-    monkeypatch.setitem(_CHECKS, "disk", fail)
+    monkeypatch.setitem(CHECKS, "disk", fail)
     done = examined(settings)
     assert done.exit_code == 1
     assert "disk          TO DO: could not be checked: ValueError: bug" in done.output
@@ -140,7 +140,7 @@ def test_a_damaged_store_is_found(settings: Settings) -> None:
     store = settings.state_dir / "store.sqlite"
     fill(store, from_ms=0, to_ms=NOW_MS)
     with store.open("r+b") as file:
-        file.seek(store.stat().st_size // 2 // 4096 * 4096)
+        file.seek(store.stat().st_size - 4096)  # the last rows, and nothing of the schema
         file.write(b"\xff" * 4096)
     (finding,) = look_at_store(patient_of(settings))
     assert not finding.ok

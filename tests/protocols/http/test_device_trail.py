@@ -1,4 +1,4 @@
-"""/devices/…/failures, …/refusals and …/quota: what became of messages that no search shows (reference 9.6)."""
+"""/devices/…/failures, …/refusals, …/dropped and …/quota: what became of messages (reference 9.6)."""
 
 from typing import Any
 
@@ -16,7 +16,9 @@ from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.protocols.http.test_device_shares import accept
 
-FAILURES, REFUSALS, QUOTA = (f"/devices/{KITCHEN}/{what}" for what in ("failures", "refusals", "quota"))
+FAILURES, REFUSALS, DROPPED, QUOTA = (
+    f"/devices/{KITCHEN}/{what}" for what in ("failures", "refusals", "dropped", "quota")
+)
 
 
 async def send(api: httpx.AsyncClient, data: Any, token: str = KITCHEN_TOKEN, **more: Any) -> httpx.Response:
@@ -82,10 +84,42 @@ async def test_a_disabled_device_is_told_in_the_list(api: httpx.AsyncClient) -> 
 async def test_failures_and_refusals_are_the_owners(api: httpx.AsyncClient, world: World) -> None:
     """Who shares the device sees how much is left, and no more."""
     await accept(api)
-    for path, status in ((FAILURES, 403), (REFUSALS, 403), (QUOTA, 200)):
+    for path, status in ((FAILURES, 403), (REFUSALS, 403), (DROPPED, 403), (QUOTA, 200)):
         assert (await api.get(path, headers=bearer(BOB_TOKEN))).status_code == status, path
         assert (await api.get(path, headers=bearer(APPLICATION_TOKEN))).status_code == 200
         error_of(await api.get(path, headers=bearer(KITCHEN_TOKEN)), 403)
+
+
+async def test_fields_that_were_not_kept_are_listed_once_with_the_last_message(
+    api: httpx.AsyncClient, fake_clock: FakeClock
+) -> None:
+    assert (await shown(api, DROPPED))["data"] == {"fields": []}
+    await send(api, {"state": True, "opne": 1, "intensity": "bright"})
+    fake_clock.advance(5)
+    await send(api, {"state": True, "opne": 2})
+    assert (await shown(api, DROPPED))["data"]["fields"] == [
+        {"ts": fake_clock.now, "field": "opne", "message": "not in the Manifest"},
+        {"ts": fake_clock.now - 5, "field": "intensity", "message": "is not an Integer"},
+    ]
+
+
+async def test_a_sender_that_does_not_ask_is_looked_at_once_in_ten_seconds(
+    services: Services, world: World, fake_clock: FakeClock
+) -> None:
+    kitchen, ingest = await services.devices.registry.find(KITCHEN), services.messages.ingest
+    found = []
+    for field in ("first", "within", "later"):
+        ingest.submit(kitchen, b'{"state":true,"%b":1}' % field.encode())
+        found.append([one.field for one in ingest.lost_fields.of(kitchen)])
+        fake_clock.advance(5_000)
+    assert found == [["first"], ["first"], ["later", "first"]]
+    fake_clock.now -= 86_400_000  # a clock that is set back
+    ingest.submit(kitchen, b'{"state":true,"back":1}')
+    assert ingest.lost_fields.of(kitchen)[0].field == "back"
+    for number in range(30):
+        fake_clock.advance(10_000)
+        ingest.submit(kitchen, b'{"state":true,"f%d":1}' % number)
+    assert [one.field for one in ingest.lost_fields.of(kitchen)] == [f"f{29 - before}" for before in range(20)]
 
 
 async def test_only_the_last_of_each_device_are_kept(services: Services, world: World, fake_clock: FakeClock) -> None:

@@ -59,6 +59,7 @@ IN_PATH: Final[Mapping[str, Needs]] = {
     "GET /devices/{did}/presence": READ,
     "GET /devices/{did}/failures": OWNER,
     "GET /devices/{did}/refusals": OWNER,
+    "GET /devices/{did}/dropped": OWNER,
     "GET /devices/{did}/quota": READ,
     "POST /devices/{did}/shares": OWNER,
     "GET /devices/{did}/shares": OWNER,
@@ -161,7 +162,7 @@ RULES: Final = {
     "GET /rules/{ruleId}/explain",
     "POST /rules/{ruleId}/replay",
 }
-#: Device types: test_device_types.py and test_manifests.py.
+#: Device types: test_device_types.py, test_manifests.py and test_developer.py.
 TYPES_ALONE: Final = {
     "GET /devicetypes",
     "GET /devicetypes/cloudconnectors",
@@ -170,6 +171,9 @@ TYPES_ALONE: Final = {
     "GET /applications/{aid}/devicetypes",
     "GET /devicetypes/{dtid}/availablemanifestversions",
     "GET /devicetypes/{dtid}/manifests/{version}/properties",
+    "GET /devicetypes/{dtid}/manifests",
+    "POST /devicetypes/{dtid}/manifests",
+    "POST /devicetypes/{dtid}/manifests/try",
     "PUT /users/{uid}",
     "GET /tags",
     "GET /tags/categories",
@@ -190,6 +194,8 @@ NO_DEVICE: Final = (
     "/cloudconnectors/",
     "/subscriptions/{subscriptionId}",  # test_subscriptions.py, with what they deliver
     "/notifications/",
+    "/developer/",  # test_developer.py
+    "/operator/",  # test_operator.py
 )
 #: Calls for administrators, of the owner on a task, and without a token (test_device_management.py); for members of a
 #: trial (test_trials.py).

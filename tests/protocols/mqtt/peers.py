@@ -11,7 +11,9 @@ from trio.testing import memory_stream_pair
 from broker.services import Services
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import Will
+from protocols.mqtt.properties import encode_properties
 from protocols.mqtt.server import serve_mqtt_connection
+from protocols.mqtt.values import NO_PROPERTIES, Properties
 from storage.keys import Position
 from tests.factories import KITCHEN, KITCHEN_TOKEN
 
@@ -37,11 +39,16 @@ def connect(
     level: int = 4,
     keep_alive: int = 0,
     will: Will | None = None,
+    client_id: bytes = b"",
+    clean: bool = True,
+    properties: Properties = NO_PROPERTIES,
 ) -> bytes:
-    flags = 0x02
-    fields = [_text(b"")]
+    flags = 0x02 if clean else 0
+    fields = [encode_properties(properties)] if level == 5 else []
+    fields.append(_text(client_id))
     if will is not None:
         flags |= 0x04 | will.qos << 3 | will.retain << 5
+        fields += [encode_properties(will.properties)] if level == 5 else []
         fields += [_text(will.topic), _text(will.payload)]
     if device_id is not None:
         flags |= 0x80
@@ -102,6 +109,33 @@ def _packet(head: int, body: bytes) -> bytes:
     return bytes((head, *length, rest)) + body
 
 
+def publish_5(
+    number: int = 1,
+    payload: bytes = ON,
+    *,
+    qos: int = 1,
+    topic: bytes = MESSAGES,
+    retain: bool = False,
+    properties: Properties = NO_PROPERTIES,
+) -> bytes:
+    packet_id = number.to_bytes(2) if qos else b""
+    encoded = encode_properties(properties)
+    return encode_publish(topic, payload, qos=qos, packet_id=packet_id, retain=retain, properties=encoded)
+
+
+def subscribe_5(*topics: bytes, number: int = 1, options: int = 0, properties: Properties = NO_PROPERTIES) -> bytes:
+    filters = b"".join(_text(topic) + bytes((options,)) for topic in topics)
+    return _packet(0x82, number.to_bytes(2) + encode_properties(properties) + filters)
+
+
+def unsubscribe_5(*topics: bytes, number: int = 1) -> bytes:
+    return _packet(0xA2, number.to_bytes(2) + b"\x00" + b"".join(map(_text, topics)))
+
+
+def disconnect_5(reason: int = 0, properties: Properties = NO_PROPERTIES) -> bytes:
+    return _packet(0xE0, bytes((reason,)) + encode_properties(properties))
+
+
 class Peer:
     """The client's end of a stream to the server."""
 
@@ -119,12 +153,8 @@ class Peer:
 
     async def expect_delivery(self) -> tuple[bytes, bytes]:
         """Topic and payload of the PUBLISH that comes next, with QoS 0, no RETAIN, no DUP."""
-        assert await self._exactly(1) == b"\x30"
-        length = shift = 0
-        while (byte := (await self._exactly(1))[0]) > 0x7F:
-            length |= (byte & 0x7F) << shift
-            shift += 7
-        body = await self._exactly(length | byte << shift)
+        head, body = await self.packet()
+        assert head == 0x30
         end = 2 + int.from_bytes(body[:2])
         return body[2:end], body[end:]
 
@@ -133,6 +163,15 @@ class Peer:
         assert where == topic
         text = re.escape(f'{{"error":{{"code":{code},"message":"{message}","id":"')
         assert re.fullmatch(text.encode() + rb'[0-9a-f]{32}"\}\}', payload), payload
+
+    async def packet(self) -> tuple[int, bytes]:
+        """The first byte and the body of the packet that comes next."""
+        head = (await self._exactly(1))[0]
+        length = shift = 0
+        while (byte := (await self._exactly(1))[0]) > 0x7F:
+            length |= (byte & 0x7F) << shift
+            shift += 7
+        return head, await self._exactly(length | byte << shift)
 
     async def expect_nothing(self) -> None:
         """Assert that no packet is due, by a ping whose answer comes next."""

@@ -234,7 +234,7 @@ def test_a_topic_with_wildcards_is_decoded_and_refused_later(topic: bytes) -> No
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    [(b"MQTT", 5), (b"MQTT", 3), (b"MQIsdp", 4), (b"MQTT", 0x84), (b"MQIsdp", 0x83), (b"MQTT", 0)],
+    [(b"MQTT", 6), (b"MQTT", 3), (b"MQIsdp", 4), (b"MQTT", 0x84), (b"MQIsdp", 0x83), (b"MQTT", 0)],
 )
 def test_a_connect_of_another_version_is_recognised(name: bytes, level: int) -> None:
     body = len(name).to_bytes(2) + name + bytes((level,)) + b"whatever that version has here"

@@ -16,24 +16,33 @@ from broker.errors import (
     Unauthorized,
     ValidationFailed,
 )
-from protocols.mqtt.errors import connack_code, error_message
+from broker.limits.refusals import RateLimitExceeded, Standing
+from config.rates import Rate
+from protocols.mqtt.answers import answers_for
+from protocols.mqtt.errors import connect_reason, error_message
 from protocols.refusals import PublishForbidden, SubscribeForbidden
 from tests.factories import ACME, KITCHEN
 
+STANDING = Standing(limit=Rate(1, 1), remaining=Rate(0, 0), reset_seconds=Rate(1, 1))
+
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "reason"),
     [
-        (Unauthorized(), 4),
-        (DeviceNotFound(KITCHEN), 4),
-        (PermissionDenied("the token of a device"), 5),
-        (SourceDeviceDisabled(), 5),
-        (StorageUnavailable("disk full"), 3),
+        (Unauthorized(), 4, 0x86),
+        (DeviceNotFound(KITCHEN), 4, 0x86),
+        (PermissionDenied("the token of a device"), 5, 0x87),
+        (SourceDeviceDisabled(), 5, 0x87),
+        (RateLimitExceeded(7, "MINUTE", STANDING), 3, 0x97),
+        (StorageUnavailable("disk full"), 3, 0x88),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_connack(error: DomainError, code: int) -> None:
-    assert connack_code(error) == code
+def test_connack(error: DomainError, code: int, reason: int) -> None:
+    """reference 16.2."""
+    refusal = connect_reason(error)
+    assert answers_for(4).connack(refusal)[3] == code
+    assert answers_for(5).connack(refusal)[3] == refusal.code == reason
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,7 @@ async def test_a_device_connects_with_its_id_and_its_token(server: Server, level
         (connect("9" * 32, KITCHEN_TOKEN), 4),
         (connect(KITCHEN, ADA_TOKEN), 5),
         (connect(KITCHEN, APPLICATION_TOKEN), 5),
-        (connect(level=5), 1),
-        (connect(level=6), 1),
+        (connect(level=2), 1),
     ],
     ids=[
         "no credentials",
@@ -98,8 +97,7 @@ async def test_a_device_connects_with_its_id_and_its_token(server: Server, level
         "another id",
         "token of a user",
         "token of an application",
-        "version 5",
-        "version 6",
+        "version 2",
     ],
 )
 async def test_wrong_credentials_are_refused(server: Server, packet: bytes, code: int) -> None:
@@ -144,8 +142,8 @@ async def test_messages_may_follow_connect_at_once(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "packet",
-    [connect(KITCHEN, "9" * 32), connect(KITCHEN, ADA_TOKEN), connect(KITCHEN, HALL_TOKEN), connect(level=5)],
-    ids=["unknown token", "token of a user", "token of another device", "version 5"],
+    [connect(KITCHEN, "9" * 32), connect(KITCHEN, ADA_TOKEN), connect(KITCHEN, HALL_TOKEN), connect(level=2)],
+    ids=["unknown token", "token of a user", "token of another device", "version 2"],
 )
 async def test_a_refused_connect_does_not_disturb_the_devices_connection(server: Server, packet: bytes) -> None:
     peer = await server.connected()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocols.mqtt.answers import Reason
 from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.encoding import (
     PINGRESP,
@@ -9,7 +10,6 @@ from protocols.mqtt.encoding import (
     encode_pubcomp,
     encode_publish,
     encode_pubrec,
-    encode_unsuback,
 )
 from protocols.mqtt.packets import (
     Connect,
@@ -22,6 +22,7 @@ from protocols.mqtt.packets import (
     Publish,
     PubRec,
     PubRel,
+    ReasonCode,
     RequestedFilter,
     ReturnCode,
     Subscribe,
@@ -30,7 +31,9 @@ from protocols.mqtt.packets import (
     Will,
 )
 from protocols.mqtt.session import (
+    ConnectRefused,
     CredentialsOffered,
+    DeliveryAnswered,
     MqttSession,
     MqttSessionState,
     PeerLeft,
@@ -39,8 +42,7 @@ from protocols.mqtt.session import (
     PublishReceived,
     SessionEvent,
     SubscribeRequested,
-    Unsubscribed,
-    UnsupportedLevelRefused,
+    UnsubscribeRequested,
 )
 
 ID = b"\x00\x07"
@@ -144,19 +146,19 @@ def test_a_violation_names_its_clause(state: MqttSessionState, packet: Packet, c
 @pytest.mark.parametrize(
     ("packet", "events", "output"),
     [
-        (a_publish(0), (PublishReceived(topic=TOPIC, payload=b"{}", qos=0, packet_id=b""),), b""),
-        (a_publish(1), (PublishReceived(topic=TOPIC, payload=b"{}", qos=1, packet_id=ID),), b""),
-        (a_publish(2), (PublishReceived(topic=TOPIC, payload=b"{}", qos=2, packet_id=ID),), b""),
-        (PubAck(ID), (), b""),
-        (PubRec(ID), (), b""),
-        (PubComp(ID), (), b""),
+        (a_publish(0), (PublishReceived(packet=a_publish(0)),), b""),
+        (a_publish(1), (PublishReceived(packet=a_publish(1)),), b""),
+        (a_publish(2), (PublishReceived(packet=a_publish(2)),), b""),
+        (PubAck(ID), (DeliveryAnswered(packet=PubAck(ID)),), b""),
+        (PubRec(ID), (DeliveryAnswered(packet=PubRec(ID)),), b""),
+        (PubComp(ID), (DeliveryAnswered(packet=PubComp(ID)),), b""),
         (PubRel(ID), (), encode_pubcomp(ID)),
         (
             Subscribe(ID, (RequestedFilter(b"a", 1), RequestedFilter(b"b", 0))),
-            (SubscribeRequested(packet_id=ID, filters=(RequestedFilter(b"a", 1), RequestedFilter(b"b", 0))),),
+            (SubscribeRequested(packet=Subscribe(ID, (RequestedFilter(b"a", 1), RequestedFilter(b"b", 0)))),),
             b"",
         ),
-        (Unsubscribe(ID, (b"a", b"b")), (Unsubscribed(filters=(b"a", b"b")),), encode_unsuback(ID)),
+        (Unsubscribe(ID, (b"a", b"b")), (UnsubscribeRequested(packet=Unsubscribe(ID, (b"a", b"b"))),), b""),
         (PingRequest(), (PingReceived(),), PINGRESP),
         (Disconnect(), (PeerLeft(is_clean=True),), b""),
     ],
@@ -176,9 +178,8 @@ def test_what_an_open_session_makes_of_a_packet(
 
 def test_credentials_are_user_name_and_password() -> None:
     session = MqttSession()
-    assert session.receive(a_connect(level=3, client_id="c", will=WILL)) == (
-        CredentialsOffered(level=3, client_id="c", device_id="d1", token="t1", keep_alive_seconds=30, will=WILL),
-    )
+    packet = a_connect(level=3, client_id="c", will=WILL)
+    assert session.receive(packet) == (CredentialsOffered(device_id="d1", token="t1", packet=packet),)
     assert session.state is MqttSessionState.AWAITING_VERDICT
     assert session.take_output() == b""
 
@@ -206,10 +207,19 @@ def test_any_client_id_is_accepted_into_a_clean_session(level: int, client_id: s
     assert session.statistics().level == level
 
 
-@pytest.mark.parametrize("return_code", [code for code in ReturnCode if code is not ReturnCode.ACCEPTED])
-def test_a_refusal_closes(return_code: ReturnCode) -> None:
+@pytest.mark.parametrize(
+    ("code", "return_code"),
+    [
+        (ReasonCode.UNSUPPORTED_VERSION, ReturnCode.UNACCEPTABLE_PROTOCOL),
+        (ReasonCode.BAD_CREDENTIALS, ReturnCode.BAD_CREDENTIALS),
+        (ReasonCode.NOT_AUTHORIZED, ReturnCode.NOT_AUTHORIZED),
+        (ReasonCode.QUOTA_EXCEEDED, ReturnCode.SERVER_UNAVAILABLE),
+        (ReasonCode.SERVER_UNAVAILABLE, ReturnCode.SERVER_UNAVAILABLE),
+    ],
+)
+def test_a_refusal_closes(code: ReasonCode, return_code: ReturnCode) -> None:
     session = session_in(MqttSessionState.AWAITING_VERDICT, will=WILL)
-    assert session.refuse(return_code) == encode_connack(return_code)
+    assert session.refuse(Reason(code)) == encode_connack(return_code)
     assert session.is_closed
     assert session.connection_lost() == ()
 
@@ -217,7 +227,7 @@ def test_a_refusal_closes(return_code: ReturnCode) -> None:
 def test_a_refusal_cannot_say_accepted() -> None:
     session = session_in(MqttSessionState.AWAITING_VERDICT)
     with pytest.raises(ValueError, match="reason"):
-        session.refuse(ReturnCode.ACCEPTED)
+        session.refuse(Reason(ReasonCode.SUCCESS))
     assert session.state is MqttSessionState.AWAITING_VERDICT
 
 
@@ -227,15 +237,19 @@ def test_a_verdict_is_for_offered_credentials_only(state: MqttSessionState) -> N
     with pytest.raises(RuntimeError, match=state.name):
         session.accept()
     with pytest.raises(RuntimeError, match=state.name):
-        session.refuse(ReturnCode.NOT_AUTHORIZED)
+        session.refuse(Reason(ReasonCode.NOT_AUTHORIZED))
     assert session.state is state
 
 
-@pytest.mark.parametrize("level", [0, 2, 5, 0x84])
-def test_another_protocol_level_is_refused_with_return_code_1(level: int) -> None:
+@pytest.mark.parametrize(
+    ("level", "answer"),
+    [(0, "20 02 00 01"), (2, "20 02 00 01"), (6, "20 03 00 84 00"), (0x84, "20 03 00 84 00")],
+)
+def test_another_protocol_level_is_refused_in_the_words_of_the_nearest_version(level: int, answer: str) -> None:
     session = MqttSession()
-    assert session.receive(UnsupportedConnect(level)) == (UnsupportedLevelRefused(level=level),)
-    assert session.take_output() == b"\x20\x02\x00\x01"  # [MQTT-3.1.2-2]
+    refused = ConnectRefused(reason=Reason(ReasonCode.UNSUPPORTED_VERSION))
+    assert session.receive(UnsupportedConnect(level)) == (refused,)
+    assert session.take_output() == bytes.fromhex(answer)  # [MQTT-3.1.2-2]
     assert session.is_closed
 
 
@@ -373,8 +387,8 @@ def test_one_piece_of_input_may_hold_a_whole_session() -> None:
             if isinstance(event, CredentialsOffered):
                 sent += session.accept()
             elif isinstance(event, PublishReceived):
-                stored.append(event.payload)
-                sent += session.acknowledge_received([event.packet_id])
+                stored.append(event.packet.payload)
+                sent += session.acknowledge_received([event.packet.packet_id])
         is_open = session.is_open
     assert stored == [b"1", b"2", b"3"]
     assert sent + session.take_output() == encode_connack(0) + encode_pubrec(b"\x00\x02") + PINGRESP

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from wsproto.events import CloseConnection, Event, Message, Ping, RejectConnecti
 
 from broker.services import Services
 from protocols.http.heads import read_head, split_head
+from protocols.mqtt.server import serve_mqtt_connection
 from protocols.websocket.server import serve_websocket_connection
 
 #: A Ping without a payload, masked with zeros, as a client may send it.
@@ -82,7 +84,9 @@ class Peers:
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
-            await serve_websocket_connection(self.services, *split_head(await whole_head(stream)), stream)
+            head, early = split_head(await whole_head(stream))
+            mqtt = partial(serve_mqtt_connection, self.services)
+            await serve_websocket_connection(self.services, head, early, stream, mqtt=mqtt)
         except Exception as error:
             # Closing the stream lets the test end, and its end cancels us: the error would be forgotten.
             self.failures.append(error)

@@ -42,8 +42,11 @@ export class Trail {
   async losses() {
     if (this.isForeign) return;
     try {
-      const [failures, refusals] = await Promise.all([
-        get(`/devices/${this.did}/failures`, { count: KEPT }), get(`/devices/${this.did}/refusals`)]);
+      const [failures, refusals, dropped] = await Promise.all([
+        get(`/devices/${this.did}/failures`, { count: KEPT }), get(`/devices/${this.did}/refusals`), get(`/devices/${this.did}/dropped`)]);
+      for (const one of dropped.data.fields) {
+        this.put(`dropped ${one.field}`, one.ts, "field dropped", "bad", "", `${one.field}: ${one.message}. The rest of the message was taken.`);
+      }
       for (const one of failures.data.failures) {
         this.put(one.mid, one.cts, "failed", "bad", one.payload, this.reasonOf(one));
       }
@@ -89,7 +92,7 @@ export class Trail {
 
   paint() {
     const found = this.sorted().slice(0, this.isLong ? KEPT : SHOWN);
-    $("#trail-note").textContent = this.isForeign ? "" : "also what failed in 7 days, and the last refusals";
+    $("#trail-note").textContent = this.isForeign ? "" : "also what failed in 7 days, the last refusals and dropped fields";
     if (found.length === 0) {
       fill($("#trail"), empty("Nothing came yet", "Each message stands here at once: taken, failed or refused, and why."));
       return;

@@ -8,11 +8,12 @@ import pytest
 from broker.services import Services
 from config.settings import Address
 from protocols.http.accounts.go import console_page
-from protocols.http.console.pages import PAGES
-from tests.factories import ADA, KITCHEN
+from protocols.http.console.pages import DASHBOARDS, PAGES
+from tests.factories import ADA, KITCHEN, LIGHT_TYPE
 from tests.protocols.http.console.conftest import proof_in, sign_in
 
 PATHS = [*("/console" + page.path for page in PAGES), f"/console/devices/{KITCHEN}"]
+PATHS += [page.path.replace("<id_>", LIGHT_TYPE if "/types/" in page.path else KITCHEN) for page in DASHBOARDS]
 
 
 async def test_the_root_leads_to_the_console(browser: httpx.AsyncClient) -> None:
@@ -39,6 +40,8 @@ async def test_the_sign_in_leads_back_to_the_page_that_was_asked_for(browser: ht
         "/console//evil.example",
         "https://evil.example/console",
         "/console/../accounts/logout",
+        "/developer/./x",
+        "/operators",
         "/consolation",
         "/console\n",
         "/console?x=1",

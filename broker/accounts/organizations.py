@@ -1,0 +1,187 @@
+"""The organizations of a user, and their applications: what members do on the developer's pages (reference 27.21)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from broker.accounts.applications import Method
+from broker.accounts.consent import EVERY_TYPE, PROFILE
+from broker.accounts.permissions import Role
+from broker.accounts.tokens import Caller, TokenKind
+from broker.clock import Clock
+from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
+from broker.ids import new_id
+from broker.secrets import Vault
+from broker.trace.audit import AuditEvent, note
+from config.limits import ORGANIZATION_APPLICATIONS_MAX, REDIRECT_URIS_MAX
+from storage.database import Database, Transaction
+from storage.keys import OrganizationKey, UserKey
+from storage.records import NEW_KEY, ApplicationRecord, OrganizationRecord
+
+DEVELOPERS: Final = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
+TAKEN: Final = "The organization has an application of this name"
+TOO_MANY: Final = f"The organization has {ORGANIZATION_APPLICATIONS_MAX} applications"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    organization: OrganizationRecord
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationChanges:
+    """What is None stays as it is. Each of `permissions` has `device_type` (an id, `*` or `profile`) and
+    `permissions`."""
+
+    name: str | None = None
+    methods: Collection[Method] | None = None
+    redirect_uris: Sequence[str] | None = None
+    permissions: Sequence[Mapping[str, Any]] | None = None
+
+
+class Organizations:
+    """An application may act for a member only in its own organization; the console acts in all of them."""
+
+    def __init__(self, database: Database, clock: Clock, vault: Vault) -> None:
+        self._database = database
+        self._clock = clock
+        self._vault = vault
+
+    async def of(self, caller: Caller) -> list[Membership]:
+        """By name, those in which the caller may act."""
+        user = caller.user
+        if caller.kind is not TokenKind.USER or user is None:
+            return []
+        found = await self._database.read(lambda tx: tx.accounts.memberships(user))
+        return [Membership(one, Role(role)) for one, role in found if _may_act(caller, one.key)]
+
+    async def has_developer(self, user: UserKey) -> bool:
+        """The user is an administrator or a developer of some organization."""
+        return await self._database.read(lambda tx: any(tx.accounts.has_role(user, role) for role in DEVELOPERS))
+
+    async def find(self, caller: Caller, id_: str, roles: Collection[Role] = DEVELOPERS) -> Membership:
+        """Raises NotFound, PermissionDenied."""
+        return await self._of(caller, await self._database.read(lambda tx: tx.accounts.organization_by_id(id_)), roles)
+
+    async def _of(
+        self, caller: Caller, organization: OrganizationRecord | None, roles: Collection[Role] = DEVELOPERS
+    ) -> Membership:
+        if organization is None:
+            raise NotFound
+        user = caller.user
+        if user is not None and _may_act(caller, organization.key):
+            role = await self._database.read(lambda tx: tx.accounts.role_of(organization.key, user))
+            if role is not None and role in roles:
+                return Membership(organization, Role(role))
+        raise PermissionDenied(f"{' or '.join(sorted(roles))} of the organization")
+
+    # Applications
+
+    async def applications(self, organization: OrganizationKey) -> list[ApplicationRecord]:
+        """By name. Those of trials are their trials' (reference 14.2), and not listed."""
+        return await self._database.read(lambda tx: _applications(tx, organization))
+
+    async def application(self, caller: Caller, id_: str) -> ApplicationRecord:
+        """Raises NotFound, PermissionDenied."""
+
+        def work(tx: Transaction) -> tuple[ApplicationRecord, OrganizationRecord | None] | None:
+            found = tx.accounts.application_by_id(id_)
+            if found is None or tx.trials.of_application(found.key) is not None:
+                return None
+            return found, tx.accounts.organization(found.organization)
+
+        found = await self._database.read(work)
+        if found is None:
+            raise NotFound
+        await self._of(caller, found[1])
+        return found[0]
+
+    async def add_application(
+        self, organization: OrganizationRecord, name: str, wanted: ApplicationChanges
+    ) -> tuple[ApplicationRecord, str]:
+        """A new application and its secret. Raises ValidationFailed, Conflict."""
+        secret, now_ms = new_id(), self._clock.now_ms()
+        sealed = self._vault.seal(secret)
+        new = ApplicationRecord(NEW_KEY, new_id(), organization.key, name, sealed, (), (), ())
+
+        def work(tx: Transaction) -> ApplicationRecord:
+            if len(_applications(tx, organization.key)) >= ORGANIZATION_APPLICATIONS_MAX:
+                raise Conflict(TOO_MANY)
+            added = tx.accounts.put_application(_changed(tx, new, wanted))
+            note(tx, AuditEvent.APPLICATION_CREATED, f"application {new.id}", now_ms=now_ms)
+            return added
+
+        return await self._database.write(work), secret
+
+    async def change_application(self, application: ApplicationRecord, wanted: ApplicationChanges) -> ApplicationRecord:
+        """Raises ValidationFailed."""
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> ApplicationRecord:
+            known = tx.accounts.application(application.key)
+            if known is None:
+                raise NotFound
+            changed = _changed(tx, known, wanted)
+            if changed == known:
+                return known
+            note(tx, AuditEvent.APPLICATION_CHANGED, f"application {known.id}", now_ms=now_ms)
+            return tx.accounts.put_application(changed)
+
+        return await self._database.write(work)
+
+    async def renew_secret(self, application: ApplicationRecord) -> str:
+        """The former secret ends at once; tokens that came with it stay."""
+        secret, now_ms = new_id(), self._clock.now_ms()
+        sealed = self._vault.seal(secret)
+
+        def work(tx: Transaction) -> None:
+            known = tx.accounts.application(application.key)
+            if known is None:
+                raise NotFound
+            tx.accounts.put_application(replace(known, secret=sealed))
+            note(tx, AuditEvent.SECRET_RENEWED, f"application {known.id}", now_ms=now_ms)
+
+        await self._database.write(work)
+        return secret
+
+
+def _may_act(caller: Caller, organization: OrganizationKey) -> bool:
+    return caller.is_console or caller.application_organization == organization
+
+
+def _applications(tx: Transaction, organization: OrganizationKey) -> list[ApplicationRecord]:
+    found = tx.accounts.applications_of(organization)
+    return [one for one in found if tx.trials.of_application(one.key) is None]
+
+
+def _changed(tx: Transaction, known: ApplicationRecord, wanted: ApplicationChanges) -> ApplicationRecord:
+    """Raises ValidationFailed with every finding."""
+    findings = []
+    changed = known
+    if wanted.name is not None:
+        changed = replace(changed, name=wanted.name)
+        homonyms = tx.accounts.applications_named(wanted.name)
+        if any(one.organization == known.organization and one.key != known.key for one in homonyms):
+            findings.append(Finding("name", (TAKEN,)))
+    if wanted.methods is not None:
+        changed = replace(changed, methods=tuple(one for one in Method if one in wanted.methods))
+    if wanted.redirect_uris is not None:
+        changed = replace(changed, redirect_uris=tuple(dict.fromkeys(wanted.redirect_uris)))
+        if len(changed.redirect_uris) > REDIRECT_URIS_MAX:
+            findings.append(Finding("redirectUris", (f"At most {REDIRECT_URIS_MAX}",)))
+    if wanted.permissions is not None:
+        asked = []
+        for index, request in enumerate(wanted.permissions):
+            target = str(request["device_type"])
+            if target not in {EVERY_TYPE, PROFILE}:
+                type_ = tx.device_types.by_id_or_name(target)
+                if type_ is None:
+                    findings.append(Finding(f"permissions.{index}.deviceType", ("There is no such device type",)))
+                    continue
+                target = type_.id
+            asked.append({"device_type": target, "permissions": list(request["permissions"])})
+        changed = replace(changed, permissions=tuple(asked))
+    if findings:
+        raise ValidationFailed(tuple(findings))
+    return changed

@@ -1,0 +1,1 @@
+"""Sessions of devices that outlive their connections (reference 16.5)."""

@@ -1,0 +1,27 @@
+"""Builds the sessions of devices."""
+
+from dataclasses import dataclass
+
+from broker.core import Core
+from broker.device_sessions.sessions import DeviceSessions
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSessionsRoom:
+    """`sessions` is None when deliveries have QoS 0 and sessions end with their connection (reference 16.2). The open
+    topic space has sessions, too, which then end with their connection."""
+
+    sessions: DeviceSessions | None
+    all: DeviceSessions
+
+
+async def open_device_sessions(core: Core) -> DeviceSessionsRoom:
+    settings = core.settings.mqtt
+    sessions = DeviceSessions(core.database, core.clock, longest_seconds=settings.session_max_seconds)
+    core.life.observe("mqtt sessions", sessions.statistics)
+    if settings.persistent_sessions == "off":
+        return DeviceSessionsRoom(None if settings.topics == "service" else sessions, sessions)
+    await sessions.resume()
+    core.life.worker("mqtt sessions", sessions.sweep_forever)
+    core.life.worker("mqtt wills", sessions.speak_forever)
+    return DeviceSessionsRoom(sessions, sessions)

@@ -1,0 +1,269 @@
+"""MQTT sessions: what waits for a device, and what is remembered of it, between two connections (reference 16.5).
+
+A device has at most one session. While it is connected, its connection holds the session, and every change is written
+with the commit that makes it durable. Actions are not queued for a device that is away: the session has the position of
+the last Action that it has seen, and the message log has the others. So an Action is neither lost nor queued twice when
+the daemon is killed, and a session that is away costs nothing.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from broker.clock import Clock
+from broker.device_sessions import steps
+from broker.device_sessions.session import DeviceSession, Written
+from broker.envelope import Action
+from broker.loops import repeat
+from storage.database import Database
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
+
+_SWEEP_SECONDS: Final = 60.0
+_TRIMMED_EVERY: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    connected: int
+    resumed: int
+    expired: int
+    deliveries_dropped: int
+
+
+class DeviceSessions:
+    def __init__(self, database: Database, clock: Clock, *, longest_seconds: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._longest_seconds = longest_seconds
+        self._current: dict[DeviceKey, DeviceSession] = {}  # of connections
+        self._known: dict[DeviceKey, DeviceSession] = {}  # those that messages go to: also of devices that are away
+        self._on_end: list[Callable[[DeviceKey], None]] = []
+        self._wills: dict[DeviceKey, tuple[float, Callable[[], None]]] = {}
+        self._will_due = trio.Event()
+        self._resumed = self._expired = self._dropped = 0
+
+    async def resume(self) -> None:
+        """After the start of the daemon: no device is connected."""
+        now_ms = self._clock.now_ms()
+        await self._database.write(lambda tx: tx.mqtt_sessions.end_all(now_ms))
+        for session in await self._database.read(steps.every_session):
+            self._known[session.device] = session
+
+    def on_end(self, handler: Callable[[DeviceKey], None]) -> None:
+        """Call `handler` when the session of a device has ended."""
+        self._on_end.append(handler)
+
+    def away(self) -> Sequence[DeviceSession]:
+        """The sessions of all devices, after `resume`."""
+        return tuple(self._known.values())
+
+    def is_connected(self, device: DeviceKey) -> bool:
+        session = self._known.get(device)
+        return session is not None and session.outlet is not None
+
+    async def begin(
+        self,
+        session: DeviceSession,
+        *,
+        is_clean: bool,
+        is_actions: Callable[[bytes], bool],
+        written: Written,
+        begun: Callable[[DeviceSession, bool], None],
+    ) -> None:
+        """Begin the session of a new connection, which the older one, if any, has left.
+
+        Args:
+            session: a new one; it is filled from the store when the device's session goes on.
+            is_clean: the device's former session ends.
+            is_actions: whether a filter is one of the device's Actions.
+            written: see `Written`.
+            begun: called with the session, and whether it goes on, on the loop and before any Action that the session
+                has not seen. It is called also when the calling task was cancelled.
+
+        Raises:
+            StoreError: the session cannot be read.
+        """
+        session.expiry_seconds = min(session.expiry_seconds, self._longest_seconds)
+        self._current[session.device] = session
+        if (away := self._known.get(session.device)) is not None:
+            away.outlet, away.late = None, []
+        work = partial(steps.begin, session, is_clean, is_actions, written, self._clock.now_ms())
+        await self._database.write(work, announce=partial(self._begun, session, begun))
+
+    def _begun(self, session: DeviceSession, begun: Callable[[DeviceSession, bool], None], is_present: bool) -> None:
+        self._resumed += is_present
+        away = self._known.get(session.device)
+        if away is not None and is_present:
+            session.next_number = max(session.next_number, away.next_number)
+            known = {one.number for one in session.deliveries}
+            session.deliveries += [one for one in away.late if one.number not in known]
+        elif away is not None:
+            for delivery in away.late:
+                self._write(away, steps.settle, delivery.number)
+            self._tell_end(session.device)
+        self._known[session.device] = session
+        _, will = self._wills.pop(session.device, (0.0, None))
+        if will is not None and not is_present:  # the session that it belonged to has ended
+            will()
+        begun(session, is_present)
+
+    def subscribe(
+        self,
+        session: DeviceSession,
+        filter_: bytes,
+        subscription: SubscriptionRecord,
+        *,
+        actions_from: Position | None,
+    ) -> None:
+        """Remember a subscription. `actions_from`: Actions after this position wait for the device, unless those after
+        an earlier one do so already; None: Actions do not wait for it."""
+        session.subscriptions[filter_] = subscription
+        if actions_from is None or session.actions_after is None:
+            session.actions_after = actions_from
+        self._write(session, steps.subscribe, filter_, subscription, session.actions_after)
+
+    def unsubscribe(self, session: DeviceSession, filter_: bytes, *, wants_actions: bool) -> None:
+        session.subscriptions.pop(filter_, None)
+        session.actions_after = session.actions_after if wants_actions else None
+        self._write(session, steps.unsubscribe, filter_, session.actions_after)
+
+    def deliver(
+        self, session: DeviceSession, action: Action, topic: bytes, payload: bytes, qos: int
+    ) -> DeliveryRecord | None:
+        """Keep an Action for a connected device until it has acknowledged it; None when the session has it already."""
+        if session.actions_after is not None and action.position <= session.actions_after:
+            return None
+        delivery = DeliveryRecord(session.next_number, topic, payload, qos)
+        session.next_number += 1
+        session.actions_after = action.position
+        self._write(session, steps.deliver, delivery, action.position)
+        return delivery
+
+    def send(
+        self,
+        device: DeviceKey,
+        *,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        subscription_ids: Sequence[int],
+        expires_on: Milliseconds | None,
+    ) -> bool:
+        """Send a message to a device, or keep it when the device is away and its session lasts; False: neither."""
+        session = self._known.get(device)
+        if session is None or (session.outlet is None and not (qos and session.is_stored)):
+            return False
+        delivery = DeliveryRecord(
+            session.next_number if qos else 0,
+            topic,
+            payload,
+            qos,
+            retain=retain,
+            properties=properties,
+            expires_on=expires_on,
+            subscription_ids=tuple(subscription_ids),
+        )
+        if not qos:
+            return session.outlet is not None and session.outlet.offer(delivery)
+        session.next_number += 1
+        self._write(session, steps.queue, delivery)
+        if session.outlet is not None:
+            session.outlet.send(delivery)
+        else:
+            session.late = [*session.late, delivery] if device in self._current else session.late
+            if delivery.number % _TRIMMED_EVERY == 0:
+                self._write(session, steps.trim)
+        return True
+
+    def settle(self, session: DeviceSession, number: int) -> None:
+        """A delivery has ended: acknowledged, or dropped."""
+        self._write(session, steps.settle, number)
+
+    def drop(self, session: DeviceSession, number: int) -> None:
+        self._dropped += 1
+        self.settle(session, number)
+
+    def release(self, session: DeviceSession, number: int) -> None:
+        """The device has a delivery of QoS 2; it must not be sent again."""
+        self._write(session, steps.release, number)
+
+    def receive(self, session: DeviceSession, packet_id: int) -> None:
+        """A message of QoS 2 was submitted in this turn: remember its packet id in the same commit."""
+        self._write(session, steps.receive, packet_id)
+
+    def forget_received(self, session: DeviceSession, packet_id: int) -> None:
+        self._write(session, steps.forget, packet_id)
+
+    def end(self, session: DeviceSession) -> None:
+        """The connection has ended. Nothing happens when a newer one has the session."""
+        if self._current.get(session.device) is not session:
+            return
+        del self._current[session.device]
+        session.outlet = None
+        if not session.is_stored or not session.expiry_seconds:
+            self._known.pop(session.device, None)
+            self._tell_end(session.device)
+        if not session.is_stored:
+            return
+        if session.expiry_seconds:
+            expires_on = Milliseconds(self._clock.now_ms() + session.expiry_seconds * 1000)
+            self._write(session, steps.end, expires_on, session.sent_until)
+        else:
+            self._write(session, steps.remove)
+
+    def _tell_end(self, device: DeviceKey) -> None:
+        for handler in self._on_end:
+            handler(device)
+
+    def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object) -> None:
+        if session.is_stored:
+            self._database.write_with_next(partial(work, session.device, *arguments))
+
+    # --- Wills ---
+
+    def delay_will(self, device: DeviceKey, seconds: float, publish: Callable[[], None]) -> None:
+        """Publish a will after so many seconds, unless the session goes on before, or at once when it ends."""
+        self._wills[device] = (trio.current_time() + seconds, publish)
+        self._will_due.set()
+
+    async def speak_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            due = min((at for at, _ in self._wills.values()), default=math.inf)
+            with trio.move_on_at(due):
+                self._will_due = trio.Event()
+                await self._will_due.wait()
+            now = trio.current_time()
+            for device in [device for device, (at, _) in self._wills.items() if at <= now]:
+                self._wills.pop(device)[1]()
+
+    # --- Expiry ---
+
+    async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await repeat(self.sweep, every=_SWEEP_SECONDS, at_once=True, failure="mqtt_sessions_not_swept")
+
+    async def sweep(self) -> None:
+        """Remove sessions whose time has passed."""
+        while self._clock.may_delete():
+            now_ms = self._clock.now_ms()
+            removed = await self._database.write(partial(steps.sweep, now_ms), announce=self._swept)
+            self._expired += len(removed)
+            if len(removed) < steps.SWEPT_AT_ONCE:
+                return
+
+    def _swept(self, removed: Sequence[DeviceKey]) -> None:
+        for device in removed:
+            if device not in self._current:
+                self._known.pop(device, None)
+                self._tell_end(device)
+
+    def statistics(self) -> SessionStatistics:
+        return SessionStatistics(len(self._current), self._resumed, self._expired, self._dropped)

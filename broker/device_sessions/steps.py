@@ -1,0 +1,142 @@
+"""What sessions read and write, each step within a transaction."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from broker.device_sessions.session import DeviceSession, Written
+from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
+from storage.database import Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.mqtt_sessions import DeliveryRecord, MqttSessionRecord, SubscriptionRecord
+
+SWEPT_AT_ONCE: Final = 500
+
+
+def begin(
+    session: DeviceSession,
+    is_clean: bool,
+    is_actions: Callable[[bytes], bool],
+    written: Written,
+    now_ms: Milliseconds,
+    tx: Transaction,
+) -> bool:
+    store, device = tx.mqtt_sessions, session.device
+    known = store.session(device)
+    is_present = (
+        known is not None
+        and not is_clean
+        and known.client_id == session.client_id
+        and (known.expires_on is None or known.expires_on > now_ms)
+    )
+    if known is not None and not is_present:
+        store.remove(device)
+    session.is_stored = session.expiry_seconds > 0 or is_present
+    if is_present and known is not None:
+        session.subscriptions = store.subscriptions(device)
+        session.deliveries = store.deliveries(device)
+        session.received = store.received(device)
+        session.sent_until = known.sent_until
+        session.actions_after = known.actions_after
+        session.next_number = max([known.sent_until, *(one.number for one in session.deliveries)]) + 1
+        take_actions(tx, session, is_actions, written)
+    if session.is_stored:
+        store.put(
+            MqttSessionRecord(
+                device, session.client_id, session.expiry_seconds, None, session.actions_after, session.sent_until
+            )
+        )
+    return is_present
+
+
+def take_actions(
+    tx: Transaction, session: DeviceSession, is_actions: Callable[[bytes], bool], written: Written
+) -> None:
+    """Queue the Actions that came while the device was away. Of too many, the oldest deliveries go."""
+    filters = [filter_ for filter_, one in session.subscriptions.items() if one.qos and is_actions(filter_)]
+    found: Sequence[tuple[Position, str]] = ()
+    topic = filters[-1] if filters else b""
+    if session.actions_after is not None and filters:
+        found = tx.messages.latest_actions_of(session.device, session.actions_after, limit=MQTT_WAITING_MESSAGES)
+    for position, data in found:
+        delivery = DeliveryRecord(session.next_number, topic, written(data), session.subscriptions[topic].qos)
+        tx.mqtt_sessions.put_delivery(session.device, delivery)
+        session.deliveries.append(delivery)
+        session.next_number += 1
+        session.actions_after = position
+    size = sum(len(one.payload) for one in session.deliveries)
+    while session.deliveries and (len(session.deliveries) > MQTT_WAITING_MESSAGES or size > MQTT_WAITING_BYTES):
+        oldest = session.deliveries.pop(0)
+        size -= len(oldest.payload)
+        tx.mqtt_sessions.remove_delivery(session.device, oldest.number)
+
+
+def subscribe(
+    device: DeviceKey,
+    filter_: bytes,
+    subscription: SubscriptionRecord,
+    actions_after: Position | None,
+    tx: Transaction,
+) -> None:
+    tx.mqtt_sessions.subscribe(device, filter_, subscription)
+    tx.mqtt_sessions.set_actions_after(device, actions_after)
+
+
+def unsubscribe(device: DeviceKey, filter_: bytes, actions_after: Position | None, tx: Transaction) -> None:
+    tx.mqtt_sessions.unsubscribe(device, filter_)
+    tx.mqtt_sessions.set_actions_after(device, actions_after)
+
+
+def deliver(device: DeviceKey, delivery: DeliveryRecord, position: Position, tx: Transaction) -> None:
+    tx.mqtt_sessions.put_delivery(device, delivery)
+    tx.mqtt_sessions.set_actions_after(device, position)
+
+
+def settle(device: DeviceKey, number: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.remove_delivery(device, number)
+
+
+def release(device: DeviceKey, number: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.release(device, number)
+
+
+def receive(device: DeviceKey, packet_id: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.receive(device, packet_id)
+
+
+def forget(device: DeviceKey, packet_id: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.forget_received(device, packet_id)
+
+
+def end(device: DeviceKey, expires_on: Milliseconds, sent_until: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.end(device, expires_on=expires_on, sent_until=sent_until)
+
+
+def remove(device: DeviceKey, tx: Transaction) -> None:
+    tx.mqtt_sessions.remove(device)
+
+
+def sweep(now_ms: Milliseconds, tx: Transaction) -> Sequence[DeviceKey]:
+    expired = tx.mqtt_sessions.expired(now_ms, limit=SWEPT_AT_ONCE)
+    for device in expired:
+        tx.mqtt_sessions.remove(device)
+    return expired
+
+
+def every_session(tx: Transaction) -> list[DeviceSession]:
+    """Every session, as one of a device that is away."""
+    found = []
+    for record, last in tx.mqtt_sessions.all():
+        session = DeviceSession(record.device, record.client_id, record.expiry_seconds)
+        session.is_stored = True
+        session.next_number = max(record.sent_until, last) + 1
+        session.subscriptions = tx.mqtt_sessions.subscriptions(record.device)
+        found.append(session)
+    return found
+
+
+def queue(device: DeviceKey, delivery: DeliveryRecord, tx: Transaction) -> None:
+    tx.mqtt_sessions.put_delivery(device, delivery)
+
+
+def trim(device: DeviceKey, tx: Transaction) -> None:
+    tx.mqtt_sessions.trim(device, count=MQTT_WAITING_MESSAGES, size=MQTT_WAITING_BYTES)

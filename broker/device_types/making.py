@@ -1,0 +1,157 @@
+"""Device types that members of an organization make, and what they upload (reference 27.21)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from broker.clock import Clock
+from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
+from broker.device_types.manifest_parser import parse_manifest
+from broker.device_types.manifests import UploadedManifest, put_manifest
+from broker.device_types.transform import TransformFailedError
+from broker.errors import BadRequest, Conflict, NotFound, ValidationFailed
+from broker.facts import DeviceTypeChanged, Router
+from broker.ids import new_device_type_id
+from broker.trace.audit import AuditEvent, note
+from config.limits import MANIFEST_VERSIONS_MAX, ORGANIZATION_TYPES_MAX
+from storage.database import Database, Transaction
+from storage.keys import DeviceTypeKey
+from storage.records import NEW_KEY, DeviceTypeRecord, OrganizationRecord
+
+TAKEN: Final = "A device type has this unique name"
+TOO_MANY: Final = f"The organization has {ORGANIZATION_TYPES_MAX} device types"
+TOO_MANY_VERSIONS: Final = f"The device type has {MANIFEST_VERSIONS_MAX} Manifests"
+NOTHING_REMAINS: Final = "no field of the Manifest is in the payload"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeChanges:
+    """What is None stays as it is."""
+
+    name: str | None = None
+    description: str | None = None
+    published: bool | None = None
+    protected: bool | None = None
+    tags: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a Manifest makes of a payload: `data`, or else the `reason` why a message with it would fail."""
+
+    data: Any
+    reason: str
+
+
+class TypeMaking:
+    def __init__(self, database: Database, clock: Clock, catalog: DeviceTypes, router: Router) -> None:
+        self._database = database
+        self._clock = clock
+        self._catalog = catalog
+        self._router = router
+
+    async def add(
+        self, organization: OrganizationRecord, unique_name: str, name: str, wanted: TypeChanges
+    ) -> DeviceTypeRecord:
+        """Raises ValidationFailed, Conflict."""
+        now_ms = self._clock.now_ms()
+        new = DeviceTypeRecord(
+            key=NEW_KEY,
+            id=new_device_type_id(),
+            unique_name=unique_name,
+            name=name,
+            organization=organization.key,
+            organization_id=organization.id,
+            published=False,
+            protected=False,
+            rsp=False,
+            description=None,
+            tags=(),
+            created_on=now_ms,
+        )
+
+        def work(tx: Transaction) -> DeviceTypeRecord:
+            if tx.device_types.by_unique_name(unique_name) is not None:
+                raise ValidationFailed.of("uniqueName", TAKEN)
+            if tx.device_types.number_of(organization.key) >= ORGANIZATION_TYPES_MAX:
+                raise Conflict(TOO_MANY)
+            key = tx.device_types.put_device_type(_changed(new, wanted))
+            note(tx, AuditEvent.DEVICE_TYPE_CREATED, f"device_type {new.id}", now_ms=now_ms)
+            return _standing(tx, key)
+
+        return await self._database.write(work)
+
+    async def change(self, type_: DeviceType, wanted: TypeChanges) -> DeviceTypeRecord:
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> DeviceTypeRecord:
+            known = _standing(tx, type_.key)
+            changed = _changed(known, wanted)
+            if changed != known:
+                tx.device_types.put_device_type(changed)
+                note(tx, AuditEvent.DEVICE_TYPE_CHANGED, f"device_type {known.id}", now_ms=now_ms)
+            return _standing(tx, type_.key)
+
+        with trio.CancelScope(shield=True):  # a durable change must reach the types in use
+            changed = await self._database.write(work)
+            await self._catalog.reload()
+        return changed
+
+    async def upload(self, type_: DeviceType, document: Mapping[str, Any]) -> UploadedManifest:
+        """Make a document the newest version. An Advanced Manifest then waits for an operator's approval.
+
+        Raises ValidationFailed with every problem of the document, Conflict.
+        """
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> UploadedManifest:
+            record, is_new = put_manifest(tx, type_.key, document, approve=False, now_ms=now_ms)
+            if is_new and record.version > MANIFEST_VERSIONS_MAX:
+                raise Conflict(TOO_MANY_VERSIONS)
+            if is_new:
+                object_ = f"device_type {type_.id}"
+                note(tx, AuditEvent.MANIFEST_UPLOADED, object_, now_ms=now_ms, version=record.version)
+            return UploadedManifest(type_.id, record.version, record.approved, is_new)
+
+        with trio.CancelScope(shield=True):
+            uploaded = await self._database.write(work)
+            await self._catalog.reload()
+            if uploaded.is_new and uploaded.approved:
+                self._router.publish(DeviceTypeChanged(type_.key))
+        return uploaded
+
+
+def try_out(document: Mapping[str, Any], payload: bytes) -> Tried:
+    """What the Manifest makes of a payload. Nothing is stored. An expression has the bounds that it has for messages.
+
+    Raises ValidationFailed with every problem of the document.
+    """
+    version = ManifestVersion(0, parse_manifest(msgspec.json.decode(msgspec.json.encode(document))))
+    try:
+        data = version.normalize(payload)
+    except TransformFailedError as failure:
+        return Tried(None, str(failure))
+    except BadRequest:
+        return Tried(None, "the payload is not the JSON text of an object")
+    return Tried(None, NOTHING_REMAINS) if data is None else Tried(msgspec.json.decode(data), "")
+
+
+def _standing(tx: Transaction, key: DeviceTypeKey) -> DeviceTypeRecord:
+    found = tx.device_types.device_type(key)
+    if found is None:
+        raise NotFound
+    return found
+
+
+def _changed(known: DeviceTypeRecord, wanted: TypeChanges) -> DeviceTypeRecord:
+    given = {
+        name: value
+        for name in ("name", "description", "published", "protected")
+        if (value := getattr(wanted, name)) is not None
+    }
+    if wanted.tags is not None:
+        given["tags"] = tuple(dict.fromkeys(wanted.tags))
+    return replace(known, **given)

@@ -1,0 +1,57 @@
+"""How the service is: one answer to the first questions of an incident."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.core import Core
+from broker.operating.port import Listener, Machine, Room
+from storage.database import Transaction
+
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Who reads the log, and how many rows it is behind."""
+
+    name: str
+    position: int
+    behind: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    version: str
+    now: int
+    started_on: int
+    problem: str  # why the daemon is not ready
+    listeners: Sequence[Listener]
+    consumers: Sequence[Consumer]
+    room: Room
+    retention_days: int
+    full_on: int | None  # when the disk is full, as it grows now
+    statistics: Mapping[str, object]
+
+
+def consumers_of(tx: Transaction) -> list[Consumer]:
+    head = tx.messages.head()
+    return [Consumer(name, position, max(0, head - position)) for name, position in tx.messages.consumers()]
+
+
+async def overview(core: Core, machine: Machine, started_on: int) -> Overview:
+    room, now_ms = await machine.room(), core.clock.now_ms()
+    full_on = None
+    if room.grows and not room.is_enough:
+        full_on = now_ms + int(room.available / room.grows * _DAY_MS)
+    return Overview(
+        version=machine.version,
+        now=now_ms,
+        started_on=started_on,
+        problem=await machine.problem(),
+        listeners=machine.listeners(),
+        consumers=await core.database.read(consumers_of),
+        room=room,
+        retention_days=core.settings.storage.retention_days,
+        full_on=full_on,
+        statistics={**core.life.statistics(), **machine.counters()},
+    )

@@ -1,0 +1,67 @@
+"""What only the daemon can tell of itself: its listeners, its machine, its backups."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+#: How many bytes more were copied, and how many there are in all. Another thread calls it.
+Copied = Callable[[int, int], None]
+
+
+class BackupFailedError(Exception):
+    """There is no backup. The text is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor: what was found, or what to do where it is not `ok`."""
+
+    check: str
+    ok: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The store and its disk, in bytes. `grows` is None while the log is too young for a forecast."""
+
+    store: int
+    available: int
+    grows: int | None  # a day
+    is_enough: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """`problem` is why it is closed. `answers` are those of HTTP, by status."""
+
+    name: str
+    address: str
+    problem: str
+    answers: Mapping[str, int]
+
+
+class Machine(Protocol):
+    @property
+    def version(self) -> str: ...
+
+    async def problem(self) -> str:
+        """Why the daemon is not ready; empty when it is."""
+
+    def listeners(self) -> Sequence[Listener]: ...
+
+    def counters(self) -> Mapping[str, object]:
+        """What the listeners count."""
+
+    async def room(self) -> Room: ...
+
+    async def examine(self) -> Sequence[Check]:
+        """All checks of `trunkline doctor`."""
+
+    async def back_up(self, folder: Path, *, keep: int, copied: Copied) -> Path:
+        """Write a backup into `folder`, and keep that many. Raises BackupFailedError."""
+
+    async def backups(self, folder: Path) -> Sequence[tuple[str, int, int]]:
+        """Name, bytes and time of each backup in `folder`, the newest first."""

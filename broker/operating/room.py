@@ -1,0 +1,36 @@
+"""Builds what the operator's page needs."""
+
+from dataclasses import dataclass, field
+
+from broker.core import Core
+from broker.errors import StorageUnavailable
+from broker.operating.backups import Backups
+from broker.operating.overview import Overview, overview
+from broker.operating.port import Machine
+
+
+@dataclass(slots=True)
+class OperatingRoom:
+    """`machine` is None until the daemon listens."""
+
+    core: Core
+    backups: Backups
+    started_on: int
+    machine: Machine | None = field(default=None)
+
+    def the_machine(self) -> Machine:
+        """Raises StorageUnavailable before the daemon listens."""
+        if self.machine is None:
+            raise StorageUnavailable
+        return self.machine
+
+    async def overview(self) -> Overview:
+        return await overview(self.core, self.the_machine(), self.started_on)
+
+
+async def open_operating(core: Core) -> OperatingRoom:
+    settings = core.settings
+    folder = settings.console.backup_dir or settings.state_dir / "backups"
+    backups = Backups(core.clock, core.audit, folder, settings.console.keep_backups)
+    core.life.worker("backups", backups.work_forever)
+    return OperatingRoom(core, backups, core.clock.now_ms())

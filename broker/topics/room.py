@@ -1,0 +1,26 @@
+"""Builds the open topic space."""
+
+from dataclasses import dataclass
+
+from broker.core import Core
+from broker.device_sessions.room import DeviceSessionsRoom
+from broker.topics.access import TopicAccess
+from broker.topics.space import TopicSpace
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsRoom:
+    """`space` is None when there are the service's own topics only (reference 16.3)."""
+
+    space: TopicSpace | None
+    access: TopicAccess
+
+
+async def open_topics(core: Core, device_sessions: DeviceSessionsRoom) -> TopicsRoom:
+    space = TopicSpace(core.database, core.clock, device_sessions.all)
+    core.life.observe("topics", space.statistics)
+    access = TopicAccess(core.router, await core.database.read(lambda tx: tx.mqtt_topics.rules()))
+    if core.settings.mqtt.topics == "service":
+        return TopicsRoom(None, access)
+    await space.resume()
+    return TopicsRoom(space, access)

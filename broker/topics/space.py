@@ -1,0 +1,244 @@
+"""The open topic space: subscriptions, retained messages, and what a message leads to (reference 16.6).
+
+Its messages are no device data: they are in no history. Those that wait for a device are in the device's session, and
+retained ones in the store; both are written with the commit that acknowledges the message.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Final
+
+from broker.clock import Clock
+from broker.device_sessions.sessions import DeviceSessions
+from broker.errors import DomainError
+from broker.topics.tree import SHARED, TopicTree, is_filter, pattern_of, split_shared
+from config.limits import (
+    MQTT_RETAINED_BYTES,
+    MQTT_RETAINED_MAX,
+    MQTT_SUBSCRIPTIONS_MAX,
+    MQTT_WAITING_MESSAGES,
+)
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds
+from storage.mqtt_sessions import SubscriptionRecord
+from storage.mqtt_topics import RetainedRecord
+
+#: Where the service's own topics are. No message of the open topic space has such a topic.
+SERVICE: Final = (b"/v1.1/", b"v1.1/")
+
+
+class TooManyRetained(DomainError):
+    status = 429
+    template = "No more retained messages are taken"
+
+
+class TooManySubscriptions(DomainError):
+    status = 429
+    template = "A device may subscribe to 100 topic filters"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMessage:
+    """A message. `properties` are those that are forwarded, encoded; `expires_on` in ms, None for never."""
+
+    topic: bytes
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: bytes
+    expires_on: Milliseconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatistics:
+    subscriptions: int
+    retained: int
+    retained_bytes: int
+    messages: int
+    deliveries: int
+
+
+class TopicSpace:
+    def __init__(self, database: Database, clock: Clock, sessions: DeviceSessions) -> None:
+        self._database = database
+        self._clock = clock
+        self._sessions = sessions
+        self._tree = TopicTree()
+        self._retained: dict[bytes, RetainedRecord] = {}
+        self._retained_bytes = 0
+        self._subscriptions: dict[DeviceKey, dict[bytes, SubscriptionRecord]] = {}
+        self._messages = self._deliveries = 0
+        sessions.on_end(self.forget)
+
+    async def resume(self) -> None:
+        """After the start: retained messages, and the subscriptions of sessions that are away."""
+        retained = await self._database.read(lambda tx: tx.mqtt_topics.retained())
+        for message in retained:
+            self._keep(message)
+        for session in self._sessions.away():
+            for filter_, subscription in session.subscriptions.items():
+                if not filter_.startswith(SERVICE):
+                    self._add(session.device, filter_, subscription)
+
+    # --- Subscriptions ---
+
+    def subscribe(
+        self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord, *, retain_handling: int
+    ) -> tuple[Sequence[RetainedRecord], int]:
+        """Add a subscription, or replace it; return the retained messages to send (MQTT 5.0, 3.3.1.3), and how many
+        were looked at.
+
+        `filter_` is valid. Raises TooManySubscriptions.
+        """
+        own = self._subscriptions.get(device, {})
+        is_new = filter_ not in own
+        if is_new and len(own) >= MQTT_SUBSCRIPTIONS_MAX:
+            raise TooManySubscriptions
+        self._add(device, filter_, subscription)
+        if filter_.startswith(SHARED) or retain_handling == 2 or (retain_handling == 1 and not is_new):
+            return (), 0
+        now_ms = self._clock.now_ms()
+        if b"+" not in filter_ and b"#" not in filter_:
+            found = self._retained.get(filter_)
+            return () if found is None or _has_expired(found, now_ms) else (found,), 1
+        is_match = pattern_of(filter_).fullmatch
+        due = (one for topic, one in self._retained.items() if is_match(topic) and not _has_expired(one, now_ms))
+        return tuple(islice(due, MQTT_WAITING_MESSAGES)), len(self._retained)
+
+    def unsubscribe(self, device: DeviceKey, filter_: bytes) -> bool:
+        own = self._subscriptions.get(device, {})
+        if own.pop(filter_, None) is None:
+            return False
+        self._tree.remove(*_place(filter_, device))
+        return True
+
+    def forget(self, device: DeviceKey) -> None:
+        """The device's session has ended."""
+        for filter_ in self._subscriptions.pop(device, {}):
+            self._tree.remove(*_place(filter_, device))
+
+    def _add(self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord) -> None:
+        self._subscriptions.setdefault(device, {})[filter_] = subscription
+        inner, _, group = _place(filter_, device)
+        self._tree.add(inner, device, subscription, group)
+
+    # --- Messages ---
+
+    def publish(self, message: TopicMessage, source: DeviceKey) -> int:
+        """Deliver a message to all who subscribe to its topic; return how many they are. The topic is valid.
+
+        What must be durable commits with the open group. Raises TooManyRetained.
+        """
+        if message.retain:
+            self._retain(message)
+        self._messages += 1
+        count = 0
+        plain, groups = self._tree.match(message.topic)
+        for device, subscriptions in _by_device(plain).items():
+            count += self._deliver(device, message, subscriptions, source)
+        for group in groups:
+            # One who is connected comes first; else the message waits for the first whose session lasts.
+            members = list(group.in_turn())
+            connected = (member for member in members if self._sessions.is_connected(member[0]))
+            count += any(self._deliver(device, message, [one], source) for device, one in chain(connected, members))
+        self._deliveries += count
+        return count
+
+    def _deliver(
+        self, device: DeviceKey, message: TopicMessage, subscriptions: Sequence[SubscriptionRecord], source: DeviceKey
+    ) -> bool:
+        wanted = [one for one in subscriptions if not (one.no_local and device == source)]
+        if not wanted:
+            return False
+        return self._sessions.send(
+            device,
+            topic=message.topic,
+            payload=message.payload,
+            qos=min(message.qos, max(one.qos for one in wanted)),
+            retain=message.retain and any(one.retain_as_published for one in wanted),
+            properties=message.properties,
+            subscription_ids=[one.subscription_id for one in wanted if one.subscription_id],
+            expires_on=message.expires_on,
+        )
+
+    # --- Retained messages ---
+
+    def _retain(self, message: TopicMessage) -> None:
+        if not message.payload:
+            if (known := self._retained.pop(message.topic, None)) is not None:
+                self._retained_bytes -= _size(known)
+                self._database.write_with_next(partial(_forget, message.topic))
+            return
+        wanted = RetainedRecord(message.topic, message.payload, message.qos, message.properties, message.expires_on)
+        known = self._retained.get(message.topic)
+        count, size = int(known is None), _size(wanted) - (0 if known is None else _size(known))
+        if not self._has_room(count, size):
+            self._drop_expired()
+            if not self._has_room(count, size):
+                raise TooManyRetained
+        self._keep(wanted)
+        self._database.write_with_next(partial(_retain, wanted))
+
+    def _has_room(self, count: int, size: int) -> bool:
+        return len(self._retained) + count <= MQTT_RETAINED_MAX and self._retained_bytes + size <= MQTT_RETAINED_BYTES
+
+    def _keep(self, message: RetainedRecord) -> None:
+        known = self._retained.get(message.topic)
+        self._retained_bytes += _size(message) - (0 if known is None else _size(known))
+        self._retained[message.topic] = message
+
+    def _drop_expired(self) -> None:
+        now_ms = self._clock.now_ms()
+        for message in [one for one in self._retained.values() if _has_expired(one, now_ms)]:
+            del self._retained[message.topic]
+            self._retained_bytes -= _size(message)
+            self._database.write_with_next(partial(_forget, message.topic))
+
+    def statistics(self) -> TopicStatistics:
+        subscriptions = sum(map(len, self._subscriptions.values()))
+        return TopicStatistics(
+            subscriptions, len(self._retained), self._retained_bytes, self._messages, self._deliveries
+        )
+
+
+def _by_device(
+    found: Iterable[dict[DeviceKey, SubscriptionRecord]],
+) -> dict[DeviceKey, list[SubscriptionRecord]]:
+    """A device whose filters overlap gets a message once (MQTT 5.0, 3.3.4)."""
+    by_device: dict[DeviceKey, list[SubscriptionRecord]] = {}
+    for subscriptions in found:
+        for device, subscription in subscriptions.items():
+            by_device.setdefault(device, []).append(subscription)
+    return by_device
+
+
+def _place(filter_: bytes, device: DeviceKey) -> tuple[bytes, DeviceKey, bytes]:
+    """Where a subscription stands in the tree: its filter, its device and its group."""
+    shared = split_shared(filter_) if filter_.startswith(SHARED) else None
+    return (filter_, device, b"") if shared is None else (shared[1], device, shared[0])
+
+
+def is_subscribable(filter_: bytes) -> bool:
+    """Whether a filter is well-formed, also a shared one."""
+    if not filter_.startswith(SHARED):
+        return is_filter(filter_)
+    shared = split_shared(filter_)
+    return shared is not None and is_filter(shared[1])
+
+
+def _size(message: RetainedRecord) -> int:
+    return len(message.topic) + len(message.payload) + len(message.properties)
+
+
+def _has_expired(message: RetainedRecord, now_ms: int) -> bool:
+    return message.expires_on is not None and message.expires_on <= now_ms
+
+
+def _retain(message: RetainedRecord, tx: Transaction) -> None:
+    tx.mqtt_topics.retain(message)
+
+
+def _forget(topic: bytes, tx: Transaction) -> None:
+    tx.mqtt_topics.forget(topic)

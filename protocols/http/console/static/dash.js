@@ -1,0 +1,221 @@
+// What the pages of developers and operators share: who may use them, forms, what goes on in the background, uploads.
+
+import { attempt, accessToken, curlLine, get, REST, Refused } from "./api.js";
+import { $, fill, h, showText } from "./dom.js";
+
+export const page = $("#page");
+export const id = page.dataset.id;
+export const uid = $("meta[name=uid]").content;
+const area = location.pathname.split("/")[1];
+
+export const title = (text) => {
+  $("#title").textContent = text;
+  document.title = `${text} · Trunkline`;
+};
+
+export const crumb = (href, text) => fill($("#crumb"), h("p", { class: "crumb" }, h("a", { href }, text)));
+
+export const box = (name, ...children) => h("section", { class: "box", "aria-label": name },
+  h("div", { class: "head" }, h("h2", {}, name)), ...children.flat().filter(Boolean));
+
+export const button = (text, onclick, kind = "quiet small") => h("button", { type: "button", class: kind, onclick }, text);
+
+export const figures = (...found) => h("ul", { class: "figures" }, found.filter(Boolean).map(([name, value, isBad]) =>
+  h("li", {}, h("small", {}, name), h("b", { class: isBad ? "bad" : undefined }, value))));
+
+export const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, text);
+
+// A field with its label. `kind` is a type of input, "area", or a list of [value, text] to choose from.
+export function field(name, label, kind = "text", more = {}) {
+  const at = `field-${name}-${Math.random().toString(36).slice(2, 8)}`;
+  const { hint, ...properties } = more;
+  const shared = { id: at, name, autocomplete: "off", ...properties };
+  let input;
+  if (Array.isArray(kind)) {
+    input = h("select", shared, kind.map(([value, text]) => h("option", { value, selected: value === properties.value }, text)));
+  } else if (kind === "area") input = h("textarea", { rows: 4, spellcheck: "false", ...shared });
+  else input = h("input", { type: kind, ...shared });
+  return h("p", {}, h("label", { for: at }, label), input, hint ? h("span", { class: "hint" }, hint) : null);
+}
+
+export function check(name, label, isOn = false) {
+  return h("p", { class: "row checks" }, h("label", {}, h("input", { type: "checkbox", name, checked: isOn }), label));
+}
+
+// A form whose button does `work`; refusals stand at their fields.
+export function form(label, fields, text, work, kind = "") {
+  const element = h("form", { class: "fields", "aria-label": label }, ...fields, h("p", { class: "row" }, h("button", { class: kind }, text)));
+  element.addEventListener("submit", (event) => {
+    event.preventDefault();
+    attempt(() => work(element.elements, element), { form: element });
+  });
+  return element;
+}
+
+// Shows what a page has to say, and why not when it may not.
+export async function show(load) {
+  try {
+    await load();
+  } catch (error) {
+    if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
+    refuse(error);
+  } finally {
+    page.removeAttribute("aria-busy");
+  }
+}
+
+const WANTED = {
+  developer: "This page is for administrators and developers of an organization; approved lists, devices, tasks and plans are for its administrators. Ask one of yours, or the operator of this service.",
+  operator: "This page is for the operators of this service. The setting “console.operators” names them by their e-mail address.",
+};
+
+export function refuse(error) {
+  const isRole = error.status === 403;
+  fill(page, h("div", { class: "empty", role: "alert" },
+    h("p", {}, h("b", {}, isRole ? "This is not for you" : error.status === 404 ? "There is no such thing" : "That did not work")),
+    h("p", {}, isRole ? WANTED[area] : error instanceof Refused ? error.text : "The server did not answer."),
+    isRole ? h("p", { class: "hint" }, error.text) : null, h("a", { class: "button", href: "/console" }, "To the console")));
+}
+
+// The organizations in which the person may develop. Without one, the page says so.
+export async function organizations() {
+  const { data } = await get("/developer/organizations");
+  const found = data.organizations.filter((one) => one.role !== "viewer");
+  if (found.length === 0) throw new Refused(403, { error: { message: data.organizations.length ? "You may only look at your organization." : "You are in no organization." } });
+  return found;
+}
+
+const SLOWEST_MS = 60000;
+let usedOn = Date.now();
+for (const kind of ["pointerdown", "keydown", "focus"]) addEventListener(kind, () => { usedOn = Date.now(); }, { passive: true });
+
+// Slower the longer nobody does anything: a page that stands open must not use up the calls of its person's day.
+const pause = (ms) => Math.max(ms, Math.min(SLOWEST_MS, ms * (1 + (Date.now() - usedOn) / 60000)));
+
+// Again and again while the page is seen. A role that is lost meanwhile is told at once; a lost connection is shown.
+export function follow(work, ms) {
+  let timer = 0;
+  const again = async () => {
+    if (!document.hidden) {
+      try {
+        if (await work() === false) return;
+      } catch (error) {
+        if (error instanceof Refused && [401, 403, 404].includes(error.status)) return refuse(error);
+        if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
+      }
+    }
+    timer = setTimeout(again, pause(ms));
+  };
+  timer = setTimeout(again, ms);
+  return () => clearTimeout(timer);
+}
+
+const MOST = 10000;
+
+// All items of a list of pages, at most 10,000. `onMore` gets what has come so far, and how many there are.
+export async function everything(path, query, items, onMore = () => {}) {
+  const found = [];
+  for (let offset = 0; ;) {
+    const answer = await get(path, { ...query, count: 100, offset });
+    const some = items(answer);
+    found.push(...some);
+    offset += some.length;
+    onMore(found, answer.total ?? found.length);
+    if (some.length === 0 || offset >= Math.min(MOST, answer.total ?? 0)) return found;
+  }
+}
+
+// Sends a file, and tells how much of it has gone. Who leaves the page meanwhile is asked first.
+export async function upload(path, file, contentType, onProgress) {
+  const stay = (event) => event.preventDefault();
+  addEventListener("beforeunload", stay);
+  try {
+    try {
+      return await send(path, file, contentType, onProgress, await accessToken());
+    } catch (error) {
+      if (error.status !== 401) throw error;
+      return await send(path, file, contentType, onProgress, await accessToken(true));
+    }
+  } finally {
+    removeEventListener("beforeunload", stay);
+  }
+}
+
+function send(path, file, contentType, onProgress, token) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", `${REST}${path}`);
+    request.setRequestHeader("Authorization", `Bearer ${token}`);
+    request.setRequestHeader("Content-Type", contentType);
+    request.upload.addEventListener("progress", (event) => onProgress(event.loaded, event.total));
+    request.addEventListener("load", () => {
+      let body = null;
+      try {
+        body = JSON.parse(request.responseText);
+      } catch { /* the refusal says the status */ }
+      if (request.status >= 200 && request.status < 300) resolve(body);
+      else reject(new Refused(request.status, body));
+    });
+    request.addEventListener("error", () => reject(new TypeError("no connection")));
+    request.send(file);
+  });
+}
+
+export function progress(label, done, total) {
+  return h("progress", { "aria-label": label, max: total || 1, value: String(done) });
+}
+
+// The same from a shell, or in a provision file
+
+export const sameAs = (text, hint = "Put an access token into the variable TRUNKLINE_TOKEN first.") =>
+  button("As a command", () => showText("The same from a shell", text, hint));
+
+export const sameCall = (method, path, body) => sameAs(curlLine(method, `${REST}${path}`, body));
+
+export const sameTable = (text) => button("As a provision table", () => showText("The same in a provision file", text,
+  "trunkline provision FILE.toml applies it."));
+
+const toml = (value) => {
+  if (Array.isArray(value)) return `[${value.map(toml).join(", ")}]`;
+  if (value !== null && typeof value === "object") return `{ ${Object.entries(value).map(([key, one]) => `${/^[\w-]+$/.test(key) ? key : JSON.stringify(key)} = ${toml(one)}`).join(", ")} }`;
+  // JSON escapes as TOML does, but for DEL.
+  return typeof value === "string" ? JSON.stringify(value).replaceAll("\u007f", "\\u007F") : String(value);
+};
+
+export const table = (name, members) => [`[[${name}]]`, ...Object.entries(members)
+  .filter(([, value]) => value !== undefined && value !== null).map(([key, value]) => `${key} = ${toml(value)}`)].join("\n");
+
+// Files for the person
+
+export function save(name, content, type) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
+  const link = h("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
+// Bars by day: [time, number]
+
+const SVG = "http://www.w3.org/2000/svg";
+const svg = (tag, properties, text) => {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(properties)) element.setAttribute(name, String(value));
+  if (text !== undefined) element.textContent = text;
+  return element;
+};
+
+export function bars(label, points, tell) {
+  const highest = Math.max(1, ...points.map(([, value]) => value));
+  const width = 600, height = 120, step = width / Math.max(1, points.length);
+  const chart = svg("svg", { class: "bars", viewBox: `0 0 ${width} ${height + 16}`, role: "img", "aria-label": label, preserveAspectRatio: "none" });
+  points.forEach(([at, value], index) => {
+    const size = Math.round(value / highest * height);
+    const bar = svg("rect", { x: index * step + 1, y: height - size, width: Math.max(1, step - 2), height: size, rx: 1 });
+    bar.append(svg("title", {}, tell(at, value)));
+    chart.append(bar);
+  });
+  chart.append(svg("line", { x1: 0, x2: width, y1: height, y2: height }));
+  return chart;
+}

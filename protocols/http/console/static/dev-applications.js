@@ -1,0 +1,78 @@
+// The applications of an organization: ids, secrets, redirect URIs, methods.
+
+import { attempt, call, done } from "./api.js";
+import { button, everything, field, form, organizations, page, sameTable, show, table } from "./dash.js";
+import { copyButton, empty, fill, h, sure } from "./dom.js";
+
+const METHODS = [["authorization_code", "Authorization code"], ["pkce", "PKCE"], ["implicit", "Implicit"],
+  ["limited_input", "Limited input"], ["client_credentials", "Client credentials"]];
+let members = [];
+
+const uris = (text) => text.split(/\s+/).filter(Boolean);
+const chosen = (elements) => METHODS.map(([value]) => value).filter((value) => elements[value].checked);
+
+function fields(application) {
+  return [
+    field("name", "Name", "text", { maxlength: 64, required: true, value: application?.name }),
+    h("fieldset", { class: "checks" }, h("legend", {}, "How it gets tokens"), h("p", { class: "row checks far" }, METHODS.map(([value, text]) =>
+      h("label", {}, h("input", { type: "checkbox", name: value, checked: application?.methods.includes(value) }), text)))),
+    field("redirectUris", "Redirect URIs, one in each line; the first is the main one", "area", { value: application?.redirectUris.join("\n") ?? "" }),
+  ];
+}
+
+const body = (elements) => ({ name: elements.name.value.trim(), methods: chosen(elements), redirectUris: uris(elements.redirectUris.value) });
+
+function secretBox(application, secret) {
+  return h("div", { class: "secret", role: "status" }, h("p", {}, `The client secret of ${application.name}, shown this once:`),
+    h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, secret)), copyButton(secret, "the client secret")));
+}
+
+async function renew(application, place, event) {
+  const agreed = await sure(`Renew the secret of ${application.name}?`, "The former one ends at once: whoever uses it gets no more tokens with it. Tokens that were issued stay.", "Renew");
+  if (!agreed) return;
+  await attempt(async () => {
+    const { data } = await call("POST", `/developer/applications/${application.id}/secret`);
+    fill(place, secretBox(application, data.clientSecret));
+    done("The secret is renewed.");
+  }, { button: event.target });
+}
+
+function shown(organization, application) {
+  const place = h("div");
+  const change = form(`Change ${application.name}`, fields(application), "Save", async (elements) => {
+    await call("PUT", `/developer/applications/${application.id}`, { body: body(elements) });
+    done("The application is changed.");
+    await load();
+  });
+  change.hidden = true;
+  const asTable = table("applications", { id: application.id, name: application.name, organization: organization.name,
+    redirect_uri: application.redirectUris[0], methods: application.methods,
+    permissions: application.permissions.map((one) => ({ device_type: one.deviceType, permissions: one.permissions })) });
+  return h("section", { class: "box", "aria-label": application.name },
+    h("div", { class: "head" }, h("h2", {}, application.name), h("div", { class: "row" },
+      button("Change", () => { change.hidden = !change.hidden; }), button("Renew the secret", (event) => renew(application, place, event)), sameTable(asTable))),
+    h("dl", { class: "facts" }, h("dt", {}, "Id"), h("dd", {}, h("code", {}, application.id)),
+      h("dt", {}, "Methods"), h("dd", {}, application.methods.join(", ") || "none: it gets no tokens"),
+      h("dt", {}, "Redirect URIs"), h("dd", {}, application.redirectUris.length ? application.redirectUris.map((one) => h("div", {}, h("code", {}, one))) : "none"),
+      h("dt", {}, "Asks for"), h("dd", {}, application.permissions.map((one) => `${one.deviceType}: ${one.permissions.join(", ")}`).join("; ") || "nothing beside the types of its organization")),
+    place, change);
+}
+
+async function load(made = null) {
+  members = await organizations();
+  const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/applications`, {}, (answer) => answer.data)));
+  const all = members.flatMap((one, index) => lists[index].map((application) => [one, application]));
+  const create = form("New application", [
+    members.length > 1 ? field("organization", "Organization", members.map((one) => [one.id, one.name])) : null, ...fields()].filter(Boolean), "Create the application",
+  async (elements) => {
+    const oid = elements.organization?.value ?? members[0].id;
+    const { data } = await call("POST", `/developer/organizations/${oid}/applications`, { body: body(elements) });
+    done(`${data.name} is made.`);
+    await load(data);
+  });
+  fill(page, made ? secretBox(made, made.clientSecret) : null,
+    ...(all.length ? all.map((one) => shown(...one)) : [empty("No applications yet", "An application is what people sign in to, and what gets tokens.")]),
+    h("section", { class: "box", "aria-label": "New application" }, h("h2", {}, "New application"), create));
+}
+
+await show(load);

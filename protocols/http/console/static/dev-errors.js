@@ -1,0 +1,39 @@
+// What failed of the messages of a type's devices, by device and reason.
+
+import { box, everything, follow, id, page, sameAs, show } from "./dash.js";
+import { DataTable } from "./data-table.js";
+import { typeShown } from "./dev-shared.js";
+import { fill, fullTime, h, time } from "./dom.js";
+
+let latest = null;
+
+async function load() {
+  const { type } = await typeShown();
+  const summary = new DataTable("Devices with errors", [
+    { name: "Device", value: (one) => one.did, cell: (one) => h("a", { href: `/console/devices/${one.did}` }, one.did), isName: true },
+    { name: "Failed", value: (one) => one.times, isNumber: true },
+    { name: "Last reason", value: (one) => one.reason },
+    { name: "Last", value: (one) => one.cts, cell: (one) => time(one.cts) },
+  ], { empty: "No message failed in the last 7 days.", order: [1, true], file: "devices-with-errors.csv" });
+  latest = new DataTable("Failed messages", [
+    { name: "Time", value: (one) => new Date(one.cts).toISOString(), cell: (one) => fullTime(one.cts) },
+    { name: "Device", value: (one) => one.did, isName: true },
+    { name: "Reason", value: (one) => one.reason },
+  ], { empty: "No message failed in the last 7 days.", order: [0, true], file: "failed-messages.csv" });
+  const refresh = async () => {
+    const found = await everything(`/developer/devicetypes/${id}/failures`, {}, (answer) => answer.data);
+    const devices = new Map();
+    for (const one of found) {
+      const known = devices.get(one.did);
+      if (known) known.times += 1; else devices.set(one.did, { ...one, times: 1 });
+    }
+    summary.set([...devices.values()]);
+    latest.set(found);
+  };
+  fill(page, box("Devices with errors", h("p", { class: "hint" }, "What was in a message is for its device's owner, on the device's page."), summary.element),
+    box("Failed messages", h("p", {}, sameAs(`trunkline type failures ${type.uniqueName}`, "On the machine of the service.")), latest.element));
+  await refresh();
+  follow(refresh, 10000);
+}
+
+await show(load);

@@ -1,0 +1,70 @@
+// The devices of a type: their properties, and tasks that read, write or execute one of them.
+
+import { attempt, call, done, get } from "./api.js";
+import { badge, box, button, everything, field, form, id, page, sameCall, show } from "./dash.js";
+import { DataTable } from "./data-table.js";
+import { typeShown } from "./dev-shared.js";
+import { TASK_COLUMNS } from "./dev-tasks.js";
+import { fill, h, shown, time, whole } from "./dom.js";
+
+let table = null;
+let tasks = null;
+let filter = "";
+
+const flat = (value, path = "") => (value !== null && typeof value === "object" && !Array.isArray(value)
+  ? Object.entries(value).flatMap(([name, one]) => flat(one, path ? `${path}.${name}` : name)) : [[path, value]]);
+const said = (properties) => flat(properties).map(([name, value]) => `${name}: ${shown(value ?? "")}`).join(", ");
+
+async function devices() {
+  await everything("/devicemgmt/devices/properties", { dtid: id, filter }, (answer) => answer.data.properties, (found, total) =>
+    table.set(found, found.length < total ? `loading, ${whole(total)} in all` : ""));
+}
+
+async function listTasks() {
+  tasks.set(await everything("/devicemgmt/tasks", { dtid: id }, (answer) => answer.data.tasks));
+}
+
+async function configuration(place) {
+  const { data } = await get(`/devicemgmt/devicetypes/${id}`);
+  fill(place, h("p", { class: "row" }, badge(data.devicePropertiesEnabled ? "device properties are read and observed" : "device properties are off", data.devicePropertiesEnabled ? "good" : ""),
+    button(data.devicePropertiesEnabled ? "Turn off" : "Turn on", (event) => attempt(async () => {
+      await call("PUT", `/devicemgmt/devicetypes/${id}`, { body: { devicePropertiesEnabled: !data.devicePropertiesEnabled } });
+      done("The configuration is changed.");
+      await configuration(place);
+    }, { button: event.target }))));
+}
+
+async function create(elements) {
+  const type = elements.taskType.value, value = elements.value.value;
+  const dids = elements.dids.value.split(/[\s,]+/).filter(Boolean);
+  const body = { dtid: id, taskType: type, property: elements.property.value.trim(), taskParameters: type === "W" || value ? { value } : {},
+    ...(dids.length ? { dids } : filter ? { filter } : {}) };
+  const { data } = await call("POST", "/devicemgmt/tasks", { body });
+  done("The task is made.");
+  location.assign(`/developer/tasks/${data.id}`);
+}
+
+await show(async () => {
+  await typeShown();
+  const standing = h("div");
+  table = new DataTable("Devices", [
+    { name: "Device", value: (one) => one.systemProperties?.did ?? one.did, isName: true, cell: (one) => h("code", {}, one.systemProperties?.did ?? one.did) },
+    { name: "Connection", value: (one) => (one.systemProperties?.connection?.connected ? "connected" : "not connected"), cell: (one) => {
+      const link = one.systemProperties?.connection;
+      return link ? h("span", {}, badge(link.connected ? link.protocol : "not connected", link.connected ? "good" : ""), " ", time(link.lastSeenOn)) : badge("never connected");
+    } },
+    { name: "Server properties", value: (one) => said(one.serverProperties ?? {}) },
+    { name: "Device properties", value: (one) => said(one.deviceProperties ?? {}) },
+  ], { empty: "No device fits.", file: "device-properties.csv" });
+  tasks = new DataTable("Tasks", TASK_COLUMNS, { empty: "No tasks yet.", order: [4, true], file: "tasks.csv" });
+  fill(page, box("Configuration", standing),
+    box("Properties", form("Choose devices", [field("filter", "Devices whose properties are", "text", { placeholder: "serverProperties.site=hall", hint: "Pairs key=value with commas; a task without ids is for these devices." })], "Show", async (elements) => {
+      filter = elements.filter.value.trim();
+      await devices();
+    }, "quiet"), table.element),
+    box("New task", h("p", {}, sameCall("POST", "/devicemgmt/tasks", { dtid: id, taskType: "R", property: "serverProperties.site" })), form("New task", [
+      h("div", { class: "tools" }, field("taskType", "What", [["R", "Read"], ["W", "Write"], ["E", "Execute"]]), field("property", "Property", "text", { required: true, placeholder: "serverProperties.site" }), field("value", "Value", "text")),
+      field("dids", "Device ids; without any, the devices above", "area", { rows: 2 })], "Create the task", create)),
+    box("Tasks", tasks.element));
+  await Promise.all([configuration(standing), devices(), listTasks()]);
+});

@@ -1,0 +1,84 @@
+// The editor of a Manifest: what is wrong with it, what it makes of a payload, and its upload.
+
+import { attempt, call, done, get, Refused } from "./api.js";
+import { badge, box, button, field, form, id, page, sameCall, show } from "./dash.js";
+import { typeShown } from "./dev-shared.js";
+import { $, fill, h, time } from "./dom.js";
+
+const FIRST = { fields: [{ name: "temperature", type: "CUSTOM", valueClass: "Double", isCollection: false, description: "In the room" }], messageFormat: "json", actions: [] };
+const KEPT = `trunkline manifest ${id}`;  // a draft outlives the page, not the tab
+
+let verdict = null;
+let typing = 0;
+
+// The document in the editor; where it is no JSON, its place is a finding.
+function read() {
+  const text = $("[name=manifest]").value;
+  try {
+    const document_ = JSON.parse(text);
+    if (document_ === null || typeof document_ !== "object" || Array.isArray(document_)) throw new SyntaxError("It must be an object.");
+    return document_;
+  } catch (error) {
+    throw new Refused(400, { error: { message: "No JSON", errors: [{ field: "manifest", messages: [`This is no JSON: ${error.message}`] }] } });
+  }
+}
+
+function findings(error) {
+  const list = error.findings?.length ? error.findings : [{ field: "", messages: [error.message] }];
+  fill(verdict, h("p", {}, badge("What is wrong", "bad")), h("ul", { class: "findings" }, list.map((one) =>
+    h("li", {}, one.field ? h("code", {}, one.field) : null, one.field ? ": " : "", one.messages.join(", ")))));
+}
+
+async function judge() {
+  clearTimeout(typing);
+  try {
+    const { data } = await call("POST", `/devicetypes/${id}/manifests/try`, { body: { manifest: read(), payload: $("[name=payload]").value || "{}",
+      encoding: $("[name=encoding]").value }, quiet: true });
+    fill(verdict, h("p", {}, badge("The Manifest is valid", "good")), data.data
+      ? h("div", {}, h("p", {}, "A message with this payload is stored as"), h("pre", { tabindex: "0", id: "tried" }, h("code", {}, JSON.stringify(data.data, null, 2))))
+      : h("p", { id: "tried" }, `A message with this payload would fail: ${data.reason}`));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    findings(error);
+  }
+}
+
+async function uploadIt() {
+  try {
+    const { data } = await call("POST", `/devicetypes/${id}/manifests`, { body: { manifest: read() } });
+    sessionStorage.removeItem(KEPT);
+    done(data.isNew ? (data.approved ? `Version ${data.version} is in use.` : `Version ${data.version} waits for an operator's approval: it has a transform.`) : "The newest version is the same already.");
+    await load();
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status === 403) throw error;
+    findings(error);
+  }
+}
+
+async function load() {
+  await typeShown();
+  const answer = await get(`/devicetypes/${id}/manifests`, { count: 20 });
+  const newest = answer.data[0]?.manifest;
+  const draft = sessionStorage.getItem(KEPT);
+  verdict = h("div", { id: "verdict", role: "status" });
+  const edit = form("Manifest", [
+    field("manifest", "The Manifest as JSON", "area", { class: "editor", rows: 20, value: draft ?? JSON.stringify(newest ?? FIRST, null, 2), oninput: (event) => {
+      sessionStorage.setItem(KEPT, event.target.value);
+      clearTimeout(typing);
+      typing = setTimeout(() => attempt(judge), 600);
+    } }),
+  ], "Upload as the next version", uploadIt);
+  const tryIt = form("Try it", [
+    field("payload", "What a device would send", "area", { class: "editor", rows: 3, maxlength: 2048, value: '{"temperature":"21.5","more":1}' }),
+    field("encoding", "Written as", [["text", "text"], ["hex", "hexadecimal"]]),
+  ], "Try it", judge, "quiet");
+  fill(page,
+    draft === null ? null : h("p", { class: "notice" }, "This is a draft that was not uploaded. ", button("Throw it away", () => { sessionStorage.removeItem(KEPT); attempt(load); })),
+    h("div", { class: "columns" }, h("div", { class: "column" }, box("Manifest", h("p", {}, sameCall("POST", `/devicetypes/${id}/manifests`, { manifest: newest ?? FIRST })), edit)),
+      h("div", { class: "column" }, box("Try it", tryIt, verdict),
+        box("Versions", answer.data.length ? answer.data.map((one) => h("p", { class: "row between" }, h("span", {}, h("b", {}, `Version ${one.version}`), " ", time(one.createdOn),
+          one.approved ? null : h("span", {}, " ", badge("waits for approval"))), button("Edit", () => { $("[name=manifest]").value = JSON.stringify(one.manifest, null, 2); attempt(judge); })))
+          : [h("p", { class: "hint" }, "None yet.")]))));
+}
+
+await show(load);

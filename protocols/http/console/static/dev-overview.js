@@ -1,0 +1,72 @@
+// What needs attention: rules, subscriptions, roll-outs and connectors that fail, each with the way to it.
+
+import { get } from "./api.js";
+import { badge, box, everything, figures, follow, organizations, page, sameCall, show, uid } from "./dash.js";
+import { fill, h, whole } from "./dom.js";
+
+const AGAIN_MS = 60000;
+const TYPES_SHOWN = 50;  // each is a call
+
+async function typesOf(members) {
+  const mine = new Set(members.map((one) => one.id));
+  const found = await everything(`/users/${uid}/devicetypes`, { includeOrganization: true }, (answer) => answer.data.deviceTypes);
+  return found.filter((one) => mine.has(one.oid));
+}
+
+const alarm = (what, name, text, href) => ({ what, name, text, href });
+
+async function rules() {
+  const found = await everything(`/users/${uid}/rules`, {}, (answer) => answer.data);
+  return found.filter((one) => ["failing", "invalid", "stopped"].includes(one.state)).map((one) => alarm("Rule", one.name ?? one.id,
+    one.problems?.[0]?.message ?? one.stopReason ?? `It is ${one.state}.`, `/console/rules/${one.id}`));
+}
+
+async function subscriptions(members) {
+  const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/subscriptions`, {}, (answer) => answer.data)));
+  return lists.flat().filter((one) => one.status === "SUSPENDED" || one.problem).map((one) => alarm("Subscription",
+    one.description ?? one.callbackUrl ?? one.id, one.problem ?? "It is suspended.", `/developer/subscriptions/${one.id}`));
+}
+
+async function rollouts(types) {
+  const lists = await Promise.all(types.slice(0, TYPES_SHOWN).map(async (type) => {
+    const { data } = await get("/devicemgmt/tasks", { dtid: type.id, count: 20, sort: "modifiedOn" }).catch((error) => {
+      if (error.status === 403) return { data: { tasks: [] } };  // developers do not see tasks
+      throw error;
+    });
+    return data.tasks.filter((one) => one.statusCounts.numFailed > 0).map((one) => alarm(one.property === "akc.update" ? "Roll-out" : "Task",
+      `${one.property} on ${type.name}`, `${whole(one.statusCounts.numFailed)} of ${whole(one.statusCounts.totalDevices)} devices failed.`, `/developer/tasks/${one.id}`));
+  }));
+  return lists.flat();
+}
+
+async function connectors(types) {
+  const found = types.filter((one) => one.hasCloudConnector);
+  const lists = await Promise.all(found.map(async (type) => {
+    const devices = await everything(`/users/${uid}/devices`, { dtid: type.id }, (answer) => answer.data.devices);
+    return devices.filter((one) => one.needProviderAuth).map((one) => alarm("Connector", one.name,
+      `It is not linked to its account at ${type.name}: no reading comes.`, `/console/devices/${one.id}`));
+  }));
+  return lists.flat();
+}
+
+async function load() {
+  const members = await organizations();
+  const types = await typesOf(members);
+  const found = (await Promise.all([rules(), subscriptions(members), rollouts(types), connectors(types)])).flat();
+  fill(page,
+    box("Needs attention", found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
+      h("div", {}, h("p", {}, h("b", {}, `${one.what}: ${one.name}`)), h("p", {}, one.text)), h("a", { href: one.href, "aria-label": `Open ${one.name}` }, "Open"))))
+      : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, "No rule, subscription, roll-out or connector of yours fails.")))),
+    box("Your organizations", h("p", {}, sameCall("GET", "/developer/organizations")), ...members.map((one) => h("div", {}, h("h3", {}, one.name, " ", badge(one.role)), figures(
+      ["Messages this month", whole(one.usage.used)],
+      ["Limit", one.usage.limit < 0 ? "unlimited" : whole(one.usage.limit), one.usage.limit >= 0 && one.usage.used >= one.usage.limit],
+      ["Device types", whole(types.filter((type) => type.oid === one.id).length)])))),
+    box("Where to begin", h("ul", {},
+      h("li", {}, h("a", { href: "/developer/applications" }, "Applications"), ": ids, secrets, redirect URIs, methods"),
+      h("li", {}, h("a", { href: "/developer/types" }, "Device types"), ": Manifests, approved lists, devices, firmware, plans, errors"),
+      h("li", {}, h("a", { href: "/developer/subscriptions" }, "Subscriptions"), ": the delivery log and replay"),
+      h("li", {}, h("a", { href: "/developer/trials" }, "Trials"), ": people who try your devices"))));
+}
+
+await show(load);
+follow(load, AGAIN_MS);

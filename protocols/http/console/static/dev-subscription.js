@@ -1,0 +1,69 @@
+// One subscription: its delivery log, and replay.
+
+import { attempt, call, done, get } from "./api.js";
+import { badge, box, button, crumb, everything, field, follow, form, id, page, sameCall, show, title } from "./dash.js";
+import { DataTable } from "./data-table.js";
+import { fill, fullTime, h, time, whole } from "./dom.js";
+
+const PATH = `/subscriptions/${id}`;
+const KINDS = { DELIVERED: "good", FAILED: "bad", ACTIVE: "good", SUSPENDED: "bad" };
+let parts = null;
+
+const outcome = ({ attempts }) => {
+  const last = attempts.at(-1);
+  if (!last) return "no attempt yet";
+  return `${last.httpStatus ?? last.error ?? ""} after ${whole(last.durationMs)} ms${last.excerpt ? `: ${last.excerpt}` : ""}`;
+};
+
+const replay = (body) => async () => {
+  const { data } = await call("POST", `${PATH}/deliveries/replay`, { body });
+  done(`${whole(data.ids.length)} notifications are delivered again, with the same ids.`);
+  await deliveries();
+};
+
+async function deliveries() {
+  const status = parts.status.value || undefined;
+  await everything(`${PATH}/deliveries`, { status }, (answer) => answer.data, (found, total) => parts.log.set(found, found.length < total ? `loading, ${whole(total)} in all` : ""));
+}
+
+async function standing() {
+  const { data: one } = await get(PATH);
+  title(one.description || one.callbackUrl || one.subscriptionType);
+  fill(parts.standing, h("dl", { class: "facts" }, h("dt", {}, "Status"), h("dd", {}, badge(one.status.toLowerCase().replaceAll("_", " "), KINDS[one.status] ?? "")),
+    h("dt", {}, "Of"), h("dd", {}, `${one.messageType}s of user `, h("code", {}, one.uid)), one.callbackUrl ? [h("dt", {}, "Callback"), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
+    h("dt", {}, "Created"), h("dd", {}, time(one.createdOn))),
+  h("p", { class: "row" }, ["ACTIVE", "PAUSED"].includes(one.status) ? button(one.status === "PAUSED" ? "Resume" : "Pause", (event) => attempt(async () => {
+    await call("PUT", PATH, { body: { status: one.status === "PAUSED" ? "ACTIVE" : "PAUSED" } });
+    done(one.status === "PAUSED" ? "What came meanwhile is delivered now." : "Paused: what comes is delivered later.");
+    await standing();
+  }, { button: event.target })) : null, sameCall("GET", `${PATH}/deliveries`)));
+}
+
+await show(async () => {
+  crumb("/developer/subscriptions", "Subscriptions");
+  parts = { standing: h("div"), log: new DataTable("Deliveries", [
+    { name: "Status", value: (one) => one.status, cell: (one) => badge(one.status.toLowerCase(), KINDS[one.status] ?? "") },
+    { name: "Notification", value: (one) => one.id, cell: (one) => h("code", {}, one.id), isName: true },
+    { name: "Attempts", value: (one) => one.attempts.length, isNumber: true },
+    { name: "Last attempt", value: (one) => one.attempts.at(-1)?.ts ?? 0, cell: (one) => (one.attempts.length ? time(one.attempts.at(-1).ts) : "–") },
+    { name: "Answer", value: outcome },
+    { name: "Next", value: (one) => one.nextAttemptOn ?? "", cell: (one) => (one.nextAttemptOn ? fullTime(one.nextAttemptOn) : "–") },
+    { name: "", value: () => "", cell: (one) => button("Deliver again", (event) => attempt(replay({ ids: [one.id] }), { button: event.target })) },
+  ], { empty: "Nothing was delivered yet.", file: `deliveries-${id}.csv` }) };
+  const chosen = field("status", "Show", [["", "everything"], ["FAILED", "failed"], ["PENDING", "pending"], ["DELIVERED", "delivered"]]);
+  parts.status = chosen.querySelector("select");
+  parts.status.addEventListener("change", () => attempt(deliveries));
+  const hour = (ms) => new Date(ms - new Date().getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+  await standing();
+  fill(page, box("Subscription", parts.standing), box("Delivery log", h("div", { class: "tools" }, chosen), parts.log.element),
+    box("Deliver again", form("Deliver again", [h("div", { class: "tools" }, field("startDate", "Made from", "datetime-local", { value: hour(Date.now() - 3600000), required: true }),
+      field("endDate", "to", "datetime-local", { value: hour(Date.now() + 60000), required: true }))], "Deliver these again",
+    (elements) => replay({ startDate: Date.parse(elements.startDate.value), endDate: Date.parse(elements.endDate.value) })())));
+  await deliveries();
+  follow(async () => {
+    await standing();
+    const { data } = await get(`${PATH}/deliveries`, { status: parts.status.value, count: 100 });
+    const newest = new Set(data.map((one) => one.id));
+    parts.log.set([...data, ...parts.log.rows.filter((one) => !newest.has(one.id))]);
+  }, 5000);
+});

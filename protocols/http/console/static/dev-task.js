@@ -1,0 +1,66 @@
+// One task or roll-out: how far it is, and for each device the sentence that says why.
+
+import { attempt, call, done, get } from "./api.js";
+import { box, button, crumb, everything, figures, follow, id, organizations, page, progress, sameCall, show, title } from "./dash.js";
+import { DataTable } from "./data-table.js";
+import { countsText, status, taskStatus } from "./dev-tasks.js";
+import { fill, h, sure, time, whole } from "./dom.js";
+
+const PATH = `/devicemgmt/tasks/${id}`;
+let parts = null;
+let shown = "";
+let shownOn = 0;
+
+const change = (body, text) => (event) => attempt(async () => {
+  await call("PUT", PATH, { body });
+  done(text);
+  await load();
+}, { button: event.target });
+
+const cancel = (did) => (event) => attempt(async () => {
+  await call("PUT", `${PATH}/devices/${did}`, { body: { status: "CANCELLED" } });
+  done("The device is left out.");
+  await load();
+}, { button: event.target });
+
+async function cancelAll(event) {
+  if (await sure("Cancel the task?", "Devices that have not begun are left out; an operation under way is not interrupted.", "Cancel the task")) await change({ status: "CANCELLED" }, "The task is cancelled.")(event);
+}
+
+const why = (one) => one.waitsFor ?? [one.errorMessage, one.errorCode ? `(${one.errorCode})` : ""].filter(Boolean).join(" ") ?? "";
+
+async function load() {
+  const { data: task } = await get(PATH);
+  const isOver = ["COMPLETE", "CANCELLED"].includes(task.status), counts = task.statusCounts;
+  title(task.property === "akc.update" ? "Firmware roll-out" : `${task.property}`);
+  if (!parts) {
+    crumb(`/developer/types/${task.dtid}/${task.property === "akc.update" ? "firmware" : "devices"}`, "The device type");
+    parts = { head: h("div", { id: "standing" }), devices: new DataTable("Devices", [
+      { name: "Device", value: (one) => one.did, cell: (one) => h("code", {}, one.did), isName: true },
+      { name: "Status", value: (one) => one.status, cell: (one) => status(one.status) },
+      { name: "Why", value: why },
+      { name: "Sent", value: (one) => one.progress ?? "", cell: (one) => (one.progress === undefined ? "" : `${one.progress} %`), isNumber: true },
+      { name: "Attempts", value: (one) => one.numAttempts, isNumber: true },
+      { name: "Since", value: (one) => one.ts, cell: (one) => time(one.ts) },
+      { name: "", value: () => "", cell: (one) => (["REQUESTED", "QUEUED", "PROCESSING"].includes(one.status) ? button("Leave out", cancel(one.did)) : "") },
+    ], { empty: "No devices.", order: [1, false], file: `task-${id}.csv` }) };
+    fill(page, box("How far it is", parts.head), box("Devices", parts.devices.element));
+  }
+  fill(parts.head, h("p", { class: "row" }, taskStatus(task), "begun ", time(task.createdOn), countsText(counts)),
+    progress("Devices that have ended", counts.numSucceeded + counts.numFailed + counts.numCancelled, counts.totalDevices),
+    figures(["Devices", whole(counts.totalDevices)], ["Succeeded", whole(counts.numSucceeded)], ["Failed", whole(counts.numFailed), counts.numFailed > 0], ["Cancelled", whole(counts.numCancelled)]),
+    task.taskParameters.update?.rollout ? h("p", { class: "hint" }, Object.entries(task.taskParameters.update.rollout).map(([name, value]) => `${name} ${value}`).join(", ")) : null,
+    h("p", { class: "row" }, isOver ? null : button("Cancel the task", cancelAll, "danger small"),
+      !isOver && task.taskParameters.update?.rollout ? button("Let a paused roll-out go on", change({ status: "PROCESSING" }, "The roll-out goes on.")) : null, sameCall("GET", `${PATH}/statuses`)));
+  // Ten thousand devices are a hundred calls: only what has changed is asked for, and not too often.
+  const now = `${task.status} ${JSON.stringify(counts)}`, isDue = Date.now() - shownOn > Math.max(4000, counts.totalDevices * 30);
+  if (!isDue && (now === shown || counts.totalDevices > 500) && !isOver) return undefined;
+  [shown, shownOn] = [now, Date.now()];
+  parts.devices.set(await everything(`${PATH}/statuses`, {}, (answer) => answer.data.statuses));
+  return isOver ? false : undefined;
+}
+
+await show(async () => {
+  await organizations();
+  if (await load() !== false) follow(load, 2000);
+});

@@ -1,0 +1,34 @@
+// One device type: its record, and what changes of it.
+
+import { call, done } from "./api.js";
+import { badge, box, check, field, form, id, page, sameCall, sameTable, show, table } from "./dash.js";
+import { typeShown } from "./dev-shared.js";
+import { fill, h, time } from "./dom.js";
+
+async function load() {
+  const { type, organization } = await typeShown();
+  const change = form("Change the device type", [
+    field("name", "Name", "text", { maxlength: 64, required: true, value: type.name }),
+    field("description", "Description", "area", { maxlength: 1500, value: type.description ?? "" }),
+    field("tags", "Tags, separated by commas", "text", { value: (type.tags ?? []).map((one) => one.name).join(", ") }),
+    check("published", "Everybody may make devices of it", type.published),
+    check("protected", "Only for users of the organization's applications", type.protected),
+  ], "Save", async (elements) => {
+    await call("PUT", `/developer/devicetypes/${id}`, { body: { name: elements.name.value.trim(), description: elements.description.value,
+      published: elements.published.checked, protected: elements.protected.checked,
+      tags: elements.tags.value.split(",").map((one) => one.trim()).filter(Boolean) } });
+    done("The device type is changed.");
+    await load();
+  });
+  fill(page, box("Record", h("dl", { class: "facts" },
+    h("dt", {}, "Id"), h("dd", {}, h("code", {}, type.id)), h("dt", {}, "Unique name"), h("dd", {}, h("code", {}, type.uniqueName)),
+    h("dt", {}, "Organization"), h("dd", {}, organization?.name ?? type.oid),
+    h("dt", {}, "Manifest"), h("dd", {}, type.latestVersion ? `version ${type.latestVersion}` : badge("none yet", "bad"), type.approved ? "" : " — the newest waits for an operator's approval"),
+    h("dt", {}, "Certificates"), h("dd", {}, type.rsp ? "devices register with a certificate" : "not needed"),
+    h("dt", {}, "Changed"), h("dd", {}, time(type.lastUpdated))),
+  h("p", { class: "row" }, sameCall("GET", `/devicetypes/${type.id}`), sameTable(table("device_types", { id: type.id, unique_name: type.uniqueName, name: type.name,
+    organization: organization?.name ?? "", published: type.published, protected: type.protected, tags: (type.tags ?? []).map((one) => one.name) })))),
+  box("Change", change));
+}
+
+await show(load);

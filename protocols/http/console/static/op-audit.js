@@ -1,0 +1,34 @@
+// What changed lately, by whom and from where.
+
+import { attempt, get } from "./api.js";
+import { box, field, form, page, sameAs, show } from "./dash.js";
+import { DataTable } from "./data-table.js";
+import { fill, fullTime, h } from "./dom.js";
+
+const HOURS = [["1", "The last hour"], ["24", "The last day"], ["168", "The last week"], ["", "Everything"]];
+const entries = new DataTable("Entries", [
+  { name: "Time", value: (one) => new Date(one.at).toISOString(), cell: (one) => fullTime(one.at) },
+  { name: "What", value: (one) => one.event, cell: (one) => one.event.replaceAll("_", " "), isName: true },
+  { name: "Who", value: (one) => one.actor || "a stranger or the service" },
+  { name: "From", value: (one) => one.address },
+  { name: "About", value: (one) => one.object },
+  { name: "Outcome", value: (one) => one.outcome, cell: (one) => h("span", { class: `badge ${one.outcome === "done" ? "" : "bad"}` }, one.outcome) },
+  { name: "Details", value: (one) => (Object.keys(one.details).length ? JSON.stringify(one.details) : "") },
+], { empty: "No entry fits.", file: "audit.csv" });
+
+async function find(elements) {
+  const hours = Number(elements.hours.value);
+  const { data } = await get("/operator/audit", { since: hours ? Date.now() - hours * 3600000 : undefined, actor: elements.actor.value.trim(),
+    object: elements.object.value.trim(), event: elements.event.value.trim(), outcome: elements.outcome.value, count: 10000 });
+  entries.set(data.entries);
+}
+
+const asked = form("Find entries", [h("div", { class: "tools" }, field("hours", "When", HOURS, { value: "24" }), field("actor", "Who", "text", { placeholder: "E-mail address or id" }),
+  field("object", "About", "text", { placeholder: "E-mail address or id" }), field("event", "What", "text", { placeholder: "sign_in" }),
+  field("outcome", "Outcome", [["", "any"], ["done", "done"], ["refused", "refused"], ["failed", "failed"]]))], "Find", find);
+
+await show(async () => {
+  fill(page, box("Audit log", h("p", {}, sameAs("trunkline audit --since 1d", "On the machine of the service.")), asked, entries.element));
+  asked.elements.hours.value = "24";
+  await find(asked.elements);
+});

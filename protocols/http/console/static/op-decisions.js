@@ -1,0 +1,42 @@
+// What waits for the operator: plans, payments, Advanced Manifests.
+
+import { attempt, call, done, get } from "./api.js";
+import { box, button, follow, page, sameAs, show } from "./dash.js";
+import { fill, h, heads, time, whole } from "./dom.js";
+
+let last = "";
+const decide = (path, body, text) => (event) => attempt(async () => {
+  await call("POST", path, { body });
+  done(text);
+  last = "";
+  await load();
+}, { button: event.target });
+
+const rows = (name, columns, found) => (found.length ? h("table", { class: "cards" }, h("caption", { class: "unseen" }, name), heads(...columns), h("tbody", {}, found)) : h("p", { class: "hint" }, "Nothing waits."));
+
+const tier = (one) => `${one.name} (${one.type}): ${one.cost}, ${one.messageLimit < 0 ? "unlimited" : `${whole(one.messageLimit)} messages a day`}`;
+
+async function load() {
+  const { data } = await get("/operator/waiting");
+  const text = JSON.stringify(data);
+  if (text === last) return;
+  last = text;
+  fill(page,
+    box("Plans", h("p", {}, sameAs("trunkline plans", "On the machine of the service.")), rows("Plans", ["Device type", "Version#", "Tiers", ""], data.plans.map((one) => h("tr", {},
+      h("th", { scope: "row" }, one.dtid), h("td", { class: "size", "data-label": "Version" }, String(one.version)), h("td", { "data-label": "Tiers" }, one.tiers.map((each) => h("div", {}, tier(each)))),
+      h("td", { class: "size" }, button("Approve", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "APPROVED" }, "The plan is approved.")),
+        button("Reject", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "REJECTED" }, "The plan is rejected."))))))),
+    box("Payments", h("p", {}, sameAs("trunkline payments", "On the machine of the service.")), rows("Payments", ["Reference", "Price", "Device", "Since", ""], data.payments.map((one) => h("tr", {},
+      h("th", { scope: "row" }, one.reference), h("td", { "data-label": "Price" }, one.price), h("td", { "data-label": "Device" }, one.did), h("td", { class: "when", "data-label": "Since" }, time(one.createdOn)),
+      h("td", { class: "size" }, one.status === "pending" ? [button("Accept", decide("/operator/payments", { reference: one.reference, outcome: "accepted" }, "The payment is accepted.")),
+        button("Decline", decide("/operator/payments", { reference: one.reference, outcome: "declined" }, "The payment is declined."))]
+        : button("Sent back", decide("/operator/payments", { reference: one.reference, outcome: "refunded" }, "Noted: the money was sent back."))))))),
+    box("Manifests", h("p", { class: "hint" }, "An Advanced Manifest runs its author's expression for each message."), h("p", {}, sameAs("trunkline type list", "On the machine of the service.")),
+      rows("Manifests", ["Device type", "Version#", ""], data.manifests.map((one) => h("tr", {}, h("th", { scope: "row" }, one.uniqueName), h("td", { class: "size", "data-label": "Version" }, String(one.version)),
+        h("td", { class: "size" }, button("Approve", decide("/operator/manifests", { dtid: one.dtid, version: one.version }, "The Manifest is approved."))))))));
+}
+
+await show(async () => {
+  await load();
+  follow(load, 5000);
+});

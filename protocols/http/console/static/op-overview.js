@@ -1,0 +1,97 @@
+// How the service is: the first questions of an incident, answered without a shell.
+
+import { get, done, attempt } from "./api.js";
+import { badge, box, button, figures, follow, page, sameAs, save, show } from "./dash.js";
+import { fileSize, fill, fullTime, h, heads, shown, time, whole } from "./dom.js";
+
+const AGAIN_MS = 5000;
+const RECENT_MS = 600000;  // what grew so lately is still worth a line
+const RATES = [["Messages", "ingest", "messages"], ["Actions", "ingest", "actions"], ["Failed messages", "ingest", "failed_messages"], ["Commits", "store", "commits"]];
+
+let before = null;
+let body = null;
+let examined = [];
+const grewOn = new Map();  // when each count of failures grew last
+
+const of = (data, part, name) => data.statistics[part]?.[name] ?? 0;
+
+// What counts since the start, as so many a second since the last look
+function rate(data, part, name) {
+  const seconds = before ? (data.now - before.now) / 1000 : (data.now - data.startedOn) / 1000;
+  const grown = of(data, part, name) - (before ? of(before, part, name) : 0);
+  return `${shown(seconds > 0 ? Math.round(grown / seconds * 100) / 100 : 0)} /s`;
+}
+
+function alarms(data) {
+  const found = [];
+  if (data.problem) found.push(["The service is not ready", data.problem, null]);
+  for (const one of data.listeners.filter((listener) => listener.problem)) found.push([`${one.name} does not listen`, one.problem, null]);
+  for (const one of data.consumers.filter((consumer) => consumer.behind > 10000)) found.push([`${one.name} lags`, `It is ${whole(one.behind)} rows of the log behind.`, "#consumers"]);
+  if (data.room.fullOn !== null) found.push(["The disk will be full", `${data.room.sentence}: on ${fullTime(data.room.fullOn)}.`, "#room"]);
+  if (of(data, "subscriptions", "suspended")) found.push(["Subscriptions are suspended", `${whole(of(data, "subscriptions", "suspended"))} of them.`, "/developer/subscriptions"]);
+  for (const [part, name, text] of [["connectors", "failed_calls", "Connectors fail"], ["connectors", "actions_failed", "Actions to connectors fail"], ["rules", "problems", "Rules have problems"], ["rules", "stopped", "Rules were stopped"], ["store", "failures", "Commits failed"]]) {
+    if (of(data, part, name) > (before ? of(before, part, name) : 0)) grewOn.set(name, Date.now());
+    if (Date.now() - (grewOn.get(name) ?? 0) < RECENT_MS) found.push([text, `${whole(of(data, part, name))} since the start.`, "#statistics"]);
+  }
+  for (const one of examined.filter((check) => !check.ok)) found.push([`The doctor: ${one.check}`, one.text, "#doctor"]);
+  return found;
+}
+
+function paint(data) {
+  const found = alarms(data), room = data.room;
+  fill(body.alarms, found.length ? h("ul", { class: "alarms" }, found.map(([name, text, href]) => h("li", {}, h("div", {}, h("p", {}, h("b", {}, name)), h("p", {}, text)),
+    href ? h("a", { href, "aria-label": `Open: ${name}` }, "Open") : null))) : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, "The service is ready, and nothing is wrong that it knows of."))));
+  fill(body.figures, figures(
+    ["Version", data.version], ["Runs since", time(data.startedOn)], ...RATES.map(([name, ...at]) => [name, rate(data, ...at)]),
+    ["Devices online", whole(of(data, "presence", "online"))], ["Links of devices", whole(of(data, "connections", "links"))],
+    ["Live feeds", whole(of(data, "feeds", "subscribers"))], ["Waiting rows", whole(of(data, "store", "waiting_rows"))]));
+  fill(body.listeners, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Listeners"), heads("Listener", "Address", "State", "Answers"), h("tbody", {}, data.listeners.map((one) =>
+    h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Address" }, h("code", {}, one.address || "–")),
+      h("td", { "data-label": "State" }, one.problem ? badge(one.problem, "bad") : badge("listens", "good")),
+      h("td", { "data-label": "Answers" }, Object.entries(one.answers).map(([code, times]) => `${code}: ${whole(times)}`).join(", ") || "–"))))));
+  fill(body.room, figures(["Store", fileSize(room.storeBytes)], ["Free on its disk", fileSize(room.availableBytes), room.fullOn !== null],
+    ["Grows a day", room.bytesADay === null ? "too young to tell" : fileSize(room.bytesADay)], ["Retention", room.retentionDays ? `${whole(room.retentionDays)} days` : "keeps everything"],
+    ["The disk is full", room.fullOn === null ? (room.bytesADay === null ? "too young to tell" : "not in sight") : fullTime(room.fullOn), room.fullOn !== null]), h("p", {}, `${room.sentence}.`));
+  const lags = [["snapshots and rollups", of(data, "folds", "held_rows")], ["rules", of(data, "rules", "waiting_rows")], ["subscriptions", of(data, "subscriptions", "backlog")],
+    ["connectors", of(data, "connectors", "waiting")], ["mails", of(data, "mails", "waiting")]];
+  fill(body.consumers, h("table", {}, h("caption", { class: "unseen" }, "What waits for each consumer"), heads("Consumer", "Waits now#"), h("tbody", {}, lags.map(([name, behind]) =>
+    h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "size" }, whole(behind)))))),
+  data.consumers.length ? h("table", {}, h("caption", { class: "unseen" }, "Saved positions"), heads("Saved position of", "Behind#", "Position#"), h("tbody", {}, data.consumers.map((one) =>
+    h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { class: "size" }, whole(one.behind)), h("td", { class: "size" }, whole(one.position)))))) : null,
+  h("p", { class: "hint" }, `Subscriptions that are behind: ${whole(of(data, "subscriptions", "behind"))}. Notifications that wait: ${whole(of(data, "subscriptions", "pending"))}.`));
+  if (!body.statistics.open || before === null) fill(body.numbers, Object.entries(data.statistics).map(([part, numbers]) => h("div", {}, h("h3", {}, part),
+    h("dl", { class: "facts" }, Object.entries(numbers ?? {}).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, shown(value))])))));
+  before = data;
+}
+
+async function examine() {
+  const { data } = await get("/operator/doctor");
+  examined = data.checks;
+  fill(body.doctor, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Checks"), h("tbody", {}, data.checks.map((one) => h("tr", {},
+    h("th", { scope: "row" }, one.check), h("td", {}, badge(one.ok ? "ok" : "to do", one.ok ? "good" : "bad")), h("td", {}, one.text))))));
+  if (before) paint(before);
+}
+
+async function load() {
+  const { data } = await get("/operator/overview");
+  if (!body) {
+    const part = () => h("div");
+    body = { alarms: part(), figures: part(), listeners: part(), room: h("div", { id: "room" }), consumers: h("div", { id: "consumers" }), doctor: h("div", { id: "doctor", "aria-busy": "true" }, h("p", { class: "skeleton" })),
+      numbers: part(), statistics: null };
+    body.statistics = h("details", { id: "statistics" }, h("summary", {}, "Every statistic"), body.numbers);
+    fill(page, box("Now", body.alarms, body.figures), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),
+      box("What the doctor says", h("p", { class: "row" }, sameAs("trunkline doctor", "On the machine of the service.")), body.doctor),
+      box("Statistics", h("p", { class: "row" }, sameAs("trunkline statistics", "On the machine of the service."), button("Diagnostics file", (event) => attempt(async () => {
+        const answer = await get("/operator/diagnostics");
+        save("trunkline-diagnostics.json", JSON.stringify(answer.data, null, 2), "application/json");
+        done("The file has addresses of peers, ids and e-mail addresses, and no secrets.");
+      }, { button: event.target }))), body.statistics));
+  }
+  paint(data);
+}
+
+await show(async () => {
+  await load();
+  follow(load, AGAIN_MS);
+  await examine();
+});

@@ -1,0 +1,26 @@
+// What is refused, why, and from where.
+
+import { get } from "./api.js";
+import { box, follow, page, sameAs, show } from "./dash.js";
+import { DataTable } from "./data-table.js";
+import { fill, h, time, whole } from "./dom.js";
+
+const refusals = new DataTable("Refusals", [
+  { name: "From", value: (one) => one.source || "the service itself", isName: true },
+  { name: "What", value: (one) => one.event.replaceAll("_", " ") },
+  { name: "Why", value: (one) => one.reason, cell: (one) => h("span", {}, one.reason, one.account ? h("span", { class: "type" }, `about ${one.account}`) : null) },
+  { name: "Listener", value: (one) => one.listener },
+  { name: "Times", value: (one) => one.times, cell: (one) => whole(one.times), isNumber: true },
+  { name: "Last", value: (one) => one.lastOn, cell: (one) => time(one.lastOn) },
+], { empty: "Nothing was refused since the start.", order: [5, true], file: "refusals.csv" });
+
+async function load() {
+  const { data } = await get("/operator/refusals");
+  refusals.set(data.refusals);
+}
+
+await show(async () => {
+  await load();
+  fill(page, box("The latest refusals since the start", h("p", {}, sameAs("trunkline audit --outcome refused", "On the machine of the service: those that the audit log has.")), refusals.element));
+  follow(load, 5000);
+});

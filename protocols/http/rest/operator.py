@@ -1,0 +1,353 @@
+"""/operator: how the service is, for its operator at the console (reference 27.21)."""
+
+import platform
+from dataclasses import asdict
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from broker.accounts.room import AccountsRoom
+from broker.accounts.tokens import Caller
+from broker.core import Core
+from broker.operating.backups import UNDER_WAY, Progress
+from broker.operating.overview import Overview
+from broker.operating.room import OperatingRoom
+from broker.trace.tally import Refused
+from protocols.http.calls import USER, Chapter, RestCall, RestCalls
+from protocols.http.openapi import samples
+from protocols.http.schema import Amount, Data, Shape, Timestamp, about, integer, one_of, time_ms
+from storage.records import AuditFilter, AuditRecord
+
+_ENTRIES_MAX: Final = 10_000
+_ENTRIES: Final = 1_000
+_DIAGNOSED_ENTRIES: Final = 500
+_FOREVER_MS: Final = 2**62
+_Counts = Annotated[dict[str, Any], about("By name; as `trunkline statistics` prints them", additionalProperties=True)]
+
+OPERATOR: Final = Chapter(
+    "Operator",
+    "How this service is, and what waits for a decision: what the page `/operator` shows. Only for the users that the "
+    "setting `console.operators` names, with a token of the console; every other caller gets 403.",
+)
+
+
+class _Listener(Shape):
+    name: str
+    address: str
+    problem: Annotated[str, about("Why it does not listen; empty when it does")]
+    answers: Annotated[dict[str, int], about("Of HTTP, by status, since the start")]
+
+
+class _Consumer(Shape):
+    name: Annotated[str, about("Who reads the log")]
+    position: Amount
+    behind: Annotated[Amount, about("Rows of the log that it has not read yet")]
+
+
+class _Room(Shape):
+    store_bytes: Amount
+    available_bytes: Amount
+    bytes_a_day: Annotated[int, about("How the log grows; null while it is too young")] | None
+    retention_days: Annotated[Amount, about("0 keeps everything")]
+    full_on: Annotated[int, time_ms("When the disk is full, as the log grows now")] | None
+    sentence: Annotated[str, about("The same in a sentence, with what to do")]
+
+
+class OperatorsOverview(Shape):
+    example = {
+        "version": "0.1.0",
+        "now": samples.TS,
+        "startedOn": samples.TS,
+        "problem": "",
+        "listeners": [{"name": "http", "address": "127.0.0.1:8080", "problem": "", "answers": {"200": 12}}],
+        "consumers": [{"name": "rules", "position": 41, "behind": 1}],
+        "room": {
+            "storeBytes": 4_096,
+            "availableBytes": 1_000_000_000,
+            "bytesADay": None,
+            "retentionDays": 0,
+            "fullOn": None,
+            "sentence": "954 MiB are free; the log is too young for a forecast",
+        },
+        "statistics": {"ingest": {"messages": 42}},
+    }
+
+    version: str
+    now: Timestamp
+    started_on: Timestamp
+    problem: Annotated[str, about("Why the service is not ready; empty when it is")]
+    listeners: list[_Listener]
+    consumers: list[_Consumer]
+    room: _Room
+    statistics: _Counts
+
+
+class _Refused(Shape):
+    example = {
+        "event": "http_credentials_refused",
+        "listener": "http",
+        "source": "192.0.2.7",
+        "account": "",
+        "reason": "no valid token",
+        "firstOn": samples.TS,
+        "lastOn": samples.TS,
+        "times": 3,
+    }
+
+    event: str
+    listener: str
+    source: Annotated[str, about("An address, or the caller who has proven who it is")]
+    account: Annotated[str, about("Which account or device it named")]
+    reason: str
+    first_on: Timestamp
+    last_on: Timestamp
+    times: Amount
+
+
+class _Refusals(Shape):
+    refusals: Annotated[list[_Refused], about("The latest 500 since the start, the latest first")]
+
+
+class _Entry(Shape):
+    example = {
+        "at": samples.TS,
+        "event": "sign_in",
+        "actor": f"user {samples.UID}",
+        "address": "192.0.2.7",
+        "object": f"account {samples.UID}",
+        "outcome": "done",
+        "details": {},
+    }
+
+    at: Timestamp
+    event: str
+    actor: str
+    address: str
+    object: str
+    outcome: Annotated[str, one_of(("done", "refused", "failed"))]
+    details: Annotated[dict[str, Any], about("", additionalProperties=True)]
+
+
+class _Entries(Shape):
+    entries: Annotated[list[_Entry], about("The latest first")]
+
+
+_Text = Annotated[str, Meta(max_length=128)]
+
+
+class _Wanted(Shape):
+    since: Annotated[int, Meta(ge=0, description="Milliseconds since the epoch")] = 0
+    until: Annotated[int, Meta(ge=0, description="Milliseconds since the epoch")] = _FOREVER_MS
+    actor: Annotated[_Text, about("An id, word and id, or the e-mail address of a user")] = ""
+    object: Annotated[_Text, about("An id, word and id, or the e-mail address of a user")] = ""
+    event: _Text = ""
+    outcome: Literal["", "done", "refused", "failed"] = ""
+    count: Annotated[int, Meta(ge=1, le=_ENTRIES_MAX, description="The latest so many")] = _ENTRIES
+
+
+class _Check(Shape):
+    check: str
+    ok: bool
+    text: Annotated[str, about("What was found, or what to do")]
+
+
+class _Checks(Shape):
+    example = {"checks": [{"check": "store", "ok": True, "text": "no damage"}]}
+
+    checks: list[_Check]
+
+
+class _Progress(Shape):
+    example = {
+        "status": "running",
+        "startedOn": samples.TS,
+        "endedOn": None,
+        "done": 4_096,
+        "total": 16_384,
+        "file": "",
+        "problem": "",
+    }
+
+    status: Annotated[str, one_of(("running", "done", "failed"))]
+    started_on: Timestamp
+    ended_on: Annotated[int, time_ms("When it ended")] | None
+    done: Annotated[Amount, about("Bytes read so far")]
+    total: Annotated[Amount, about("Bytes to read; 0 before it is known")]
+    file: str
+    problem: str
+
+
+class _KeptBackup(Shape):
+    name: str
+    size: Annotated[int, integer("Bytes", lowest=0)]
+    made_on: Timestamp
+
+
+class _Backups(Shape):
+    example = {
+        "folder": "/var/lib/trunkline/backups",
+        "latest": None,
+        "backups": [{"name": "trunkline-20260501T120000000000Z.tar.gz", "size": 4_096, "madeOn": samples.TS}],
+    }
+
+    folder: Annotated[str, about("On the machine of the service")]
+    latest: Annotated[_Progress, about("The latest since the start")] | None
+    backups: Annotated[list[_KeptBackup], about("Those in the folder, the newest first")]
+
+
+class _Diagnostics(Shape, kw_only=True):
+    example = {
+        "createdOn": samples.TS,
+        "platform": "Linux",
+        "python": "3.11",
+        "settings": {"storage": {"retention_days": 0, "url": "set"}},
+        "overview": OperatorsOverview.example,
+        "checks": _Checks.example["checks"],
+        "refusals": [_Refused.example],
+        "entries": [_Entry.example],
+    }
+
+    created_on: Timestamp
+    platform: str
+    python: str
+    settings: Annotated[dict[str, Any], about("Numbers and switches; of texts whether they are set")]
+    overview: OperatorsOverview
+    checks: list[_Check]
+    refusals: list[_Refused]
+    entries: list[_Entry]
+
+
+class OperatorCalls(RestCalls):
+    chapter = OPERATOR
+
+    def __init__(self, core: Core, accounts: AccountsRoom, operating: OperatingRoom) -> None:
+        self._core = core
+        self._operators = accounts.operators
+        self._operating = operating
+
+    async def _operator(self, caller: Caller) -> OperatingRoom:
+        await self._operators.require(caller)
+        return self._operating
+
+    @RestCall("GET", "/operator/overview", tokens=USER, on=_operator, summary="How the service is")
+    async def overview(self, operating: OperatingRoom) -> Data[OperatorsOverview]:
+        return Data(_overview(await operating.overview()))
+
+    @RestCall(
+        "GET",
+        "/operator/refusals",
+        tokens=USER,
+        on=_operator,
+        summary="What was refused, and from where",
+    )
+    async def refusals(self, operating: OperatingRoom) -> Data[_Refusals]:
+        return Data(_Refusals([_refused(one) for one in operating.core.refusals.tally.latest()]))
+
+    @RestCall("GET", "/operator/audit", tokens=USER, on=_operator, summary="The audit log")
+    async def audit(self, operating: OperatingRoom, query: _Wanted) -> Data[_Entries]:
+        wanted = AuditFilter(
+            query.since, query.until, query.count, query.actor, query.event, query.object, query.outcome
+        )
+        return Data(_Entries([_entry(one) for one in reversed(await operating.core.audit.find(wanted))]))
+
+    @RestCall(
+        "GET",
+        "/operator/doctor",
+        tokens=USER,
+        on=_operator,
+        summary="What `trunkline doctor` finds",
+        about="It looks at the store for at most 10 s. What it finds is good for half a minute.",
+    )
+    async def doctor(self, operating: OperatingRoom) -> Data[_Checks]:
+        return Data(_Checks([_Check(*one) for one in await _checks(operating)]))
+
+    @RestCall("GET", "/operator/backups", tokens=USER, on=_operator, summary="The backups that are there")
+    async def backups(self, operating: OperatingRoom) -> Data[_Backups]:
+        kept = await operating.backups.kept(operating.the_machine())
+        latest = operating.backups.latest
+        return Data(
+            _Backups(
+                str(operating.backups.folder),
+                None if latest is None else _progress(latest),
+                [_KeptBackup(one.name, one.size, one.made_on) for one in kept],
+            )
+        )
+
+    @RestCall(
+        "POST",
+        "/operator/backups",
+        tokens=USER,
+        on=_operator,
+        summary="Begin a backup",
+        about="As `trunkline backup`, with the key, into the folder of `console.backup_dir`; it goes on in the "
+        "background. The oldest beyond `console.keep_backups` is removed after it.",
+        refusals={409: f"{UNDER_WAY}."},
+    )
+    async def back_up(self, operating: OperatingRoom) -> Data[_Progress]:
+        return Data(_progress(operating.backups.begin(operating.the_machine())))
+
+    @RestCall(
+        "GET",
+        "/operator/diagnostics",
+        tokens=USER,
+        on=_operator,
+        summary="All of it in one file, without secrets",
+        about="For a report of a problem. It has addresses of peers, ids and e-mail addresses; no message, token, "
+        "password or key.",
+    )
+    async def diagnostics(self, operating: OperatingRoom) -> Data[_Diagnostics]:
+        latest = AuditFilter(0, _FOREVER_MS, _DIAGNOSED_ENTRIES)
+        return Data(
+            _Diagnostics(
+                created_on=self._core.clock.now_ms(),
+                platform=platform.platform(),
+                python=platform.python_version(),
+                settings=without_texts(msgspec.to_builtins(self._core.settings, enc_hook=str)),
+                overview=_overview(await operating.overview()),
+                checks=[_Check(*one) for one in await _checks(operating)],
+                refusals=[_refused(one) for one in operating.core.refusals.tally.latest()],
+                entries=[_entry(one) for one in reversed(await operating.core.audit.find(latest))],
+            )
+        )
+
+
+async def _checks(operating: OperatingRoom) -> list[tuple[str, bool, str]]:
+    return [(one.check, one.ok, one.text) for one in await operating.the_machine().examine()]
+
+
+def without_texts(value: Any) -> Any:
+    """Settings as they may be shown to others: any text could be a secret or have one in it."""
+    if isinstance(value, dict):
+        return {name: without_texts(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return f"{len(value)} set"
+    if isinstance(value, str):
+        return "set" if value else ""
+    return value
+
+
+def _overview(found: Overview) -> OperatorsOverview:
+    room = found.room
+    return OperatorsOverview(
+        version=found.version,
+        now=found.now,
+        started_on=found.started_on,
+        problem=found.problem,
+        listeners=[_Listener(one.name, one.address, one.problem, dict(one.answers)) for one in found.listeners],
+        consumers=[_Consumer(one.name, one.position, one.behind) for one in found.consumers],
+        room=_Room(room.store, room.available, room.grows, found.retention_days, found.full_on, room.sentence),
+        statistics=msgspec.to_builtins(dict(found.statistics), str_keys=True, enc_hook=str),
+    )
+
+
+def _refused(one: Refused) -> _Refused:
+    return _Refused(**asdict(one))
+
+
+def _entry(one: AuditRecord) -> _Entry:
+    return _Entry(one.at_ms, one.event, one.actor, one.address, one.object, one.outcome, dict(one.details))
+
+
+def _progress(one: Progress) -> _Progress:
+    return _Progress(one.status, one.started_on, one.ended_on, one.done, one.total, one.file, one.problem)

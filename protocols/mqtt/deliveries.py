@@ -1,0 +1,344 @@
+"""What a device subscribes to, what is sent to it, and what its session keeps of both.
+
+Errors, and Actions with QoS 0, are sent at once or not at all. Where sessions may outlive connections, a device may
+subscribe to Actions with QoS 1 and 2: such an Action is sent as soon as it is durable that it waits for the device.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from broker.device_sessions.session import DeviceSession
+from broker.device_sessions.sessions import DeviceSessions
+from broker.devices.registry import Device
+from broker.envelope import Action
+from broker.errors import DomainError, StorageUnavailable
+from broker.ids import new_id
+from broker.topics.space import SERVICE, is_subscribable
+from protocols.mqtt.errors import error_message
+from protocols.mqtt.flow import WINDOW, Flow
+from protocols.mqtt.messages import packet_of
+from protocols.mqtt.negotiation import connack_properties, session_seconds
+from protocols.mqtt.packets import (
+    MQTT_5,
+    Connect,
+    PubAck,
+    PubComp,
+    PubRec,
+    ReasonCode,
+    RequestedFilter,
+)
+from protocols.mqtt.rooms import MqttRooms
+from protocols.mqtt.session import MqttSession
+from protocols.mqtt.values import Properties
+from protocols.outbox import Outbox
+from storage.keys import Position
+from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
+from storage.mqtt_topics import RetainedRecord
+
+#: Retained messages that are compared with a filter in the time that a frame of overhead may take.
+_LOOKS_OF_A_FRAME: Final = 50
+
+
+class Deliveries:
+    """The subscriptions and deliveries of one connection. `end` as for `MqttExchange`."""
+
+    __slots__ = (
+        "_access",
+        "_actions",
+        "_answers",
+        "_device",
+        "_due",
+        "_end",
+        "_errors",
+        "_flow",
+        "_ingest",
+        "_lasting",
+        "_looked_at",
+        "_now_ms",
+        "_outbox",
+        "_session",
+        "_sessions",
+        "_settings",
+        "_space",
+    )
+
+    def __init__(
+        self, rooms: MqttRooms, device: Device, session: MqttSession, outbox: Outbox, end: Callable[[], None]
+    ) -> None:
+        self._settings = rooms.core.settings.mqtt
+        self._now_ms = rooms.core.clock.now_ms
+        self._sessions = rooms.device_sessions.sessions
+        self._ingest = rooms.messages.ingest
+        self._device = device
+        self._session = session
+        self._answers = session.answers
+        self._outbox = outbox
+        self._end = end
+        # Subscriptions as the client wrote them, and their QoS. Of two forms of one topic, deliveries go to the later.
+        self._actions: dict[bytes, int] = {}
+        self._errors: dict[bytes, int] = {}
+        self._space = rooms.topics.space
+        self._access = rooms.topics.access
+        self._due: list[tuple[SubscriptionRecord, RetainedRecord]] = []  # retained messages, to send behind SUBACK
+        self._looked_at = 0  # and how many were compared with their filters
+        # Where sessions may outlive connections: the session, and its deliveries of QoS 1 and 2.
+        self._lasting: DeviceSession | None = None
+        self._flow: Flow | None = None
+
+    # --- The session ---
+
+    async def begin(self, connect: Connect) -> None:
+        """Accept the connection, with a session that begins or goes on. Raises StoreError."""
+        client_id = connect.client_id or (new_id() if connect.level == MQTT_5 else "")
+        properties = connack_properties(connect, client_id, self._settings)
+        if self._sessions is None:
+            self._outbox.put(self._session.accept(properties))
+            return
+        await self._sessions.begin(
+            DeviceSession(self._device.key, client_id, session_seconds(connect, self._settings)),
+            is_clean=connect.is_clean,
+            is_actions=lambda topic: self._like(topic) is self._actions,
+            written=self._written,
+            begun=partial(self._begun, self._sessions, connect, properties),
+        )
+
+    def _begun(
+        self,
+        sessions: DeviceSessions,
+        connect: Connect,
+        properties: Properties,
+        lasting: DeviceSession,
+        is_present: bool,
+    ) -> None:
+        if self._session.is_closed:  # the connection has ended while its session was read
+            sessions.end(lasting)
+            return
+        self._lasting = lasting
+        lasting.outlet = self
+        for topic, subscription in lasting.subscriptions.items():
+            if (topics := self._like(topic)) is not None:
+                topics[topic] = subscription.qos
+        self._flow = Flow(
+            self._answers,
+            window=connect.properties.receive_maximum or (0xFFFF if connect.level == MQTT_5 else WINDOW),
+            dropped=partial(sessions.drop, lasting),
+            settled=partial(sessions.settle, lasting),
+            sent_until=lasting.sent_until,
+            now_ms=self._now_ms,
+        )
+        if lasting.is_stored:
+            self._session.resume(lasting.received)
+        self._outbox.put(self._session.accept(properties, is_present=is_present))
+        self._outbox.put(self._flow.resume(lasting.deliveries))
+        lasting.deliveries = []
+
+    def leave(self) -> None:
+        """The connection has ended."""
+        if self._lasting is not None and self._sessions is not None:
+            if self._flow is not None:
+                self._lasting.sent_until = self._flow.sent_until
+            self._sessions.end(self._lasting)
+
+    def expire(self, seconds: int) -> None:
+        """The device has changed its mind about how long its session outlives the connection."""
+        if self._lasting is not None:
+            self._lasting.expiry_seconds = min(seconds, self._settings.session_max_seconds)
+
+    def speak_later(self, seconds: int, publish: Callable[[], None]) -> bool:
+        """Publish a will after a while, when the session outlives the connection; else False."""
+        lasting = self._lasting
+        if not seconds or lasting is None or not lasting.expiry_seconds or self._sessions is None:
+            return False
+        self._sessions.delay_will(self._device.key, min(seconds, lasting.expiry_seconds), publish)
+        return True
+
+    # --- Messages of QoS 2 from the device ---
+
+    def received(self, packet_id: bytes) -> None:
+        """A message was submitted in this turn."""
+        if self._lasting is not None and self._sessions is not None:
+            self._sessions.receive(self._lasting, int.from_bytes(packet_id))
+
+    def released(self, packet_id: bytes) -> None:
+        """Send PUBCOMP when it is durable that the packet id is free: the device may use it again at once."""
+        if self._lasting is not None and self._sessions is not None:
+            self._sessions.forget_received(self._lasting, int.from_bytes(packet_id))
+        self._put_after_commit(self._answers.pubcomp(packet_id))
+
+    # --- Subscriptions ---
+
+    def subscribe(self, requested: RequestedFilter, subscription_id: int = 0) -> int:
+        """Subscribe to a topic; return the granted QoS, or why it is refused."""
+        topics = self._like(requested.topic)
+        if topics is None and self._space is not None:
+            return self._subscribe_openly(requested, subscription_id)
+        if topics is None:
+            if requested.topic.startswith(b"$share/"):
+                return ReasonCode.SHARED_NOT_SUPPORTED
+            has_wildcard = b"+" in requested.topic or b"#" in requested.topic
+            return ReasonCode.WILDCARDS_NOT_SUPPORTED if has_wildcard else ReasonCode.NOT_AUTHORIZED
+        has_qos = self._lasting is not None and topics is self._actions
+        qos = requested.qos if has_qos and self._settings.persistent_sessions == "on" else 0
+        topics.pop(requested.topic, None)  # the latest one stands last
+        topics[requested.topic] = qos
+        if self._lasting is not None and self._sessions is not None:
+            self._sessions.subscribe(
+                self._lasting, requested.topic, SubscriptionRecord(qos), actions_from=self._actions_from
+            )
+        return qos
+
+    @property
+    def _actions_from(self) -> Position | None:
+        """From where in the log Actions wait for a device that subscribes now; None when they need not wait."""
+        qos = next(reversed(self._actions.values()), 0)
+        return self._ingest.head if qos else None
+
+    def _subscribe_openly(self, requested: RequestedFilter, subscription_id: int) -> int:
+        """Subscribe in the open topic space."""
+        space, lasting, sessions = self._space, self._lasting, self._sessions
+        if requested.topic.startswith(SERVICE) or space is None or lasting is None or sessions is None:
+            return ReasonCode.NOT_AUTHORIZED
+        if not is_subscribable(requested.topic):
+            return ReasonCode.TOPIC_FILTER_INVALID
+        if not self._access.may_subscribe(self._device, requested.topic):
+            return ReasonCode.NOT_AUTHORIZED
+        subscription = SubscriptionRecord(
+            requested.qos, requested.no_local, requested.retain_as_published, subscription_id
+        )
+        try:
+            retained, looked_at = space.subscribe(
+                self._device.key, requested.topic, subscription, retain_handling=requested.retain_handling
+            )
+        except DomainError:
+            return ReasonCode.QUOTA_EXCEEDED
+        sessions.subscribe(lasting, requested.topic, subscription, actions_from=self._actions_from)
+        self._due += [(subscription, message) for message in retained]
+        self._looked_at += looked_at
+        return requested.qos
+
+    def send_due(self) -> int:
+        """Send the retained messages of new subscriptions, behind their SUBACK; return what that cost, in frames of
+        overhead."""
+        due, self._due = self._due, []
+        cost, self._looked_at = len(due) + self._looked_at // _LOOKS_OF_A_FRAME, 0
+        for subscription, message in due:
+            if self._sessions is not None:
+                self._sessions.send(
+                    self._device.key,
+                    topic=message.topic,
+                    payload=message.payload,
+                    qos=min(subscription.qos, message.qos),
+                    retain=True,
+                    properties=message.properties,
+                    subscription_ids=[subscription.subscription_id] if subscription.subscription_id else [],
+                    expires_on=message.expires_on,
+                )
+        return cost
+
+    def unsubscribe(self, topic: bytes) -> ReasonCode:
+        topics = self._like(topic)
+        if topics is None and self._space is not None:
+            existed = self._space.unsubscribe(self._device.key, topic)
+        else:
+            existed = topics is not None and topics.pop(topic, None) is not None
+        if not existed:
+            return ReasonCode.NO_SUBSCRIPTION_EXISTED
+        if self._lasting is not None and self._sessions is not None:
+            self._sessions.unsubscribe(self._lasting, topic, wants_actions=self._actions_from is not None)
+        return ReasonCode.SUCCESS
+
+    def _like(self, topic: bytes) -> dict[bytes, int] | None:
+        """Where subscriptions to this topic are; None when the device may not subscribe to it."""
+        kind, _, device_id = topic.removeprefix(b"/").rpartition(b"/")
+        if device_id != self._device.id.encode():
+            return None
+        return {b"v1.1/actions": self._actions, b"v1.1/errors": self._errors}.get(kind)
+
+    # --- Deliveries ---
+
+    def tell(self, error: DomainError) -> None:
+        if self._errors and self._outbox.has_room:
+            self._outbox.put(self._answers.publish(next(reversed(self._errors)), error_message(error)))
+
+    def deliver(self, action: Action) -> bool:
+        """Send an Action to the device; False when it has not subscribed to Actions or does not keep up."""
+        if not self._actions:
+            return False
+        topic, payload = next(reversed(self._actions)), self._written(action.data)
+        if self._actions[topic]:
+            return self._deliver_surely(action, topic, payload)
+        packet = self._answers.publish(topic, payload)
+        return packet != b"" and self._outbox.offer(packet)
+
+    def _written(self, actions: str) -> bytes:
+        """The payload of Actions."""
+        if self._settings.action_payload == "array":
+            actions = actions.removeprefix('{"actions":').removesuffix("}")
+        return actions.encode()
+
+    def _deliver_surely(self, action: Action, topic: bytes, payload: bytes) -> bool:
+        sessions, lasting = self._sessions, self._lasting
+        if sessions is None or lasting is None:
+            return False
+        delivery = sessions.deliver(lasting, action, topic, payload, self._actions[topic])
+        if delivery is None:
+            return False
+        self.send(delivery)
+        return True
+
+    def send(self, delivery: DeliveryRecord) -> None:
+        """Send with QoS 1 or 2, as soon as it is durable that the delivery waits."""
+        if self._lasting is not None and self._lasting.is_stored:
+            self._ingest.after_commit(partial(self._send, delivery))
+        else:
+            self._send(delivery, None)
+
+    def offer(self, delivery: DeliveryRecord) -> bool:
+        """Send with QoS 0; False when the device does not keep up."""
+        packet = packet_of(self._answers, delivery, self._now_ms())
+        return packet != b"" and self._outbox.offer(packet)
+
+    def _send(self, delivery: DeliveryRecord, error: StorageUnavailable | None) -> None:
+        if error is None and self._flow is not None and not self._session.is_closed:
+            self._outbox.put(self._flow.add(delivery))
+
+    def answered(self, packet: PubAck | PubRec | PubComp) -> bool:
+        """The device has answered a delivery; False when there was none."""
+        flow, sent = self._flow, None
+        if flow is not None:
+            match packet:
+                case PubAck(packet_id):
+                    sent = flow.puback(packet_id)
+                case PubComp(packet_id):
+                    sent = flow.pubcomp(packet_id)
+                case PubRec(packet_id) if packet.reason >= ReasonCode.UNSPECIFIED:
+                    sent = flow.refused(packet_id)
+                case PubRec(packet_id):
+                    if (number := flow.pubrec(packet_id)) is not None:
+                        self._release(packet_id, number)
+                        return True
+        if sent is not None:
+            self._outbox.put(sent)
+            return True
+        # Version 3 has no answer to that, and 5.0 one to PUBREC.
+        if self._session.level == MQTT_5 and isinstance(packet, PubRec) and packet.reason < ReasonCode.UNSPECIFIED:
+            self._outbox.put(self._answers.pubrel(packet.packet_id, ReasonCode.PACKET_ID_NOT_FOUND))
+        return False
+
+    def _release(self, packet_id: bytes, number: int) -> None:
+        """Send PUBREL when it is durable that the delivery must not be sent again."""
+        if self._lasting is not None and self._lasting.is_stored and self._sessions is not None:
+            self._sessions.release(self._lasting, number)
+            self._put_after_commit(self._answers.pubrel(packet_id))
+        else:
+            self._outbox.put(self._answers.pubrel(packet_id))
+
+    def _put_after_commit(self, data: bytes) -> None:
+        self._ingest.after_commit(partial(self._put_durable, data))
+
+    def _put_durable(self, data: bytes, error: StorageUnavailable | None) -> None:
+        if error is not None:
+            self._end()
+        elif not self._session.is_closed:
+            self._outbox.put(data)

@@ -1,0 +1,232 @@
+"""MQTT sessions that outlive a connection (reference 16.5). The caller holds the transaction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.sql import StoreConnection
+
+_TABLES: Final = ("mqtt_delivery", "mqtt_received", "mqtt_subscription", "mqtt_session")
+
+
+@dataclass(frozen=True, slots=True)
+class MqttSessionRecord:
+    """A row of `mqtt_session`. `expires_on` is None while the device is connected."""
+
+    device: DeviceKey
+    client_id: str
+    expiry_seconds: int
+    expires_on: Milliseconds | None
+    actions_after: Position | None
+    sent_until: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """How a device subscribes to a filter; all but `qos` are of MQTT 5.0. `subscription_id` is 0 when there is none."""
+
+    qos: int
+    no_local: bool = False
+    retain_as_published: bool = False
+    subscription_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRecord:
+    """A message that waits for a device. `number` orders a device's deliveries. `properties` are encoded, empty when
+    there are none, and without the subscription identifiers."""
+
+    number: int
+    topic: bytes
+    payload: bytes
+    qos: int
+    is_released: bool = False
+    retain: bool = False
+    properties: bytes = b""
+    expires_on: Milliseconds | None = None
+    subscription_ids: tuple[int, ...] = ()
+
+
+class MqttSessionStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def session(self, device: DeviceKey) -> MqttSessionRecord | None:
+        row = self._db.execute("SELECT * FROM mqtt_session WHERE device = :device", {"device": device}).one()
+        return MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__slots__}) if row else None
+
+    def put(self, session: MqttSessionRecord) -> None:
+        self._db.put_many(
+            "mqtt_session",
+            MqttSessionRecord.__slots__,
+            ("device",),
+            [[getattr(session, name) for name in MqttSessionRecord.__slots__]],
+        )
+
+    def end(self, device: DeviceKey, *, expires_on: Milliseconds, sent_until: int) -> None:
+        """The device's connection has ended."""
+        self._db.execute(
+            "UPDATE mqtt_session SET expires_on = :expires_on, sent_until = :sent_until WHERE device = :device",
+            {"device": device, "expires_on": expires_on, "sent_until": sent_until},
+        )
+
+    def end_all(self, now_ms: Milliseconds) -> None:
+        """The daemon was killed: no device is connected, and every delivery may have been sent."""
+        self._db.execute(
+            "UPDATE mqtt_session SET expires_on = :now + expiry_seconds * 1000,"
+            " sent_until = (SELECT coalesce(max(d.number), 0) FROM mqtt_delivery AS d"
+            " WHERE d.device = mqtt_session.device)"
+            " WHERE expires_on IS NULL",
+            {"now": now_ms},
+        )
+
+    def remove(self, device: DeviceKey) -> None:
+        for table in _TABLES:
+            self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
+
+    def expired(self, now_ms: Milliseconds, *, limit: int) -> list[DeviceKey]:
+        rows = self._db.execute(
+            "SELECT device FROM mqtt_session WHERE expires_on <= :now ORDER BY expires_on LIMIT :limit",
+            {"now": now_ms, "limit": limit},
+        )
+        return [row["device"] for row in rows]
+
+    def count(self) -> int:
+        row = self._db.execute("SELECT count(*) AS n FROM mqtt_session").one()
+        return int(row["n"]) if row else 0
+
+    # --- Subscriptions ---
+
+    def subscriptions(self, device: DeviceKey) -> dict[bytes, SubscriptionRecord]:
+        """By filter."""
+        rows = self._db.execute(
+            "SELECT * FROM mqtt_subscription WHERE device = :device ORDER BY filter", {"device": device}
+        )
+        return {bytes(row["filter"]): _subscription(row) for row in rows}
+
+    def all(self) -> list[tuple[MqttSessionRecord, int]]:
+        """Every session, and the number of its last delivery, 0 when none waits."""
+        rows = self._db.execute(
+            "SELECT s.*, (SELECT coalesce(max(d.number), 0) FROM mqtt_delivery AS d WHERE d.device = s.device) AS last"
+            " FROM mqtt_session AS s ORDER BY s.device"
+        )
+        return [
+            (MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__slots__}), row["last"])
+            for row in rows
+        ]
+
+    def subscribe(self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord) -> None:
+        self._db.put_many(
+            "mqtt_subscription",
+            ("device", "filter", *SubscriptionRecord.__slots__),
+            ("device", "filter"),
+            [(device, filter_, *(int(getattr(subscription, name)) for name in SubscriptionRecord.__slots__))],
+        )
+
+    def unsubscribe(self, device: DeviceKey, filter_: bytes) -> None:
+        self._db.execute(
+            "DELETE FROM mqtt_subscription WHERE device = :device AND filter = :filter",
+            {"device": device, "filter": filter_},
+        )
+
+    def set_actions_after(self, device: DeviceKey, position: Position | None) -> None:
+        self._db.execute(
+            "UPDATE mqtt_session SET actions_after = :position WHERE device = :device",
+            {"device": device, "position": position},
+        )
+
+    # --- Deliveries ---
+
+    def deliveries(self, device: DeviceKey) -> list[DeliveryRecord]:
+        rows = self._db.execute(
+            "SELECT * FROM mqtt_delivery WHERE device = :device ORDER BY number", {"device": device}
+        )
+        return [_delivery(row) for row in rows]
+
+    def put_delivery(self, device: DeviceKey, delivery: DeliveryRecord) -> None:
+        self._db.execute(
+            "INSERT INTO mqtt_delivery (device, number, topic, payload, qos, is_released, retain, properties,"
+            " expires_on, subscription_ids)"
+            " VALUES (:device, :number, :topic, :payload, :qos, 0, :retain, :properties, :expires_on, :ids)",
+            {
+                "device": device,
+                "number": delivery.number,
+                "topic": delivery.topic,
+                "payload": delivery.payload,
+                "qos": delivery.qos,
+                "retain": int(delivery.retain),
+                "properties": delivery.properties,
+                "expires_on": delivery.expires_on,
+                "ids": " ".join(map(str, delivery.subscription_ids)),
+            },
+        )
+
+    def trim(self, device: DeviceKey, *, count: int, size: int) -> int:
+        """Keep the newest deliveries, so many and of so many bytes at most; return how many were removed."""
+        rows = self._db.execute(
+            "SELECT number, length(payload) AS size FROM mqtt_delivery WHERE device = :device ORDER BY number DESC",
+            {"device": device},
+        )
+        surplus = []
+        for row in rows:
+            count, size = count - 1, size - row["size"]
+            if count < 0 or size < 0:
+                surplus.append(row["number"])
+        if surplus:
+            self._db.execute(
+                "DELETE FROM mqtt_delivery WHERE device = :device AND number <= :newest",
+                {"device": device, "newest": surplus[0]},
+            )
+        return len(surplus)
+
+    def release(self, device: DeviceKey, number: int) -> None:
+        self._db.execute(
+            "UPDATE mqtt_delivery SET is_released = 1 WHERE device = :device AND number = :number",
+            {"device": device, "number": number},
+        )
+
+    def remove_delivery(self, device: DeviceKey, number: int) -> None:
+        self._db.execute(
+            "DELETE FROM mqtt_delivery WHERE device = :device AND number = :number",
+            {"device": device, "number": number},
+        )
+
+    # --- Messages of QoS 2 from the device ---
+
+    def received(self, device: DeviceKey) -> list[int]:
+        rows = self._db.execute("SELECT packet_id FROM mqtt_received WHERE device = :device", {"device": device})
+        return [row["packet_id"] for row in rows]
+
+    def receive(self, device: DeviceKey, packet_id: int) -> None:
+        self._db.execute(
+            "INSERT INTO mqtt_received (device, packet_id) VALUES (:device, :packet_id)"
+            " ON CONFLICT (device, packet_id) DO NOTHING",
+            {"device": device, "packet_id": packet_id},
+        )
+
+    def forget_received(self, device: DeviceKey, packet_id: int) -> None:
+        self._db.execute(
+            "DELETE FROM mqtt_received WHERE device = :device AND packet_id = :packet_id",
+            {"device": device, "packet_id": packet_id},
+        )
+
+
+def _subscription(row: Mapping[str, Any]) -> SubscriptionRecord:
+    return SubscriptionRecord(
+        row["qos"], bool(row["no_local"]), bool(row["retain_as_published"]), row["subscription_id"]
+    )
+
+
+def _delivery(row: Mapping[str, Any]) -> DeliveryRecord:
+    return DeliveryRecord(
+        row["number"],
+        bytes(row["topic"]),
+        bytes(row["payload"]),
+        row["qos"],
+        bool(row["is_released"]),
+        bool(row["retain"]),
+        bytes(row["properties"]),
+        row["expires_on"],
+        tuple(map(int, row["subscription_ids"].split())),
+    )

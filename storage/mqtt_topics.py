@@ -1,0 +1,66 @@
+"""Retained messages of the open topic space, and who may use it (reference 16.6). The caller holds the transaction."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from storage.keys import Milliseconds
+from storage.sql import StoreConnection
+
+_COLUMNS: Final = ("topic", "payload", "qos", "properties", "expires_on")
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedRecord:
+    """A row of `mqtt_retained`. `properties` are encoded, empty when there are none."""
+
+    topic: bytes
+    payload: bytes
+    qos: int
+    properties: bytes
+    expires_on: Milliseconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRuleRecord:
+    """A row of `topic_rule`."""
+
+    kind: str
+    subject: int
+    topic: str
+    publish: bool
+    subscribe: bool
+
+    @property
+    def identity(self) -> tuple[str, int, str]:
+        return self.kind, self.subject, self.topic
+
+
+class MqttTopicStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def retained(self) -> list[RetainedRecord]:
+        """Every retained message. Their number is bounded (reference 16.6)."""
+        return [
+            RetainedRecord(
+                bytes(row["topic"]), bytes(row["payload"]), row["qos"], bytes(row["properties"]), row["expires_on"]
+            )
+            for row in self._db.execute("SELECT * FROM mqtt_retained ORDER BY topic")
+        ]
+
+    def retain(self, message: RetainedRecord) -> None:
+        self._db.put_many("mqtt_retained", _COLUMNS, ("topic",), [[getattr(message, name) for name in _COLUMNS]])
+
+    def forget(self, topic: bytes) -> None:
+        self._db.execute("DELETE FROM mqtt_retained WHERE topic = :topic", {"topic": topic})
+
+    def rules(self) -> list[TopicRuleRecord]:
+        rows = self._db.execute("SELECT * FROM topic_rule ORDER BY kind, subject, topic")
+        return [
+            TopicRuleRecord(row["kind"], row["subject"], row["topic"], bool(row["publish"]), bool(row["subscribe"]))
+            for row in rows
+        ]
+
+    def put_rule(self, rule: TopicRuleRecord) -> None:
+        values = [rule.kind, rule.subject, rule.topic, int(rule.publish), int(rule.subscribe)]
+        self._db.put_many("topic_rule", TopicRuleRecord.__slots__, ("kind", "subject", "topic"), [values])

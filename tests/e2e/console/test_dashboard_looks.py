@@ -1,0 +1,53 @@
+"""Every page of developers and operators on a desktop and on a phone, light and dark, as in test_looks.py."""
+
+from pathlib import Path
+from typing import Final
+
+from tests.browser import PHONE
+from tests.daemon import LIGHT_TYPE
+from tests.e2e.accounts.test_looks import LOOKS, findings
+from tests.e2e.console.test_developer import go
+from tests.e2e.console.user import User
+
+TYPE: Final = f"/developer/types/{LIGHT_TYPE}"
+#: Each with words that it shows when it is complete.
+PAGES: Final = {
+    "/developer": "Needs attention",
+    "/developer/applications": "Redirect URIs",
+    "/developer/types": "example.light",
+    TYPE: "Unique name",
+    f"{TYPE}/manifest": "Version 1",
+    f"{TYPE}/list": "Certificates",
+    f"{TYPE}/devices": "never connected",
+    f"{TYPE}/firmware": "Roll an image out",
+    f"{TYPE}/plans": "New plan",
+    f"{TYPE}/errors": "Failed messages",
+    "/developer/tasks/" + "9" * 32: "There is no such thing",
+    "/developer/subscriptions": "Subscriptions",
+    "/developer/trials": "New trial",
+    "/developer/usage": "Used this month",
+    "/operator": "no damage",
+    "/operator/refusals": "The latest refusals",
+    "/operator/audit": "Audit log",
+    "/operator/backups": "Make a backup",
+    "/operator/decisions": "Payments",
+}
+
+
+def test_pages_have_no_overflow_and_no_findings_of_axe(ada: User, screenshots: Path | None, node_folder: Path) -> None:
+    wrong = []
+    for path, words in PAGES.items():
+        ada.browser.show(LOOKS["desktop"][0], dark=False)
+        go(ada, path)
+        ada.sees(words, "#page")
+        if "no such thing" in words:
+            ada.was_refused(404)
+        for name, (size, dark) in LOOKS.items():
+            ada.browser.show(size, dark=dark)
+            if screenshots is not None:
+                ada.browser.screenshot(screenshots / f"{path.strip('/').replace('/', '_')}.{name}.png")
+            if ada.browser.overhang():
+                wrong.append(f"{path}, {name}: wider than the screen")
+            if size == PHONE:
+                wrong += [f"{path}, {name}: {one}" for one in findings(ada.browser, node_folder)]
+    assert wrong == [], "\n".join(wrong)

@@ -1,0 +1,324 @@
+"""The developer's pages, as a person goes through them (reference 27.21)."""
+
+import email
+import email.policy
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+from tests.daemon import LIGHT_TYPE, bearer, device_id
+from tests.e2e.console.user import User
+from tests.e2e.console.world import BOB_EMAIL, Site
+
+#: The daemon is shared: names of new types come after that of the light, which other tests expect first.
+HEATER: Final[dict[str, Any]] = {
+    "fields": [
+        {"name": "temperature", "type": "CUSTOM", "valueClass": "Double", "isCollection": False, "description": ""}
+    ],
+    "messageFormat": "json",
+    "actions": [],
+}
+
+
+def go(user: User, path: str) -> None:
+    user.browser.open(f"{user.origin}{path}")
+
+
+def named(user: User, name: str) -> WebElement:
+    """The field of this name, once the page has it."""
+    return user.browser.wait(lambda: user.browser.driver.find_elements(By.NAME, name))[0]
+
+
+def write(user: User, name: str, text: str) -> None:
+    """Into the field of this name, in place of what it has."""
+    user.browser.driver.execute_script(
+        "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", named(user, name), text
+    )
+
+
+def test_from_an_application_to_its_token(ada: User, site: Site) -> None:
+    go(ada, "/developer/applications")
+    ada.sees("Dashboard", "#page h2")
+    ada.sees("New application")
+    box = '[aria-label="New application"] '
+    field = ada.browser.driver.find_element(By.CSS_SELECTOR, box + "[name=name]")
+    field.send_keys("a <b> name")
+    ada.click("Create the application")
+    ada.sees("Invalid value", ".finding")
+    ada.was_refused(400)
+    field.clear()
+    field.send_keys("Thermostat")
+    ada.browser.driver.find_element(By.CSS_SELECTOR, box + "[name=client_credentials]").click()
+    write_in = ada.browser.driver.find_element(By.CSS_SELECTOR, box + "[name=redirectUris]")
+    write_in.send_keys("https://example.org/back\nmyapp://done")
+    ada.click("Create the application")
+    ada.sees("The client secret of Thermostat")
+    secret = ada.browser.texts(".secret code")[0]
+    ada.sees("myapp://done", '[aria-label="Thermostat"]')
+    aid = ada.browser.texts('[aria-label="Thermostat"] dd code')[0]
+    assert issued(site, aid, secret) == 200
+    ada.browser.driver.find_element(
+        By.XPATH, '//section[@aria-label="Thermostat"]//button[.="Renew the secret"]'
+    ).click()
+    ada.click("Renew")
+    ada.sees("The secret is renewed")
+    renewed = ada.browser.texts('[aria-label="Thermostat"] .secret code')[0]
+    assert issued(site, aid, secret) == 401
+    assert issued(site, aid, renewed) == 200
+    assert "already" not in ada.browser.text
+
+
+def issued(site: Site, aid: str, secret: str) -> int:
+    form = {"grant_type": "client_credentials", "client_id": aid, "client_secret": secret}
+    return httpx.post(f"{site.origin}/accounts/token", data=form).status_code
+
+
+def test_from_a_manifest_with_a_mistake_to_the_first_message(ada: User, site: Site) -> None:
+    go(ada, "/developer/types")
+    ada.sees("example.light", "table")
+    ada.browser.fill("Unique name", "acme.heater")
+    ada.browser.fill("Name", "Room heater")
+    ada.browser.leaving(lambda: ada.click("Create the device type"))
+    ada.sees("Room heater", "h1")
+    write(ada, "manifest", json.dumps(HEATER).replace('"Double"', '"Duble"'))
+    write(ada, "payload", '{"temperature":"21.5","more":1}')
+    ada.click("Try it")
+    ada.sees("What is wrong", "#verdict")
+    ada.sees("valueClass", "#verdict code")
+    write(ada, "manifest", json.dumps(HEATER))
+    ada.click("Try it")
+    ada.sees('"temperature": 21.5', "#tried")
+    ada.click("Upload as the next version")
+    ada.sees("Version 1 is in use")
+    dtid = ada.browser.url.split("/")[-2]
+    device = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": dtid, "name": "Hall heater"})
+    token = site.of_ada_at_the_console(ada, "PUT", f"/devices/{device['id']}/tokens", None)["accessToken"]
+    base = site.daemon.base_url
+    for data in ({"temperature": "19.5", "x": 1}, {"x": "<img src=x onerror=alert(1)>"}):
+        httpx.post(f"{base}/messages", json={"sdid": device["id"], "data": data}, headers=bearer(token))
+    last = site.of_ada_at_the_console(ada, "GET", f"/messages/last?sdids={device['id']}", None, whole=True)
+    assert [one["data"] for one in last["data"]] == [{"temperature": 19.5}]
+    go(ada, f"/developer/types/{dtid}/errors")
+    ada.sees(device["id"], "#page")
+    ada.was_refused(400)  # what was wrong with the Manifest
+
+
+TYPE_PAGE: Final = f"/developer/types/{LIGHT_TYPE}"
+
+
+def choose_file(user: User, name: str, path: Path) -> None:
+    named(user, name).send_keys(str(path))
+
+
+def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
+    ids = tmp_path / "ids.csv"
+    ids.write_text("vdid\n" + "".join(f"light-{number:04}\n" for number in range(60)) + "no good\n", encoding="utf-8")
+    go(ada, f"{TYPE_PAGE}/list")
+    ada.sees("The list is empty")
+    choose_file(ada, "file", ids)
+    ada.click("Upload")
+    ada.sees("60 taken, 1 refused, of 61", "#upload")
+    ada.sees("Row 61: Invalid vdid", "#upload")
+    ada.sees("1–50 of 60", ".pages")
+    ada.click("Next")
+    ada.sees("51–60 of 60", ".pages")
+    ada.browser.fill("Filter vendor ids", "0059")
+    ada.eventually(lambda: ada.browser.texts("tbody th") == ["light-0059"])
+    write(ada, "certificate", "no certificate")
+    ada.click("Add the certificate")
+    ada.eventually(lambda: bool(ada.browser.texts('[name="certificate"] + .finding')))
+    ada.was_refused(400)
+
+
+def test_firmware_is_rolled_out_and_a_device_fails(ada: User, site: Site, tmp_path: Path) -> None:
+    """From the upload of the image to the sentence that says why the device was not updated."""
+    image = tmp_path / "firmware.bin"
+    image.write_bytes(b"new software" * 1000)
+    go(ada, f"{TYPE_PAGE}/firmware")
+    ada.sees("Upload an image")
+    ada.browser.fill("Version, as the device reports it", "9.9.1")
+    choose_file(ada, "image", image)
+    ada.click("Upload the image")
+    ada.sees("Version 9.9.1 is stored", "#sent")
+    ada.sees("9.9.1", "tbody th")
+    ada.now(lambda: write(ada, "dids", f"{device_id(20)}\n{device_id(21)}"))
+    ada.browser.fill("Stop above % failed", "50")
+    ada.click("Begin the roll-out")
+    ada.sees("Firmware roll-out", "h1")
+    ada.sees("DEVICE_NOT_REGISTERED", "tbody")
+    ada.sees("2 failed", "#standing")
+    # An expert finds it again from the first page in two clicks.
+    go(ada, "/developer")
+    ada.clicks = 0
+    ada.sees("Roll-out: akc.update on Light")
+    ada.click("Open akc.update on Light")
+    ada.sees("DEVICE_NOT_REGISTERED", "tbody")
+    assert ada.clicks <= 2
+
+
+def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: Site) -> None:
+    """A rule that cannot work, and a subscription whose deliveries fail; the delivery is sent again."""
+    wanted = {"messageType": "message", "sdid": device_id(22), "subscriptionType": "cloudStream"}
+    stream = {"cloudKey": "k", "cloudSecret": "secret", "cloudRegion": "eu-west-1", "cloudStreamName": "lights"}
+    uid = site.of_ada("GET", "/users/self")["data"]["id"]
+    made = site.of_ada("POST", "/subscriptions", json={**wanted, **stream, "uid": uid, "description": "<b>Hall"})
+    site.send(22, state=True)
+    source, sink = device_id(23), device_id(24)
+    condition = {"sdid": source, "field": "state", "operator": "=", "operand": {"value": True}}
+    rule = {"name": "Broken rule", "rule": {"if": condition, "then": {"ddid": sink, "action": "setOn"}}}
+    rule_id = site.of_ada_at_the_console(ada, "POST", "/rules", rule)["id"]
+    site.of_ada("DELETE", f"/devices/{sink}")
+    ada.eventually(lambda: state_of(site, ada, rule_id) == "invalid")
+    (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
+    listed = f"/developer/organizations/{acme['id']}/subscriptions"
+    ada.eventually(lambda: any("problem" in one for one in site.of_ada("GET", listed)["data"]))
+    ada.click("Developer")
+    ada.clicks = 0
+    ada.click("Open Broken rule")
+    ada.sees("Broken rule", "h1")
+    assert ada.clicks <= 2
+    go(ada, "/developer")
+    ada.clicks = 0
+    ada.sees("Subscription: <b>Hall")
+    ada.click("Open <b>Hall")
+    ada.sees("pending", "tbody")
+    assert ada.clicks <= 2
+    before = attempts(site, made["data"]["id"])
+    ada.click("Deliver again")
+    ada.sees("delivered again, with the same ids")
+    ada.eventually(lambda: attempts(site, made["data"]["id"]) > before)
+    assert ada.browser.driver.find_elements(By.CSS_SELECTOR, "h1 b") == []
+    assert [one for one in ada.browser.traffic().complaints if sink not in one] == []  # the device that is gone
+
+
+def state_of(site: Site, user: User, rule: str) -> str:
+    return str(site.of_ada_at_the_console(user, "GET", f"/rules/{rule}", None)["state"])
+
+
+def attempts(site: Site, subscription: str) -> int:
+    found = site.of_ada("GET", f"/subscriptions/{subscription}/deliveries")["data"]
+    return sum(len(one["attempts"]) for one in found)
+
+
+def test_from_the_invitation_to_a_trial_to_its_acceptance(ada: User, site: Site) -> None:
+    go(ada, "/developer/trials")
+    ada.sees("New trial")
+    ada.browser.fill("Name", "Does dimmed light help?")
+    ada.browser.fill("Device types, each by its id or unique name", "example.light")
+    ada.browser.leaving(lambda: ada.click("Create the trial"))
+    ada.sees("Does dimmed light help?", "h1")
+    ada.browser.fill("E-mail address", BOB_EMAIL)
+    ada.click("Send the invitation")
+    ada.sees("sent", ".badge")
+    trial = ada.browser.url
+    link = ada.browser.wait(lambda: invitation_in(site))
+    ada.browser.fresh()
+    bob = User(ada.browser, site.origin)
+    bob.sign_in(BOB_EMAIL)
+    bob.browser.open(link)
+    bob.click("Accept")
+    bob.eventually(lambda: "Accept" not in bob.browser.texts("button"))
+    bob.browser.fresh()
+    ada.sign_in()
+    ada.browser.open(trial)
+    ada.sees("accepted", ".badge")
+    ada.sees(BOB_EMAIL, '[aria-label="Participants"]')
+
+
+def invitation_in(site: Site) -> str | None:
+    """The link in the mail that invites Bob, once it is written."""
+    for path in (site.daemon.state / "outbox").glob("*.eml"):
+        with path.open("rb") as file:
+            body = email.message_from_binary_file(file, policy=email.policy.default).get_body(["plain"])
+        words = [] if body is None else body.get_content().split()
+        if found := [word for word in words if "/accept/trial?code=" in word]:
+            return str(found[0])
+    return None
+
+
+def test_from_a_plan_to_its_payment(ada: User, site: Site) -> None:
+    """A developer proposes it, an operator approves it, the device's owner pays, and the operator accepts that."""
+    organization = site.of_ada_at_the_console(ada, "GET", "/developer/organizations", None)["organizations"][0]
+    new_type = {"uniqueName": "acme.meter", "name": "Water meter"}
+    path = f"/developer/organizations/{organization['id']}/devicetypes"
+    dtid = site.of_ada_at_the_console(ada, "POST", path, new_type)["id"]
+    did = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": dtid, "name": "Meter"})["id"]
+    go(ada, f"/developer/types/{dtid}/plans")
+    ada.sees("New plan")
+    ada.browser.fill("Price of unlimited messages, paid once", "2,99")
+    ada.click("Propose the plan")
+    ada.eventually(lambda: bool(ada.browser.texts(".finding")))
+    ada.was_refused(400)
+    ada.browser.fill("Price of unlimited messages, paid once", "2.99")
+    ada.click("Propose the plan")
+    ada.sees("new", ".badge")
+    go(ada, "/operator/decisions")
+    ada.click("Approve")
+    ada.sees("The plan is approved")
+    url = site.of_ada("GET", f"/pricing/devices/{did}/revenueshare/upgradepath")["data"]["url"]
+    ada.browser.open(url)
+    ada.browser.press("Pay 2.99 USD")
+    go(ada, "/operator/decisions")
+    ada.click("Accept")
+    ada.sees("The payment is accepted")
+    ada.sees_no("2.99 USD", "tbody")
+    tiers = site.of_ada_at_the_console(ada, "GET", f"/pricing/devices/{did}/pricingtiers?active=true", None)
+    assert [tier["type"] for tier in tiers["pricingTiers"]] == ["paid"]
+
+
+def test_a_role_that_is_lost_while_a_page_is_open_is_told(ada: User, site: Site) -> None:
+    """Bob gets a role at the console of the operator's shell, opens a page, and loses the role."""
+    ada.browser.fresh()
+    bob = User(ada.browser, site.origin)
+    bob.sign_in(BOB_EMAIL)
+    site.set_role(BOB_EMAIL, "developer")
+    go(bob, f"{TYPE_PAGE}/firmware")
+    bob.sees("Roll-outs are for administrators")
+    go(bob, "/developer/subscriptions")
+    bob.sees("Subscriptions", "h2")
+    site.set_role(BOB_EMAIL, "viewer")
+    bob.sees("This is not for you")
+    complaints = bob.browser.traffic().complaints
+    assert [one for one in complaints if "403" not in one] == []
+
+
+TEN_THOUSAND_ROWS: Final = """
+const done = arguments[arguments.length - 1];
+const folder = document.querySelector("script").src.replace(/[^/]*$/, "");
+import(`${folder}data-table.js`).then(async ({ DataTable }) => {
+  const rows = Array.from({ length: 10000 }, (_, at) => ({
+    name: at === 7 ? '=1+1,"<b>' : `row ${at}`, size: (at * 7919) % 10000 }));
+  const table = new DataTable("Rows", [{ name: "Name", value: (one) => one.name, isName: true },
+    { name: "Size", value: (one) => one.size, isNumber: true }], { order: [1, false] });
+  document.querySelector("#page").replaceChildren(table.element);
+  table.set(rows);
+  let blob = null;
+  const made = URL.createObjectURL;
+  URL.createObjectURL = (given) => { blob = given; return made.call(URL, given); };
+  HTMLAnchorElement.prototype.click = () => {};
+  table.saveCsv();
+  done((await blob.text()).split("\\r\\n"));
+}).catch((error) => done([String(error)]));
+"""
+
+
+def test_a_table_of_ten_thousand_rows_pages_sorts_filters_and_goes_out(ada: User) -> None:
+    """As CSV, in which no text is a formula; and on the page, on which no text is HTML."""
+    go(ada, "/developer/usage")
+    ada.sees("Used this month")
+    lines = ada.browser.driver.execute_async_script(TEN_THOUSAND_ROWS)
+    assert len(lines) == 10_001
+    assert [int(line.rpartition(",")[2]) for line in lines[1:]] == list(range(10_000))
+    assert [line for line in lines if "1+1" in line] == ['"\'=1+1,""<b>",' + str(7 * 7919 % 10_000)]
+    ada.sees("1–50 of 10,000", ".pages")
+    assert ada.browser.texts("tbody td")[:3] == ["0", "1", "2"]
+    ada.click("Next")
+    ada.sees("51–100 of 10,000", ".pages")
+    ada.click("Size ↑")
+    ada.eventually(lambda: ada.browser.texts("tbody td")[:1] == ["9999"])
+    ada.browser.fill("Filter rows", "<B>")
+    ada.eventually(lambda: ada.browser.texts("tbody th") == ['=1+1,"<b>'])

@@ -1,0 +1,61 @@
+"""The operator's pages, as a person goes through them (reference 27.21)."""
+
+import httpx
+
+from tests.e2e.console.test_developer import go
+from tests.e2e.console.user import User
+from tests.e2e.console.world import BOB_EMAIL, Site
+
+
+def test_the_first_questions_of_an_incident(ada: User, site: Site) -> None:
+    """What is refused and from where, who lags, which disk fills, what changed, what the doctor says."""
+    httpx.get(f"{site.daemon.base_url}/users/self", headers={"Authorization": "Bearer " + "9" * 32})
+    ada.click("Operator")
+    ada.sees("Runs since", "#page")
+    ada.sees("Free on its disk", "#room")
+    ada.sees("rules", "#consumers")
+    ada.sees("http", '[aria-label="Listeners"]')
+    ada.sees("disk", "#doctor")
+    ada.click("Diagnostics file")
+    ada.sees("no secrets", "#toasts")
+    ada.click("Refusals")
+    ada.sees("http credentials refused", "tbody")
+    ada.sees("127.0.0.1", "tbody")
+    ada.click("Audit")
+    ada.sees("sign in", "tbody")
+    ada.sees("127.0.0.1", "tbody")
+
+
+def test_a_backup_is_made_and_found_again(ada: User) -> None:
+    go(ada, "/operator/backups")
+    ada.click("Make a backup")
+    ada.sees("The backup has begun")
+    go(ada, "/operator/backups")
+    ada.sees("done", "#latest")
+    ada.sees("trunkline-", "#kept th")
+
+
+def test_others_are_told_that_a_page_is_not_for_them(ada: User, site: Site) -> None:
+    ada.browser.fresh()
+    bob = User(ada.browser, site.origin)
+    bob.sign_in(BOB_EMAIL)
+    for area in ("operator", "developer"):
+        go(bob, "/console")
+        assert bob.browser.texts(".areas") == []
+        go(bob, f"/{area}")
+        bob.sees("This is not for you")
+        bob.sees("operators of this service" if area == "operator" else "administrators and developers")
+    bob.browser.traffic()  # the refusals
+
+
+def test_a_lost_connection_is_shown_and_comes_back(ada: User, site: Site) -> None:
+    go(ada, "/operator")
+    ada.sees("Runs since", "#page")
+    site.daemon.stop()
+    ada.sees("No connection to the server", "#connection")
+    site.start()
+    ada.sees_no("No connection", "#connection")
+    ada.sees("listens", '[aria-label="Listeners"]')
+    expected = ("401", "ERR_CONNECTION", "ERR_EMPTY_RESPONSE")
+    complaints = ada.browser.traffic().complaints
+    assert [one for one in complaints if not any(part in one for part in expected)] == []

@@ -1,0 +1,228 @@
+"""/developer: applications, device types and Manifests that members of an organization make (reference 27.21)."""
+
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from broker.services import Services
+from broker.subscriptions.creation import NewSubscription
+from storage.keys import OrganizationKey
+from tests.factories import (
+    ADA,
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOB,
+    BOB_TOKEN,
+    DASHBOARD,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    LIGHT_TYPE,
+    World,
+)
+from tests.protocols.http.conftest import bearer
+from tests.type_world import BETA, BETA_APPLICATION, CAROL, add_types
+
+ACME: Final = "ac" * 16
+MANIFEST: Final[dict[str, Any]] = {
+    "fields": [{"name": "t", "type": "CUSTOM", "valueClass": "Double", "isCollection": False, "description": ""}],
+    "messageFormat": "json",
+    "actions": [],
+}
+ADVANCED: Final = {**MANIFEST, "transform": {"format": "json", "expression": "{t: temperature}"}}
+
+
+@pytest.fixture
+async def ada(services: Services, world: World) -> str:
+    """Her token; she is a developer of Acme, whose application the token is of."""
+    await add_types(services.core.database, world)
+    await set_role(services, world, "developer")
+    return ADA_TOKEN
+
+
+async def set_role(services: Services, world: World, role: str) -> None:
+    await services.core.database.write(lambda tx: tx.accounts.set_role(OrganizationKey(1), world.ada, role))
+
+
+async def acme(api: httpx.AsyncClient, token: str) -> str:
+    (found,) = (await ask(api, "GET", "/developer/organizations", token))["organizations"]
+    assert (found["name"], found["role"]) == ("Acme", "developer")
+    assert found["usage"]["limit"] == 100_000
+    return str(found["id"])
+
+
+async def ask(api: httpx.AsyncClient, method: str, path: str, token: str, **options: Any) -> Any:
+    answer = await api.request(method, path, headers=bearer(token), **options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["data"]
+
+
+def findings(answer: httpx.Response) -> dict[str, list[str]]:
+    assert answer.status_code == 400, answer.text
+    return {one["field"]: one["messages"] for group in answer.json()["error"]["errors"] for one in group}
+
+
+async def test_an_application_is_made_changed_and_gets_another_secret(
+    api: httpx.AsyncClient, services: Services, ada: str
+) -> None:
+    oid = await acme(api, ada)
+    wanted = {
+        "name": "Board",
+        "methods": ["pkce", "client_credentials"],
+        "redirectUris": ["https://a.example/back", "app://done"],
+        "permissions": [{"deviceType": LIGHT_TYPE, "permissions": ["READ"]}],
+    }
+    path = f"/developer/organizations/{oid}/applications"
+    made = await ask(api, "POST", path, ada, json=wanted)
+    assert made["methods"] == ["pkce", "client_credentials"]
+    assert made["permissions"] == [{"deviceType": LIGHT_TYPE, "permissions": ["READ"]}]
+    stored = await services.accounts.applications.named(made["id"])
+    assert stored.has_secret(services.core.vault, [made["clientSecret"]])
+    listed = await api.get(path, headers=bearer(ada))
+    assert [one["name"] for one in listed.json()["data"]] == ["Board", "Dashboard", "Panel"]
+    assert "Secret" not in listed.text
+    one = f"/developer/applications/{made['id']}"
+    changed = await ask(api, "PUT", one, ada, json={"methods": []})
+    assert changed == {**{key: made[key] for key in changed}, "methods": []}
+    renewed = (await ask(api, "POST", f"{one}/secret", ada))["clientSecret"]
+    stored = await services.accounts.applications.named(made["id"])
+    assert stored.has_secret(services.core.vault, [renewed])
+    assert not stored.has_secret(services.core.vault, [made["clientSecret"]])
+    assert await ask(api, "GET", one, ada) == changed
+
+
+async def test_what_is_wrong_with_an_application_stands_at_its_field(api: httpx.AsyncClient, ada: str) -> None:
+    path = f"/developer/organizations/{await acme(api, ada)}/applications"
+    many = [f"https://a.example/{number}" for number in range(11)]
+    for body, field in (
+        ({"name": "<b>"}, "name"),
+        ({"name": "Dashboard"}, "name"),
+        ({"name": "B", "methods": ["password"]}, "methods.0"),
+        ({"name": "B", "redirectUris": ["https://a.example", "no uri"]}, "redirectUris.1"),
+        ({"name": "B", "redirectUris": ["JavaScript:alert(1)"]}, "redirectUris.0"),
+        ({"name": "B", "redirectUris": many}, "redirectUris"),
+        ({"name": "B", "redirectUris": [7]}, "redirectUris"),
+        ({"name": "B", "permissions": [{"deviceType": "*", "permissions": ["DELETE"]}]}, "permissions.0.permissions"),
+        ({"name": "B", "permissions": [7]}, "permissions.0.deviceType"),
+        ({"name": "B", "permissions": [{"deviceType": "none", "permissions": ["READ"]}]}, "permissions.0.deviceType"),
+    ):
+        answer = await api.post(path, json=body, headers=bearer(ada))
+        assert field in findings(answer), body
+
+
+async def test_only_administrators_and_developers_of_the_organization_develop(
+    api: httpx.AsyncClient, services: Services, world: World, ada: str
+) -> None:
+    """Neither viewers, others, applications, devices, nor a member through the application of another organization."""
+    oid = await acme(api, ada)
+    calls = (
+        ("GET", f"/developer/organizations/{oid}/applications"),
+        ("POST", f"/developer/organizations/{oid}/applications"),
+        ("POST", f"/developer/applications/{DASHBOARD}/secret"),
+        ("GET", f"/developer/organizations/{oid}/subscriptions"),
+        ("POST", f"/developer/organizations/{oid}/devicetypes"),
+        ("PUT", f"/developer/devicetypes/{LIGHT_TYPE}"),
+        ("GET", f"/developer/devicetypes/{LIGHT_TYPE}/failures"),
+    )
+    for method, path in calls:
+        for token in (BOB_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN):
+            assert (await api.request(method, path, json={}, headers=bearer(token))).status_code == 403, path
+    for path in (f"/developer/organizations/{BETA}/applications", f"/developer/applications/{BETA_APPLICATION}"):
+        assert (await api.get(path, headers=bearer(ada))).status_code == 403
+    beta = await services.core.database.read(lambda tx: tx.accounts.organization_by_id(BETA))
+    assert beta is not None
+    await services.core.database.write(lambda tx: tx.accounts.set_role(beta.key, world.ada, "administrator"))
+    assert (await api.get(f"/developer/organizations/{BETA}/applications", headers=bearer(ada))).status_code == 403
+    await set_role(services, world, "viewer")
+    for method, path in calls:
+        assert (await api.request(method, path, json={}, headers=bearer(ada))).status_code == 403, path
+
+
+async def test_a_device_type_is_made_changed_and_gets_its_manifest(
+    api: httpx.AsyncClient, services: Services, ada: str
+) -> None:
+    path = f"/developer/organizations/{await acme(api, ada)}/devicetypes"
+    made = await ask(api, "POST", path, ada, json={"uniqueName": "acme.heater", "name": "Heater", "tags": ["home"]})
+    assert (made["published"], made["latestVersion"], made["tags"]) == (False, 0, ["home"])
+    dtid = made["id"]
+    for body, field in (
+        ({"uniqueName": "acme.heater", "name": "B"}, "uniqueName"),
+        ({"uniqueName": "Acme", "name": "B"}, "uniqueName"),
+        ({"uniqueName": "acme.b"}, "name"),
+        ({"uniqueName": "acme.b", "name": "B", "tags": ["a,b"]}, "tags.0"),
+    ):
+        assert field in findings(await api.post(path, json=body, headers=bearer(ada))), body
+    changed = await ask(api, "PUT", f"/developer/devicetypes/{dtid}", ada, json={"published": True})
+    assert changed == {**made, "published": True}
+    manifests = f"/devicetypes/{dtid}/manifests"
+    wrong = {**MANIFEST, "fields": [{**MANIFEST["fields"][0], "valueClass": "Duble"}]}
+    assert findings(await api.post(manifests, json={"manifest": wrong}, headers=bearer(ada)))
+    first = await ask(api, "POST", manifests, ada, json={"manifest": MANIFEST})
+    assert first == {"version": 1, "approved": True, "isNew": True}
+    again = await ask(api, "POST", manifests, ada, json={"manifest": MANIFEST})
+    assert again == {"version": 1, "approved": True, "isNew": False}
+    waits = await ask(api, "POST", manifests, ada, json={"manifest": ADVANCED})
+    assert waits == {"version": 2, "approved": False, "isNew": True}
+    shown = await ask(api, "GET", manifests, ada)
+    assert [(one["version"], one["approved"], one["manifest"]) for one in shown] == [
+        (2, False, ADVANCED),
+        (1, True, MANIFEST),
+    ]
+    assert (await services.device_types.catalog.find(dtid)).versions == [1]
+
+
+async def test_a_manifest_is_tried_and_nothing_is_stored(api: httpx.AsyncClient, services: Services, ada: str) -> None:
+    path = f"/devicetypes/{LIGHT_TYPE}/manifests/try"
+    key = (await services.device_types.catalog.find(LIGHT_TYPE)).key
+    before = await services.device_types.manifests.documents(key)
+    for body, expected in (
+        ({"manifest": MANIFEST, "payload": '{"t":"21.5","x":1}'}, {"data": {"t": 21.5}}),
+        ({"manifest": MANIFEST, "payload": '{"x":1}'}, {"reason": "no field of the Manifest is in the payload"}),
+        ({"manifest": MANIFEST, "payload": "<b>"}, {"reason": "the payload is not the JSON text of an object"}),
+        ({"manifest": ADVANCED, "payload": '{"temperature":3}'}, {"data": {"t": 3}}),
+        ({"manifest": MANIFEST, "payload": "7b 22 74 22 3a 31 7d", "encoding": "hex"}, {"data": {"t": 1}}),
+    ):
+        assert await ask(api, "POST", path, ada, json=body) == expected, body
+    failed = await ask(api, "POST", path, ada, json={"manifest": ADVANCED, "payload": "no JSON"})
+    assert failed["reason"].startswith("payload: ")
+    odd = {"manifest": MANIFEST, "payload": "zz", "encoding": "hex"}
+    assert "payload" in findings(await api.post(path, json=odd, headers=bearer(ada)))
+    assert await services.device_types.manifests.documents(key) == before
+
+
+async def test_failures_of_a_type_are_shown_without_what_was_in_them(api: httpx.AsyncClient, ada: str) -> None:
+    await api.post("/messages", json={"sdid": KITCHEN, "data": {"secret": 1}}, headers=bearer(KITCHEN_TOKEN))
+    answer = await api.get(f"/developer/devicetypes/{LIGHT_TYPE}/failures", headers=bearer(ada))
+    assert [one["did"] for one in answer.json()["data"]] == [KITCHEN]
+    assert answer.json()["total"] == 1
+    assert "secret" not in answer.text
+
+
+async def test_a_subscription_is_looked_after_at_the_console(
+    api: httpx.AsyncClient, services: Services, world: World, ada: str
+) -> None:
+    """By administrators and developers of the organization, whoever's messages it delivers; by nobody else."""
+    caller = await services.accounts.tokens.caller(BOB_TOKEN)
+    stream = NewSubscription(
+        spelling="cloudStream",
+        message_type="message",
+        uid=BOB,
+        stream_key="k",
+        stream_secret="secret",
+        stream_region="eu-west-1",
+        stream_name="s",
+    )
+    made = await services.subscriptions.subscriptions.create(caller, stream)
+    listed = await ask(api, "GET", f"/developer/organizations/{await acme(api, ada)}/subscriptions", ada)
+    assert [one["id"] for one in listed] == [made.id]
+    console = [await console_token(services, user) for user in (ADA, CAROL)]
+    for token, status in ((console[0], 200), (console[1], 403), (ada, 403)):
+        for path in (f"/subscriptions/{made.id}", f"/subscriptions/{made.id}/deliveries"):
+            assert (await api.get(path, headers=bearer(token))).status_code == status
+    await set_role(services, world, "viewer")
+    assert (await api.get(f"/subscriptions/{made.id}", headers=bearer(console[0]))).status_code == 403
+
+
+async def console_token(services: Services, user: str) -> str:
+    session = await services.accounts.sessions.begin(await services.accounts.users.find(user))
+    return (await services.accounts.console.token(session)).value

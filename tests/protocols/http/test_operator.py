@@ -1,0 +1,199 @@
+"""/operator: how the service is, for its operators at the console and nobody else (reference 27.21)."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+import trio
+
+from broker.accounts.sign_up import add_account
+from broker.operating.port import BackupFailedError, Check, Listener, Room
+from broker.services import Services
+from broker.trace.tally import SOURCES, Tally
+from config.settings import ConsoleSettings, PaymentSettings, Settings
+from protocols.http.rest.nouns import NOUNS
+from protocols.http.rest.operator import without_texts
+from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, KITCHEN_TOKEN, LIGHT_TYPE, World
+from tests.protocols.http.conftest import bearer
+
+CALLS: Final = [
+    (call.method, call.path) for noun in NOUNS for call in noun.declared() if call.path.startswith("/operator/")
+]
+
+
+class FakeMachine:
+    """Stands for the daemon's own machine. A backup waits for `gate`."""
+
+    version = "1.2.3"
+
+    def __init__(self) -> None:
+        self.gate = trio.Event()
+        self.failure = ""
+
+    async def problem(self) -> str:
+        return "coaps does not listen: no GnuTLS"
+
+    def listeners(self) -> Sequence[Listener]:
+        return [Listener("http", "127.0.0.1:1", "", {"200": 3}), Listener("coaps", "", "no GnuTLS", {})]
+
+    def counters(self) -> dict[str, object]:
+        return {"coap": {"requests": 7}}
+
+    async def room(self) -> Room:
+        return Room(4096, 10_000, 1_000, False, "make room")
+
+    async def examine(self) -> Sequence[Check]:
+        return [Check("disk", False, "make room")]
+
+    async def back_up(self, folder: Path, *, keep: int, copied: Callable[[int, int], None]) -> Path:
+        copied(1, 4)
+        await self.gate.wait()
+        if self.failure:
+            raise BackupFailedError(self.failure)
+        copied(3, 4)
+        return folder / f"kept-{keep}"
+
+    async def backups(self, _folder: Path) -> Sequence[tuple[str, int, int]]:
+        return [("trunkline-1.tar.gz", 4096, 7)]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    payments = PaymentSettings(stripe_key="sk_live_secret")
+    console = ConsoleSettings(operators=("ADA@example.org", "eve@example.org"))
+    return Settings(state_dir=settings.state_dir, console=console, payments=payments)
+
+
+@pytest.fixture
+def machine(services: Services) -> FakeMachine:
+    services.operating.machine = made = FakeMachine()
+    return made
+
+
+@pytest.fixture
+async def ada(services: Services, machine: FakeMachine, world: World) -> str:
+    return await console_token(services, ADA)
+
+
+async def console_token(services: Services, user: str) -> str:
+    session = await services.accounts.sessions.begin(await services.accounts.users.find(user))
+    return (await services.accounts.console.token(session)).value
+
+
+async def ask(api: httpx.AsyncClient, method: str, path: str, token: str, **options: Any) -> Any:
+    answer = await api.request(method, f"/operator{path}", headers=bearer(token), **options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["data"]
+
+
+async def test_nobody_but_an_operator_at_the_console_gets_in(
+    api: httpx.AsyncClient, services: Services, ada: str
+) -> None:
+    """Not the operator's own token of an application either; and an address counts only once it is verified."""
+    bob = await console_token(services, BOB)
+    eve = await services.core.database.write(
+        lambda tx: add_account(
+            tx, "eve@example.org", full_name="Eve", password_hash=None, now_ms=1, email_verified=False
+        )
+    )
+    unverified = await console_token(services, eve.id)
+    for method, path in CALLS:
+        for token in (ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, bob, unverified):
+            assert (await api.request(method, path, json={}, headers=bearer(token))).status_code == 403, path
+        assert (await api.request(method, path, json={})).status_code == 401
+
+
+async def test_the_overview_answers_the_first_questions(api: httpx.AsyncClient, services: Services, ada: str) -> None:
+    found = await ask(api, "GET", "/overview", ada)
+    assert (found["version"], found["problem"]) == ("1.2.3", "coaps does not listen: no GnuTLS")
+    assert found["room"]["fullOn"] == found["now"] + 10 * 86_400_000
+    assert found["statistics"]["coap"] == {"requests": 7}
+    assert "messages" in found["statistics"]["ingest"]
+    services.operating.machine = None
+    assert (await api.get("/operator/overview", headers=bearer(ada))).status_code == 503
+
+
+async def test_refusals_are_shown_by_what_why_and_from_where(api: httpx.AsyncClient, ada: str) -> None:
+    for _ in range(3):
+        await api.get("/users/self", headers=bearer("9" * 32))
+    (found,) = (await ask(api, "GET", "/refusals", ada))["refusals"]
+    assert (found["event"], found["source"], found["times"]) == ("http_credentials_refused", "127.0.0.1", 3)
+
+
+def test_the_latest_refusals_are_kept_and_no_more() -> None:
+    tally = Tally()
+    for number in range(SOURCES + 10):
+        tally.add("http_refused", "http", f"192.0.2.{number}", "", "r" * 1000, number)
+        tally.add("http_refused", "http", "198.51.100.1", "", "always", number)
+    found = tally.latest()
+    assert len(found) == SOURCES
+    assert (found[0].source, found[0].times) == ("198.51.100.1", SOURCES + 10)
+    assert max(len(one.reason) for one in found) == 200
+
+
+async def test_the_audit_log_is_searched(api: httpx.AsyncClient, ada: str) -> None:
+    entries = (await ask(api, "GET", "/audit?event=sign_in&actor=&count=5", ada))["entries"]
+    assert [one["event"] for one in entries] == ["sign_in"] * len(entries) != []
+    assert (await ask(api, "GET", "/audit?event=none", ada))["entries"] == []
+    assert (await api.get("/operator/audit?count=10001", headers=bearer(ada))).status_code == 400
+
+
+async def test_a_backup_goes_on_in_the_background_one_at_a_time(
+    api: httpx.AsyncClient, services: Services, machine: FakeMachine, ada: str
+) -> None:
+    assert (await ask(api, "POST", "/backups", ada))["status"] == "running"
+    assert (await api.post("/operator/backups", headers=bearer(ada))).status_code == 409
+    machine.gate.set()
+    done = await ended(api, ada)
+    assert (done["status"], done["file"], done["done"], done["total"]) == ("done", "kept-3", 4, 4)
+    machine.failure = "the disk is full"
+    await ask(api, "POST", "/backups", ada)
+    assert (await ended(api, ada))["problem"] == "the disk is full"
+    commands = (await ask(api, "GET", "/audit?event=command", ada))["entries"]
+    assert [(one["actor"], one["outcome"], one["details"]["command"]) for one in commands] == [
+        (f"user {ADA}", "failed", "backup"),
+        (f"user {ADA}", "done", "backup"),
+    ]
+
+
+async def ended(api: httpx.AsyncClient, token: str) -> Any:
+    with trio.fail_after(20):
+        while (found := (await ask(api, "GET", "/backups", token))["latest"])["status"] == "running":
+            await trio.lowlevel.checkpoint()
+    return found
+
+
+async def test_the_diagnostics_have_no_secrets(api: httpx.AsyncClient, ada: str) -> None:
+    found = await ask(api, "GET", "/diagnostics", ada)
+    text = json.dumps(found)
+    assert "sk_live_secret" not in text
+    assert ada not in text
+    assert found["settings"]["payments"]["stripe_key"] == "set"
+    assert found["settings"]["storage"]["retention_days"] == 0
+    assert found["checks"] == [{"check": "disk", "ok": False, "text": "make room"}]
+
+
+def test_of_texts_only_whether_they_are_set_is_shown() -> None:
+    shown = without_texts({"a": "secret", "b": "", "c": 7, "d": ["x", "y"], "e": {"f": None, "g": True}})
+    assert shown == {"a": "set", "b": "", "c": 7, "d": "2 set", "e": {"f": None, "g": True}}
+
+
+async def test_what_waits_is_decided(api: httpx.AsyncClient, services: Services, ada: str) -> None:
+    type_ = await services.device_types.catalog.find(LIGHT_TYPE)
+    free = {"name": "Free", "type": "free", "messageLimit": 5, "cost": "0"}
+    await services.monetization.plans.add(type_, {"type": "count", "tiers": [free]})
+    advanced = {"fields": [{"name": "t", "valueClass": "Double"}], "transform": {"format": "json", "expression": "@"}}
+    await services.device_types.manifests.upload(LIGHT_TYPE, advanced)
+    waiting = await ask(api, "GET", "/waiting", ada)
+    assert [one["dtid"] for one in waiting["plans"]] == [LIGHT_TYPE]
+    (manifest,) = waiting["manifests"]
+    decision = {"dtid": LIGHT_TYPE, "version": waiting["plans"][0]["version"], "decision": "APPROVED"}
+    assert (await ask(api, "POST", "/plans", ada, json=decision))["status"] == "APPROVED"
+    assert (await api.post("/operator/plans", json=decision, headers=bearer(ada))).status_code == 409
+    await ask(api, "POST", "/manifests", ada, json={"dtid": LIGHT_TYPE, "version": manifest["version"]})
+    assert (await ask(api, "GET", "/waiting", ada)) == {"plans": [], "payments": [], "manifests": []}
+    unknown = {"reference": "none", "outcome": "accepted"}
+    assert (await api.post("/operator/payments", json=unknown, headers=bearer(ada))).status_code == 404

@@ -1,0 +1,377 @@
+"""The open topic space: topics beside the service's own (reference 16.6)."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from paho.mqtt.packettypes import PacketTypes
+from trio.testing import wait_all_tasks_blocked
+
+from broker.topics.space import TopicStatistics
+from config.limits import MQTT_RETAINED_MAX, MQTT_SUBSCRIPTIONS_MAX
+from config.settings import Limits, Mqtt, Settings
+from protocols.mqtt.packets import Will
+from protocols.mqtt.values import NO_PROPERTIES, Properties
+from storage.mqtt_topics import RetainedRecord
+from tests.builders import ServicesOpener
+from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, build_world
+from tests.fakes import FakeClock
+from tests.protocols.mqtt.conftest import Runner
+from tests.protocols.mqtt.packets_by_paho import from_paho
+from tests.protocols.mqtt.peers import (
+    ACTIONS,
+    DISCONNECT,
+    MESSAGES,
+    ON,
+    Peer,
+    Server,
+    connect,
+    puback,
+    pubcomp,
+    publish,
+    publish_5,
+    pubrec,
+    pubrel,
+    suback,
+    subscribe,
+    subscribe_5,
+    unsuback,
+    unsubscribe,
+)
+from tests.protocols.mqtt.test_exchange import SET_ON, act
+from tests.protocols.mqtt.test_lasting_sessions import leave
+from tests.protocols.mqtt.test_version_5 import acknowledged, connack, ended, suback_of
+
+FORWARDED = Properties(
+    payload_format=1,
+    content_type="text/plain",
+    response_topic="answers",
+    correlation_data=b"\x00\x01",
+    user_properties=(("a", "1"), ("b", "2"), ("a", "3")),
+)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return Settings(
+        state_dir=settings.state_dir,
+        mqtt=Mqtt(topics="open", persistent_sessions="on"),
+        limits=Limits(rate_limits="off", quotas="off"),
+    )
+
+
+async def dialled(
+    server: Server,
+    device: str = KITCHEN,
+    *,
+    level: int = 5,
+    clean: bool = True,
+    seconds: int = 0,
+    will: Will | None = None,
+) -> Peer:
+    """A device that speaks 5.0, or 3.1.1."""
+    token = KITCHEN_TOKEN if device == KITCHEN else HALL_TOKEN
+    properties = Properties(session_expiry=seconds) if seconds else NO_PROPERTIES
+    peer = await server.dial()
+    await peer.send(connect(device, token, level=level, client_id=b"c", clean=clean, properties=properties, will=will))
+    assert (await peer.packet())[1][1] == 0
+    return peer
+
+
+async def subscribed(peer: Peer, *filters: bytes, options: int = 0, subscription_id: int = 0) -> None:
+    properties = Properties(subscription_ids=(subscription_id,)) if subscription_id else NO_PROPERTIES
+    await peer.send(subscribe_5(*filters, options=options, properties=properties))
+    assert suback_of(await peer.packet()) == ([options & 3] * len(filters), "")
+
+
+async def heard(peer: Peer) -> tuple[bytes, bytes, int, Properties]:
+    """Topic, payload, first byte and properties of the PUBLISH that comes next; it is acknowledged."""
+    head, body = await peer.packet()
+    assert head & 0xF0 == 0x30, (head, body)
+    end = 2 + int.from_bytes(body[:2])
+    topic, rest = body[2:end], body[end:]
+    if head & 0x06:
+        packet_id, rest = rest[:2], rest[2:]
+        await peer.send((b"\x40\x02" if head & 0x02 else b"\x50\x02") + packet_id)
+        if head & 0x04:
+            assert await peer.packet() == (0x62, packet_id)
+            await peer.send(b"\x70\x02" + packet_id)
+    properties = from_paho(rest, PacketTypes.PUBLISH)
+    length = 1 + rest[0]
+    return topic, rest[length:], head, properties
+
+
+async def test_connack_announces_what_there_is(server: Server) -> None:
+    peer = await server.dial()
+    await peer.send(connect(level=5, client_id=b"c"))
+    announced = (await connack(peer))[2]
+    assert (announced.retain_available, announced.wildcard_available, announced.shared_available) == (1, 1, 1)
+    assert (announced.subscription_ids_available, announced.topic_alias_maximum) == (1, 16)
+
+
+async def test_a_message_reaches_who_subscribes_in_each_version_and_quality(server: Server) -> None:
+    hall, kitchen = await dialled(server, HALL), await dialled(server)
+    await subscribed(hall, b"lights/+", options=2)
+    for qos in (0, 1, 2):
+        await kitchen.send(publish_5(7, b"on", qos=qos, topic=b"lights/7"))
+        await kitchen.expect({0: b"", 1: puback(7), 2: pubrec(7)}[qos])
+        if qos == 2:
+            await kitchen.send(pubrel(7))
+            await kitchen.expect(pubcomp(7))
+        assert await heard(hall) == (b"lights/7", b"on", 0x30 | qos << 1, NO_PROPERTIES)
+    older = await dialled(server, level=4)
+    await older.send(subscribe(b"lights/#", qos=1), publish(8, b"off", topic=b"lights/7"))
+    await older.expect(suback(1))
+    head, body = await older.packet()
+    assert (head, body[:10], body[12:]) == (0x32, b"\x00\x08lights/7", b"off")
+    await older.expect(puback(8))
+    assert (await heard(hall))[:2] == (b"lights/7", b"off")
+    await older.send(unsubscribe(b"lights/#"), publish(9, b"on", topic=b"lights/7"))
+    await older.expect(unsuback(), puback(9))
+
+
+async def test_such_messages_are_no_device_data(server: Server) -> None:
+    peer = await dialled(server)
+    await peer.send(publish_5(1, ON, topic=b"a"), publish_5(2, ON, topic=MESSAGES))
+    await peer.expect(puback(1), puback(2))
+    assert await server.stored() == [ON.decode()]
+
+
+async def test_the_services_topics_stay_the_services(server: Server) -> None:
+    hall, kitchen = await dialled(server, HALL), await dialled(server)
+    await subscribed(hall, b"#", b"+/+/+", b"/+/+/+")
+    await hall.send(subscribe_5(b"/v1.1/#", b"v1.1/+/x", b"/v1.1/messages/" + KITCHEN.encode(), ACTIONS))
+    assert suback_of(await hall.packet())[0] == [0x87] * 4
+    await kitchen.send(subscribe_5(ACTIONS, options=1))
+    assert suback_of(await kitchen.packet())[0] == [1]
+    await act(server.services)
+    assert (await heard(kitchen))[:2] == (ACTIONS, SET_ON.encode())
+    await kitchen.send(publish_5(1), publish_5(2, topic=b"/v1.1/x"), publish_5(3, topic=b"v1.1/actions/x"))
+    await kitchen.expect(puback(1))
+    assert acknowledged(await kitchen.packet())[1] == acknowledged(await kitchen.packet())[1] == 0x87
+    await hall.expect_nothing()
+
+
+async def test_properties_are_forwarded(server: Server, fake_clock: FakeClock) -> None:
+    hall, kitchen = await dialled(server, HALL), await dialled(server)
+    await subscribed(hall, b"a", options=1, subscription_id=7)
+    told = Properties(
+        **{name: getattr(FORWARDED, name) for name in FORWARDED.__struct_fields__} | {"message_expiry": 9}
+    )
+    await kitchen.send(publish_5(1, b"x", topic=b"a", properties=told))
+    topic, payload, head, properties = await heard(hall)
+    assert (topic, payload, head) == (b"a", b"x", 0x32)
+    assert properties == Properties(
+        **{name: getattr(told, name) for name in told.__struct_fields__} | {"subscription_ids": (7,)}
+    )
+    await kitchen.expect(puback(1))
+    await kitchen.send(publish_5(2, b"\xff", topic=b"a", properties=Properties(payload_format=1)))
+    assert acknowledged(await kitchen.packet())[1] == 0x99
+
+
+async def test_overlapping_filters_make_one_delivery_with_all_their_ids(server: Server) -> None:
+    peer = await dialled(server)
+    await subscribed(peer, b"a/#", options=0, subscription_id=1)
+    await subscribed(peer, b"a/+", options=1, subscription_id=2)
+    await peer.send(publish_5(1, b"x", topic=b"a/b"))
+    _, _, head, properties = await heard(peer)
+    assert (head, sorted(properties.subscription_ids)) == (0x32, [1, 2])
+    await peer.expect(puback(1))
+    await peer.expect_nothing()
+
+
+async def test_no_local(server: Server) -> None:
+    peer = await dialled(server)
+    await subscribed(peer, b"a", options=0x04)
+    await peer.send(publish_5(1, topic=b"a"))
+    await peer.expect(puback(1))
+    await peer.expect_nothing()
+
+
+async def test_a_shared_subscription_delivers_to_one_member(server: Server) -> None:
+    hall, kitchen = await dialled(server, HALL), await dialled(server)
+    for peer in (hall, kitchen):
+        await subscribed(peer, b"$share/g/a/#", options=1)
+    for number in range(1, 5):
+        await kitchen.send(publish_5(number, b"%d" % number, topic=b"a/b"))
+    assert [(await heard(hall))[1] for _ in range(2)] in ([b"1", b"3"], [b"2", b"4"])
+    got = [(await kitchen.packet())[0] for _ in range(6)]
+    assert sorted(got) == [0x32, 0x32, 0x40, 0x40, 0x40, 0x40]
+    await hall.expect_nothing()
+
+
+# --- Retained messages ----------------------------------------------------------------------------------------------
+
+
+async def test_retained_messages_meet_new_subscriptions(server: Server, fake_clock: FakeClock) -> None:
+    kitchen, hall = await dialled(server), await dialled(server, HALL)
+    await kitchen.send(
+        publish_5(1, b"1", topic=b"a/1", retain=True),
+        publish_5(2, b"2", topic=b"a/2", retain=True, properties=Properties(message_expiry=60)),
+        publish_5(3, b"3", topic=b"a/3", retain=True),
+        publish_5(4, b"", topic=b"a/3", retain=True),
+        publish_5(5, b"5", topic=b"a/4"),
+    )
+    await kitchen.expect(*map(puback, range(1, 6)))
+    fake_clock.advance(20_000)
+    await subscribed(hall, b"a/+", options=1, subscription_id=9)
+    assert await heard(hall) == (b"a/1", b"1", 0x33, Properties(subscription_ids=(9,)))
+    assert await heard(hall) == (b"a/2", b"2", 0x33, Properties(subscription_ids=(9,), message_expiry=40))
+    await hall.expect_nothing()
+    await subscribed(hall, b"a/1", options=0x20)  # retain handling 2: none
+    await subscribed(hall, b"a/1", options=0x10)  # 1: none for one that exists
+    await hall.expect_nothing()
+    await subscribed(hall, b"a/1")
+    assert (await heard(hall))[2] == 0x31
+    fake_clock.advance(60_000)
+    await subscribed(hall, b"a/2")
+    await hall.expect_nothing()
+
+
+async def test_retain_is_kept_for_those_who_ask(server: Server) -> None:
+    hall = await dialled(server, HALL)
+    await subscribed(hall, b"a")
+    await subscribed(hall, b"b", options=0x08)
+    kitchen = await dialled(server)
+    await kitchen.send(publish_5(1, b"x", topic=b"a", retain=True), publish_5(2, b"x", topic=b"b", retain=True))
+    assert [(await heard(hall))[2] for _ in range(2)] == [0x30, 0x31]
+
+
+async def test_retained_messages_are_bounded(server: Server) -> None:
+    space = server.services.topics.space
+    assert space is not None
+    for number in range(MQTT_RETAINED_MAX):
+        space._keep(RetainedRecord(b"%d" % number, b"x", 0, b"", None))
+    peer = await dialled(server)
+    await peer.send(publish_5(1, b"x", topic=b"new", retain=True), publish_5(2, b"y", topic=b"7", retain=True))
+    assert acknowledged(await peer.packet()) == (0x40, 0x97, "No more retained messages are taken")
+    await peer.expect(puback(2))
+    await peer.send(publish_5(3, b"", topic=b"8", retain=True), publish_5(4, b"x", topic=b"new", retain=True))
+    await peer.expect(puback(3), puback(4))
+    assert space.statistics().retained == MQTT_RETAINED_MAX
+
+
+# --- Sessions -------------------------------------------------------------------------------------------------------
+
+
+async def test_messages_wait_for_a_device_that_is_away(server: Server) -> None:
+    hall = await dialled(server, HALL, seconds=60)
+    await subscribed(hall, b"a/#", options=1, subscription_id=3)
+    await leave(server, hall)
+    kitchen = await dialled(server)
+    await kitchen.send(
+        publish_5(1, b"1", topic=b"a/b"),
+        publish_5(2, b"2", topic=b"a/b", qos=0),
+        publish_5(3, b"3", topic=b"a/b", properties=FORWARDED),
+    )
+    await kitchen.expect(puback(1), puback(3))
+    await wait_all_tasks_blocked()
+    again = await dialled(server, HALL, clean=False, seconds=60)
+    assert await heard(again) == (b"a/b", b"1", 0x32, Properties(subscription_ids=(3,)))
+    topic, payload, _, properties = await heard(again)
+    assert (topic, payload, properties.user_properties) == (b"a/b", b"3", FORWARDED.user_properties)
+    await again.expect_nothing()
+
+
+async def test_a_clean_session_leaves_nothing_behind(server: Server) -> None:
+    space = server.services.topics.space
+    assert space is not None
+    for _ in range(2):
+        peer = await dialled(server, HALL)
+        await subscribed(peer, b"a", b"$share/g/b")
+        assert space.statistics().subscriptions == 2
+        await leave(server, peer, DISCONNECT)
+    assert space.statistics() == TopicStatistics(0, 0, 0, 0, 0)
+    assert space._tree._root.is_empty
+
+
+async def test_a_device_has_a_bounded_number_of_subscriptions(server: Server) -> None:
+    peer = await dialled(server)
+    for part in range(0, MQTT_SUBSCRIPTIONS_MAX, 50):
+        await subscribed(peer, *(b"t/%d" % number for number in range(part, part + 50)))
+    await peer.send(subscribe_5(b"t/0", b"one/more"))
+    assert suback_of(await peer.packet())[0] == [0, 0x97]
+
+
+async def test_a_will_goes_to_a_topic(server: Server) -> None:
+    hall = await dialled(server, HALL)
+    await subscribed(hall, b"gone", options=1)
+    kitchen = await dialled(server, will=Will(b"gone", b"kitchen", 1, True, FORWARDED))
+    await kitchen.stream.aclose()
+    topic, payload, head, properties = await heard(hall)
+    assert (topic, payload, head, properties) == (b"gone", b"kitchen", 0x32, FORWARDED)
+    space = server.services.topics.space
+    assert space is not None
+    assert space.statistics().retained == 1
+
+
+async def test_rules_say_who_may_use_which_topics(server: Server) -> None:
+    rule = {"device": KITCHEN, "topic": "rooms/%d/#", "publish": True, "subscribe": True}
+    await server.services.provisioning.apply({"topic_rules": [rule]})
+    own, other = (f"rooms/{device}/lamp".encode() for device in (KITCHEN, HALL))
+    peer = await dialled(server, will=Will(other, b"x", 0, True))
+    await peer.send(publish_5(1, topic=own), publish_5(2, topic=other), publish_5(3, topic=MESSAGES))
+    await peer.expect(puback(1))
+    assert acknowledged(await peer.packet())[1] == 0x87
+    await peer.expect(puback(3))
+    await peer.send(subscribe_5(own, other, b"#"))
+    assert suback_of(await peer.packet())[0] == [0, 0x87, 0x87]
+    await leave(server, peer)
+    space = server.services.topics.space
+    assert space is not None
+    assert space.statistics().retained == 0
+
+
+# --- Topic aliases --------------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_alias_stands_for_its_latest_topic(server: Server) -> None:
+    hall, kitchen = await dialled(server, HALL), await dialled(server)
+    await subscribed(hall, b"#")
+    alias = Properties(topic_alias=16)
+    await kitchen.send(
+        publish_5(1, b"1", topic=b"a", properties=alias),
+        publish_5(2, b"2", topic=b"", properties=alias),
+        publish_5(3, b"3", topic=b"b", properties=alias),
+        publish_5(4, b"4", topic=b"", properties=alias),
+        publish_5(5, topic=MESSAGES, properties=alias),
+        publish_5(6, topic=b"", properties=alias),
+    )
+    got = [(await heard(hall))[:2] for _ in range(4)]
+    assert got == [(b"a", b"1"), (b"a", b"2"), (b"b", b"3"), (b"b", b"4")]
+    await kitchen.expect(*map(puback, range(1, 7)))
+    assert len(await server.stored()) == 2
+    for bad in (Properties(topic_alias=17), Properties(topic_alias=1)):
+        peer = await dialled(server, HALL)
+        await peer.send(publish_5(1, topic=b"", properties=bad))
+        assert (await ended(peer))[0] == 0x94
+
+
+# --- Restarts -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_retained_and_what_waits_outlives_the_daemon(opener: ServicesOpener, runner: Runner) -> None:
+    async with running(opener, runner) as server:
+        hall = await dialled(server, HALL, seconds=60)
+        await subscribed(hall, b"a", options=1)
+        await leave(server, hall)
+    async with running(opener, runner) as server:
+        kitchen = await dialled(server)
+        await kitchen.send(publish_5(1, b"1", topic=b"a", retain=True))
+        await kitchen.expect(puback(1))
+    async with running(opener, runner) as server:
+        hall = await dialled(server, HALL, clean=False, seconds=60)
+        assert (await heard(hall))[:2] == (b"a", b"1")
+        kitchen = await dialled(server)
+        await subscribed(kitchen, b"a")
+        assert (await heard(kitchen))[:3] == (b"a", b"1", 0x31)
+
+
+@asynccontextmanager
+async def running(opener: ServicesOpener, runner: Runner) -> AsyncIterator[Server]:
+    async with opener(run_sync=runner) as services, trio.open_nursery() as nursery:
+        if await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN)) is None:
+            await build_world(services.core.database, services.core.vault)
+        yield Server(services, nursery)
+        nursery.cancel_scope.cancel()

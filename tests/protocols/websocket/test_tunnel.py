@@ -1,0 +1,155 @@
+"""MQTT at /mqtt: packets in binary frames, cut anywhere, and the end of both protocols together."""
+
+from collections.abc import Sequence
+
+import pytest
+import trio.testing
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    Pong,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+
+from broker.services import Services
+from tests.factories import KITCHEN
+from tests.protocols.mqtt.peers import ACCEPTED, DISCONNECT, PINGREQ, PINGRESP, connect, puback, publish
+from tests.protocols.websocket.peers import Peers
+
+
+class Device:
+    """A client of MQTT over WebSocket that sends what the test says."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._wire = WSConnection(ConnectionType.CLIENT)
+        self._events: list[Event] = []
+        self._unread = b""
+
+    async def ask(self, path: str, subprotocols: Sequence[str], *frames: Event) -> Event:
+        """The answer to a handshake, behind which `frames` come at once."""
+        request = self._wire.send(Request(host="localhost", target=path, subprotocols=list(subprotocols)))
+        await self._stream.send_all(request)
+        answer = await self.event()
+        await self.send(*frames)
+        return answer
+
+    async def send(self, *frames: Event) -> None:
+        await self._stream.send_all(b"".join(self._wire.send(frame) for frame in frames))
+
+    async def event(self) -> Event:
+        while not self._events:
+            self._wire.receive_data(bytes(await self._stream.receive_some()))
+            self._events.extend(self._wire.events())
+        return self._events.pop(0)
+
+    async def expect(self, *packets: bytes) -> None:
+        expected = b"".join(packets)
+        while len(self._unread) < len(expected):
+            event = await self.event()
+            assert isinstance(event, BytesMessage), event
+            self._unread += event.data
+        assert self._unread[: len(expected)] == expected
+        self._unread = self._unread[len(expected) :]
+
+    async def expect_close(self, code: int) -> None:
+        event = await self.event()
+        assert isinstance(event, CloseConnection), event
+        assert event.code == code
+        await self.send(event.response())
+        with trio.fail_after(5):
+            assert await self._stream.receive_some() == b""
+        await self._stream.aclose()
+
+
+async def dialled(peers: Peers, *first: bytes) -> Device:
+    device = Device(peers.open_stream())
+    answer = await device.ask("/mqtt", ["mqtt"], *map(BytesMessage, first))
+    assert isinstance(answer, AcceptConnection)
+    assert answer.subprotocol == "mqtt"
+    return device
+
+
+async def test_a_whole_session(peers: Peers) -> None:
+    device = await dialled(peers, connect())
+    await device.expect(ACCEPTED)
+    await device.send(BytesMessage(publish(1) + publish(2)), BytesMessage(PINGREQ))
+    await device.expect(PINGRESP, puback(1), puback(2))
+    await device.send(BytesMessage(DISCONNECT))
+    await device.expect_close(1000)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+async def test_packets_and_frames_need_not_begin_together(peers: Peers, size: int) -> None:
+    """[MQTT-6.0.0-2]."""
+    stream = connect() + publish(1) + PINGREQ
+    device = await dialled(peers, *(stream[at : at + size] for at in range(0, len(stream), size)))
+    await device.expect(ACCEPTED, PINGRESP, puback(1))
+
+
+@pytest.mark.parametrize("given", [[], ["other"]])
+async def test_a_client_names_the_subprotocol(peers: Peers, given: list[str]) -> None:
+    """[MQTT-6.0.0-3]."""
+    answer = await Device(peers.open_stream()).ask("/mqtt", given)
+    assert isinstance(answer, RejectConnection)
+    assert answer.status_code == 400
+
+
+async def test_version_3_1_has_a_name_of_its_own(peers: Peers) -> None:
+    device = Device(peers.open_stream())
+    answer = await device.ask("/mqtt", ["mqttv3.1"], BytesMessage(connect(level=3)))
+    assert isinstance(answer, AcceptConnection)
+    assert answer.subprotocol == "mqttv3.1"
+    await device.expect(ACCEPTED)
+
+
+async def test_a_text_frame_ends_the_connection(peers: Peers, services: Services) -> None:
+    """[MQTT-6.0.0-1]."""
+    device = await dialled(peers, connect())
+    await device.expect(ACCEPTED)
+    await device.send(TextMessage("x"))
+    await device.expect_close(1003)
+    await trio.testing.wait_all_tasks_blocked()
+    assert services.routing.connections.statistics().links == 0
+
+
+async def test_a_fault_of_the_frames_ends_the_connection(peers: Peers) -> None:
+    device = await dialled(peers, connect())
+    await device.expect(ACCEPTED)
+    await device.send(BytesMessage(bytes(2 * 64 * 1024 + 1)))
+    await device.expect_close(1009)
+
+
+async def test_a_fault_of_mqtt_has_its_reason_before_the_close_frame(peers: Peers) -> None:
+    device = await dialled(peers, b"\x10\x0d\x00\x04MQTT\x05\x03\x00\x3c\x00\x00\x00")
+    event = await device.event()
+    assert isinstance(event, BytesMessage)
+    assert event.data[:4:3] == b"\x20\x81"
+    await device.expect_close(1000)
+
+
+async def test_pings_of_both_protocols_are_answered(peers: Peers) -> None:
+    device = await dialled(peers, connect())
+    await device.expect(ACCEPTED)
+    await device.send(Ping(b"1"))
+    assert await device.event() == Pong(b"1")
+    await device.send(BytesMessage(PINGREQ))
+    await device.expect(PINGRESP)
+
+
+async def test_a_connection_that_is_lost_takes_the_device_offline(peers: Peers, services: Services) -> None:
+    stream = peers.open_stream()
+    device = Device(stream)
+    await device.ask("/mqtt", ["mqtt"], BytesMessage(connect()))
+    await device.expect(ACCEPTED)
+    kitchen = await services.devices.registry.find(KITCHEN)
+    assert services.routing.connections.is_online(kitchen.key)
+    await stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not services.routing.connections.is_online(kitchen.key)
