@@ -38,7 +38,12 @@ from protocols.control.server import serve_control
 from protocols.errors import ListenerError
 from protocols.http.front_door import serve_http
 from protocols.inherited import hand_over, inherited_sockets
-from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
+from protocols.interpreter import (
+    collect_garbage_seldom,
+    give_back_large_memory,
+    set_aside_what_stays,
+    switch_threads_often,
+)
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
 from protocols.operating import DaemonMachine
@@ -88,6 +93,7 @@ async def run_daemon(
         raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
     _allow_many_connections()
     switch_threads_often()
+    collect_garbage_seldom()
     give_back_large_memory()
     try:
         await _run(settings, ready, stop, load)

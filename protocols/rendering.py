@@ -12,7 +12,7 @@ import msgspec
 
 from broker.devices.registry import Device
 from broker.envelope import Action, Message
-from broker.messages.snapshots import Fields
+from broker.messages.folds import Fields
 from storage.records import MessageRow
 
 _decode = msgspec.json.Decoder().decode

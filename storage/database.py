@@ -48,6 +48,7 @@ from storage.scenes import SceneStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
+from storage.snapshots import SnapshotStore
 from storage.sql import StoreConnection, StoreDamagedError, StoreError, StoreFullError
 from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
@@ -99,6 +100,7 @@ class Transaction:
         self.limits = LimitStore(connection)
         self.mails = MailStore(connection)
         self.rollups = RollupStore(connection)
+        self.snapshots = SnapshotStore(connection)
         self.exports = ExportStore(connection)
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)

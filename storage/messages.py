@@ -1,7 +1,7 @@
-"""The message log, the positions of its consumers and the snapshots. The caller holds the transaction.
+"""The message log and the positions of its consumers. The caller holds the transaction.
 
 A row is appended without an index entry, because the rows of one commit belong to many devices, and each row would
-change another page of every index. After some two thousand such rows, or when the projections ask for it, all of them
+change another page of every index. After some two thousand such rows, or when the folds ask for it, all of them
 get their entries at once. A search by device reads the index, and then scans the rows that have no entry yet.
 """
 
@@ -413,7 +413,7 @@ class MessageStore:
         except StoreDamagedError:
             return [(row[1], row[_TS[table]]) for row in self._read_on(table, indexed)]
 
-    # Positions of consumers, and snapshots
+    # Positions of consumers
 
     def consumer_position(self, name: str) -> Position:
         row = self._db.execute("SELECT position FROM consumer WHERE name = :name", {"name": name}).one()
@@ -430,14 +430,6 @@ class MessageStore:
             " ON CONFLICT (name) DO UPDATE SET position = excluded.position",
             {"name": name, "position": position},
         )
-
-    def snapshot(self, device: DeviceKey) -> str | None:
-        row = self._db.execute("SELECT fields FROM snapshot WHERE device = :device", {"device": device}).one()
-        return str(row["fields"]) if row else None
-
-    def put_snapshots(self, snapshots: Sequence[tuple[DeviceKey, str]]) -> None:
-        """Fields as JSON, by device."""
-        self._db.put_many("snapshot", ("device", "fields"), ("device",), snapshots)
 
 
 def _message(row: Mapping[str, Any]) -> MessageRow:

@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -356,6 +356,18 @@ class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
     cts: Milliseconds
     reason: str
     payload: str
+
+
+class SnapshotRow(NamedTuple):
+    """What the messages of a device up to `position` came to, both as JSON (broker/messages/folds.py).
+
+    `open` has the newest bucket of each level, which the rollups do not have; None in a store from before.
+    """
+
+    device: DeviceKey
+    position: Position
+    fields: str
+    open: str | None
 
 
 @dataclass(frozen=True, slots=True)

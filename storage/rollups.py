@@ -50,6 +50,24 @@ class RollupStore:
         row = next(iter(rows), None)
         return RollupRow(*row) if row else None
 
+    def last(self, device: DeviceKey, path: str, level: str) -> Milliseconds | None:
+        """The start of the newest bucket of a field; None without one."""
+        row = self._db.execute(
+            "SELECT max(bucket) AS bucket FROM rollup WHERE device = :device"
+            " AND field = (SELECT key FROM field WHERE path = :path) AND level = :level",
+            {"device": device, "path": path, "level": level},
+        ).one()
+        return row["bucket"] if row else None
+
+    def in_bucket(self, device: DeviceKey, level: str, bucket: int) -> list[tuple[str, RollupRow]]:
+        """Every field of a bucket, with its path."""
+        rows = self._db.execute(
+            f"SELECT path, {', '.join(_NAMES)} FROM field CROSS JOIN rollup"  # noqa: S608 - constants
+            " WHERE device = :device AND field = field.key AND level = :level AND bucket = :bucket",
+            {"device": device, "level": level, "bucket": bucket},
+        )
+        return [(row[0], RollupRow(*row[1:])) for row in rows.tuples()]
+
     def put_all(self, rollups: Iterable[RollupRow]) -> None:
         self._db.put_many("rollup", _NAMES, _KEY, list(map(_values_of, rollups)))
 

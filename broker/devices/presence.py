@@ -1,8 +1,9 @@
 """Whether devices are online, and when they were last seen (reference 6.4).
 
 A device is online while it has a connection. Without one, the later of two events decides: the end of the last
-connection, or a status that the device was given. Changes are kept in memory and written in bulk every second; reads
-include what is in memory, so they never give an old value.
+connection, or a status that the device was given. Changes are kept in memory and written in bulk: those of the
+connections every second, when a device was seen twice a minute. Reads include what is in memory, so they never give an
+old value.
 """
 
 from collections.abc import Collection
@@ -28,6 +29,8 @@ from storage.keys import DeviceKey
 from storage.records import PresenceRecord
 
 _FLUSH_SECONDS = 1.0
+#: Each message changes it. After a crash, so much of it may be missing (reference 6.4).
+SEEN_SECONDS = 30.0
 V = TypeVar("V")
 
 
@@ -48,6 +51,7 @@ class Presence:
         self._protocol: dict[DeviceKey, str] = {}
         self._decided: dict[DeviceKey, _Decided] = {}
         self._seen: dict[DeviceKey, int] = {}
+        self._seen_due_at = 0.0
         self._flushing = trio.Lock()
         router.subscribe(DeviceWentOnline, self._went_online, FactPhase.STATE)
         router.subscribe(DeviceConnectedAgain, self._connected_again, FactPhase.STATE)
@@ -147,19 +151,29 @@ class Presence:
     async def flush(self) -> None:
         """Write the changes since the last flush. Raises StoreError."""
         async with self._flushing:
-            devices = self._seen.keys() | self._decided.keys() | self._protocol.keys()
-            if not devices:
-                return
-            protocol, decided, seen = dict(self._protocol), dict(self._decided), dict(self._seen)
-            records = list((await self.of_all(devices)).values())
-            await self._database.write(lambda tx: tx.devices.put_presences(records))
-            _drop_unchanged(self._protocol, protocol)
-            _drop_unchanged(self._decided, decided)
-            _drop_unchanged(self._seen, seen)
+            self._seen_due_at = trio.current_time() + SEEN_SECONDS
+            await self._write(self._seen.keys() | self._decided.keys() | self._protocol.keys())
+
+    async def _flush_what_is_due(self) -> None:
+        if trio.current_time() >= self._seen_due_at:
+            await self.flush()
+            return
+        async with self._flushing:
+            await self._write(self._decided.keys() | self._protocol.keys())
+
+    async def _write(self, devices: Collection[DeviceKey]) -> None:
+        if not devices:
+            return
+        protocol, decided, seen = dict(self._protocol), dict(self._decided), _of(self._seen, devices)
+        records = list((await self.of_all(devices)).values())
+        await self._database.write(lambda tx: tx.devices.put_presences(records))
+        _drop_unchanged(self._protocol, protocol)
+        _drop_unchanged(self._decided, decided)
+        _drop_unchanged(self._seen, seen)
 
     async def flush_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        await repeat(self.flush, every=_FLUSH_SECONDS, failure="presence_not_saved")
+        await repeat(self._flush_what_is_due, every=_FLUSH_SECONDS, failure="presence_not_saved")
 
     def statistics(self) -> PresenceStatistics:
         return PresenceStatistics(len(self._online), len(self._seen))
@@ -198,6 +212,10 @@ class _Change:
 
 def _never_seen(device: DeviceKey) -> PresenceRecord:
     return PresenceRecord(device, "unknown", None, None, None)
+
+
+def _of(values: dict[DeviceKey, V], devices: Collection[DeviceKey]) -> dict[DeviceKey, V]:
+    return {device: values[device] for device in devices if device in values}
 
 
 def _drop_unchanged(current: dict[DeviceKey, V], written: dict[DeviceKey, V]) -> None:

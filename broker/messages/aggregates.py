@@ -6,9 +6,11 @@ Groups are merged by the formula of Chan, Golub and LeVeque.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import fsum, inf, isfinite
+from operator import mul
 from sys import float_info
+
+import msgspec
 
 Number = int | float
 _EXACT = 2**53
@@ -17,8 +19,7 @@ _DOUBLE = float_info.max
 _SCALE = 2.0**-80  # exact, and room for 2**80 numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregate:
+class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Summary of at least one number. `m2` is the sum of squared deviations from the mean.
 
     A result beyond the range of a double becomes the largest double, because JSON has no infinity.
@@ -34,7 +35,7 @@ class Aggregate:
 
     @classmethod
     def of(cls, values: Sequence[Number]) -> "Aggregate":
-        total, mean, low, m2 = _exact(values) if all(type(value) is int for value in values) else _rounded(values)
+        total, mean, low, m2 = _exact(values) if set(map(type, values)) == {int} else _rounded(values)
         return cls(
             count=len(values),
             min=min(values),
@@ -105,7 +106,7 @@ def _exact(values: Sequence[Number]) -> _Moments:
     mean = total / count
     numerator, denominator = mean.as_integer_ratio()
     low = (total * denominator - count * numerator) / (count * denominator)
-    return total, mean, low, (count * sum(value * value for value in values) - total * total) / count
+    return total, mean, low, (count * sum(map(mul, values, values)) - total * total) / count
 
 
 def _rounded(values: Sequence[Number]) -> _Moments:

@@ -1,11 +1,11 @@
 """Aggregates, histogram and presence of intervals (reference 9.5).
 
-Answers are exact at any position of the projections: rollups cover the projected messages, the others are read from the
-log in the same transaction. Only messages whose `ts` is at least a minute old count, so the minute in which this limit
-falls is read from the log, too.
+Answers are exact at any moment: what the folds hold in memory is laid over the rollups, and messages that came since
+are read from the log in the same transaction. Only messages whose `ts` is at least a minute old count, so the minute in
+which this limit falls is read from the log, too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -14,6 +14,8 @@ from broker.device_types.manifest import ValueClass
 from broker.devices.registry import Device
 from broker.errors import INVALID, NUMERIC_ONLY, ValidationFailed, too_high, too_low
 from broker.messages.aggregates import Aggregate, merge_all
+from broker.messages.decoding import Decoded, decoded
+from broker.messages.folds import Unsaved, open_buckets
 from broker.messages.intervals import (
     AGGREGATES_RANGE_MS,
     HISTOGRAM_RANGE_MS,
@@ -24,10 +26,10 @@ from broker.messages.intervals import (
     Span,
     spans,
 )
-from broker.messages.projections import Decoded, decoded, unprojected
-from broker.messages.rollups import EVERY_MESSAGE, aggregate_of, collect
+from broker.messages.projections import Projector
+from broker.messages.rollups import EVERY_MESSAGE, Buckets, Cells, aggregate_of, collect
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Milliseconds
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.messages import Match, Range
 
 SETTLED_MS = MINUTE_MS
@@ -60,9 +62,10 @@ class PresenceAnswer:
 class Analytics:
     """Callers check permissions: pass only devices that the caller may read."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, projector: Projector) -> None:
         self._database = database
         self._clock = clock
+        self._projector = projector
 
     async def aggregates(
         self, device: Device, field: str, *, start_ms: Milliseconds, end_ms: Milliseconds
@@ -106,7 +109,8 @@ class Analytics:
         start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
         looked_at = _LookedAt.of(self._settled_ms(), interval, start_ms, end_ms)
         keys = [device.key for device in devices]
-        found = await self._database.read(lambda tx: _Presence(tx, keys, field, interval).of(looked_at))
+        held = self._held(keys)
+        found = await self._database.read(lambda tx: _Presence(_Sight(tx, held), keys, field, interval).of(looked_at))
         return PresenceAnswer(start_ms, end_ms, tuple(sorted(found)))
 
     def _settled_ms(self) -> Milliseconds:
@@ -117,7 +121,11 @@ class Analytics:
         self, device: Device, field: str, coarsest: Interval, start_ms: Milliseconds, end_ms: Milliseconds
     ) -> list["_Bucket"]:
         looked_at = _LookedAt.of(self._settled_ms(), coarsest, start_ms, end_ms)
-        return await self._database.read(lambda tx: list(_buckets(tx, device.key, field, looked_at)))
+        held = self._held([device.key])
+        return await self._database.read(lambda tx: list(_buckets(_Sight(tx, held), device.key, field, looked_at)))
+
+    def _held(self, devices: Sequence[DeviceKey]) -> "_Held":
+        return _Held(self._projector.position, self._projector.captured(devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,27 +147,80 @@ class _LookedAt:
         return cls(tuple(spans(start_ms, cut, coarsest)), minute)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the folds held in memory when they had every row up to `position`. The store has the other devices whole."""
+
+    position: Position
+    of: Mapping[DeviceKey, Unsaved]
+
+
+class _Sight:
+    """Rollups of the store, those in memory, and messages that came since, all as one transaction sees them."""
+
+    def __init__(self, tx: Transaction, held: _Held) -> None:
+        self.tx = tx
+        self._held = held
+
+    def buckets_of(self, device: DeviceKey) -> tuple[Buckets, Buckets]:
+        """Buckets that replace those of the rollups, and buckets that are added to them."""
+        saved, held = self.tx.snapshots.of(device), self._held.of.get(device)
+        if held is None or (saved is not None and saved.position >= held.position):
+            return open_buckets(saved), {}  # what was in memory has been written meanwhile, if there was any
+        return held.whole, held.more
+
+    def rows_since(self, devices: Sequence[DeviceKey], spans: Sequence[Span]) -> Decoded:
+        """Messages of this time that are in no bucket."""
+        start_ms, end_ms = spans[0].start_ms, spans[-1].end_ms
+        rows = self.tx.messages.after_of(devices, self._held.position)
+        found = [row for row in rows if start_ms <= row.ts < end_ms]
+        written = {device: self._written(device) for device in {row.device for row in found}}
+        return decoded([row for row in found if row.position > written[row.device]])
+
+    def _written(self, device: DeviceKey) -> Position:
+        saved = self.tx.snapshots.of(device)
+        return Position(0) if saved is None else saved.position
+
+
 _Bucket = tuple[int, Aggregate]  # start (ms), summary
 
 
-def _buckets(tx: Transaction, device: DeviceKey, field: str, looked_at: _LookedAt) -> Iterator[_Bucket]:
-    """Every bucket with numbers, then the messages that are not projected yet, then the part of a minute at the end."""
+def _buckets(sight: _Sight, device: DeviceKey, field: str, looked_at: _LookedAt) -> Iterator[_Bucket]:
+    """Every bucket with numbers, then the messages that are in none yet, then the part of a minute at the end."""
     covered = looked_at.spans
-    if (key := tx.rollups.field_key(field)) is not None:
-        for span in covered:
-            for row in tx.rollups.range(device, key, span.level, start_ms=span.start_ms, end_ms=span.end_ms):
-                if (aggregate := aggregate_of(row)) is not None:
-                    yield row.bucket, aggregate
     if covered:
-        yield from _collected(unprojected(tx, [device], start_ms=covered[0].start_ms, end_ms=covered[-1].end_ms), field)
+        whole, more = sight.buckets_of(device)
+        yield from _stored(sight.tx, device, field, covered, whole)
+        for buckets in (whole, more):
+            for start, cells in _within(buckets, covered):
+                if field in cells and (numbers := cells[field].numbers) is not None:
+                    yield start, numbers
+        yield from _collected(sight.rows_since([device], covered), field)
     if looked_at.minute is not None:
-        yield from _collected(decoded(tx.messages.page([device], looked_at.minute)), field)
+        yield from _collected(decoded(sight.tx.messages.page([device], looked_at.minute)), field)
+
+
+def _stored(
+    tx: Transaction, device: DeviceKey, field: str, covered: Sequence[Span], replaced: Buckets
+) -> Iterator[_Bucket]:
+    if (key := tx.rollups.field_key(field)) is None:
+        return
+    for span in covered:
+        for row in tx.rollups.range(device, key, span.level, start_ms=span.start_ms, end_ms=span.end_ms):
+            if (span.level, row.bucket) not in replaced and (aggregate := aggregate_of(row)) is not None:
+                yield row.bucket, aggregate
+
+
+def _within(buckets: Buckets, covered: Sequence[Span]) -> Iterator[tuple[int, Cells]]:
+    for (level, start), cells in buckets.items():
+        if any(span.level is level and span.start_ms <= start < span.end_ms for span in covered):
+            yield start, cells
 
 
 def _collected(rows: Decoded, field: str) -> Iterator[_Bucket]:
-    for (_, path, minute), cell in collect(rows).items():
-        if path == field and cell.values:
-            yield minute, Aggregate.of(cell.values)
+    for minute, values in collect(rows).items():
+        if field in values and (numbers := values[field].numbers):
+            yield minute, Aggregate.of(numbers)
 
 
 class _Presence:
@@ -168,14 +229,18 @@ class _Presence:
     So many devices cost little more than the busiest of them; silent devices cost one search of each span.
     """
 
-    def __init__(self, tx: Transaction, devices: Sequence[DeviceKey], field: str | None, interval: Interval) -> None:
-        self._tx = tx
+    def __init__(self, sight: _Sight, devices: Sequence[DeviceKey], field: str | None, interval: Interval) -> None:
+        self._sight = sight
+        self._tx = sight.tx
         self._devices = devices
         self._field = field
         self._interval = interval
         self._found: set[int] = set()
 
     def of(self, looked_at: _LookedAt) -> set[int]:
+        if looked_at.spans:
+            for device in self._devices:
+                self._look_at_memory(device, looked_at.spans)
         fields = self._tx.rollups.fields_at(self._field or EVERY_MESSAGE) if looked_at.spans else ()
         for span in looked_at.spans:
             start = span.start_ms
@@ -184,10 +249,16 @@ class _Presence:
                     break
                 self._look(device, key, replace(span, start_ms=start))
         if looked_at.spans:
-            self._look_at_unprojected(looked_at.spans[0].start_ms, looked_at.spans[-1].end_ms)
+            self._look_at_rows(looked_at.spans)
         if looked_at.minute is not None:
             self._look_at_minute(looked_at.minute)
         return self._found
+
+    def _look_at_memory(self, device: DeviceKey, covered: Sequence[Span]) -> None:
+        for buckets in self._sight.buckets_of(device):
+            for start, cells in _within(buckets, covered):
+                if self._field is None or any(_is_at(self._field, path) for path in cells):
+                    self._found.add(self._interval.start_of(start))
 
     def _look(self, device: DeviceKey, field: int, span: Span) -> None:
         start = span.start_ms
@@ -204,10 +275,9 @@ class _Presence:
             ts = self._interval.end_of(ts)
         return ts
 
-    def _look_at_unprojected(self, start_ms: Milliseconds, end_ms: Milliseconds) -> None:
-        start_ms = self._unknown_from(start_ms)
-        if start_ms < end_ms:
-            for row, fields in unprojected(self._tx, self._devices, start_ms=start_ms, end_ms=end_ms):
+    def _look_at_rows(self, covered: Sequence[Span]) -> None:
+        if self._unknown_from(covered[0].start_ms) < covered[-1].end_ms:
+            for row, fields in self._sight.rows_since(self._devices, covered):
                 if self._field is None or any(_is_at(self._field, path) for path in fields):
                     self._found.add(self._interval.start_of(row.ts))
 

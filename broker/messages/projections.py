@@ -1,242 +1,302 @@
-"""Projections of the message log: tables, such as snapshots and rollups, that are computed from the log.
+"""Brings the folds of the devices, their snapshots and rollups, up to date with the message log.
 
-The position of the projections is saved in the same transaction as their tables, so after a crash they resume there: no
-row is lost and none counts twice. All projections share one position, one read and one decoding of each row.
+Rows are added to the folds in memory soon after their commit. Each device is written about once a minute, a few devices
+in one transaction, together with the position up to which nothing is missing in the store. After a crash the rows
+behind that position are added again, and those that a device has already are passed over.
 
-Rows that were committed lately are held in memory. When there are too many of them, they are dropped and later read
-from the log.
+Reads lay what is in memory over what is in the store, so nothing that was acknowledged is missing in them.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from itertools import islice
+from typing import Final
 
-import msgspec
 import structlog
 import trio
 
 from broker.facts import FactPhase, MessagesStored, Router
 from broker.loops import Wakeup, repeat
-from broker.messages.intervals import FIRST_MS, LAST_MS
+from broker.messages.folds import Fields, Folds, Tally, Unsaved, write_folds
+from broker.messages.rollups import RollupWriter
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Milliseconds, Position
-from storage.records import MessageRow
-from storage.sql import StoreDamagedError
+from storage.keys import DeviceKey, Position
+from storage.records import MessageRow, SnapshotRow
+from storage.sql import StoreDamagedError, StoreError
 
-# Rows that are not projected yet are read from the log. A step writes each changed bucket and snapshot once, however
-# many rows changed it, so seldom steps are cheap.
-PROJECTION_FLUSH_SECONDS = 5.0
-# Rows of one step: others wait for the writer meanwhile. The number of devices decides how much a step writes.
-_STEP_ROWS = 5_000
-_STEP_ROWS_OF_FEW = 25_000
-_FEW_DEVICES = 500
-_HELD_ROWS = 50_000
-#: A stop is not held up by rows that are in the log and can be projected later.
-_SAVE_SECONDS = 2.0
-_CONSUMER = "folds"
+#: A device is written when it has a row that is so old, and a bucket of a minute so only once.
+WRITE_SECONDS: Final = 60.0
+#: The folds look for rows so often, and as soon as there are so many.
+_LOOK_SECONDS: Final = 1.0
+_LOOK_ROWS: Final = 1_000
+#: Devices are written earlier when there is more than this to be done again after a crash, or to be held in memory.
+_UNWRITTEN_ROWS: Final = 250_000
+_HELD_DEVICES: Final = 10_000
+_HELD_FIELDS: Final = 400_000
+#: Devices of one transaction, at least: other writes wait for it.
+_WRITE_DEVICES: Final = 50
+#: Rows beyond this number are not held, but read from the log when their turn comes.
+_HELD_ROWS: Final = 50_000
+_READ_ROWS: Final = 2_000
+#: After a failed write, in seconds. What fails is mostly the disk, and then nothing new is stored.
+_RETRY_SECONDS: Final = 5.0
+#: A stop is not held up by rows that are in the log and can be added later.
+_SAVE_SECONDS: Final = 2.0
+_CONSUMER: Final = "folds"
 _log = structlog.get_logger(__name__)
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
-#: Rows, each with its fields by dotted path.
-Decoded = Sequence[tuple[MessageRow, Mapping[str, Any]]]
-SaveProjection = Callable[[Transaction], None]
-
-
-class Projection(Protocol):
-    """A table for each device that each message changes."""
-
-    def project(self, tx: Transaction, rows: Decoded) -> SaveProjection:
-        """Compute, in a read transaction, what these rows change; the returned function writes the changes."""
-
-    def forget(self) -> None:
-        """Drop what is remembered: the last step may not have been saved."""
+_Saves = Sequence[tuple[SnapshotRow, Unsaved]]
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectorStatistics:
+    """`position`: of the last row in the folds. `written_position`: nothing up to there is missing in the store."""
+
     position: Position
+    written_position: Position
     held_rows: int
+    unwritten_devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    """A device with rows that are not written: the position of the first one, and since when it waits."""
+
+    first: Position
+    since: float
 
 
 class Projector:
-    """Brings the projections up to date with the log."""
-
-    def __init__(self, database: Database, router: Router, projections: Sequence[Projection]) -> None:
+    def __init__(self, database: Database, router: Router) -> None:
         self._database = database
-        self._projections = projections
-        self._position = Position(0)
+        self._position = self._written = Position(0)
+        self._folds: dict[DeviceKey, Folds] = {}
+        self._tally = Tally()
+        self._unwritten: dict[DeviceKey, _Unwritten] = {}  # in the order of their first positions
+        self._writer = RollupWriter()
+        self._retry_at = 0.0
         self._held: deque[Sequence[MessageRow]] = deque()
         self._held_rows = 0
         self._follows = False  # the held rows follow `_position` without a gap
-        self._full = Wakeup()
-        self._flushing = trio.Lock()
+        self._wakeup = Wakeup()
+        self._working = trio.Lock()
+        self._damaged: set[DeviceKey] = set()  # those of which the log tells already
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
 
     @property
     def position(self) -> Position:
-        """Every row up to this position is projected."""
+        """Every row up to this position is in the folds."""
         return self._position
+
+    def statistics(self) -> ProjectorStatistics:
+        return ProjectorStatistics(self._position, self._written, self._held_rows, len(self._unwritten))
+
+    # What is in memory. A device without folds in memory has all its rows up to `position` in the store.
+
+    def fields_of(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, Fields]:
+        """The snapshots that are in memory, up to `position`."""
+        return {device: self._folds[device].fields() for device in devices if device in self._folds}
+
+    def captured(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, Unsaved]:
+        """The rollups that are in memory, up to `position`."""
+        return {device: self._folds[device].capture() for device in devices if device in self._folds}
+
+    # Work
+
+    async def resume(self) -> None:
+        """Read the position of the last run. Rows after it are added while the daemon runs."""
+        self._position = await self._database.read(saved_position)
+        self._written = self._position
+
+    async def project_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await repeat(self._step, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="folds_not_saved")
+
+    async def flush(self) -> None:
+        """Add everything that is durable now, and write it. Raises StoreError."""
+        async with self._working:
+            await self._catch_up()
+            until = self._position
+            while self._unwritten and next(iter(self._unwritten.values())).first <= until:
+                await self._write_some()
+            await self._note_position()
+
+    async def save(self) -> None:
+        """Write for a short time, when the daemon stops: what remains is added again after the next start."""
+        with trio.move_on_after(_SAVE_SECONDS):
+            await self.flush()
+
+    async def _step(self) -> None:
+        async with self._working:
+            await self._catch_up()
+            if self._is_crowded():
+                self._drop([device for device in self._folds if device not in self._unwritten])
+            while self._is_due():
+                await self._write_some()
+                await self._add_held()
+            await self._note_position()
 
     def _messages_stored(self, fact: MessagesStored) -> None:
         self._held.append(fact.rows)
         self._held_rows += len(fact.rows)
-        if self._held_rows >= _HELD_ROWS // 2:
-            self._full.set()
+        if self._held_rows >= _LOOK_ROWS:
+            self._wakeup.set()
         if self._held_rows > _HELD_ROWS:
             self._held, self._held_rows, self._follows = deque(), 0, False
 
-    async def resume(self) -> None:
-        """Read the position of the last run. Rows after it are projected while the daemon runs."""
-        self._position = await self._database.read(lambda tx: tx.messages.consumer_position(_CONSUMER))
+    # Adding rows
 
-    async def flush(self) -> None:
-        """Project everything that is durable now.
-
-        Rows that are stored meanwhile wait for the next flush: under load there are always more, and a step of a few
-        rows writes nearly as many buckets as a step of thousands.
-        """
-        async with self._flushing:
-            until = self._held[-1][-1].position if self._held else 0
+    async def _catch_up(self) -> None:
+        if self._follows:
+            await self._add_held()
+        while not self._follows:
             try:
-                while not self._follows or (self._held and self._held[0][0].position <= until):
-                    if self._follows:
-                        await self._step(self._take_held())
-                    else:
-                        await self._read_on()
-            except BaseException:  # also a cancellation leaves rows that were taken and not projected; raised again
-                self._lose_track()
+                await self._read_on()
+            except BaseException:  # also a cancellation; raised again
+                self._follows = False  # the rows before those that are held were not all read
                 raise
 
-    async def save(self) -> None:
-        """Project for a short time, when the daemon stops: what remains is projected after the next start."""
-        with trio.move_on_after(_SAVE_SECONDS):
-            await self.flush()
+    async def _add_held(self) -> None:
+        held, self._held, self._held_rows = self._held, deque(), 0
+        if held and self._follows:
+            await self._add([row for rows in held for row in rows])
 
     async def _read_on(self) -> None:
-        # From now on every commit is held. `_step` compares positions, so a row that is held and read counts once.
+        # From now on every commit is held. A row that is held and read is added once, because positions are compared.
         self._held, self._held_rows, self._follows = deque(), 0, True
         is_behind = True
         while self._follows and is_behind:
             rows = await self._database.read(partial(_after, self._position))
-            await self._step(rows)
-            is_behind = len(rows) == _STEP_ROWS
+            await self._add(rows)
+            is_behind = len(rows) == _READ_ROWS
+            while self._is_due():
+                await self._write_some()
 
-    def _lose_track(self) -> None:
-        self._follows = False  # rows that were taken are read from the log next time
-        for one in self._projections:
-            one.forget()
-
-    def _take_held(self) -> list[MessageRow]:
-        rows = self._take_up_to(_STEP_ROWS)
-        if self._held and len({row.device for row in rows}) <= _FEW_DEVICES:
-            rows += self._take_up_to(_STEP_ROWS_OF_FEW - len(rows))
-        return rows
-
-    def _take_up_to(self, most: int) -> list[MessageRow]:
-        rows: list[MessageRow] = []
-        while self._held and len(rows) < most:
-            rows += self._held.popleft()
-        if len(rows) > most:
-            self._held.appendleft(rows[most:])
-            del rows[most:]
-        self._held_rows -= len(rows)
-        return rows
-
-    async def _step(self, rows: Sequence[MessageRow]) -> None:
-        position = self._position
-        fresh = [row for row in rows if row.position > position]
-        if not fresh:
-            return
-        last = fresh[-1].position
+    async def _add(self, rows: Sequence[MessageRow]) -> None:
+        by_device: dict[DeviceKey, list[MessageRow]] = defaultdict(list)
+        for row in rows:
+            by_device[row.device].append(row)
         try:
-            saves = await self._database.read(partial(_project, self._projections, fresh))
-            stood = await self._database.write(partial(_save, saves, position, last))
+            if missing := [device for device in by_device if device not in self._folds]:
+                self._folds |= await self._load(missing)
+        except BaseException:  # also a cancellation; raised again
+            self._follows = False  # the rows are read from the log next time
+            raise
+        now = trio.current_time()
+        for device, some in by_device.items():
+            if (folds := self._folds.get(device)) is None:
+                self._leave_out(device, some[-1].position)
+                continue
+            if folds.fold(some) and device not in self._unwritten:
+                self._unwritten[device] = _Unwritten(some[0].position, now)
+        if rows:
+            self._position = max(self._position, rows[-1].position)
+
+    async def _load(self, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Folds]:
+        """The folds of these devices, without those that are on a page that cannot be read."""
+        try:
+            return await self._database.read(partial(_loaded, devices, self._tally))
         except StoreDamagedError:
-            await self._step_around(fresh)
+            if len(devices) == 1:
+                return {}
+            middle = len(devices) // 2
+            return await self._load(devices[:middle]) | await self._load(devices[middle:])
+
+    def _leave_out(self, device: DeviceKey, position: Position) -> None:
+        if device not in self._damaged:
+            self._damaged.add(device)
+            _log.error("message_not_in_folds", position=position, device=device)
+
+    # Writing
+
+    def _is_due(self) -> bool:
+        if not self._unwritten:
+            return False
+        oldest, now = next(iter(self._unwritten.values())), trio.current_time()
+        return now >= self._retry_at and (
+            now - oldest.since >= WRITE_SECONDS
+            or self._position - oldest.first >= _UNWRITTEN_ROWS
+            or self._is_crowded()
+        )
+
+    def _is_crowded(self) -> bool:
+        return len(self._folds) > _HELD_DEVICES or self._tally.fields > _HELD_FIELDS
+
+    def _drop(self, devices: Sequence[DeviceKey]) -> None:
+        """Forget devices that are written; they are read again at their next rows."""
+        for device in devices:
+            self._folds.pop(device).weigh_as(0)
+
+    async def _write_some(self) -> None:
+        await trio.lowlevel.checkpoint()  # a stop ends here, because it does not interrupt a write
+        # More of them when many wait: so the number that waits has a bound.
+        await self._write(list(islice(self._unwritten, max(_WRITE_DEVICES, len(self._unwritten) // 20))))
+
+    async def _write(self, devices: Sequence[DeviceKey], *, again: bool = True) -> None:
+        """Write these devices. Raises StoreError; then they wait as before.
+
+        `again`: when a page is damaged and only one device is to be written, try it once more.
+        """
+        waiting = {device: self._unwritten.pop(device) for device in devices}
+        oldest = next(iter(self._unwritten.values()), None)
+        until = self._position if oldest is None else Position(oldest.first - 1)
+        saves = [self._folds[device].unsaved() for device in devices]
+        is_durable = False
+        try:
+            # Shielded: of a write that nobody waits for, nobody knows whether it was committed.
+            with trio.CancelScope(shield=True):
+                await self._database.write(partial(self._save, saves, until))
+            is_durable = True
+        except StoreDamagedError:
+            self._unwritten = waiting | self._unwritten
+            await self._write_around(devices, again=again)
             return
-        self._saved(stood, last)
+        except StoreError:
+            self._unwritten = waiting | self._unwritten
+            self._retry_at = trio.current_time() + _RETRY_SECONDS
+            raise
+        finally:
+            self._writer.committed(is_durable)
+        self._written = until
+        for device in devices:
+            self._folds[device].saved()
+        if self._is_crowded():
+            self._drop(devices)
 
-    def _saved(self, stood: Position, last: Position) -> None:
-        if stood == self._position:
-            self._position = last
+    async def _note_position(self) -> None:
+        """Write the position when no device has to be written, such as after rows that were written before a crash."""
+        if not self._unwritten and self._written < self._position:
+            await self._write(())
+
+    async def _write_around(self, devices: Sequence[DeviceKey], *, again: bool) -> None:
+        """Write devices in halves; leave out what a device has on a page that cannot be read."""
+        if len(devices) > 1:
+            middle = len(devices) // 2
+            await self._write(devices[:middle])
+            await self._write(devices[middle:])
+        elif again:  # an index of the log may be what is damaged, and the second try leaves that alone
+            await self._write(devices, again=False)
         else:
-            self._position = stood
-            self._lose_track()
+            for device in devices:
+                self._leave_out(device, self._unwritten.pop(device).first)
+            self._drop(devices)
 
-    async def _step_around(self, rows: Sequence[MessageRow]) -> None:
-        """Project the rows in halves; leave out a row whose snapshot or rollup is on a page that cannot be read."""
-        for one in self._projections:
-            one.forget()
-        if len(rows) == 1:
-            last = rows[0].position
-            _log.error("message_not_in_folds", position=last, device=rows[0].device)
-            self._saved(await self._database.write(partial(_save, (), self._position, last)), last)
-            return
-        middle = len(rows) // 2
-        await self._step(rows[:middle])
-        await self._step(rows[middle:])
-
-    async def project_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.flush, every=PROJECTION_FLUSH_SECONDS, wakeup=self._full, failure="folds_not_saved")
-
-    def statistics(self) -> ProjectorStatistics:
-        return ProjectorStatistics(self._position, self._held_rows)
-
-
-def decoded(rows: Sequence[MessageRow]) -> Decoded:
-    return [(row, flat(_decode(row.data))) for row in rows]
-
-
-def flat(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every field of normalised data by its dotted path; a collection is one field."""
-    for value in data.values():
-        if type(value) is dict:
-            return dict(_leaves(data, ""))
-    return data  # no groups: the common case
-
-
-def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in group.items():
-        if type(value) is dict:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def unprojected(
-    tx: Transaction,
-    devices: Collection[DeviceKey],
-    *,
-    start_ms: Milliseconds = FIRST_MS,
-    end_ms: Milliseconds = LAST_MS,
-) -> Decoded:
-    """The devices' rows of this time that are not projected yet, as this transaction sees them."""
-    rows = tx.messages.after_of(devices, tx.messages.consumer_position(_CONSUMER))
-    return decoded([row for row in rows if start_ms <= row.ts < end_ms])
+    def _save(self, saves: _Saves, until: Position, tx: Transaction) -> None:
+        write_folds(tx, saves, self._writer)
+        tx.messages.set_consumer_position(_CONSUMER, until)
+        tx.messages.index()  # so that searches in a quiet store find every row in the indexes
 
 
 def _after(position: Position, tx: Transaction) -> list[MessageRow]:
-    return tx.messages.after(position, limit=_STEP_ROWS)
+    return tx.messages.after(position, limit=_READ_ROWS)
 
 
-def _project(projections: Sequence[Projection], rows: Sequence[MessageRow], tx: Transaction) -> list[SaveProjection]:
-    pairs = decoded(rows)
-    return [one.project(tx, pairs) for one in projections]
+def _loaded(devices: Sequence[DeviceKey], tally: Tally, tx: Transaction) -> dict[DeviceKey, Folds]:
+    return {device: Folds.load(tx, device, tally) for device in devices}
 
 
-def _save(saves: Sequence[SaveProjection], before: Position, after: Position, tx: Transaction) -> Position:
-    """Write the changes of a step and return the position found in the store.
-
-    When that is not the position at which the step began, nothing is written: a write that was cancelled while it
-    waited for its commit may have been committed after all, and its rows must not count twice.
-    """
-    stood = tx.messages.consumer_position(_CONSUMER)
-    if stood == before:
-        for save in saves:
-            save(tx)
-        tx.messages.set_consumer_position(_CONSUMER, after)
-        tx.messages.index()  # so that searches in a quiet store find every row in the indexes
-    return stood
+def saved_position(tx: Transaction) -> Position:
+    """Every row up to this position is in the folds that the store has."""
+    return tx.messages.consumer_position(_CONSUMER)

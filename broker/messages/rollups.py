@@ -1,106 +1,163 @@
 """Rollups: summaries per device and field of each minute, hour and day, which analytics read instead of messages."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from functools import partial
+from typing import Final
+
+import msgspec
 
 from broker.messages.aggregates import Aggregate, Number, merge_all
-from broker.messages.intervals import MINUTE_MS, Interval
-from broker.messages.projections import Decoded, SaveProjection
+from broker.messages.decoding import Decoded
+from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
 from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.records import RollupRow
 
-LEVELS = (Interval.MINUTE, Interval.HOUR, Interval.DAY)
+#: Each level with the width of its buckets in ms.
+LEVELS: Final = ((Interval.MINUTE, MINUTE_MS), (Interval.HOUR, HOUR_MS), (Interval.DAY, DAY_MS))
 #: The field that stands for the message itself: its count is the number of messages.
-EVERY_MESSAGE = ""
+EVERY_MESSAGE: Final = ""
 
-_NEW = 0  # stands for the key of a field without a key
-_REMEMBERED_BUCKETS = 200_000
 
-_Place = tuple[DeviceKey, str, int]  # device, field path, minute
-_Bucket = tuple[DeviceKey, str, Interval, int]  # device, field path, level, start
+class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`count` is the number of messages with the field, `numbers` sums up those in which it is a number."""
+
+    count: int
+    numbers: Aggregate | None
+
+
+Cells = dict[str, Summary]  # by field path
+Place = tuple[Interval, int]  # level and start (ms) of a bucket
+Buckets = dict[Place, Cells]
 
 
 @dataclass(slots=True)
-class Cell:
+class Values:
     """The values of one field in one minute of some messages."""
 
     count: int = 0  # of messages that have the field
-    values: list[Number] = dataclass_field(default_factory=list)
+    numbers: list[Number] = dataclass_field(default_factory=list)
 
-    def add(self, value: object) -> None:
-        self.count += 1
+
+Minutes = dict[int, dict[str, Values]]  # by the start of a minute (ms), then by field path
+
+
+def collect(rows: Decoded) -> Minutes:
+    minutes: Minutes = {}
+    for row, fields in rows:
+        add_row(minutes, row.ts, fields)
+    return minutes
+
+
+def add_row(minutes: Minutes, ts: int, fields: Mapping[str, object]) -> None:
+    values = values_in(minutes, ts)
+    values[EVERY_MESSAGE].count += 1
+    for path, value in fields.items():
+        one = values[path]
+        one.count += 1
         if type(value) is int or type(value) is float:
-            self.values.append(value)
+            one.numbers.append(value)
 
 
-class Rollups:
-    """A projection that adds each message to the buckets of its `ts`; messages may come in any order.
+def values_in(minutes: Minutes, ts: int) -> dict[str, Values]:
+    """The values of the minute of `ts`."""
+    minute = ts - ts % MINUTE_MS
+    if (values := minutes.get(minute)) is None:
+        values = minutes[minute] = defaultdict(Values)
+    return values
 
-    Only this class writes rollups, so buckets in use are remembered instead of read again for every step.
-    """
+
+def summarised(values: Mapping[str, Values]) -> Cells:
+    return {
+        path: Summary(one.count, Aggregate.of(one.numbers) if one.numbers else None) for path, one in values.items()
+    }
+
+
+def merge_into(cells: Cells, more: Mapping[str, Summary]) -> None:
+    for path, summary in more.items():
+        known = cells.get(path)
+        cells[path] = summary if known is None else _merged(known, summary)
+
+
+def _merged(one: Summary, other: Summary) -> Summary:
+    return Summary(one.count + other.count, merge_all((one.numbers, other.numbers)))
+
+
+# In the store
+
+
+def newest_buckets(tx: Transaction, device: DeviceKey) -> dict[Interval, tuple[int, Cells]]:
+    """The newest bucket of each level that the store has: its start and what is in it."""
+    found: dict[Interval, tuple[int, Cells]] = {}
+    for level, _ in reversed(LEVELS):
+        start = tx.rollups.last(device, EVERY_MESSAGE, level)
+        if start is None and not found:
+            break  # a new device, which has no day
+        if start is not None:
+            cells = {path: summary_of(row) for path, row in tx.rollups.in_bucket(device, level, start)}
+            found[level] = start, cells
+    return found
+
+
+class RollupWriter:
+    """Writes the buckets of a device. It remembers the keys of fields, when `committed` says that they are durable."""
 
     def __init__(self) -> None:
-        self._fields: dict[str, int] = {}
-        self._buckets: dict[_Bucket, RollupRow] = {}
+        self._keys: dict[str, int] = {}
+        self._new: dict[str, int] = {}
 
-    def project(self, tx: Transaction, rows: Decoded) -> SaveProjection:
-        cells = collect(rows)
-        fields = self._keys(tx, {path for _, path, _ in cells})
-        changed: dict[_Bucket, RollupRow] = {}
-        for (device, path, minute), cell in cells.items():
-            aggregate = Aggregate.of(cell.values) if cell.values else None
-            for level in LEVELS:
-                place = (device, path, level, level.start_of(minute))
-                known = changed.get(place) or self._bucket(tx, place, fields.get(path))
-                changed[place] = _merged(known, cell.count, aggregate)
-        if len(self._buckets) > _REMEMBERED_BUCKETS:
-            self._buckets.clear()
-        self._buckets.update(changed)
-        return partial(self._save, changed)
+    def put(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> None:
+        """Write buckets as they are."""
+        tx.rollups.put_all(list(self._rows(tx, device, buckets)))
 
-    def forget(self) -> None:
-        """Drop what is remembered: the last step may not have been saved."""
-        self._fields.clear()
-        self._buckets.clear()
+    def add(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> None:
+        """Add to what the store has of these buckets."""
+        merged: Buckets = {}
+        for (level, start), cells in buckets.items():
+            merged[level, start] = sums = {}
+            for path, summary in cells.items():
+                stored = tx.rollups.get(device, self._key(tx, path), level, start)
+                sums[path] = summary if stored is None else _merged(summary_of(stored), summary)
+        self.put(tx, device, merged)
 
-    def _keys(self, tx: Transaction, paths: Iterable[str]) -> dict[str, int]:
-        for path in paths:
-            if path not in self._fields and (key := tx.rollups.field_key(path)) is not None:
-                self._fields[path] = key
-        return self._fields
+    def committed(self, is_durable: bool) -> None:
+        if is_durable:
+            self._keys |= self._new
+        self._new.clear()
 
-    def _bucket(self, tx: Transaction, place: _Bucket, field: int | None) -> RollupRow:
-        device, _, level, start = place
-        stored = self._buckets.get(place)
-        if stored is None and field is not None:
-            stored = tx.rollups.get(device, field, level, start)
-        return stored or RollupRow(device, field or _NEW, level, start, 0)
+    def _key(self, tx: Transaction, path: str) -> int:
+        key = self._keys.get(path) or self._new.get(path)
+        if key is None:
+            key = self._new[path] = tx.rollups.add_field(path)
+        return key
 
-    def _save(self, changed: Mapping[_Bucket, RollupRow], tx: Transaction) -> None:
-        for path in {path for (_, path, _, _), row in changed.items() if row.field == _NEW}:
-            self._fields[path] = tx.rollups.add_field(path)
-        for place, row in changed.items():
-            if row.field == _NEW:
-                self._buckets[place] = replace(row, field=self._fields[place[1]])
-        tx.rollups.put_all(self._buckets[place] for place in changed)
+    def _rows(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> Iterator[RollupRow]:
+        for (level, start), cells in buckets.items():
+            for path, (count, of) in ((path, (one.count, one.numbers)) for path, one in cells.items()):
+                key = self._key(tx, path)
+                if of is None:
+                    yield RollupRow(device, key, level, start, count)
+                else:
+                    yield RollupRow(
+                        device,
+                        key,
+                        level,
+                        start,
+                        count,
+                        of.count,
+                        of.min,
+                        of.max,
+                        of.sum,
+                        of.mean_high,
+                        of.mean_low,
+                        of.m2,
+                    )
 
 
-def collect(rows: Decoded) -> dict[_Place, Cell]:
-    by_minute: dict[tuple[DeviceKey, int], dict[str, Cell]] = {}
-    for row, fields in rows:
-        place = (row.device, row.ts - row.ts % MINUTE_MS)
-        if (cells := by_minute.get(place)) is None:
-            cells = by_minute[place] = defaultdict(Cell)
-        cells[EVERY_MESSAGE].count += 1
-        for path, value in fields.items():
-            cells[path].add(value)
-    return {
-        (device, path, minute): cell for (device, minute), cells in by_minute.items() for path, cell in cells.items()
-    }
+def summary_of(row: RollupRow) -> Summary:
+    return Summary(row.count, aggregate_of(row))
 
 
 def aggregate_of(row: RollupRow) -> Aggregate | None:
@@ -108,12 +165,3 @@ def aggregate_of(row: RollupRow) -> Aggregate | None:
     if row.min is None or row.max is None or row.sum is None or row.mean_high is None or row.m2 is None:
         return None
     return Aggregate(row.numbers, row.min, row.max, row.sum, row.mean_high, row.mean_low or 0.0, row.m2)
-
-
-def _merged(known: RollupRow, count: int, fresh: Aggregate | None) -> RollupRow:
-    count += known.count
-    of = merge_all((aggregate_of(known), fresh))
-    place = (known.device, known.field, known.level, known.bucket)
-    if of is None:
-        return RollupRow(*place, count)
-    return RollupRow(*place, count, of.count, of.min, of.max, of.sum, of.mean_high, of.mean_low, of.m2)

@@ -11,7 +11,6 @@ from broker.messages.ingest import Ingest
 from broker.messages.mids import Mids
 from broker.messages.projections import Projector
 from broker.messages.retention import Retention
-from broker.messages.rollups import Rollups
 from broker.messages.snapshots import Snapshots
 from broker.messages.status import Statuses
 from storage.journal import Journal
@@ -45,8 +44,8 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         last_cts=last_cts,
     )
     life.observe("ingest", ingest.statistics)
-    snapshots = Snapshots(database)
-    projector = Projector(database, router, (snapshots, Rollups()))
+    projector = Projector(database, router)
+    snapshots = Snapshots(database, projector)
     await projector.resume()
     life.worker("folds", projector.project_forever, save=projector.save, statistics=projector.statistics)
     retention = Retention(database, clock, days=core.settings.storage.retention_days)
@@ -57,7 +56,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         history=History(database, devices.registry, mids, Cursors(mid_key)),
         projector=projector,
         snapshots=snapshots,
-        analytics=Analytics(database, clock),
+        analytics=Analytics(database, clock, projector),
         statuses=Statuses(database, devices.presence, snapshots),
         retention=retention,
     )

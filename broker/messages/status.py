@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from broker.devices.presence import Presence
 from broker.devices.registry import Device
-from broker.messages.snapshots import Fields, Snapshots
+from broker.messages.folds import Fields
+from broker.messages.snapshots import Snapshots
 from storage.database import Database
 
 

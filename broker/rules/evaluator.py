@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from broker.devices.registry import Devices
-from broker.messages.projections import flat
+from broker.messages.decoding import flat
 from broker.rules.budgets import NO_CAUSES, ActionBudget, Causes, CostGuard, LoopGuard
 from broker.rules.index import Interest, RuleIndex
 from broker.rules.rule import NOTHING, Match, NotSent, Outcome, Outgoing, SendAction, TimerKey

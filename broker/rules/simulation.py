@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from broker.messages.projections import flat
+from broker.messages.decoding import flat
 from broker.rules.evaluator import MINUTE
 from broker.rules.rule import Explanation, Match, Outcome, Outgoing, Rule, Timer, TimerKey
 from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, values_at

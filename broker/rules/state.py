@@ -7,9 +7,9 @@ not projected yet are added, and a value that is newer than the position is look
 from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
+from broker.messages.decoding import decoded
 from broker.messages.intervals import FIRST_MS, LAST_MS
-from broker.messages.projections import decoded, unprojected
-from broker.messages.snapshots import kept_fields
+from broker.messages.snapshots import saved_with_rows
 from broker.rules.transformers import Output
 from broker.rules.view import CurrentMessage, Value
 from config.limits import CLOCK_AHEAD_MS
@@ -118,12 +118,13 @@ def values_at(tx: Transaction, device: DeviceKey, position: Position, *, since_m
     """
     cts: dict[Position, Milliseconds] = {}
     fields: Fields = {}
-    for path, (ts, brought_by, value) in kept_fields(tx, device).items():
+    saved, rows = saved_with_rows(tx, device)
+    for path, (ts, brought_by, value) in saved.items():
         if brought_by not in cts:
             row = tx.messages.message(brought_by)
             cts[brought_by] = ts if row is None else row.cts  # the retention sweep may have removed it
         fields[path] = (ts, brought_by, value, cts[brought_by])
-    for row, data in unprojected(tx, [device]):
+    for row, data in rows:
         if row.position <= position:
             lay_over(fields, data, row)
     for field in [field for field, known in fields.items() if known[1] > position]:

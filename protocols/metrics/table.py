@@ -197,7 +197,13 @@ BROKER: Final[Mapping[str, Part]] = {
     },
     "folds": {
         "position": _now("projection_position", "The position in the log up to which snapshots and rollups are made."),
+        "written_position": _now(
+            "projection_written_position", "The same, of what is in the store; a crash repeats the rest."
+        ),
         "held_rows": _now("projection_held_rows", "Stored rows that snapshots and rollups do not have yet."),
+        "unwritten_devices": _now(
+            "projection_unwritten_devices", "Devices whose snapshots and rollups are to be written."
+        ),
     },
     "retention": {
         "days": _now("retention_seconds", "How long messages are kept; 0 keeps everything.", scale=86_400),

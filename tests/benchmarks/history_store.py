@@ -58,7 +58,7 @@ INSERT OR IGNORE INTO rollup WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i
   SELECT :device, :messages, :level, :end - :end % :width - i * :width, 1, 0, NULL, NULL, NULL, NULL, NULL, NULL FROM n;
 """
 _SNAPSHOTS = """
-INSERT INTO snapshot SELECT device,
+INSERT INTO snapshot (device, fields) SELECT device,
   printf('{"state":[%d,%d,true],"intensity":[%d,%d,48],"temperature":[%d,%d,21.53],"text":[%d,%d,"as usual"]}',
          ts, position, ts, position, ts, position, ts, position)
   FROM (SELECT device, max(position) AS position, ts FROM message GROUP BY device);

@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20, help="of each fault; ten times as many power cuts")
     parser.add_argument("--backlog", type=int, default=500_000, help="rows at the stop")
-    parser.add_argument("--wear-seconds", type=float, default=20.0, help="of each rate")
+    parser.add_argument("--wear-seconds", type=float, default=125.0, help="of each rate")
     options = parser.parse_args()
     chance = random.Random(options.seed)  # noqa: S311 - the moments are random, and the same in every run
     some = options.rounds

@@ -6,7 +6,7 @@ import pytest
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.envelope import Action, Message
-from broker.messages.snapshots import Fields
+from broker.messages.folds import Fields
 from protocols.rendering import (
     action_entry,
     action_frame,

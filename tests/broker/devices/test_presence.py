@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from broker.devices.presence import Presence
+from broker.devices.presence import SEEN_SECONDS, Presence
 from broker.facts import AvailabilityChanged, DeviceWentOffline, DeviceWentOnline, MessagesStored
 from broker.services import Services
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -118,6 +118,25 @@ async def test_presence_is_written_every_second_and_counted(
         assert services.devices.presence.statistics().online == 1
         stored = await services.core.database.read(lambda tx: tx.devices.presence(light))
         assert stored == PresenceRecord(light, "online", NOW_MS, "MQTT", NOW_MS)
+
+
+async def test_when_a_device_was_seen_is_written_twice_a_minute(
+    services: Services, light: DeviceKey, fake_clock: FakeClock, autojump_clock: MockClock
+) -> None:
+    async def stored() -> int | None:
+        found = await services.core.database.read(lambda tx: tx.devices.presence(light))
+        return None if found is None else found.last_seen_on
+
+    await services.devices.presence.flush()
+    with connected(services, light):
+        await trio.sleep(1.5)
+        fake_clock.advance(7)
+        services.devices.presence.touch(light)
+        await trio.sleep(SEEN_SECONDS - 5)
+        assert await stored() == NOW_MS
+        assert (await services.devices.presence.of(light)).last_seen_on == NOW_MS + 7
+        await trio.sleep(6)
+        assert await stored() == NOW_MS + 7
 
 
 async def test_a_graceful_stop_writes_what_is_in_memory(opener: ServicesOpener, fake_clock: FakeClock) -> None:

@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from broker.devices.presence import SEEN_SECONDS
 from broker.devices.registry import Device
 from broker.errors import (
     BadRequest,
@@ -23,6 +24,7 @@ from broker.errors import (
 from broker.facts import ActionStored, MessagesStored
 from broker.messages.history import Search
 from broker.messages.ingest import IngestStatistics
+from broker.messages.projections import WRITE_SECONDS
 from broker.services import Services
 from config.limits import CLOCK_STEP_MS, JSON_NESTING_MAX, MAX_DATA_BYTES
 from storage.engines.sqlite import SqliteEngine
@@ -535,12 +537,12 @@ async def test_the_workers_go_on_after_a_store_failed_for_a_while(
         position = services.messages.ingest.submit(kitchen, b'{"intensity":5}')
         await services.messages.ingest.wait_committed()
         breakable.error = StoreError("disk full")
-        await trio.sleep(5)
-        assert services.messages.projector.position < position
+        await trio.sleep(WRITE_SECONDS + 2)
+        assert services.messages.projector.statistics().written_position < position
         assert services.devices.presence.statistics().unwritten == 1
         breakable.error = None
-        await trio.sleep(2)
-        assert services.messages.projector.position == position
+        await trio.sleep(SEEN_SECONDS + 1)
+        assert services.messages.projector.statistics().written_position == position
         assert services.devices.presence.statistics().unwritten == 0
         assert "intensity" in await services.messages.snapshots.of(kitchen.key)
         services.messages.ingest.submit(kitchen, b'{"intensity":6}')

@@ -1,21 +1,27 @@
-"""The projector: every row counts once, whatever happens to the write that saves its projection."""
+"""The folds of the devices: every row counts once, whatever happens to the write of what they came to."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.devices.registry import Device
 from broker.messages import projections
-from broker.messages.intervals import DAY_MS, HOUR_MS
+from broker.messages.folds import open_buckets, write_folds
+from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
+from broker.messages.projections import WRITE_SECONDS
 from broker.services import Services
 from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Milliseconds
-from storage.sql import StoreError
+from storage.records import RollupRow, SnapshotRow
+from storage.snapshots import SnapshotStore
+from storage.sql import StoreDamagedError, StoreError
 from tests.builders import ServicesOpener
-from tests.factories import NOW_MS, build_world
+from tests.factories import NOW_MS, World, build_world
 from tests.fakes import BreakableEngine, HeldRunner
 
 
@@ -32,9 +38,9 @@ async def held(opener: ServicesOpener, runner: HeldRunner) -> AsyncIterator[Serv
         yield services
 
 
-async def send(services: Services, device: Device, *values: int) -> None:
+async def send(services: Services, device: Device, *values: int, ts: int = NOW_MS - HOUR_MS) -> None:
     for value in values:
-        services.messages.ingest.submit(device, b'{"intensity":%d}' % value, NOW_MS - HOUR_MS)
+        services.messages.ingest.submit(device, b'{"intensity":%d}' % value, ts)
     await services.messages.ingest.wait_committed()
 
 
@@ -58,10 +64,9 @@ async def test_a_flush_that_was_cancelled_before_its_commit_counts_once(held: Se
     runner.hold_commits()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(held.messages.projector.flush)
-        await wait_all_tasks_blocked()
+        await runner.holds_commit.wait()
         nursery.cancel_scope.cancel()
-    runner.commits.set()
-    await held.core.database.write(lambda _tx: None)  # what the flush wrote is durable now
+        runner.commits.set()
     await held.messages.projector.flush()
     assert await count_and_sum(held, kitchen) == (3, 6)
     await send(held, kitchen, 4)
@@ -79,34 +84,70 @@ async def test_two_flushes_at_once_count_once(held: Services, runner: HeldRunner
         await wait_all_tasks_blocked()
         runner.commits.set()
     assert await count_and_sum(held, kitchen) == (3, 6)
-    assert held.messages.projector.statistics().held_rows == 0
 
 
-async def test_a_flush_whose_commit_failed_is_repeated_by_the_next(
-    opener: ServicesOpener, engine: SqliteEngine
+async def test_a_read_during_a_write_counts_every_row_once(held: Services, runner: HeldRunner) -> None:
+    """Before the commit and after it, with buckets that are new, closed, and added to."""
+    kitchen = await kitchen_of(held)
+    await send(held, kitchen, 1, ts=NOW_MS - HOUR_MS - MINUTE_MS)
+    await held.messages.projector.flush()
+    await send(held, kitchen, 2)
+    await held.messages.projector.flush()
+    await send(held, kitchen, 3, ts=NOW_MS - HOUR_MS - MINUTE_MS)
+    runner.hold_commits()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held.messages.projector.flush)
+        await runner.holds_commit.wait()
+        assert await count_and_sum(held, kitchen) == (3, 6)
+        runner.hold_reads()
+        found: list[tuple[int, float]] = []
+
+        async def read() -> None:
+            found.append(await count_and_sum(held, kitchen))
+
+        nursery.start_soon(read)
+        await wait_all_tasks_blocked()
+        runner.commits.set()
+        await wait_all_tasks_blocked()
+        runner.reads.set()
+    assert found == [(3, 6)]
+    assert await count_and_sum(held, kitchen) == (3, 6)
+
+
+@pytest.mark.parametrize("minutes", [0, 1], ids=["an open bucket", "a bucket that was written"])
+async def test_a_write_whose_commit_failed_is_repeated(
+    opener: ServicesOpener, engine: SqliteEngine, minutes: int
 ) -> None:
     breakable = BreakableEngine(engine)
     async with opener(engine=breakable) as services:
         await build_world(services.core.database, services.core.vault)
         kitchen = await kitchen_of(services)
-        await send(services, kitchen, 1, 2)
+        projector = services.messages.projector
+        ts = NOW_MS - HOUR_MS
+        await send(services, kitchen, 1, ts=ts)
+        await send(services, kitchen, 0, ts=ts + minutes * MINUTE_MS)
+        await projector.flush()
+        await send(services, kitchen, 2, ts=ts)
         breakable.error = StoreError("the disk is full")
-        with pytest.raises(StoreError, match="disk is full"):
-            await services.messages.projector.flush()
+        for _ in range(2):
+            with pytest.raises(StoreError, match="disk is full"):
+                await projector.flush()
         breakable.error = None
-        assert await count_and_sum(services, kitchen) == (2, 3)
-        await send(services, kitchen, 3)
-        await services.messages.projector.flush()
-        assert await count_and_sum(services, kitchen) == (3, 6)
-        assert services.messages.projector.statistics().held_rows == 0
+        assert await count_and_sum(services, kitchen) == (3, 3)
+        await send(services, kitchen, 3, ts=ts)
+        await projector.flush()
+        assert await count_and_sum(services, kitchen) == (4, 6)
+        statistics = projector.statistics()
+        assert statistics.written_position == statistics.position
+    async with opener(engine=breakable) as services:
+        assert await count_and_sum(services, await kitchen_of(services)) == (4, 6)
 
 
-@pytest.mark.parametrize("follows", [False, True], ids=["reading the log", "following"])
-async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: HeldRunner, *, follows: bool) -> None:
-    """Otherwise a flush would go on in steps of a few rows for as long as devices send."""
+async def test_a_flush_leaves_what_is_stored_meanwhile(
+    held: Services, runner: HeldRunner, mock_clock: MockClock
+) -> None:
+    """Otherwise a flush would go on for as long as devices send."""
     kitchen = await kitchen_of(held)
-    if follows:
-        await held.messages.projector.flush()
     await send(held, kitchen, 1, 2, 3)
     durable = held.messages.ingest.submit(kitchen, b'{"intensity":4}')
     await held.messages.ingest.wait_committed()
@@ -119,58 +160,235 @@ async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: H
         for value in (5, 6):  # they commit together with what the flush writes
             held.messages.ingest.submit(kitchen, b'{"intensity":%d}' % value)
         runner.commits.set()
-    assert held.messages.projector.statistics().position == durable
-    assert held.messages.projector.statistics().held_rows == 2
+    statistics = held.messages.projector.statistics()
+    assert (statistics.position, statistics.written_position, statistics.held_rows) == (durable, durable, 2)
+
+
+async def all_lights(services: Services) -> Sequence[Device]:
+    found = [await services.core.database.read(lambda tx, id_=id_: tx.devices.by_id(id_)) for id_ in LIGHTS]  # type: ignore[misc]
+    return [await services.devices.registry.get(record.key) for record in found if record is not None]
+
+
+LIGHTS = ("11" * 16, "12" * 16, "13" * 16)
+
+
+async def test_devices_are_written_in_parts_and_the_position_follows(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    """Those that wait longest come first, and nothing up to the written position is missing in the store."""
+    monkeypatch.setattr(projections, "_WRITE_DEVICES", 1)
+    kitchen, hall, bobs = await all_lights(services)
+    for device in (hall, kitchen, hall, bobs, hall):
+        await send(services, device, 1)
+    positions: list[int] = []
+
+    def noted(*arguments: Any) -> None:
+        write_folds(*arguments)
+        positions.append(services.messages.projector.statistics().written_position)
+
+    monkeypatch.setattr(projections, "write_folds", noted)
+    before = services.messages.projector.position
+    await services.messages.projector.flush()
+    positions.append(services.messages.projector.statistics().written_position)
+    assert positions == [before, before + 1, before + 3, before + 5]
+
+
+@pytest.mark.parametrize("bound", [{"_UNWRITTEN_ROWS": 3}, {"_HELD_DEVICES": 2}, {"_HELD_FIELDS": 15}], ids=str)
+async def test_what_waits_to_be_written_has_bounds(
+    opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, bound: dict[str, int]
+) -> None:
+    for name, value in bound.items():
+        monkeypatch.setattr(projections, name, value)
+    async with opener() as services:
+        await build_world(services.core.database, services.core.vault)
+        lights = await all_lights(services)
+        for minute in range(4):
+            for device in lights:
+                await send(services, device, 1, ts=NOW_MS - HOUR_MS - minute * MINUTE_MS)
+        await trio.sleep(2)
+        statistics = services.messages.projector.statistics()
+        assert statistics.position > statistics.written_position > 0 or statistics.unwritten_devices == 0
+        for device in lights:
+            await send(services, device, 2)
+            assert await count_and_sum(services, device) == (5, 6)
+        await trio.sleep(WRITE_SECONDS + 2)
+        for device in lights:
+            assert await count_and_sum(services, device) == (5, 6)
+
+
+async def test_rows_beyond_those_that_are_held_are_read_from_the_log(
+    held: Services, runner: HeldRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projections, "_HELD_ROWS", 5)
+    monkeypatch.setattr(projections, "_READ_ROWS", 4)
+    kitchen = await kitchen_of(held)
+    await send(held, kitchen, 1)
     await held.messages.projector.flush()
+    runner.hold_commits()
+    async with trio.open_nursery() as nursery:
+        await send_without_commit(held, kitchen, 2)
+        nursery.start_soon(held.messages.projector.flush)
+        await wait_all_tasks_blocked()
+        runner.commits.set()
+        await send(held, kitchen, *range(10))
+    await send(held, kitchen, *range(10))
+    await held.messages.projector.flush()
+    assert await count_and_sum(held, kitchen) == (22, 93)
     assert held.messages.projector.statistics().held_rows == 0
 
 
-@pytest.mark.parametrize(("few", "steps"), [(1, [8]), (0, [3, 3, 2])], ids=["few devices", "many"])
-async def test_a_step_takes_more_rows_when_they_are_of_few_devices(
-    services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch, few: int, steps: list[int]
+async def send_without_commit(services: Services, device: Device, value: int) -> None:
+    services.messages.ingest.submit(device, b'{"intensity":%d}' % value, NOW_MS - HOUR_MS)
+
+
+async def test_a_reading_of_the_log_that_was_cancelled_begins_again(
+    held: Services, runner: HeldRunner, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
-    """The number of devices decides how much a step writes, and all messages wait for that write."""
-    monkeypatch.setattr(projections, "_STEP_ROWS", 3)
-    monkeypatch.setattr(projections, "_FEW_DEVICES", few)
-    taken: list[int] = []
-
-    class Counting:
-        def project(self, tx: Transaction, rows: projections.Decoded) -> projections.SaveProjection:  # noqa: ARG002
-            taken.append(len(rows))
-            return lambda _tx: None
-
-        def forget(self) -> None: ...
-
-    projector = projections.Projector(services.core.database, services.core.router, [Counting()])
-    await projector.flush()
-    await send(services, kitchen, *range(8))
-    await projector.flush()
-    assert taken == steps
+    kitchen = await kitchen_of(held)
+    await held.messages.projector.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr(projections, "_HELD_ROWS", 1)
+        await send(held, kitchen, 1, 2, 3)
+    runner.hold_reads()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held.messages.projector.flush)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    runner.reads.set()
+    await send(held, kitchen, 4)
+    await held.messages.projector.flush()
+    assert await count_and_sum(held, kitchen) == (4, 10)
 
 
-async def test_a_stop_does_not_wait_for_rows_that_can_be_projected_later(
+async def test_a_stop_does_not_wait_for_what_can_be_written_later(
     opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
-    """Each step takes half a second here; a hundred of them are left when the daemon stops."""
+    """Each write takes three seconds here, and there are three."""
 
-    class Slow:
-        def project(self, tx: Transaction, rows: projections.Decoded) -> projections.SaveProjection:  # noqa: ARG002
-            mock_clock.jump(0.5)
-            return lambda _tx: None
+    def slow(*arguments: Any) -> None:
+        mock_clock.jump(3)
+        write_folds(*arguments)
 
-        def forget(self) -> None: ...
+    monkeypatch.setattr(projections, "_WRITE_DEVICES", 1)
+    async with opener() as services:
+        await build_world(services.core.database, services.core.vault)
+        lights = await all_lights(services)
+        for device in lights:
+            await send(services, device, *range(10))
+        monkeypatch.setattr(projections, "write_folds", slow)
+        projector, stopping_at = services.messages.projector, trio.current_time()
+    assert trio.current_time() - stopping_at <= 4
+    statistics = projector.statistics()
+    assert (statistics.unwritten_devices, statistics.written_position) == (2, 10)
+    monkeypatch.setattr(projections, "write_folds", write_folds)
+    async with opener() as services:
+        for device in await all_lights(services):
+            assert await count_and_sum(services, device) == (10, 45)
 
-    monkeypatch.setattr(projections, "_STEP_ROWS", 10)
-    monkeypatch.setattr(projections, "_STEP_ROWS_OF_FEW", 10)
+
+async def test_a_store_of_a_version_that_wrote_every_bucket_at_once_goes_on(opener: ServicesOpener) -> None:
+    ts = NOW_MS - HOUR_MS
     async with opener() as services:
         await build_world(services.core.database, services.core.vault)
         kitchen = await kitchen_of(services)
-        await send(services, kitchen, *range(1_000))
-        projector = services.messages.projector
-        monkeypatch.setattr(projector, "_projections", (*projector._projections, Slow()))
-        stopping_at = trio.current_time()
-    assert trio.current_time() - stopping_at <= 3
-    assert 0 < projector.position < 100
+        await send(services, kitchen, 1, ts=ts - MINUTE_MS)
+        await send(services, kitchen, 2, 3, ts=ts)
+    async with opener() as services:
+        await services.core.database.write(lambda tx: as_before(tx, kitchen))
     async with opener() as services:
         kitchen = await kitchen_of(services)
-        assert await count_and_sum(services, kitchen) == (1_000, 499_500)
+        assert await count_and_sum(services, kitchen) == (3, 6)
+        for at in (ts - MINUTE_MS, ts, ts + MINUTE_MS, ts):
+            await send(services, kitchen, 4, ts=at)
+        for _ in range(2):
+            assert await count_and_sum(services, kitchen) == (7, 22)
+            found = await services.messages.analytics.histogram(
+                kitchen,
+                "intensity",
+                Interval.MINUTE,
+                start_ms=Milliseconds(ts - 9 * MINUTE_MS),
+                end_ms=Milliseconds(ts + 9 * MINUTE_MS),
+            )
+            assert [bucket.count for _, bucket in found.buckets] == [2, 4, 1]
+            assert (await services.messages.snapshots.of(kitchen.key))["intensity"][0] == ts + MINUTE_MS
+            await services.messages.projector.flush()
+
+
+def as_before(tx: Transaction, device: Device) -> None:
+    """Bring the rows of a device into the form of that version: no bucket was held beside the rollups."""
+    saved = tx.snapshots.of(device.key)
+    assert saved is not None
+    for (level, start), cells in open_buckets(saved).items():
+        for path, (count, of) in ((path, (one.count, one.numbers)) for path, one in cells.items()):
+            numbers = () if of is None else (of.count, of.min, of.max, of.sum, of.mean_high, of.mean_low, of.m2)
+            tx.rollups.put_all([RollupRow(device.key, tx.rollups.add_field(path), level, start, count, *numbers)])
+    tx.connection.execute("UPDATE snapshot SET position = 0, open = NULL")
+
+
+async def test_what_a_removed_device_left_in_memory_is_not_written(services: Services, world: World) -> None:
+    kitchen, hall, _ = await all_lights(services)
+    await send(services, kitchen, 1)
+    await send(services, hall, 1)
+
+    def remove(tx: Transaction) -> None:
+        for table in ("device_token", "presence", "device"):
+            column = "key" if table == "device" else "device"
+            tx.connection.execute(f"DELETE FROM {table} WHERE {column} = :key", {"key": kitchen.key})  # noqa: S608
+
+    await services.core.database.write(remove)
+    await services.messages.projector.flush()
+    for device, is_there in ((kitchen, False), (hall, True)):
+        saved = await services.core.database.read(lambda tx, key=device.key: tx.snapshots.of(key))  # type: ignore[misc]
+        assert (saved is not None) is is_there
+
+
+async def test_a_device_on_a_damaged_page_stops_no_other_device(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    kitchen, hall, bobs = await all_lights(services)
+    put_all = SnapshotStore.put_all
+
+    def put(store: SnapshotStore, rows: Sequence[SnapshotRow]) -> None:
+        if any(row.device == hall.key for row in rows):
+            raise StoreDamagedError("DatabaseError: database disk image is malformed")
+        put_all(store, rows)
+
+    monkeypatch.setattr(SnapshotStore, "put_all", put)
+    projector = services.messages.projector
+    with capture_logs() as logs:
+        for _ in range(2):
+            for device in (kitchen, hall, bobs):
+                await send(services, device, 1)
+            await projector.flush()
+    told = [line for line in logs if line["event"] == "message_not_in_folds"]
+    assert [line["device"] for line in told] == [hall.key]
+    assert projector.statistics().written_position == projector.position
+    for device in (kitchen, bobs):
+        assert await count_and_sum(services, device) == (2, 2)
+    monkeypatch.setattr(SnapshotStore, "put_all", put_all)
+    await send(services, hall, 1)
+    await projector.flush()
+    assert await count_and_sum(services, hall) == (1, 1)
+
+
+async def test_after_a_message_from_the_future_every_earlier_one_counts(opener: ServicesOpener) -> None:
+    """Its buckets are the newest for an hour: those of all that comes meanwhile are written already, or never were."""
+    start = NOW_MS - NOW_MS % MINUTE_MS - HOUR_MS
+    for run in range(3):
+        async with opener() as services:
+            if run == 0:
+                await build_world(services.core.database, services.core.vault)
+                await send(services, await kitchen_of(services), 1, ts=NOW_MS + MINUTE_MS)
+            kitchen = await kitchen_of(services)
+            for minute in (0, 1, 0, 2):
+                await send(services, kitchen, minute, ts=start + minute * MINUTE_MS)
+                await services.messages.projector.flush()
+            found = await services.messages.analytics.histogram(
+                kitchen,
+                "intensity",
+                Interval.MINUTE,
+                start_ms=Milliseconds(start),
+                end_ms=Milliseconds(start + HOUR_MS),
+            )
+            counts = [bucket.count for _, bucket in found.buckets]
+            assert counts == [2 * (run + 1), run + 1, run + 1]

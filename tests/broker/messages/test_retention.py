@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from broker.clock import Clock
 from broker.devices.registry import Device
+from broker.facts import MessagesStored
 from broker.messages.intervals import DAY_MS, HOUR_MS
 from broker.messages.retention import RETENTION_SWEEP_SECONDS, Retention
 from broker.services import Services
@@ -214,6 +215,8 @@ async def test_analytics_and_snapshots_outlive_messages(fleet: Fleet) -> None:
 async def test_minute_rollups_are_deleted_before_hours_and_days(fleet: Fleet) -> None:
     retention = fleet.retention(30)
     await fleet.send(fleet.light)
+    fleet.clock.advance(2 * DAY_MS)
+    await fleet.send(fleet.light)  # the buckets of the first message are closed
 
     async def levels() -> set[str]:
         rows = await fleet.services.core.database.read(
@@ -221,7 +224,7 @@ async def test_minute_rollups_are_deleted_before_hours_and_days(fleet: Fleet) ->
         )
         return {row["level"] for row in rows}
 
-    fleet.clock.advance(399 * DAY_MS)
+    fleet.clock.advance(397 * DAY_MS)
     await retention.sweep()
     assert await levels() == {"minute", "hour", "day"}
     fleet.clock.advance(2 * DAY_MS)
@@ -268,6 +271,7 @@ async def many(fleet: Fleet) -> Fleet:
         for position in range(3, 7_000, 2)
     ]
     await fleet.services.core.database.write(lambda tx: tx.messages.append(rows, (), (), head=7_000))
+    fleet.services.core.router.publish(MessagesStored(rows))
     return fleet
 
 

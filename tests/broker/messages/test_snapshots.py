@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,14 +16,14 @@ from trio.testing import MockClock
 
 from broker.devices.registry import Device
 from broker.facts import Router
-from broker.messages.projections import PROJECTION_FLUSH_SECONDS, Projector
-from broker.messages.snapshots import Fields
+from broker.messages.folds import Fields
+from broker.messages.projections import WRITE_SECONDS, Projector
 from broker.services import Services
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from tests.builders import ServicesOpener, opener_in
 from tests.factories import NOW_MS, build_world
-from tests.fakes import HeldRunner
+from tests.fakes import FakeClock, HeldRunner
 from tests.properties import examples
 
 
@@ -36,7 +37,9 @@ async def test_a_device_without_messages_has_no_fields(services: Services, kitch
     assert await services.messages.snapshots.of(kitchen.key) == {}
 
 
-async def test_a_value_is_visible_as_soon_as_it_is_acknowledged(services: Services, kitchen: Device) -> None:
+async def test_a_value_is_visible_as_soon_as_it_is_acknowledged(
+    services: Services, kitchen: Device, mock_clock: MockClock
+) -> None:
     position = await send(services, kitchen, {"intensity": 7}, 5)
     assert services.messages.projector.statistics().held_rows == 1
     assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
@@ -52,6 +55,28 @@ async def test_a_late_message_fills_gaps_and_overwrites_nothing_newer(services: 
     assert await services.messages.snapshots.of(kitchen.key) == {
         "intensity": (100, newer, 7),
         "state": (50, late, True),
+    }
+
+
+@pytest.mark.parametrize("flushed", [(), (0,), (0, 1), (1,)])
+async def test_values_of_a_clock_that_was_ahead_give_way_to_later_messages(
+    services: Services, kitchen: Device, fake_clock: FakeClock, flushed: tuple[int, ...]
+) -> None:
+    """Whatever of it was projected by then (reference 27.7)."""
+    hour_ms = 3_600_000
+    fake_clock.now += hour_ms
+    ahead = await send(services, kitchen, {"intensity": 1, "text": "ahead"})
+    if 0 in flushed:
+        await services.messages.projector.flush()
+    fake_clock.now -= hour_ms
+    position = await send(services, kitchen, {"intensity": 2})
+    late = await send(services, kitchen, {"intensity": 3, "state": True}, NOW_MS - hour_ms)
+    if 1 in flushed:
+        await services.messages.projector.flush()
+    assert await services.messages.snapshots.of(kitchen.key) == {
+        "intensity": (NOW_MS, position, 2),
+        "text": (NOW_MS + hour_ms, ahead, "ahead"),
+        "state": (NOW_MS - hour_ms, late, True),
     }
 
 
@@ -83,12 +108,17 @@ async def test_devices_do_not_mix(services: Services, kitchen: Device, hall: Dev
     assert await services.messages.snapshots.of(hall.key) == {}
 
 
-async def test_snapshots_are_projected_every_few_seconds(
+async def test_snapshots_are_written_once_a_minute(
     services: Services, kitchen: Device, autojump_clock: MockClock
 ) -> None:
-    await send(services, kitchen, {"intensity": 1})
-    await trio.sleep(PROJECTION_FLUSH_SECONDS + 1)
-    assert services.messages.projector.statistics().held_rows == 0
+    position = await send(services, kitchen, {"intensity": 1})
+    await trio.sleep(WRITE_SECONDS - 1)
+    statistics = services.messages.projector.statistics()
+    assert (statistics.held_rows, statistics.position) == (0, position)
+    assert (statistics.unwritten_devices, statistics.written_position) == (1, 0)
+    await trio.sleep(3)
+    statistics = services.messages.projector.statistics()
+    assert (statistics.unwritten_devices, statistics.written_position) == (0, position)
 
 
 async def test_rows_that_come_during_a_flush_are_not_lost(opener: ServicesOpener) -> None:
@@ -120,7 +150,7 @@ async def test_rows_not_projected_before_a_crash_are_projected_after_the_next_st
             tx.messages.set_consumer_position("folds", Position(positions[1]))
 
         await services.core.database.write(go_back)
-        behind = Projector(services.core.database, Router(), (services.messages.snapshots,))
+        behind = Projector(services.core.database, Router())
         await behind.resume()
         assert behind.statistics().position == positions[1]
         await behind.flush()

@@ -1,0 +1,269 @@
+"""The folds of one device: what its messages came to so far, which is its snapshot and its rollups.
+
+Messages may come in any order of their `ts`. The bucket with the latest start of each level is open: it is held here as
+a whole, and saved with the snapshot. When a later bucket begins, it is closed, and written into the rollups once. What
+comes late for a closed bucket that is written already is added to it.
+
+A row counts once because the position of the last row is saved in the transaction of everything else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from broker.messages.decoding import decode, flat
+from broker.messages.intervals import MINUTE_MS, Interval
+from broker.messages.rollups import (
+    EVERY_MESSAGE,
+    LEVELS,
+    Buckets,
+    Cells,
+    Minutes,
+    RollupWriter,
+    add_row,
+    merge_into,
+    newest_buckets,
+    summarised,
+    values_in,
+)
+from config.limits import CLOCK_AHEAD_MS
+from storage.database import Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.records import MessageRow, SnapshotRow
+
+Fields = dict[str, tuple[Milliseconds, Position, Any]]  # dotted path to (ts, position, value)
+_Newest = tuple[MessageRow, Mapping[str, Any]]
+Open = dict[Interval, tuple[int, Cells]]  # the newest bucket of each level: its start (ms) and what is in it
+
+#: Numbers are summed up by so many rows: one by one takes ten times as long, and all at once more memory.
+_ROWS_AT_ONCE: Final = 256
+#: From so many rows on, it pays to look at columns.
+_MANY: Final = 4
+_NUMBERS: Final = frozenset((int, float))
+
+_encode = msgspec.json.Encoder().encode
+_decode_fields = msgspec.json.Decoder(Fields).decode
+_decode_open = msgspec.json.Decoder(Open).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """Buckets of a device that the store may lack. `whole` ones replace what is there, `more` is added to it.
+
+    They are in the store when its snapshot of the device has this position.
+    """
+
+    position: Position
+    whole: Buckets
+    more: Buckets
+
+
+@dataclass(slots=True)
+class Tally:
+    """How much all folds in memory hold: the fields of all their buckets."""
+
+    fields: int = 0
+
+
+class Folds:
+    """What the rows of a device came to, up to `position`."""
+
+    __slots__ = (
+        "_closed",
+        "_fields",
+        "_late",
+        "_minutes",
+        "_newest",
+        "_open",
+        "_rows",
+        "_size",
+        "_tally",
+        "device",
+        "position",
+    )
+
+    def __init__(self, device: DeviceKey, saved: SnapshotRow | None, opened: Open, tally: Tally) -> None:
+        self.device = device
+        self._tally = tally
+        self.position = saved.position if saved is not None else Position(0)
+        self._fields: Fields = _decode_fields(saved.fields) if saved is not None else {}
+        # The newest message, as long as those before it had the same fields: it is laid over the fields later.
+        self._newest: _Newest | None = None
+        self._minutes: Minutes = {}  # not summed up yet
+        self._rows = 0  # of these minutes
+        self._open = opened
+        self._closed: Buckets = {}
+        self._late: Buckets = {}
+        self._size = 0  # what the tally has of this device
+        self._weigh()
+
+    @classmethod
+    def load(cls, tx: Transaction, device: DeviceKey, tally: Tally) -> "Folds":
+        saved = tx.snapshots.of(device)
+        if saved is not None and saved.open is not None:
+            return cls(device, saved, _decode_open(saved.open), tally)
+        return cls(device, saved, newest_buckets(tx, device), tally)  # of a version that wrote every bucket at once
+
+    # Rows
+
+    def fold(self, rows: Sequence[MessageRow]) -> bool:
+        """Add rows, in their order; return whether there was one that had not been added before."""
+        if rows[0].position <= self.position:
+            rows = [row for row in rows if row.position > self.position]
+            if not rows:
+                return False
+        self.position = rows[-1].position
+        minutes = len(self._minutes)
+        data = [decode(row.data) for row in rows]
+        if len(rows) < _MANY or not self._fold_columns(rows, data):
+            for row, one in zip(rows, data, strict=True):
+                fields = flat(one)
+                add_row(self._minutes, row.ts, fields)
+                self._lay(row, fields)
+        self._rows += len(rows)
+        if self._rows >= _ROWS_AT_ONCE:
+            self._sum_up()
+        elif len(self._minutes) > minutes:
+            self._weigh()
+        return True
+
+    def _fold_columns(self, rows: Sequence[MessageRow], data: Sequence[Mapping[str, Any]]) -> bool:
+        """Add rows of one minute that have the same fields; False: they are not such rows, and nothing was added."""
+        first, stamps = data[0], [row.ts for row in rows]
+        newest_ms = max(stamps)
+        if set(map(len, data)) != {len(first)} or min(stamps) < newest_ms - newest_ms % MINUTE_MS:
+            return False
+        try:
+            columns = [(name, [one[name] for one in data]) for name in first]
+        except KeyError:
+            return False
+        kinds = [set(map(type, column)) for _, column in columns]
+        if any(dict in kind for kind in kinds):
+            return False
+        values = values_in(self._minutes, newest_ms)
+        values[EVERY_MESSAGE].count += len(rows)
+        for (name, column), kind in zip(columns, kinds, strict=True):
+            of_field = values[name]
+            of_field.count += len(column)
+            if kind <= _NUMBERS:
+                of_field.numbers.extend(column)
+            elif kind & _NUMBERS:
+                of_field.numbers.extend(value for value in column if type(value) in _NUMBERS)
+        newest = len(rows) - 1 - stamps[::-1].index(newest_ms)  # of equal ts the last received
+        self._lay(rows[newest], data[newest])
+        return True
+
+    def _lay(self, row: MessageRow, fields: Mapping[str, Any]) -> None:
+        newest = self._newest
+        if newest is None or fields.keys() != newest[1].keys():
+            if newest is not None:
+                lay_over(self._fields, newest[1], newest[0])
+            self._newest = row, fields
+        elif row.ts >= newest[0].ts or newest[0].ts > row.cts + CLOCK_AHEAD_MS:
+            self._newest = row, fields
+
+    # Buckets
+
+    def _sum_up(self) -> None:
+        for minute, values in self._minutes.items():
+            cells = summarised(values)
+            for level, width in LEVELS:
+                merge_into(self._bucket(level, minute - minute % width), cells)
+        self._minutes, self._rows = {}, 0
+        self._weigh()
+
+    def _bucket(self, level: Interval, start: int) -> Cells:
+        opened = self._open.get(level)
+        if opened is not None and start < opened[0]:
+            closed = self._closed.get((level, start))
+            return self._late.setdefault((level, start), {}) if closed is None else closed
+        if opened is not None and start == opened[0]:
+            return opened[1]
+        if opened is not None:
+            self._closed[level, opened[0]] = opened[1]
+        cells: Cells = {}
+        self._open[level] = start, cells
+        return cells
+
+    # What is read
+
+    def fields(self) -> Fields:
+        """A copy of the snapshot."""
+        return dict(self._laid())
+
+    def _laid(self) -> Fields:
+        if self._newest is not None:
+            lay_over(self._fields, self._newest[1], self._newest[0])
+            self._newest = None
+        return self._fields
+
+    def capture(self) -> Unsaved:
+        """A copy of the buckets in memory, with the open ones."""
+        self._sum_up()
+        whole = {(level, start): dict(cells) for level, (start, cells) in self._open.items()} | _copied(self._closed)
+        return Unsaved(self.position, whole, _copied(self._late))
+
+    # What is written. No rows are added between the two.
+
+    def unsaved(self) -> tuple[SnapshotRow, Unsaved]:
+        """What is to be written. `saved` is called when it is durable."""
+        self._sum_up()
+        row = SnapshotRow(self.device, self.position, _encode(self._laid()).decode(), _encode(self._open).decode())
+        return row, Unsaved(self.position, self._closed, self._late)
+
+    def saved(self) -> None:
+        """Forget what `unsaved` gave: it is durable, or it cannot be written."""
+        self._closed, self._late = {}, {}
+        self._weigh()
+
+    def _weigh(self) -> None:
+        size = sum(len(cells) for _, cells in self._open.values())
+        size += sum(len(held) for part in (self._minutes, self._closed, self._late) for held in part.values())
+        self.weigh_as(size)
+
+    def weigh_as(self, size: int) -> None:
+        """Tell the tally; 0 when this object is dropped."""
+        self._tally.fields += size - self._size
+        self._size = size
+
+
+def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], writer: RollupWriter) -> None:
+    """Write the snapshots and buckets of devices, without those of devices that were removed meanwhile."""
+    there = tx.snapshots.existing([row.device for row, _ in saves])
+    saves = [(row, unsaved) for row, unsaved in saves if row.device in there]
+    for row, unsaved in saves:
+        writer.put(tx, row.device, unsaved.whole)
+        writer.add(tx, row.device, unsaved.more)
+    tx.snapshots.put_all([row for row, _ in saves])
+
+
+def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
+    """Update fields with a message that came after those before, or again.
+
+    The value with the highest ts counts, of equal ts the last received: a late message never replaces a newer value.
+    A value whose ts is far ahead of the time at which a later message came is of a clock that was set back: the later
+    message counts (reference 27.7).
+    """
+    ts, position, ahead_ms = row.ts, row.position, row.cts + CLOCK_AHEAD_MS
+    for path, value in data.items():
+        known = fields.get(path)
+        if known is None or (ts, position) > known[:2] or (known[0] > ahead_ms and position > known[1]):
+            fields[path] = (ts, position, value)
+
+
+def saved_fields(tx: Transaction, device: DeviceKey) -> tuple[Fields, Position]:
+    """The snapshot in the store, and the position up to which it has the device's rows."""
+    saved = tx.snapshots.of(device)
+    return (_decode_fields(saved.fields), saved.position) if saved is not None else ({}, Position(0))
+
+
+def open_buckets(saved: SnapshotRow | None) -> Buckets:
+    if saved is None or saved.open is None:
+        return {}
+    return {(level, start): cells for level, (start, cells) in _decode_open(saved.open).items()}
+
+
+def _copied(buckets: Buckets) -> Buckets:
+    return {place: dict(cells) for place, cells in buckets.items()}

@@ -1,0 +1,35 @@
+"""What the message log came to for each device: the last value of each field, and the newest bucket of each level.
+
+The caller holds the transaction.
+"""
+
+from collections.abc import Collection, Sequence
+
+from storage.keys import DeviceKey
+from storage.records import SnapshotRow
+from storage.sql import StoreConnection
+
+_NAMES = ("device", "position", "fields", "open")  # in the order of SnapshotRow
+
+
+class SnapshotStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def of(self, device: DeviceKey) -> SnapshotRow | None:
+        rows = self._db.execute(
+            "SELECT device, position, fields, open FROM snapshot WHERE device = :device", {"device": device}
+        ).tuples()
+        row = next(iter(rows), None)
+        return SnapshotRow(*row) if row else None
+
+    def put_all(self, snapshots: Sequence[SnapshotRow]) -> None:
+        self._db.put_many("snapshot", _NAMES, ("device",), snapshots)
+
+    def existing(self, devices: Collection[DeviceKey]) -> set[DeviceKey]:
+        """Those of the devices that were not removed."""
+        found = (
+            self._db.execute("SELECT key FROM device WHERE key = :device", {"device": device}).one()
+            for device in devices
+        )
+        return {row["key"] for row in found if row is not None}
