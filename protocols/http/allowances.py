@@ -36,9 +36,10 @@ def charge_to(device: Device, *, by_day: Device | None = None) -> None:
 
 
 class Allowances:
-    def __init__(self, limits: LimitsRoom, calls: Iterable[RestCall]) -> None:
+    def __init__(self, limits: LimitsRoom, by_address: re.Pattern[str]) -> None:
+        """`by_address`: the paths as `paths_by_address` gives them."""
         self._addresses = limits.addresses
-        self._by_address = paths_by_address(calls)
+        self._by_address = by_address
         self._quotas = limits.charged
 
     def count_address(self) -> None:

@@ -11,7 +11,7 @@ from broker.services import Services
 from config.limits import MAX_BODY_BYTES
 from protocols.http import answers, errors
 from protocols.http.accounts import install_accounts
-from protocols.http.allowances import Allowances
+from protocols.http.allowances import Allowances, paths_by_address
 from protocols.http.console.pages import console_blueprint
 from protocols.http.direct import DirectCalls
 from protocols.http.dispatch import Dispatcher
@@ -28,6 +28,7 @@ from protocols.metrics.vitals import Traffic, Vitals
 from protocols.proxies import TrustedProxies
 
 CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
+_BY_ADDRESS: Final = paths_by_address(CALLS)
 _UPLOAD: Final = re.compile("/v1.1/devicemgmt/devicetypes/[^/]+/images/?")
 _BODY_SECONDS: Final = 30
 _PLAIN: Final = "plain_calls"
@@ -85,7 +86,7 @@ def _new_app(services: Services, *, has_websockets: bool = False) -> QuartTrio:
     app.config["BODY_TIMEOUT"] = _BODY_SECONDS
     app.config["RESPONSE_TIMEOUT"] = _ANSWER_SECONDS
     errors.install_error_handlers(app, services.core.refusals)
-    allowances = app.extensions[_ALLOWANCES] = Allowances(services.limits, CALLS)
+    allowances = app.extensions[_ALLOWANCES] = Allowances(services.limits, _BY_ADDRESS)
 
     # One function before and one after all requests: Quart takes 10 µs for each of them.
     async def before() -> Response | None:

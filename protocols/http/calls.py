@@ -291,8 +291,12 @@ class RestCalls:
     @classmethod
     def built_for(cls, services: Services) -> Self:
         """Build the noun with the rooms that its constructor names. Raises AttributeError for an unknown room."""
-        rooms = signature(cls).parameters
-        return cls(**{room: getattr(services, room) for room in rooms})
+        return cls(**{room: getattr(services, room) for room in cls._rooms()})
+
+    @classmethod
+    @cache  # every listener builds every noun
+    def _rooms(cls) -> tuple[str, ...]:
+        return tuple(signature(cls).parameters)
 
     @classmethod
     def declared(cls) -> Iterator[RestCall]:

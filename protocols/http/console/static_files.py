@@ -1,6 +1,8 @@
 """The scripts and the style sheet of the console. Their path has a digest of all of them, so browsers may keep them."""
 
 import hashlib
+from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
@@ -11,10 +13,15 @@ _TYPES: Final = {"js": "text/javascript; charset=utf-8", "css": "text/css; chars
 _FOREVER: Final = "public, max-age=31536000, immutable"
 
 
+@cache  # every listener serves the same files
+def _contents() -> Mapping[str, bytes]:
+    folder = files("protocols.http.console").joinpath("static")
+    return {one.name: one.read_bytes() for one in folder.iterdir()}
+
+
 class StaticFiles:
     def __init__(self) -> None:
-        folder = files("protocols.http.console").joinpath("static")
-        self._contents = {one.name: one.read_bytes() for one in folder.iterdir()}
+        self._contents = _contents()
         digest = hashlib.sha256(b"".join(self._contents[name] for name in sorted(self._contents)))
         self.root: Final = f"/console/static/{digest.hexdigest()[:16]}"
 
