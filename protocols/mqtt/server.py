@@ -139,7 +139,7 @@ class _Connection:
             return self._reader.feed(received)
         except ProtocolError as fault:
             note_fault(self._rooms.core.refusals, fault)
-            self._is_over, self._fault = True, fault
+            self._is_over, self._fault = True, fault.again()  # the raised one refers to this frame, and to what came
             return fault.packets  # the packets before the fault are processed
 
     async def _receive_connect(self) -> tuple[CredentialsOffered | None, Sequence[Packet]]:

@@ -128,6 +128,9 @@ class OpenWebSocket:
                 nursery.cancel_scope.cancel()
         finally:
             self._conversation.leave()
+            # The conversation refers back to this object, so both wait for the collector of garbage. What a stranger
+            # has sent of a frame must not: it may be 64 KiB.
+            self._reader, self._early = FrameReader(), b""
 
     # --- Receiving ---
 
