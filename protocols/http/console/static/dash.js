@@ -1,7 +1,7 @@
 // What the pages of developers and operators share: who may use them, forms, what goes on in the background, uploads.
 
 import { attempt, accessToken, curlLine, get, REST, Refused } from "./api.js";
-import { $, fill, h, showText } from "./dom.js";
+import { $, fill, h, showText, whole } from "./dom.js";
 
 export const page = $("#page");
 export const id = page.dataset.id;
@@ -112,7 +112,7 @@ export function follow(work, ms) {
 
 const MOST = 10000;
 
-// All items of a list of pages, at most 10,000. `onMore` gets what has come so far, and how many there are.
+// All items of a list of pages, at most 10,000. `onMore` gets what has come so far, and a note of what is missing.
 export async function everything(path, query, items, onMore = () => {}) {
   const found = [];
   for (let offset = 0; ;) {
@@ -120,10 +120,16 @@ export async function everything(path, query, items, onMore = () => {}) {
     const some = items(answer);
     found.push(...some);
     offset += some.length;
-    onMore(found, answer.total ?? found.length);
-    if (some.length === 0 || offset >= Math.min(MOST, answer.total ?? 0)) return found;
+    const total = answer.total ?? found.length, isOver = some.length === 0 || offset >= Math.min(MOST, total);
+    onMore(found, missing(found.length, total, isOver));
+    if (isOver) return found;
   }
 }
+
+const missing = (some, total, isOver) => {
+  if (some >= total) return "";
+  return isOver ? `the first of ${whole(total)}; the API has the others` : `loading, ${whole(total)} in all`;
+};
 
 // Sends a file, and tells how much of it has gone. Who leaves the page meanwhile is asked first.
 export async function upload(path, file, contentType, onProgress) {

@@ -12,7 +12,7 @@ const WHITELIST = `/devicetypes/${id}/whitelist`;
 let parts = null;
 
 async function entries() {
-  await everything(WHITELIST, {}, (answer) => answer.data, (found, total) => parts.ids.set(found, found.length < total ? `loading, ${whole(total)} in all` : ""));
+  await everything(WHITELIST, {}, (answer) => answer.data, (found, more) => parts.ids.set(found, more));
 }
 
 async function watch(uploadId) {

@@ -1,11 +1,9 @@
 // What needs attention: rules, subscriptions, roll-outs and connectors that fail, each with the way to it.
 
-import { get } from "./api.js";
 import { badge, box, everything, figures, follow, organizations, page, sameCall, show, uid } from "./dash.js";
-import { fill, h, whole } from "./dom.js";
+import { fill, fullTime, h, whole } from "./dom.js";
 
 const AGAIN_MS = 60000;
-const TYPES_SHOWN = 50;  // each is a call
 
 async function typesOf(members) {
   const mine = new Set(members.map((one) => one.id));
@@ -27,19 +25,22 @@ async function subscriptions(members) {
     one.description ?? one.callbackUrl ?? one.id, one.problem ?? "It is suspended.", `/developer/subscriptions/${one.id}`));
 }
 
-async function rollouts(types) {
-  const lists = await Promise.all(types.slice(0, TYPES_SHOWN).map(async (type) => {
-    const { data } = await get("/devicemgmt/tasks", { dtid: type.id, count: 20, sort: "modifiedOn" }).catch((error) => {
-      if (error.status === 403) return { data: { tasks: [] } };  // developers do not see tasks
-      throw error;
-    });
-    return data.tasks.filter((one) => one.statusCounts.numFailed > 0).map((one) => alarm(one.property === "akc.update" ? "Roll-out" : "Task",
-      `${one.property} on ${type.name}`, `${whole(one.statusCounts.numFailed)} of ${whole(one.statusCounts.totalDevices)} devices failed.`, `/developer/tasks/${one.id}`));
-  }));
-  return lists.flat();
+// Tasks are for administrators.
+async function rollouts(members, types) {
+  const names = new Map(types.map((one) => [one.id, one.name]));
+  const lists = await Promise.all(members.filter((one) => one.role === "administrator").map((one) =>
+    everything(`/developer/organizations/${one.id}/tasks`, {}, (answer) => answer.data)));
+  return lists.flat().map((one) => alarm(one.property === "akc.update" ? "Roll-out" : "Task", `${one.property} on ${names.get(one.dtid) ?? one.dtid}`,
+    `${whole(one.statusCounts.numFailed)} of ${whole(one.statusCounts.totalDevices)} devices failed.`, `/developer/tasks/${one.id}`));
 }
 
-async function connectors(types) {
+async function connectors(members) {
+  const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/connectors`, {}, (answer) => answer.data)));
+  return lists.flat().filter((one) => one.status === "FAILING").map((one) => alarm("Connector", one.name,
+    one.lastOn ? `${one.problem} Last: ${fullTime(one.lastOn)}.` : one.problem, `/developer/types/${one.dtid}/connector`));
+}
+
+async function unlinked(types) {
   const found = types.filter((one) => one.hasCloudConnector);
   const lists = await Promise.all(found.map(async (type) => {
     const devices = await everything(`/users/${uid}/devices`, { dtid: type.id }, (answer) => answer.data.devices);
@@ -52,7 +53,7 @@ async function connectors(types) {
 async function load() {
   const members = await organizations();
   const types = await typesOf(members);
-  const found = (await Promise.all([rules(), subscriptions(members), rollouts(types), connectors(types)])).flat();
+  const found = (await Promise.all([rules(), subscriptions(members), rollouts(members, types), connectors(members), unlinked(types)])).flat();
   fill(page,
     box("Needs attention", found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
       h("div", {}, h("p", {}, h("b", {}, `${one.what}: ${one.name}`)), h("p", {}, one.text)), h("a", { href: one.href, "aria-label": `Open ${one.name}` }, "Open"))))

@@ -23,7 +23,7 @@ const replay = (body) => async () => {
 
 async function deliveries() {
   const status = parts.status.value || undefined;
-  await everything(`${PATH}/deliveries`, { status }, (answer) => answer.data, (found, total) => parts.log.set(found, found.length < total ? `loading, ${whole(total)} in all` : ""));
+  await everything(`${PATH}/deliveries`, { status }, (answer) => answer.data, (found, more) => parts.log.set(found, more));
 }
 
 async function standing() {
