@@ -10,9 +10,10 @@ import httpx
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.daemon import LIGHT_TYPE, bearer, device_id
+from tests.daemon import LIGHT_TYPE, USER_TOKEN, bearer, device_id
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOB_EMAIL, Site
+from tests.third_party_cloud import ThirdPartyCloud
 
 #: The daemon is shared: names of new types come after that of the light, which other tests expect first.
 HEATER: Final[dict[str, Any]] = {
@@ -196,8 +197,51 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     ada.click("Deliver again")
     ada.sees("delivered again, with the same ids")
     ada.eventually(lambda: attempts(site, made["data"]["id"]) > before)
+    ada.sees("The latest replay", "#replay")
+    go(ada, f"/developer/subscriptions/{made['data']['id']}")  # it can be left and found again
+    ada.sees("The latest replay", "#replay")
+    ada.sees("0 of 1 answered", "#replay")
     assert ada.browser.driver.find_elements(By.CSS_SELECTOR, "h1 b") == []
     assert [one for one in ada.browser.traffic().complaints if sink not in one] == []  # the device that is gone
+
+
+def test_a_failing_connector_is_found_from_the_first_page(ada: User, site: Site) -> None:
+    """Its third party cannot be reached when an account is to be linked; the page says so, and on which device."""
+    (acme,) = site.of_ada_at_the_console(ada, "GET", "/developer/organizations", None)["organizations"]
+    new_type = {"uniqueName": "acme.lamp", "name": "Party lamp"}
+    made = f"/developer/organizations/{acme['id']}/devicetypes"
+    dtid = site.of_ada_at_the_console(ada, "POST", made, new_type)["id"]
+    cloud = ThirdPartyCloud(url="http://127.0.0.1:1").provision_file()  # nobody listens there
+    site.provision(cloud.replace('"example.light"', '"acme.lamp"'))
+    did = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": dtid, "name": "Lamp"})["id"]
+    go(ada, f"/developer/types/{dtid}/connector")
+    ada.sees("working", ".badge")
+    ada.sees("Nothing fails", "#page")
+    come_back_from_the_third_party(site, did, dtid)
+    ada.sees("failing", "#standing .badge")  # the page follows
+    go(ada, "/developer")
+    ada.clicks = 0
+    ada.sees("Connector: Party lamp")
+    ada.sees("The third party cannot be reached")
+    ada.click("Open Party lamp")
+    ada.sees(did, "tbody")
+    ada.sees("linking an account", "tbody")
+    assert ada.clicks <= 2
+    go(ada, "/operator")
+    ada.sees("The connector of acme.lamp fails")
+
+
+def come_back_from_the_third_party(site: Site, did: str, dtid: str) -> None:
+    """As a browser that was sent to the third party, and was given a code there."""
+    asked = httpx.post(
+        f"{site.daemon.base_url}/devices/{did}/providerauth",
+        headers=bearer(USER_TOKEN) | {"Referer": "https://app.example.org/callback"},
+    )
+    assert asked.status_code == 302, asked.text
+    state = httpx.URL(asked.headers["Location"]).params["state"]
+    path = f"{site.daemon.base_url}/cloudconnectors/{dtid}/auth"
+    back = httpx.get(path, params={"state": state, "code": "given"})
+    assert "error=temporarily_unavailable" in back.headers["Location"]
 
 
 def state_of(site: Site, user: User, rule: str) -> str:

@@ -16,7 +16,15 @@ async function entries() {
 }
 
 async function watch(uploadId) {
-  const { data } = await get(`${WHITELIST}/${uploadId}/status`);
+  let data = null;
+  try {
+    ({ data } = await get(`${WHITELIST}/${encodeURIComponent(uploadId)}/status`));
+  } catch (error) {
+    if (error.status !== 404 && error.status !== 400) throw error;
+    localStorage.removeItem(KEPT);  // it is of another store, or too old to be told about
+    fill(parts.upload);
+    return false;
+  }
   const { total, succeeded, failed } = data.vdidsCount;
   const isOver = data.status !== "Processing";
   const rejected = isOver && failed ? (await everything(`${WHITELIST}/${uploadId}/rejectedRows`, {}, (answer) => answer.data)).slice(0, 10000) : [];
