@@ -19,7 +19,19 @@ from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Valid
 from protocols.http.rest.task_shapes import TaskObject, task_members
-from protocols.http.schema import Amount, Data, Id, NumberedPage, Paging, Shape, Timestamp, about, integer, one_of
+from protocols.http.schema import (
+    Amount,
+    Data,
+    Id,
+    NumberedPage,
+    Paging,
+    Shape,
+    Timestamp,
+    about,
+    integer,
+    numbered,
+    one_of,
+)
 
 ORGANIZATION: Final = "/developer/organizations/{oid}"
 
@@ -146,8 +158,7 @@ class DeveloperCalls(RestCalls):
         applications = await self._organizations.applications(membership.organization.key)
         found = [sub for one in applications for sub in self._subscriptions.of_application(one.key, None)]
         failing = await self._subscriptions.failing()
-        page = [_line(one, failing.get(one.key)) for one in found[query.offset : query.offset + query.count]]
-        return NumberedPage(page, len(found), query.offset, len(page))
+        return numbered(found, query, lambda one: _line(one, failing.get(one.key)))
 
     @RestCall(
         "GET",

@@ -14,7 +14,7 @@ from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.developer import DEVELOPER, ORGANIZATION, CheckedName
-from protocols.http.schema import Data, Id, NumberedPage, Paging, Shape, about
+from protocols.http.schema import Data, Id, NumberedPage, Paging, Shape, about, numbered
 from storage.records import ApplicationRecord
 
 _APPLICATION: Final = "/developer/applications/{aid}"
@@ -140,8 +140,7 @@ class DeveloperApplicationCalls(RestCalls):
     )
     async def applications(self, membership: Membership, query: Paging) -> NumberedPage[list[ApplicationObject]]:
         found = await self._organizations.applications(membership.organization.key)
-        page = [ApplicationObject(*_members(one)) for one in found[query.offset : query.offset + query.count]]
-        return NumberedPage(page, len(found), query.offset, len(page))
+        return numbered(found, query, lambda one: ApplicationObject(*_members(one)))
 
     @RestCall(
         "POST",

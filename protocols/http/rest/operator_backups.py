@@ -41,11 +41,13 @@ class _KeptBackup(Shape):
 class _Backups(Shape):
     example = {
         "folder": "/var/lib/trunkline/backups",
+        "availableBytes": 1_000_000_000,
         "latest": None,
         "backups": [{"name": "trunkline-20260501T120000000000Z.tar.gz", "size": 4_096, "madeOn": samples.TS}],
     }
 
     folder: Annotated[str, about("On the machine of the service")]
+    available_bytes: Annotated[Amount, about("Free on the disk of the folder")]
     latest: Annotated[_Progress, about("The latest since the start")] | None
     backups: Annotated[list[_KeptBackup], about("Those in the folder, the newest first")]
 
@@ -68,6 +70,7 @@ class OperatorBackupCalls(RestCalls):
         return Data(
             _Backups(
                 str(operating.backups.folder),
+                await operating.the_machine().available(operating.backups.folder),
                 None if latest is None else _progress(latest),
                 [_KeptBackup(one.name, one.size, one.made_on) for one in kept],
             )

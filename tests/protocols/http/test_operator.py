@@ -59,6 +59,9 @@ class FakeMachine:
         copied(3, 4)
         return folder / f"kept-{keep}"
 
+    async def available(self, _folder: Path) -> int:
+        return 10_000
+
     async def backups(self, _folder: Path) -> Sequence[tuple[str, int, int]]:
         return [("trunkline-1.tar.gz", 4096, 7)]
 

@@ -4,6 +4,7 @@ import { badge, box, everything, figures, follow, organizations, page, sameCall,
 import { fill, fullTime, h, whole } from "./dom.js";
 
 const AGAIN_MS = 60000;
+const NAMED = 3;
 
 async function typesOf(members) {
   const mine = new Set(members.map((one) => one.id));
@@ -31,7 +32,7 @@ async function rollouts(members, types) {
   const lists = await Promise.all(members.filter((one) => one.role === "administrator").map((one) =>
     everything(`/developer/organizations/${one.id}/tasks`, {}, (answer) => answer.data)));
   return lists.flat().map((one) => alarm(one.property === "akc.update" ? "Roll-out" : "Task", `${one.property} on ${names.get(one.dtid) ?? one.dtid}`,
-    `${whole(one.statusCounts.numFailed)} of ${whole(one.statusCounts.totalDevices)} devices failed.`, `/developer/tasks/${one.id}`));
+    `${whole(one.statusCounts.numFailed)} of ${whole(one.statusCounts.totalDevices)} devices failed. Last changed: ${fullTime(one.modifiedOn)}.`, `/developer/tasks/${one.id}`));
 }
 
 async function connectors(members) {
@@ -44,10 +45,13 @@ async function unlinked(types) {
   const found = types.filter((one) => one.hasCloudConnector);
   const lists = await Promise.all(found.map(async (type) => {
     const devices = await everything(`/users/${uid}/devices`, { dtid: type.id }, (answer) => answer.data.devices);
-    return devices.filter((one) => one.needProviderAuth).map((one) => alarm("Connector", one.name,
-      `It is not linked to its account at ${type.name}: no reading comes.`, `/console/devices/${one.id}`));
+    const without = devices.filter((one) => one.needProviderAuth);
+    if (without.length === 0) return null;
+    const names = without.slice(0, NAMED).map((one) => one.name).join(", ");
+    return alarm("Connector", `${type.name}, devices without a link`, `No reading comes from ${names}${without.length > NAMED ? ` and ${whole(without.length - NAMED)} others` : ""}: not linked to an account at the third party.`,
+      without.length === 1 ? `/console/devices/${without[0].id}` : `/developer/types/${type.id}/connector`);
   }));
-  return lists.flat();
+  return lists.filter(Boolean);
 }
 
 async function load() {
@@ -66,7 +70,8 @@ async function load() {
       h("li", {}, h("a", { href: "/developer/applications" }, "Applications"), ": ids, secrets, redirect URIs, methods"),
       h("li", {}, h("a", { href: "/developer/types" }, "Device types"), ": Manifests, approved lists, devices, firmware, plans, errors"),
       h("li", {}, h("a", { href: "/developer/subscriptions" }, "Subscriptions"), ": the delivery log and replay"),
-      h("li", {}, h("a", { href: "/developer/trials" }, "Trials"), ": people who try your devices"))));
+      h("li", {}, h("a", { href: "/developer/trials" }, "Trials"), ": people who try your devices"),
+      h("li", {}, h("a", { href: "/developer/usage" }, "Usage"), ": quotas, and units by day"))));
 }
 
 await show(load);

@@ -89,7 +89,7 @@ await show(async () => {
     // Older ones change only while some wait: all are read again then, the longer the list, the less often.
     const { total } = await get(`${PATH}/deliveries`, { status: "PENDING", count: 1 });
     const isChanged = total > 0 || total !== waiting;
-    if (isChanged && Date.now() - listedOn > Math.max(4000, parts.log.rows.length * 6)) {
+    if (isChanged && Date.now() - listedOn > Math.max(4000, parts.log.rows.length * 30)) {
       waiting = total;
       await deliveries();
     } else paintReplay();
