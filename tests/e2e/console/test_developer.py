@@ -327,8 +327,8 @@ def test_a_role_that_is_lost_while_a_page_is_open_is_told(ada: User, site: Site)
     site.set_role(BOB_EMAIL, "developer")
     go(bob, f"{TYPE_PAGE}/firmware")
     bob.sees("Roll-outs are for administrators")
-    go(bob, "/developer/subscriptions")
-    bob.sees("Subscriptions", "h2")
+    go(bob, "/developer/applications")  # a page of forms, which shows nothing that changes
+    bob.sees("New application", "h2")
     site.set_role(BOB_EMAIL, "viewer")
     bob.sees("This is not for you")
     complaints = bob.browser.traffic().complaints

@@ -121,6 +121,9 @@ async def test_only_administrators_and_developers_of_the_organization_develop(
     """Neither viewers, others, applications, devices, nor a member through the application of another organization."""
     oid = await acme(api, ada)
     calls = (
+        ("GET", f"/developer/organizations/{oid}/tasks"),
+        ("GET", f"/developer/organizations/{oid}/connectors"),
+        ("GET", f"/developer/devicetypes/{LIGHT_TYPE}/connector"),
         ("GET", f"/developer/organizations/{oid}/applications"),
         ("POST", f"/developer/organizations/{oid}/applications"),
         ("POST", f"/developer/applications/{DASHBOARD}/secret"),

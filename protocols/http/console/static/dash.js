@@ -52,10 +52,15 @@ export function form(label, fields, text, work, kind = "") {
   return element;
 }
 
-// Shows what a page has to say, and why not when it may not.
+const ROLE_MS = 5000;
+let needsRole = false;
+let follows = false;
+
+// Shows what a page has to say, and why not when it may not. A page that follows nothing asks whether the role is there.
 export async function show(load) {
   try {
     await load();
+    setTimeout(() => { if (needsRole && !follows) follow(organizations, ROLE_MS); });
   } catch (error) {
     if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
     refuse(error);
@@ -79,6 +84,7 @@ export function refuse(error) {
 
 // The organizations in which the person may develop. Without one, the page says so.
 export async function organizations() {
+  needsRole = true;
   const { data } = await get("/developer/organizations");
   const found = data.organizations.filter((one) => one.role !== "viewer");
   if (found.length === 0) throw new Refused(403, { error: { message: data.organizations.length ? "You may only look at your organization." : "You are in no organization." } });
@@ -94,6 +100,7 @@ const pause = (ms) => Math.max(ms, Math.min(SLOWEST_MS, ms * (1 + (Date.now() - 
 
 // Again and again while the page is seen. A role that is lost meanwhile is told at once; a lost connection is shown.
 export function follow(work, ms) {
+  follows = true;
   let timer = 0;
   const again = async () => {
     if (!document.hidden) {
