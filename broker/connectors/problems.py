@@ -22,7 +22,7 @@ from storage.keys import DeviceKey, DeviceTypeKey
 from storage.sql import StoreError
 
 KEPT_MS: Final = 7 * 86_400_000
-#: Stands for the connector itself, where no device is concerned.
+#: Stands for the connector itself: its notifications, and the linking of accounts, which any user's success proves.
 NO_DEVICE: Final = DeviceKey(0)
 _SENTENCE_CHARACTERS: Final = 300
 
@@ -63,13 +63,17 @@ class Problems:
             self._known[type_key] = {(one.device, one.doing): one for one in _decode(text)}
 
     def note(self, type_: DeviceTypeKey, device: DeviceKey, doing: Doing, sentence: str) -> None:
-        """A call failed. The problems that were seen longest ago make room for new ones."""
+        """A call failed. The problem of its kind that was seen longest ago makes room for a new one.
+
+        Of its kind: Actions, which every owner of a device can make fail, leave those of other calls alone.
+        """
         known, now_ms = self._known.setdefault(type_, {}), self._clock.now_ms()
         former = known.pop((device, doing), None)  # the latest stand at the end
         first_on, times = (now_ms, 0) if former is None else (former.first_on, former.times)
         known[device, doing] = Problem(device, doing, sentence[:_SENTENCE_CHARACTERS], first_on, now_ms, times + 1)
-        if len(known) > CONNECTOR_PROBLEMS:
-            del known[next(iter(known))]
+        same = [key for key in known if key[1] is doing]
+        if len(same) > CONNECTOR_PROBLEMS:
+            del known[same[0]]
         self._unsaved.add(type_)
 
     def note_error(self, type_: DeviceTypeKey, device: DeviceKey, doing: Doing, error: Exception) -> None:
@@ -88,7 +92,7 @@ class Problems:
                 self.note_success(type_, device, doing)
 
     def of(self, type_: DeviceTypeKey) -> list[Problem]:
-        """At most `CONNECTOR_PROBLEMS`, the latest first."""
+        """At most `CONNECTOR_PROBLEMS` of each kind, the latest first."""
         since_ms = self._clock.now_ms() - KEPT_MS
         return [one for one in reversed(self._known.get(type_, {}).values()) if one.last_on >= since_ms]
 

@@ -71,7 +71,9 @@ class ConnectorObject(_Line, kw_only=True):
         ],
     }
 
-    problems: Annotated[list[_Problem], about(f"At most {CONNECTOR_PROBLEMS} of 7 days, the latest first")]
+    problems: Annotated[
+        list[_Problem], about(f"At most {CONNECTOR_PROBLEMS} of each kind of call, of 7 days, the latest first")
+    ]
 
 
 class DeveloperConnectorCalls(RestCalls):

@@ -54,7 +54,11 @@ async def test_a_problem_counts_until_a_call_of_its_kind_succeeds(problems: Prob
 async def test_problems_are_bounded_and_end_after_a_week(problems: Problems, fake_clock: FakeClock) -> None:
     for number in range(1, CONNECTOR_PROBLEMS + 11):
         problems.note(LIGHTS, DeviceKey(number), Doing.FETCH, "No answer.")
-    assert devices(problems) == list(range(CONNECTOR_PROBLEMS + 10, 10, -1))
+    fetched = list(range(CONNECTOR_PROBLEMS + 10, 10, -1))
+    assert devices(problems) == fetched
+    for number in range(1, CONNECTOR_PROBLEMS + 11):  # an owner's Actions crowd out nothing but Actions
+        problems.note(LIGHTS, DeviceKey(1_000 + number), Doing.ACTION, "Refused.")
+    assert devices(problems) == [1_000 + number for number in fetched] + fetched
     fake_clock.advance(KEPT_MS)
     problems.note(LIGHTS, DeviceKey(11), Doing.FETCH, "No answer.")
     fake_clock.advance(1)

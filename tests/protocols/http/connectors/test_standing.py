@@ -86,6 +86,7 @@ async def test_an_account_that_cannot_be_linked_is_told_but_not_that_its_user_de
     await ada.authorize()
     (problem,) = (await standing(ada))["problems"]
     assert problem["doing"] == "authorization"
+    assert "did" not in problem  # the next user who links a device shows that it works again
     assert problem["problem"].startswith("The third party refuses the client of this connector")
     cloud.answers.clear()
     await ada.authorize()
