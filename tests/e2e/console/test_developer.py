@@ -182,12 +182,15 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     condition = {"sdid": source, "field": "state", "operator": "=", "operand": {"value": True}}
     rule = {"name": "Broken rule", "rule": {"if": condition, "then": {"ddid": sink, "action": "setOn"}}}
     rule_id = site.of_ada_at_the_console(ada, "POST", "/rules", rule)["id"]
+    go(ada, "/developer")
+    ada.sees("Needs attention")
     site.of_ada("DELETE", f"/devices/{sink}")
-    ada.eventually(lambda: state_of(site, ada, rule_id) == "invalid")
+    ada.sees("Rule: Broken rule")  # the page follows the feed of events
+    assert state_of(site, ada, rule_id) == "invalid"
     (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
     listed = f"/developer/organizations/{acme['id']}/subscriptions"
     ada.eventually(lambda: any("problem" in one for one in site.of_ada("GET", listed)["data"]))
-    ada.click("Developer")
+    go(ada, "/developer")
     ada.clicks = 0
     ada.click("Open Broken rule")
     ada.sees("Broken rule", "h1")

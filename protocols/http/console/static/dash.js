@@ -96,7 +96,7 @@ let usedOn = Date.now();
 for (const kind of ["pointerdown", "keydown", "focus"]) addEventListener(kind, () => { usedOn = Date.now(); }, { passive: true });
 
 // Slower the longer nobody does anything: a page that stands open must not use up the calls of its person's day.
-const pause = (ms) => Math.max(ms, Math.min(SLOWEST_MS, ms * (1 + (Date.now() - usedOn) / 60000)));
+export const pause = (ms) => Math.max(ms, Math.min(SLOWEST_MS, ms * (1 + (Date.now() - usedOn) / 60000)));
 
 // Again and again while the page is seen. A role that is lost meanwhile is told at once; a lost connection is shown.
 export function follow(work, ms) {

@@ -1,9 +1,14 @@
 // What needs attention: rules, subscriptions, roll-outs and connectors that fail, each with the way to it.
 
-import { badge, box, everything, figures, follow, organizations, page, sameCall, show, uid } from "./dash.js";
+import { attempt } from "./api.js";
+import { badge, box, everything, figures, follow, organizations, page, pause, sameCall, show, uid } from "./dash.js";
 import { fill, fullTime, h, whole } from "./dom.js";
+import { follow as hear } from "./sockets.js";
 
 const AGAIN_MS = 60000;
+const SOON_MS = 500;
+const GAP_MS = 5000;
+let painted = "";
 const NAMED = 3;
 
 async function typesOf(members) {
@@ -58,6 +63,9 @@ async function load() {
   const members = await organizations();
   const types = await typesOf(members);
   const found = (await Promise.all([rules(), subscriptions(members), rollouts(members, types), connectors(members), unlinked(types)])).flat();
+  const now = JSON.stringify([found, members, types.length]);
+  if (now === painted) return;  // what has the keyboard stays
+  painted = now;
   fill(page,
     box("Needs attention", found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
       h("div", {}, h("p", {}, h("b", {}, `${one.what}: ${one.name}`)), h("p", {}, one.text)), h("a", { href: one.href, "aria-label": `Open ${one.name}` }, "Open"))))
@@ -74,5 +82,21 @@ async function load() {
       h("li", {}, h("a", { href: "/developer/usage" }, "Usage"), ": quotas, and units by day"))));
 }
 
-await show(load);
+// Events of rules and subscriptions show at once; what came while there was no feed is read when there is one.
+function listen() {
+  let soon = 0, last = 0;
+  const again = () => {
+    // A rule may fail each second: one look answers for many events.
+    soon ||= setTimeout(() => {
+      [soon, last] = [0, Date.now()];
+      attempt(load);
+    }, Math.max(SOON_MS, last + pause(GAP_MS) - Date.now()));
+  };
+  hear("events", { uid, events: "rule.*,subscription.*" }, again, again);
+}
+
+await show(async () => {
+  await load();
+  listen();
+});
 follow(load, AGAIN_MS);
