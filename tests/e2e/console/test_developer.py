@@ -70,6 +70,16 @@ def test_from_an_application_to_its_token(ada: User, site: Site) -> None:
     renewed = ada.browser.texts('[aria-label="Thermostat"] .secret code')[0]
     assert issued(site, aid, secret) == 401
     assert issued(site, aid, renewed) == 200
+    # Many applications are a table, from which one is chosen.
+    made = f"/developer/organizations/{site.of_ada('GET', '/developer/organizations')['data']['organizations'][0]['id']}"
+    for number in range(20):
+        site.of_ada_at_the_console(ada, "POST", f"{made}/applications", {"name": f"Robot {number}"})
+    go(ada, "/developer/applications")
+    ada.sees("Filter applications")
+    ada.browser.fill("Filter applications", "robot 17")
+    ada.click("Robot 17")
+    ada.sees("none: it gets no tokens", '[aria-label="Robot 17"]')
+    assert len(ada.browser.texts("tbody tr")) == 1
     assert "already" not in ada.browser.text
 
 
