@@ -71,9 +71,10 @@ def test_from_an_application_to_its_token(ada: User, site: Site) -> None:
     assert issued(site, aid, secret) == 401
     assert issued(site, aid, renewed) == 200
     # Many applications are a table, from which one is chosen.
-    made = f"/developer/organizations/{site.of_ada('GET', '/developer/organizations')['data']['organizations'][0]['id']}"
+    (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
+    made = f"/developer/organizations/{acme['id']}/applications"
     for number in range(20):
-        site.of_ada_at_the_console(ada, "POST", f"{made}/applications", {"name": f"Robot {number}"})
+        site.of_ada_at_the_console(ada, "POST", made, {"name": f"Robot {number}"})
     go(ada, "/developer/applications")
     ada.sees("Filter applications")
     ada.browser.fill("Filter applications", "robot 17")
