@@ -191,13 +191,15 @@ class Gateway:
         return answer.raise_for_status().json()["data"]
 
     def _here(self, code: str, below: str) -> str:
-        """The lines with the ports of this daemon and with absolute paths below the folder."""
+        """The lines with the ports of this daemon, and with absolute paths below a folder."""
+        if all(line in self.printed for line in code.splitlines()):  # the demo has filled them in
+            return code
+        code = re.sub(r"(?<=[ =])/(etc|var|root|opt|usr)/", rf"{self.folder / below}/\1/", code)
+        code = re.sub(r"(?<= )(systemd|config)/", rf"{ROOT}/\1/", code)
         code = re.sub(r"(?m)(^| )\.venv/bin/trunkline", r"\1trunkline", code)
         code = code.replace("http://127.0.0.1:8080", self.url).replace("ws://127.0.0.1:8080", f"ws{self.url[4:]}")
         mqtt = self.said(r"MQTT +127\.0\.0\.1:(\d+)")
-        code = re.sub(r"-h 127\.0\.0\.1 (?!-p)", f"-h 127.0.0.1 -p {mqtt} ", code)
-        code = re.sub(r"(?<= )(systemd|config)/", rf"{ROOT}/\1/", code)
-        return re.sub(r"(?<=[ =])/(etc|var|root|opt|usr)/", rf"{self.folder / below}/\1/", code)
+        return re.sub(r"-h 127\.0\.0\.1 (?!-p)", f"-h 127.0.0.1 -p {mqtt} ", code)
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         path = f"{self.folder / 'bin'}:{TRUNKLINE.parent}:{os.environ['PATH']}"
