@@ -68,7 +68,7 @@ class Hint:
 
 @dataclass(frozen=True, eq=False)
 class Follower:
-    """Who follows work of these kinds. `offer` returns at once."""
+    """Who follows work of these kinds: the same object for as long as somebody does. `offer` returns at once."""
 
     kinds: frozenset[Work]
     token: str = field(repr=False)
@@ -103,7 +103,7 @@ class ProgressFeed:
         self._operators = accounts.operators
         self._catalog = catalog
         self._subscriptions = subscriptions
-        self._followers: list[Follower] = []
+        self._followers: dict[Follower, None] = {}
         #: What has changed since the last turn, in the order of the first changes.
         self._waiting: dict[WorkProgressed, None] = {}
         self._wakeup = Wakeup()
@@ -112,11 +112,11 @@ class ProgressFeed:
 
     @contextmanager
     def follow(self, follower: Follower) -> Iterator[None]:
-        self._followers.append(follower)
+        self._followers[follower] = None
         try:
             yield
         finally:
-            self._followers.remove(follower)
+            del self._followers[follower]
 
     async def require(self, caller: Caller, kinds: frozenset[Work]) -> None:
         """Backups are for operators; who may see other work is decided for each. Raises PermissionDenied."""
@@ -156,8 +156,11 @@ class ProgressFeed:
         if subject is None:
             return
         hint = Hint(f"progress.{kind}", self._clock.now_ms(), subject.data)
+        decided: dict[str, bool] = {}  # by token: a person may have many pages open
         for follower in followers:
-            if await self._may_see(follower, subject) and follower in self._followers:
+            if follower.token not in decided:
+                decided[follower.token] = await self._may_see(follower.token, subject)
+            if decided[follower.token] and follower in self._followers:
                 try:
                     follower.offer(hint)
                 except Exception:  # noqa: BLE001 - a failing follower must not harm the others
@@ -183,10 +186,10 @@ class ProgressFeed:
             case _:
                 return _Subject({})
 
-    async def _may_see(self, follower: Follower, subject: _Subject) -> bool:
+    async def _may_see(self, token: str, subject: _Subject) -> bool:
         """What the calls ask that show the work."""
         with suppress(DomainError):
-            caller = await self._tokens.caller(follower.token)
+            caller = await self._tokens.caller(token)
             if subject.type_ is not None:
                 await self._permissions.require_role(caller, subject.type_.record, ADMINISTRATORS)
             elif subject.subscription is not None:

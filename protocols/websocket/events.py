@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import msgpack
@@ -127,18 +128,25 @@ async def _followed(rooms: WebSocketRooms, caller: Caller, request: HandshakeReq
 class EventFeed(Watcher[EventSelection]):
     """One subscriber of the event feed."""
 
+    @cached_property
+    def _follower(self) -> Follower:
+        """One for the whole connection: a hint on its way must not be lost when the selection is checked."""
+        return Follower(self._selection.progress, self._request.token or "", self._tell)
+
+    def _tell(self, hint: Hint) -> None:
+        self._connection.offer(_ENCODINGS[self.form](hint))
+
     @contextmanager
     def _subscribed(self) -> Iterator[None]:
         encode, offer = _ENCODINGS[self.form], self._connection.offer
         subscriber = EventSubscriber(
             self._selection.concerns, offer, encode, self._selection.reach.caller.token, self._close
         )
-        follower = Follower(self._selection.progress, self._request.token or "", lambda hint: offer(encode(hint)))
         with self._rooms.routing.events.subscribe(subscriber):
-            if not follower.kinds:
+            if not self._follower.kinds:
                 yield
                 return
-            with self._rooms.operating.progress.follow(follower):
+            with self._rooms.operating.progress.follow(self._follower):
                 yield
 
     async def _select(self) -> EventSelection:

@@ -1,9 +1,11 @@
 """The progress of long work over the feed of events: who gets which hints, and how often (reference 27.22)."""
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, Final
 
+import msgpack
 import pytest
 import trio
 import trio.testing
@@ -168,6 +170,41 @@ async def test_events_come_beside_progress_only_by_their_names(
             assert [one["event"] for one in await heard_for_long(socket)] == expected
 
 
+async def test_hints_have_the_form_of_the_client_s_latest_frame(
+    services: Services, peers: Peers, ada: str, autojump_clock: MockClock
+) -> None:
+    async with await peers.connect(events(ada, "progress=backup")) as socket:
+        await socket.send_message(msgpack.packb({"type": "ping"}))
+        await trio.testing.wait_all_tasks_blocked()
+        services.core.router.publish(BackupProgressed())
+        frame = msgpack.unpackb(await socket.get_message())
+        assert (frame["event"], frame["data"]) == ("progress.backup", {})
+
+
+async def test_who_has_left_gets_no_hint_that_was_on_its_way(
+    services: Services, ada: str, autojump_clock: MockClock
+) -> None:
+    feed, kinds, hints = services.operating.progress, frozenset({Work.BACKUP}), list[Hint]()
+    leaving = ExitStack()
+    with feed.follow(Follower(kinds, ada, lambda _hint: leaving.close())):
+        leaving.enter_context(feed.follow(Follower(kinds, ada, hints.append)))
+        services.core.router.publish(BackupProgressed())
+        await trio.sleep(1)
+    assert hints == []
+
+
+async def test_a_hint_on_its_way_survives_a_change_of_the_subscription(services: Services, ada: str) -> None:
+    """Sockets subscribe again whenever they are checked."""
+    hints: list[Hint] = []
+    feed, follower = services.operating.progress, Follower(frozenset({Work.BACKUP}), ada, hints.append)
+    with feed.follow(follower):
+        services.core.router.publish(BackupProgressed())
+    with feed.follow(follower), trio.fail_after(20):
+        while not hints:
+            await trio.lowlevel.checkpoint()
+    assert [one.name for one in hints] == ["progress.backup"]
+
+
 async def test_who_may_not_ask_is_refused(
     services: Services, peers: Peers, world: World, ada: str, autojump_clock: MockClock
 ) -> None:
@@ -287,6 +324,7 @@ async def test_the_work_itself_tells_that_it_goes_on(
         services.operating.machine = machine = FakeMachine()
         services.operating.backups.begin(machine)
         assert set(await told()) == {"progress.backup"}
+        machine.failure = "the disk is full"
         machine.gate.set()
         assert set(await told()) == {"progress.backup"}
         assert await told() == []
