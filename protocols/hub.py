@@ -28,9 +28,10 @@ _log = structlog.get_logger(__name__)
 
 
 class _Parked:
-    __slots__ = ("take", "task")
+    __slots__ = ("run", "take", "task")
 
     def __init__(self, take: Take, task: trio.lowlevel.Task) -> None:
+        self.run = task.context.run
         self.take = take
         self.task = task
 
@@ -130,7 +131,7 @@ class Hub:
                 self._wake(number, parked, Error(broken))
                 continue
             try:
-                goes_on = parked.task.context.run(parked.take, received)
+                goes_on = parked.run(parked.take, received)
             except Exception as error:  # noqa: BLE001 - it is raised in the connection's task
                 self._wake(number, parked, Error(error))
             else:

@@ -16,6 +16,7 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel
+from broker.messages.ingest import Ingest
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
@@ -262,7 +263,7 @@ class _Connection:
             else:
                 packets = ()
                 scope.deadline = math.inf
-                if not await self._park(self._parking, partial(self._take, exchange), silence_seconds):
+                if not await self._park(self._parking, partial(self._take, exchange, ingest), silence_seconds):
                     scope.deadline = self._heard_at + silence_seconds
                     return
 
@@ -279,7 +280,7 @@ class _Connection:
             if trio.current_time() >= self._heard_at + silence_seconds:
                 return False
 
-    def _take(self, exchange: MqttExchange, received: bytes) -> bool:
+    def _take(self, exchange: MqttExchange, ingest: Ingest, received: bytes) -> bool:
         """Process what the hub has read. Returns whether it may go on."""
         packets = self._decode(received) if received else self._end()
         if packets:
@@ -290,7 +291,7 @@ class _Connection:
             or self._session.is_closed
             or self._reader.is_behind
             or exchange.pace.owed
-            or not (self._rooms.messages.ingest.has_room and self._outbox.has_room and exchange.has_room)
+            or not (ingest.has_room and self._outbox.has_room and exchange.has_room)
         )
 
     async def _say_goodbye(self) -> None:
