@@ -11,6 +11,7 @@ operating system, where a task that waits for its socket takes four, and a turn 
 import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -101,7 +102,8 @@ class Hub:
         """The socket is not parked any more; without any, the hub's task ends."""
         del self._parked[number]
         if self._epoll is not None:
-            self._epoll.unregister(number)
+            with suppress(OSError):  # it was closed, and the kernel has taken it out
+                self._epoll.unregister(number)
         if not self._parked:
             self._epoll = None  # the task closes it; who parks meanwhile starts another one
             self._running.cancel()

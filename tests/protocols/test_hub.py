@@ -154,6 +154,19 @@ async def test_cancelling_takes_nothing_from_the_socket(dial: Dial, hub: Hub) ->
     assert peer.taken == [b"unread"]
 
 
+async def test_a_socket_that_is_closed_while_it_is_parked_hinders_nobody(dial: Dial, hub: Hub) -> None:
+    peer, other = dial(), dial()
+    await wait_all_tasks_blocked()
+    peer.theirs.close()
+    other.ours.sendall(b"x")
+    await wait_all_tasks_blocked()
+    assert (peer.taken, other.taken, hub.parked) == ([], [b"x"], 2)
+    peer.scope.cancel()
+    await wait_all_tasks_blocked()
+    assert peer.scope.cancelled_caught
+    assert hub.parked == 1
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_what_is_taken_may_cancel_its_own_task(dial: Dial, hub: Hub, goes_on: bool) -> None:
     def part(_received: bytes) -> bool:
