@@ -12,6 +12,7 @@ import os
 import select
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -150,4 +151,4 @@ class Hub:
             self._leave(number)
             trio.lowlevel.reschedule(parked.task, result)
         elif isinstance(result, Error):  # cancelled by what has failed
-            _log.error("connection_failed", exc_info=result.error)
+            parked.run(partial(_log.error, "connection_failed", exc_info=result.error))
