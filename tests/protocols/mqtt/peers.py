@@ -60,8 +60,17 @@ def connect(
     return _packet(0x10, _text(name) + bytes((level, flags)) + struct.pack("!H", keep_alive) + b"".join(fields))
 
 
-def publish(number: int = 1, payload: bytes = ON, *, qos: int = 1, topic: bytes = MESSAGES, dup: bool = False) -> bytes:
-    return encode_publish(topic, payload, qos=qos, packet_id=number.to_bytes(2) if qos else b"", dup=dup)
+def publish(
+    number: int = 1,
+    payload: bytes = ON,
+    *,
+    qos: int = 1,
+    topic: bytes = MESSAGES,
+    dup: bool = False,
+    retain: bool = False,
+) -> bytes:
+    packet_id = number.to_bytes(2) if qos else b""
+    return encode_publish(topic, payload, qos=qos, packet_id=packet_id, dup=dup, retain=retain)
 
 
 def subscribe(*topics: bytes, number: int = 1, qos: int = 0) -> bytes:

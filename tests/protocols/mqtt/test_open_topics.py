@@ -9,10 +9,16 @@ from paho.mqtt.packettypes import PacketTypes
 from trio.testing import wait_all_tasks_blocked
 
 from broker.topics.space import TopicStatistics
-from config.limits import MQTT_RETAINED_MAX, MQTT_SUBSCRIPTIONS_MAX
+from config.limits import (
+    MQTT_RETAINED_MAX,
+    MQTT_SUBSCRIPTIONS_MAX,
+    MQTT_TOPIC_BYTES_MAX,
+    MQTT_TOPIC_LEVELS_MAX,
+)
 from config.settings import Limits, Mqtt, Settings
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
+from storage.keys import Milliseconds
 from storage.mqtt_topics import RetainedRecord
 from tests.builders import ServicesOpener
 from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, build_world
@@ -294,6 +300,24 @@ async def test_a_device_has_a_bounded_number_of_subscriptions(server: Server) ->
     assert suback_of(await peer.packet())[0] == [0, 0x97]
 
 
+async def test_topics_are_short(server: Server) -> None:
+    """What a device makes the daemon remember is bounded: filters, aliases and what waits."""
+    long, deep = b"a" * (MQTT_TOPIC_BYTES_MAX + 1), b"a/" * MQTT_TOPIC_LEVELS_MAX
+    peer = await dialled(server)
+    await peer.send(publish_5(1, topic=long), publish_5(2, topic=deep), publish_5(3, topic=b"$SYS/x"))
+    assert [acknowledged(await peer.packet())[1] for _ in range(3)] == [0x90] * 3
+    await peer.send(subscribe_5(long, deep + b"#", b"$share/g/" + long, b"a/#/b"))
+    assert suback_of(await peer.packet())[0] == [0x8F] * 4
+    await peer.send(publish_5(1, topic=long, properties=Properties(topic_alias=1)))
+    assert await ended(peer) == (0x90, "a topic alias for a topic that is too long")
+
+
+async def test_a_group_is_no_way_to_the_services_topics(server: Server) -> None:
+    peer = await dialled(server)
+    await peer.send(subscribe_5(b"$share/g/" + ACTIONS, b"$share/g/v1.1/#", b"$share/g//v1.1x"))
+    assert suback_of(await peer.packet())[0] == [0x87, 0x87, 0]
+
+
 async def test_a_will_goes_to_a_topic(server: Server) -> None:
     hall = await dialled(server, HALL)
     await subscribed(hall, b"gone", options=1)
@@ -346,6 +370,21 @@ async def test_a_topic_alias_stands_for_its_latest_topic(server: Server) -> None
         peer = await dialled(server, HALL)
         await peer.send(publish_5(1, topic=b"", properties=bad))
         assert (await ended(peer))[0] == 0x94
+
+
+async def test_expired_retained_messages_make_room(server: Server, fake_clock: FakeClock) -> None:
+    space = server.services.topics.space
+    assert space is not None
+    for number in range(MQTT_RETAINED_MAX):
+        expires_on = Milliseconds(fake_clock.now + 1000) if number == 7 else None
+        space._keep(RetainedRecord(b"%d" % number, b"x", 0, b"", expires_on))
+    peer = await dialled(server)
+    await peer.send(publish_5(1, topic=b"new", retain=True))
+    assert acknowledged(await peer.packet())[1] == 0x97
+    fake_clock.advance(1000)
+    await peer.send(publish_5(2, topic=b"new", retain=True), publish_5(3, topic=b"newer", retain=True))
+    await peer.expect(puback(2))
+    assert acknowledged(await peer.packet())[1] == 0x97
 
 
 # --- Restarts -------------------------------------------------------------------------------------------------------
