@@ -8,6 +8,7 @@ import trio
 from paho.mqtt.packettypes import PacketTypes
 from trio.testing import wait_all_tasks_blocked
 
+from broker.limits.overhead import FRAMES_AT_ONCE
 from broker.topics.space import TopicStatistics
 from config.limits import (
     MQTT_RETAINED_MAX,
@@ -385,6 +386,29 @@ async def test_expired_retained_messages_make_room(server: Server, fake_clock: F
     await peer.send(publish_5(2, topic=b"new", retain=True), publish_5(3, topic=b"newer", retain=True))
     await peer.expect(puback(2))
     assert acknowledged(await peer.packet())[1] == 0x97
+
+
+# --- Fairness -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_turn_ends_when_its_deliveries_have_taken_it_and_nothing_is_lost(server: Server) -> None:
+    hall, kitchen = await dialled(server, HALL), await dialled(server)
+    await subscribed(hall, *(b"$share/g%d/#" % number for number in range(50)))
+    await kitchen.send(*(publish_5(number, b"x", topic=b"a") for number in range(1, 11)), DISCONNECT)
+    await kitchen.expect(*map(puback, range(1, 11)))
+    await kitchen.expect_end()
+    for _ in range(10 * 50):
+        assert (await heard(hall))[:2] == (b"a", b"x")
+    await hall.expect_nothing()
+    # Beyond the allowance, and not beyond the first turns, which took several packets each.
+    assert server.services.limits.overhead.statistics().delayed >= 10 * 50 - 2 * FRAMES_AT_ONCE
+
+
+async def test_retaining_is_paced(server: Server) -> None:
+    peer = await dialled(server)
+    await peer.send(*(publish_5(qos=0, topic=b"a/%d" % number, retain=True) for number in range(FRAMES_AT_ONCE)))
+    await peer.expect_nothing()
+    assert server.services.limits.overhead.statistics().delayed >= 2 * FRAMES_AT_ONCE
 
 
 # --- Restarts -------------------------------------------------------------------------------------------------------
