@@ -145,7 +145,8 @@ class TestMqttOverWebSocket:
     def heard(self, daemon: Daemon, certificate: Path, board: Board, shown: list[Path]) -> list[bytes]:
         """What the server says to CONNECT and a message of QoS 1, up to PUBACK or its end."""
         context = ssl.create_default_context(cafile=str(certificate))
-        context.load_cert_chain(*shown)
+        chain, key = shown
+        context.load_cert_chain(chain, key)
         address = daemon.host_port("secure")
         with (
             socket.create_connection(address, timeout=PATIENCE_SECONDS) as plain,

@@ -22,8 +22,15 @@ from protocols.mqtt.packets import (
 )
 from protocols.mqtt.properties import In, decode_properties, encode_properties
 from protocols.mqtt.values import NO_PROPERTIES, Properties
-from tests.protocols.mqtt.packets_by_amqtt import decode_one, unhurried
-from tests.protocols.mqtt.packets_by_paho import connects_5, from_paho, packed, packets_5, properties_of
+from tests.protocols.mqtt.packets_by_amqtt import decode_one, encoded_again, unhurried
+from tests.protocols.mqtt.packets_by_paho import (
+    connects_5,
+    from_paho,
+    packed,
+    packets_5,
+    properties_of,
+    publishes_5,
+)
 from tests.protocols.mqtt.peers import PINGREQ
 from tests.protocols.mqtt.test_decoding import cut, places
 
@@ -55,6 +62,13 @@ def test_properties_are_written_as_paho_writes_them_and_read_again(data: st.Data
     assert wire == packed(ours, kind)
     if ours.authentication_data is None or ours.authentication_method is not None:
         assert decode_properties(Fields(wire), _KINDS[kind]) == ours
+
+
+@unhurried
+@given(publishes_5())
+def test_a_publish_is_written_as_paho_writes_it(pair: tuple[bytes, Packet]) -> None:
+    wire, packet = pair
+    assert encoded_again(packet, level=MQTT_5) == wire
 
 
 @unhurried

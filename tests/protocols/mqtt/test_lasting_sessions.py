@@ -1,8 +1,5 @@
 """Sessions that outlive connections, and restarts of the daemon (reference 16.5)."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -15,7 +12,7 @@ from protocols.mqtt.flow import packet_id_of
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import Properties
 from tests.builders import ServicesOpener
-from tests.factories import KITCHEN, build_world
+from tests.factories import KITCHEN
 from tests.fakes import FakeClock
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.peers import (
@@ -34,6 +31,7 @@ from tests.protocols.mqtt.peers import (
     publish_5,
     pubrec,
     pubrel,
+    running,
     suback,
     subscribe,
     subscribe_5,
@@ -343,15 +341,6 @@ async def test_a_will_is_spoken_at_once_when_its_session_ends(server: Server) ->
 
 
 # --- Restarts -------------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def running(opener: ServicesOpener, runner: Runner) -> AsyncIterator[Server]:
-    async with opener(run_sync=runner) as services, trio.open_nursery() as nursery:
-        if await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN)) is None:
-            await build_world(services.core.database, services.core.vault)
-        yield Server(services, nursery)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_session_outlives_the_daemon(opener: ServicesOpener, runner: Runner) -> None:

@@ -1,10 +1,6 @@
 """The open topic space: topics beside the service's own (reference 16.6)."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
-import trio
 from paho.mqtt.packettypes import PacketTypes
 from trio.testing import wait_all_tasks_blocked
 
@@ -22,7 +18,7 @@ from protocols.mqtt.values import NO_PROPERTIES, Properties
 from storage.keys import Milliseconds
 from storage.mqtt_topics import RetainedRecord
 from tests.builders import ServicesOpener
-from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, build_world
+from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
 from tests.fakes import FakeClock
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.packets_by_paho import from_paho
@@ -40,6 +36,7 @@ from tests.protocols.mqtt.peers import (
     publish_5,
     pubrec,
     pubrel,
+    running,
     suback,
     subscribe,
     subscribe_5,
@@ -429,12 +426,3 @@ async def test_what_is_retained_and_what_waits_outlives_the_daemon(opener: Servi
         kitchen = await dialled(server)
         await subscribed(kitchen, b"a")
         assert (await heard(kitchen))[:3] == (b"a", b"1", 0x31)
-
-
-@asynccontextmanager
-async def running(opener: ServicesOpener, runner: Runner) -> AsyncIterator[Server]:
-    async with opener(run_sync=runner) as services, trio.open_nursery() as nursery:
-        if await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN)) is None:
-            await build_world(services.core.database, services.core.vault)
-        yield Server(services, nursery)
-        nursery.cancel_scope.cancel()
