@@ -178,6 +178,9 @@ BROKEN = [
     ("authentication data without a method", "10 10 0004 4d515454 05 02 003c 03 160000 0000", 0x82),
     ("bytes behind CONNECT", "10 0e 0004 4d515454 05 02 003c 00 0000 00", 0x81),
     ("a will QoS without a will", "10 0d 0004 4d515454 05 0a 003c 00 0000", 0x81),
+    ("will QoS 3", "10 14 0004 4d515454 05 1e 003c 00 0000 00 000174 000170", 0x81),
+    ("will retain without a will", "10 0d 0004 4d515454 05 22 003c 00 0000", 0x81),
+    ("an announced password is missing", "10 0d 0004 4d515454 05 42 003c 00 0000", 0x81),
 ]
 
 

@@ -205,6 +205,20 @@ async def test_a_session_that_nobody_resumes_is_swept(server: Server, fake_clock
     assert (await rows(), statistics(server).expired) == (0, 1)
 
 
+async def test_a_session_stays_while_its_connection_is_open(server: Server, fake_clock: FakeClock) -> None:
+    sessions = server.services.device_sessions.sessions
+    assert sessions is not None
+    peer = await lasting_5(server, seconds=60)
+    await peer.send(subscribe_5(ACTIONS, options=1))
+    await peer.packet()
+    fake_clock.advance(3_600_000)
+    await sessions.sweep()
+    await act(server.services)
+    assert (await peer.packet())[0] == 0x32
+    await leave(server, peer)
+    await lasting_5(server, 1, seconds=60)
+
+
 async def test_a_session_lasts_no_longer_than_the_setting(server: Server) -> None:
     for asked, given in ((60, 60), (700_000, 604_800), (0xFFFF_FFFF, 604_800)):
         peer = await server.dial()

@@ -42,6 +42,7 @@ from tests.protocols.mqtt.peers import (
     subscribe_5,
     unsuback,
     unsubscribe,
+    unsubscribe_5,
 )
 from tests.protocols.mqtt.test_exchange import SET_ON, act
 from tests.protocols.mqtt.test_lasting_sessions import leave
@@ -182,6 +183,19 @@ async def test_overlapping_filters_make_one_delivery_with_all_their_ids(server: 
     _, _, head, properties = await heard(peer)
     assert (head, sorted(properties.subscription_ids)) == (0x32, [1, 2])
     await peer.expect(puback(1))
+    await peer.expect_nothing()
+
+
+async def test_a_subscription_to_the_same_filter_replaces_the_earlier_one(server: Server) -> None:
+    peer = await dialled(server)
+    await subscribed(peer, b"a", options=1, subscription_id=1)
+    await subscribed(peer, b"a", options=0, subscription_id=2)
+    await peer.send(publish_5(1, b"x", topic=b"a"))
+    assert await heard(peer) == (b"a", b"x", 0x30, Properties(subscription_ids=(2,)))
+    await peer.expect(puback(1))
+    await peer.send(unsubscribe_5(b"a"), publish_5(2, b"x", topic=b"a"))
+    assert await peer.packet() == (0xB0, b"\x00\x01\x00\x00")
+    await peer.expect(puback(2))
     await peer.expect_nothing()
 
 
@@ -326,6 +340,29 @@ async def test_a_will_goes_to_a_topic(server: Server) -> None:
     space = server.services.topics.space
     assert space is not None
     assert space.statistics().retained == 1
+
+
+async def test_a_will_without_retain_is_not_retained(server: Server) -> None:
+    hall = await dialled(server, HALL)
+    await subscribed(hall, b"gone", options=0x08)
+    kitchen = await dialled(server, will=Will(b"gone", b"kitchen", 0, False))
+    await leave(server, kitchen)
+    assert (await heard(hall))[:3] == (b"gone", b"kitchen", 0x30)
+    space = server.services.topics.space
+    assert space is not None
+    assert space.statistics().retained == 0
+
+
+@pytest.mark.parametrize("topic", [b"gone/+", b"#", b"$SYS/x", ACTIONS])
+async def test_a_will_to_no_topic_of_messages_is_dropped(server: Server, topic: bytes) -> None:
+    hall = await dialled(server, HALL)
+    await subscribed(hall, b"#", b"$SYS/x")
+    kitchen = await dialled(server, will=Will(topic, b"kitchen", 1, True))
+    await leave(server, kitchen)
+    await hall.expect_nothing()
+    space = server.services.topics.space
+    assert space is not None
+    assert space.statistics().retained == 0
 
 
 async def test_rules_say_who_may_use_which_topics(server: Server) -> None:
