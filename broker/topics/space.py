@@ -14,6 +14,7 @@ from typing import Final
 from broker.clock import Clock
 from broker.device_sessions.sessions import WRITE_BYTES, DeviceSessions
 from broker.errors import DomainError
+from broker.limits.overhead import Overhead, Pace
 from broker.topics.tree import SHARED, Group, TopicTree, is_filter, pattern_of, split_shared
 from config.limits import (
     MQTT_RETAINED_BYTES,
@@ -76,6 +77,7 @@ class TopicSpace:
         self._first_expiry = math.inf  # of retained messages, or earlier
         self._subscriptions: dict[DeviceKey, dict[bytes, SubscriptionRecord]] = {}
         self._messages = self._deliveries = 0
+        self._paces: dict[DeviceKey, Pace] = {}
         sessions.on_end(self.forget)
 
     async def resume(self) -> None:
@@ -87,6 +89,12 @@ class TopicSpace:
             for filter_, subscription in session.subscriptions.items():
                 if not filter_.startswith(SERVICE):
                     self._add(session.device, filter_, subscription)
+
+    def pace(self, device: DeviceKey, line: Overhead) -> Pace:
+        """The allowance of a device, whose connections share it: here each of them can make the daemon write much."""
+        if (known := self._paces.get(device)) is None:
+            known = self._paces[device] = line.pace()
+        return known
 
     # --- Subscriptions ---
 

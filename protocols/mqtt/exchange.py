@@ -15,7 +15,7 @@ from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
-from broker.topics.space import SERVICE, TopicSpace
+from broker.topics.space import SERVICE, TopicMessage, TopicSpace
 from broker.topics.tree import is_topic
 from broker.trace.refusals import Refusals
 from config.limits import MAX_DATA_BYTES, MQTT_TOPIC_ALIASES, MQTT_TOPIC_BYTES_MAX
@@ -123,7 +123,8 @@ class MqttExchange:
         self._goes_on = True  # until the device floods
         #: Packets of the last turn that were not processed; the next call of `handle` must have them.
         self.left: Sequence[Packet] = ()
-        self.pace: Pace = rooms.limits.overhead.pace()
+        line = rooms.limits.overhead
+        self.pace: Pace = line.pace() if self._space is None else self._space.pace(device.key, line)
 
     def handle(self, packets: Sequence[Packet]) -> None:
         """Process the packets of one turn; see `left`."""
@@ -242,9 +243,13 @@ class MqttExchange:
             raise PublishForbidden
         if not self._rooms.topics.access.may_publish(self._device, packet.topic):
             raise PublishForbidden
-        if packet.retain:
-            self.pace.spend(_RETAINED_FRAMES + len(packet.payload) // _RETAINED_BYTES_OF_A_FRAME)
-        reached = space.publish(message_of(packet, self._rooms.core.clock.now_ms()), self._device.key)
+        self._distribute(space, message_of(packet, self._rooms.core.clock.now_ms()))
+
+    def _distribute(self, space: TopicSpace, message: TopicMessage) -> None:
+        """Raises TooManyRetained."""
+        if message.retain:
+            self.pace.spend(_RETAINED_FRAMES + len(message.payload) // _RETAINED_BYTES_OF_A_FRAME)
+        reached = space.publish(message, self._device.key)
         if reached > _FAN_OUT:
             self.pace.spend(reached)
 
@@ -384,7 +389,7 @@ class MqttExchange:
                 self._meter.count()
             if not self._rooms.topics.access.may_publish(self._device, will.topic):
                 raise PublishForbidden
-            space.publish(message_of_will(will, self._rooms.core.clock.now_ms()), self._device.key)
+            self._distribute(space, message_of_will(will, self._rooms.core.clock.now_ms()))
 
 
 def note_fault(refusals: Refusals, fault: ProtocolError) -> None:

@@ -445,6 +445,14 @@ async def test_retaining_is_paced(server: Server) -> None:
     assert server.services.limits.overhead.statistics().delayed >= 2 * FRAMES_AT_ONCE
 
 
+async def test_a_device_that_comes_again_has_the_same_allowance(server: Server) -> None:
+    for _ in range(3):
+        peer = await dialled(server, seconds=60)
+        await subscribed(peer, *(b"a/%d" % number for number in range(50)))
+        await leave(server, peer)
+    assert server.services.limits.overhead.statistics().delayed >= 2 * 50
+
+
 # --- Restarts -------------------------------------------------------------------------------------------------------
 
 
