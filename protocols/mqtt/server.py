@@ -242,7 +242,7 @@ class _Connection:
             if packets:  # an incomplete packet does not count against silence
                 self._heard_at = trio.current_time()
             exchange.handle(packets)
-            if self._is_over or self._session.is_closed:
+            if (self._is_over and not exchange.left) or self._session.is_closed:
                 if self._fault is not None:
                     self._session.fail(self._fault)
                 return
@@ -257,15 +257,17 @@ class _Connection:
                 scope.deadline = math.inf
                 await exchange.pace.wait()
                 self._heard_at = trio.current_time()
-            if self._parking is None or self._reader.is_behind:
+            if exchange.left:
+                packets = exchange.left
+            elif self._parking is None or self._reader.is_behind:
                 scope.deadline = self._heard_at + silence_seconds
                 packets = await self._receive()
             else:
-                packets = ()
                 scope.deadline = math.inf
                 if not await self._park(self._parking, partial(self._take, exchange, ingest), silence_seconds):
                     scope.deadline = self._heard_at + silence_seconds
                     return
+                packets = exchange.left
 
     async def _park(self, parking: Parking, take: Take, silence_seconds: float) -> bool:
         """Have the hub process what comes, until something is to be awaited or the connection is over. Returns False
@@ -290,7 +292,7 @@ class _Connection:
             self._is_over
             or self._session.is_closed
             or self._reader.is_behind
-            or exchange.pace.owed
+            or exchange.pace.owed  # also while packets are left
             or not (ingest.has_room and self._outbox.has_room and exchange.has_room)
         )
 
