@@ -9,8 +9,9 @@ follows, and the peer has a second for its own close frame. If the peer has gone
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 import structlog
@@ -221,8 +222,11 @@ class OpenWebSocket:
 
     async def _receive_some(self) -> bytes | bytearray:
         try:
-            data = await self._stream.receive_some(READ_BYTES)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            if isinstance(self._stream, trio.SocketStream):
+                data: bytes | bytearray = await _read_when_ready(self._stream.socket)
+            else:
+                data = await self._stream.receive_some(READ_BYTES)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             data = b""
         if not data:
             self._peer_gone = True
@@ -377,3 +381,16 @@ class OpenWebSocket:
                 self.pace.spend(len(received.messages) + len(received.controls) + received.fragments)
             while await self._receive_some():
                 pass
+
+
+async def _read_when_ready(socket: trio.socket.SocketType) -> bytes:
+    """What has come, at least one byte; nothing at the end. Raises OSError, trio.ClosedResourceError.
+
+    A device mostly sends its next messages after the answers to its last ones. So this waits first, where
+    `SocketStream.receive_some` tries to read, fails, waits, and reads: a third of its time.
+    """
+    while socket.fileno() >= 0:  # strangers lose their sockets when there are too many
+        await trio.lowlevel.wait_readable(socket)
+        with suppress(BlockingIOError):
+            return os.read(socket.fileno(), READ_BYTES)
+    return b""

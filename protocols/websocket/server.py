@@ -50,7 +50,7 @@ from protocols.websocket.device_channel import (
 )
 from protocols.websocket.errors import DeviceNotRegistered, TokenEnded
 from protocols.websocket.events import EventFeed, select_events
-from protocols.websocket.feeds import LiveFeed, encodings, select_live
+from protocols.websocket.feeds import LiveFeed, encodings, recent_mids, select_live
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake, HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
@@ -372,7 +372,7 @@ class DeviceConversation:
     def _settle(
         self, verdicts: list[tuple[ChannelOffer, Position | DomainError]], error: StorageUnavailable | None
     ) -> None:
-        mid = self._ingest.mid
+        mid = recent_mids(self._ingest).find
         self._act(
             self._channel.settle(
                 [
