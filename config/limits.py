@@ -130,6 +130,7 @@ CONNECTOR_HOOK_SECONDS: Final = 5  # how long a plug-in's hook may take
 CONNECTOR_RESULTS: Final = 1_000  # events and Actions of one hook call
 CONNECTOR_REQUESTS: Final = 20  # requests of one hook call
 CONNECTOR_SUB_DEVICES: Final = 100  # of one linked device
+CONNECTOR_PROBLEMS: Final = 50  # devices of one type that are named as failing, for each kind of call
 CONNECTOR_WAITING: Final = 1_000  # Actions, or requests of notifications, that wait for one type's third party
 
 REGISTRATION_PIN_SECONDS: Final = 3_600  # reference 7.1: validity of PIN and registration
