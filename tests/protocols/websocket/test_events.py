@@ -117,7 +117,7 @@ HEARD_OF = [
 ]
 
 
-@pytest.mark.parametrize(("token", "query", "expected"), HEARD_OF)
+@each_row(("token", "query", "expected"), HEARD_OF)
 async def test_a_subscriber_gets_events_that_match_all_filters_and_its_permissions(
     services: Services, peers: Peers, token: str, query: str, expected: list[str]
 ) -> None:
@@ -175,7 +175,7 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize(("query", "expected"), PATTERNS)
+@each_row(("query", "expected"), PATTERNS)
 async def test_names_and_patterns_choose_the_events(
     services: Services, peers: Peers, world: World, query: str, expected: list[str]
 ) -> None:
