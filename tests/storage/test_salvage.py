@@ -11,6 +11,7 @@ import pytest
 from storage.engines.salvage import LAST, SalvagedTable, salvage
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
+from tests.builders import make_store
 from tests.damaged_pages import damage, leaves
 
 ROWS = 2_000
@@ -19,7 +20,7 @@ ROWS = 2_000
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "store.sqlite"
-    SqliteEngine(path).migrate()
+    make_store(path)
     with closing(sqlite3.connect(path)) as db, db:
         db.executemany(
             "INSERT INTO message (position, device, ts, cts, mv, data, indexed) VALUES (?, 1, 1, 1, 1, ?, ?)",
