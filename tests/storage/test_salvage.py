@@ -144,3 +144,22 @@ def test_nothing_is_overwritten_and_no_half_of_a_store_stays(
     with pytest.raises(StoreError, match=text):
         salvage(path, new)
     assert (new.read_text() if new.exists() else None) == before
+
+
+def test_of_a_file_that_is_no_database_no_connection_stays(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_connect, made = sqlite3.connect, list[sqlite3.Connection]()
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        made.append(real_connect(*arguments, **options))
+        return made[-1]
+
+    _without_schema(path, tmp_path)
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(StoreError, match="not a database"):
+        salvage(path, tmp_path / "new.sqlite")
+    assert made
+    for connection in made:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
