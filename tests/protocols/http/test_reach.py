@@ -325,7 +325,7 @@ async def test_lists_leave_out_what_is_not_granted(
         assert shares["total"] == len(reachable - own)
 
 
-@each_row("grants", GRANTS)
+@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
 async def test_rules_need_read_on_their_source_and_write_on_their_destination(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
@@ -366,7 +366,7 @@ async def test_rules_need_read_on_their_source_and_write_on_their_destination(
     assert wrong == []
 
 
-@each_row("grants", GRANTS)
+@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
 async def test_scenes_need_what_their_devices_need(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
@@ -407,7 +407,7 @@ async def test_scenes_need_what_their_devices_need(
             assert {one["id"] for one in listed.json()["data"]["scenes"] if one["name"] == "Old"} == shown
 
 
-@pytest.mark.parametrize("grants", GRANTS)
+@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
 async def test_models_need_read_on_their_sources(api: httpx.AsyncClient, reach: ReachWorld, grants: str) -> None:
     """Those of own devices and of shared ones: made when all is granted, and shown as far as it still is."""
     wrong: list[tuple[object, ...]] = []
