@@ -59,7 +59,10 @@ def cheap_passwords() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _tracebacks_are_plain() -> None:
     """Rich, which structlog takes when it is installed, draws a traceback for a third of a second."""
-    processors = [*structlog.get_config()["processors"][:-1], ConsoleRenderer(exception_formatter=plain_traceback)]
+    processors = [
+        *structlog.get_config()["processors"][:-1],
+        ConsoleRenderer(colors=False, exception_formatter=plain_traceback),
+    ]
     structlog.configure(processors=processors)
 
 
