@@ -13,9 +13,8 @@ from wsproto.events import AcceptConnection, RejectConnection, RejectData, Reque
 from wsproto.utilities import RemoteProtocolError
 
 from broker.errors import BadRequest, DomainError
-from broker.ids import new_id
 from broker.trace.refusals import Refusals
-from protocols.refusals import note_refusal, rest_refusal_body, rest_refusal_headers
+from protocols.refusals import error_id_of, note_refusal, rest_refusal_body, rest_refusal_headers
 from protocols.websocket.frames import token_in
 
 #: Where there are WebSockets.
@@ -76,7 +75,7 @@ class Handshake:
 
     async def refuse(self, error: DomainError) -> None:
         """Answer with the status, the headers and the body that REST has for this error."""
-        error_id = new_id()
+        error_id = error_id_of(error)
         # Never the query: it may carry a token.
         # The path as it was sent may have a token in it, also where none belongs.
         route = self._path if self._path in PATHS else ""

@@ -227,6 +227,7 @@ class DeviceConversation:
                             event.warnings = tuple(dropped)
                             dropped.clear()
                     except DomainError as error:
+                        note_refusal(self._rooms.core.refusals, "websocket", error)
                         verdicts.append((event, error))
                         if dropped:
                             dropped.clear()
@@ -344,7 +345,9 @@ class DeviceConversation:
                 raise PermissionDenied(f"WRITE on device {offer.ddid}")
             return self._ingest.submit_action(source.device, destination, offer.data, offer.ts)
         except (DomainError, StoreError) as error:
-            return refusal_for(error)
+            refusal = refusal_for(error)
+            note_refusal(self._rooms.core.refusals, "websocket", refusal)
+            return refusal
 
     async def _find_destination(self, offer: ActionOffered) -> Device:
         destination = await self._rooms.devices.registry.find(offer.ddid)
