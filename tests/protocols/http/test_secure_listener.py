@@ -132,8 +132,8 @@ async def test_nobody_gets_in_without_a_certificate(listener: Listener, version:
             await client.get(f"https://{listener.address}/v1.1/users/self", headers=bearer(ADA_TOKEN))
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize("kind", ["ec", "rsa"])
+@each_row("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@each_row("kind", ["ec", "rsa"])
 async def test_whoever_has_one_gets_in_whoever_issued_it(
     listener: Listener, version: ssl.TLSVersion, kind: Any
 ) -> None:
@@ -206,7 +206,7 @@ async def test_a_device_registers_and_shows_what_it_registered_with(
     assert (record["name"], record["dtid"]) == ("Board", SECURE_TYPE)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "fields"),
     [
         ({}, ["deviceTypeId", "vendorDeviceId"]),
@@ -352,7 +352,7 @@ UPGRADE = (
 )
 
 
-@pytest.mark.parametrize("path", ["/websocket", "/live", "/events"])
+@each_row("path", ["/websocket", "/live", "/events"])
 async def test_websockets_need_both_as_well(
     listener: Listener, authority: Authority, board: Registered, path: str
 ) -> None:

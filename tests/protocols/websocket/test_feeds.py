@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import msgpack
-import pytest
 import trio
 import trio.testing
 from trio_websocket import WebSocketConnection
@@ -36,6 +35,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.websocket.peers import Peers, closing, said
+from tests.rows import each_row
 
 ACTION = b'{"actions":[{"name":"setOn"}]}'
 ATTIC = "14" * 16
@@ -98,7 +98,7 @@ WATCHED = [
 ]
 
 
-@pytest.mark.parametrize(("token", "query", "devices"), WATCHED)
+@each_row(("token", "query", "devices"), WATCHED)
 async def test_selections(
     peers: Peers, services: Services, token: str, query: str, devices: list[str], autojump_clock: trio.testing.MockClock
 ) -> None:
