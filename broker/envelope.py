@@ -1,12 +1,11 @@
 """Messages and Actions as clients see them. Each protocol renders the members under its own names."""
 
-from dataclasses import dataclass
+import msgspec
 
 from storage.keys import Milliseconds, Position
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """A normalised data message. `data` is compact JSON, `boid` the billing organization of the device type's owner."""
 
     position: Position
@@ -21,8 +20,7 @@ class Message:
     data: str
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """An Action message. `uid` is the owner of the destination device, `data` compact JSON `{"actions":[…]}`."""
 
     position: Position

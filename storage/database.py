@@ -5,6 +5,7 @@ an idle system commits at once, a busy one commits many writes together. Rows of
 groups (storage/journal.py).
 """
 
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -206,6 +207,7 @@ class Database:
         self._reader_count = readers
         self._read_limiter = trio.CapacityLimiter(readers)
         self._readers: list[Transaction] = []
+        self._readers_lock = threading.Lock()
         self._writer: Transaction | None = None
         self._closed = False
         self._wanted = trio.Event()
@@ -243,13 +245,17 @@ class Database:
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a read transaction of its own, beside the writer and other readers."""
-        async with self._read_limiter:
+        return await self._run_sync(partial(self._read, work), limiter=self._read_limiter)
+
+    def _read(self, work: Callable[[Transaction], T]) -> T:
+        with self._readers_lock:
             if not self._readers:
                 raise StoreError("the store is not open")
             transaction = self._readers.pop()
-            try:
-                return await self._run_sync(lambda: _in_read(transaction, work))
-            finally:
+        try:
+            return _in_read(transaction, work)
+        finally:
+            with self._readers_lock:
                 if self._closed:
                     transaction.connection.close()
                 else:
@@ -305,7 +311,8 @@ class Database:
                 await self._run_sync(self._close)
 
     def _refuse_from_now_on(self) -> None:
-        self._closed = True
+        with self._readers_lock:
+            self._closed = True
         # A task that adds to the open group from now on must not wait for a commit that will never come.
         self.open_group = Group(error=StoreError("the store is closed"))
         self.open_group.ended.set()
@@ -372,9 +379,11 @@ class Database:
             raise
 
     def _close(self) -> None:
-        for transaction in (*self._readers, *filter(None, (self._writer,))):
+        with self._readers_lock:
+            readers, self._readers = self._readers, []
+        for transaction in (*readers, *filter(None, (self._writer,))):
             transaction.connection.close()
-        self._readers, self._writer = [], None
+        self._writer = None
 
     def statistics(self) -> DatabaseStatistics:
         return DatabaseStatistics(

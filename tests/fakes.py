@@ -75,7 +75,7 @@ class HeldRunner:
 
     async def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
         await trio.lowlevel.checkpoint()
-        if limiter is not None:  # only the writer has one
+        if limiter is not None and limiter.total_tokens == 1:  # the writer's
             self.holds_commit.set()
             await self.commits.wait()
             return sync_fn()

@@ -67,11 +67,11 @@ class Place:
 class _Waiting:
     """A connection that waits for a place of its address."""
 
-    __slots__ = ("came", "end", "place")
+    __slots__ = ("end", "place", "turn")
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
-        self.came = trio.Event()
+        self.turn = trio.Event()  # it is the first in its line, or has its place
         self.place: Place | None = None
 
 
@@ -148,6 +148,8 @@ class Strangers:
             self._refused += 1
             return None
         one, line = _Waiting(end), self._lines.setdefault(key, deque())
+        if not line:
+            one.turn.set()
         line.append(one)
         self._waiting += 1
         try:
@@ -161,18 +163,28 @@ class Strangers:
             self._waiting -= 1
             if one.place is None:
                 line.remove(one)
-                if not line:
-                    del self._lines[key]
+                self._next_turn(key)
         self._refused += one.place is None
         return one.place
 
+    def _next_turn(self, key: str) -> None:
+        if line := self._lines[key]:
+            line[0].turn.set()
+        else:
+            del self._lines[key]
+
     async def _wait_turn(self, key: str, one: _Waiting) -> None:
-        """Until the connection has a place, or its address has lost all of its places to others."""
+        """Until the connection has a place, or its address has lost all of its places to others.
+
+        Only the first in the line looks at the clock: hundreds that did would all wake up at the same moment.
+        """
+        await one.turn.wait()
         while one.place is None and (of_address := self._by_address.get(key)):
+            one.turn = trio.Event()
             oldest = next(iter(of_address))
             if oldest.is_kept:
                 with trio.move_on_at(oldest.since + UNAUTHENTICATED_SECONDS):
-                    await one.came.wait()
+                    await one.turn.wait()
             else:
                 self._ended += 1
                 oldest.end_connection()  # the first in the line gets its place
@@ -193,10 +205,9 @@ class Strangers:
         self._remove(place)
         if (line := self._lines.get(place.key)) is not None:
             first = line.popleft()
-            if not line:
-                del self._lines[place.key]
             first.place = self._given(place.key, first.end)
-            first.came.set()
+            first.turn.set()
+            self._next_turn(place.key)
             return
         self._left.set()
         self._left = trio.Event()

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
-from wsgiref.handlers import format_date_time
 
 import trio
 from quart import Quart, Response
@@ -27,7 +26,7 @@ from protocols.http.allowances import EXPOSED, Allowances
 from protocols.http.answers import CORS, REST_ROOT, Answer
 from protocols.http.errors import failure_answer, refusal_answer
 from protocols.http.forwarded import Forwarded
-from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS, is_whole, read_head, refuse_head
+from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS, date_line, is_whole, read_head, refuse_head
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import PlainRequest, plain_request
 from protocols.http.this_request import ThisRequest, answering
@@ -182,7 +181,7 @@ class DirectCalls:
                 self._hsts,
                 _CORS_LINES if is_open else b"",
                 about.encode("latin-1"),
-                _date_line(int(time.time())),
+                date_line(),
                 b"\r\n",
                 answer.body,
             )
@@ -212,11 +211,6 @@ class DirectCalls:
                 return b""
             return bytes(head)
         return b""
-
-
-@lru_cache(1)
-def _date_line(second: int) -> bytes:
-    return f"date: {format_date_time(second)}\r\n".encode()
 
 
 async def _within(body: bytes, limit: int) -> bytes:

@@ -27,6 +27,7 @@ from protocols.http.heads import (
     is_websocket_upgrade,
     is_whole,
     read_head,
+    refuse_fragment,
     refuse_head,
     split_head,
 )
@@ -132,6 +133,9 @@ class FrontDoor:
             return
         if len(head) >= HEAD_BYTES and not is_whole(head):
             await refuse_head(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, self._refusals)
+            return
+        if not is_whole(head):
+            await refuse_fragment(stream)
             return
         upgrade = bytes(head)
         if self._direct is not None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.attacks.measuring import damage_of
-from tests.attacks.strangers import Target, connect_from
+from tests.attacks.strangers import Target, connect_from, decoy
 from tests.daemon import running_daemon
 from tests.protocols.http.certificates import contexts
 
@@ -71,10 +71,16 @@ def main() -> None:
                 folder = Path(name)
                 contexts(folder)
                 tls = f'[tls]\ncertificate = "{folder}/cert.pem"\nkey = "{folder}/key.pem"\n[secure]\n'
-                with running_daemon(folder, devices=1, settings=f'{tls}tls_bind = "127.0.0.1:0"\n') as daemon:
+                settings = f'{tls}tls_bind = "127.0.0.1:0"\n'
+                with decoy() as other, running_daemon(folder, devices=1, settings=settings) as daemon:
                     target = daemon.host_port({"websocket": "http", "https": "secure"}.get(kind, kind))
-                    attack = partial(occupy, target, beginning, addresses)
-                    damage_of(daemon, attack, seconds=seconds).show(f"{kind}, {addresses} addresses")
+                    damage = damage_of(
+                        daemon,
+                        partial(occupy, target, beginning, addresses),
+                        seconds=seconds,
+                        on_another=partial(occupy, other, beginning, addresses),
+                    )
+                    damage.show(f"{kind}, {addresses} addresses")
 
 
 if __name__ == "__main__":

@@ -42,13 +42,14 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What an attack did."""
+    """What an attack did. `beside`: the same attack on another process of this machine."""
 
     alone: Waits
     during: Waits
     after: Waits
     grown_mib: float
     kept_mib: float
+    beside: Waits | None = None
 
     @property
     def slowdown(self) -> float:
@@ -65,6 +66,9 @@ class Damage:
 
     def show(self, name: str) -> None:
         print(f"{name}\n  alone  {self.alone}\n  during {self.during}\n  after  {self.after}")
+        if self.beside is not None:
+            share = self.during.percentile(0.99) / self.beside.percentile(0.99)
+            print(f"  beside {self.beside}\n  p99 {share:.1f} times that while another process is attacked")
         verdict = "within bounds" if self.is_bounded else "OUT OF BOUNDS"
         print(
             f"  p99 {self.slowdown:.1f} times that alone, memory grew by {self.grown_mib:.0f} MiB and kept"
@@ -80,6 +84,7 @@ def damage_of(
     seconds: float,
     attackers: int = 1,
     innocent: Callable[[Daemon], Exchange] | None = None,
+    on_another: Callable[[], None] | None = None,
 ) -> Damage:
     """Measure an innocent client before, during and `RECOVERY_SECONDS` after an attack.
 
@@ -88,16 +93,23 @@ def damage_of(
         seconds: how long to measure before and during the attack.
         attackers: how many processes run `attack`.
         innocent: opens the innocent client's connection; without it, one that reads a device over REST.
+        on_another: the attack on another process, whose share of the processors an innocent client feels, too.
     """
     connect = reads_a_device if innocent is None else innocent
     alone = _waits_of(connect, daemon, seconds)
+    beside = None
+    if on_another is not None:
+        with running(on_another, attackers):
+            beside = _waits_of(connect, daemon, seconds)
     memory = _Memory(daemon)
     with memory.watched():
         with running(attack, attackers):
             during = _waits_of(connect, daemon, seconds)
         time.sleep(RECOVERY_SECONDS)
     after = _waits_of(connect, daemon, seconds / 2)
-    return Damage(alone, during, after, memory.highest_mib - memory.first_mib, memory.now_mib() - memory.first_mib)
+    return Damage(
+        alone, during, after, memory.highest_mib - memory.first_mib, memory.now_mib() - memory.first_mib, beside
+    )
 
 
 @contextmanager

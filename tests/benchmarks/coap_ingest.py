@@ -113,7 +113,7 @@ def _ours(server: subprocess.Popen[str], ports: dict[str, int], options: argpars
         what = f"DTLS, {options.devices} devices, {window} in flight"
         _measured(pid, what, ports["coaps"], *devices, "--window", window, "--dtls", seconds=seconds, yardstick=theirs)
     before = _memory(pid)
-    with _running(_LOAD, "idle", "--port", str(ports["coaps"]), "--devices", str(SESSIONS)) as idle:
+    with _running(_LOAD, "idle", "--port", str(ports["coaps"]), "--devices", str(options.sessions)) as idle:
         result = json.loads(_said(idle))
         grown = (_memory(pid) - before) / result["sessions"]
         print(f"handshakes                        {result['rate']:>9,.0f}/s   {result['sessions']} sessions")
@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--devices", type=int, default=50)
     parser.add_argument("--soak", type=float, default=0.0, help="seconds at full rate, instead of everything else")
+    parser.add_argument("--sessions", type=int, default=SESSIONS, help="idle DTLS sessions whose memory is measured")
     parser.add_argument("--folder", type=Path, default=None, help="where the store goes; a real disk, not tmpfs")
     parser.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

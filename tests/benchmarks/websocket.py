@@ -30,7 +30,7 @@ from tests.benchmarks.websocket_load import Drive, Frames, Reader, Sender, conne
 from tests.daemon import USER_TOKEN, Daemon, device_id, device_token, running_daemon
 
 DATA = '{"temperature":21.53,"intensity":48,"state":true,"text":"ok"}'
-_LIVE = f"/v1.1/live?Authorization=bearer+{USER_TOKEN}"
+LIVE = f"/v1.1/live?Authorization=bearer+{USER_TOKEN}"
 _DEVICES = 50
 _ENOUGH = 30_000  # messages of 250 bytes
 
@@ -128,7 +128,7 @@ def ack(daemon: Daemon, seconds: float, yardstick: float) -> None:
 
 
 def fanout(daemon: Daemon, seconds: float, yardstick: float, *, subscribers: int = 10) -> None:
-    readers = [Reader(connect(daemon.port("http"), _LIVE)) for _ in range(subscribers)]
+    readers = [Reader(connect(daemon.port("http"), LIVE)) for _ in range(subscribers)]
     talking = senders(daemon, window=20)
     drive = Drive([*readers, *talking])
     drive.run(1.0)
@@ -158,7 +158,7 @@ def _publish(port: int, seconds: float, rate: "multiprocessing.Queue[float]") ->
 
 def fanout_of_mqtt(daemon: Daemon, seconds: float, *, subscribers: int = 10) -> None:
     """The same for messages that come over MQTT, from a process of their own."""
-    readers = [Reader(connect(daemon.port("http"), _LIVE)) for _ in range(subscribers)]
+    readers = [Reader(connect(daemon.port("http"), LIVE)) for _ in range(subscribers)]
     sent: multiprocessing.Queue[float] = multiprocessing.Queue()
     process = multiprocessing.Process(target=_publish, args=(daemon.port("mqtt"), seconds + 2, sent))
     process.start()
@@ -178,7 +178,7 @@ def fanout_of_mqtt(daemon: Daemon, seconds: float, *, subscribers: int = 10) -> 
 def idle(daemon: Daemon, *, sockets: int = 5000) -> None:
     assert daemon.process is not None
     before = resident_kib(daemon.process.pid)
-    opened = [connect(daemon.port("http"), _LIVE) for _ in range(sockets)]
+    opened = [connect(daemon.port("http"), LIVE) for _ in range(sockets)]
     grown = resident_kib(daemon.process.pid) - before
     for one in opened:
         one.close()
@@ -197,9 +197,9 @@ def soak(daemon: Daemon, seconds: float, *, sockets: int = 2000, window: int = 4
     """What the readers got, how those that stopped reading were let go, and the daemon's memory over time."""
     port = daemon.port("http")
     assert daemon.process is not None
-    parked = [connect(port, _LIVE + f"&sdids={device_id(_DEVICES + n % 10)}") for n in range(sockets - _DEVICES - 20)]
-    readers = [Reader(connect(port, _LIVE)) for _ in range(15)]
-    stopped = [connect(port, _LIVE, receive_buffer=4096) for _ in range(5)]
+    parked = [connect(port, LIVE + f"&sdids={device_id(_DEVICES + n % 10)}") for n in range(sockets - _DEVICES - 20)]
+    readers = [Reader(connect(port, LIVE)) for _ in range(15)]
+    stopped = [connect(port, LIVE, receive_buffer=4096) for _ in range(5)]
     talking = senders(daemon, window=window)
     drive = Drive([*readers, *talking])
     memory: list[int] = []

@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.suite [--rounds 3] [--seconds 4] [--only WORD] [--growth MESSAGES ...]
 
-Each row has the daemon and its references. All of a row take turns, so ratios hold where rates move. `--growth` builds
-stores of so many messages first, which takes a minute for each ten million.
+Each row has the daemon and its references. All of a row take turns, so ratios hold where rates move. `--growth` adds
+rows for stores of so many messages, which take a minute to build for each ten million, and for more types, users and
+subscribers.
 """
 
 import argparse
@@ -17,11 +18,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.benchmarks import history_store
+from tests.benchmarks.suite import growth as grown
 from tests.benchmarks.suite import mqtt, others
 from tests.benchmarks.suite.contest import Contender, Measure, Outcome, Row, UnavailableError, compete, table
 
@@ -70,27 +69,13 @@ def rows(growth: Sequence[int]) -> Iterator[Row]:
             "5 of aiocoap, p99 15 ms",
         )
     if growth:
-        yield Row(
-            "MQTT QoS 1, 50 devices, 20 in flight, by messages that are stored",
-            {f"{messages:,}": partial(_grown, messages) for messages in growth},
-        )
+        yield from grown.rows(growth)
 
 
 @contextmanager
 def _absent(why: str) -> Iterator[Measure]:
     raise UnavailableError(why)
     yield
-
-
-@contextmanager
-def _grown(messages: int) -> Iterator[Measure]:
-    with TemporaryDirectory(dir="/var/tmp") as folder:
-        daemon = history_store.build(Path(folder), messages)
-        daemon.start()
-        try:
-            yield mqtt.of_daemon(daemon, 50, 20)
-        finally:
-            daemon.stop()
 
 
 def _machine() -> str:
@@ -108,7 +93,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
     parser.add_argument("--only", default="", help="only rows whose names have this text")
-    parser.add_argument("--growth", type=int, nargs="*", default=[], help="rows for stores of so many messages")
+    parser.add_argument("--growth", type=int, nargs="*", default=[], help="rows for so many stored messages, and more")
     options = parser.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))

@@ -152,6 +152,70 @@ async def test_who_waits_comes_in_the_order_of_arrival_when_the_oldest_have_to_g
     assert (statistics.connections, statistics.waiting) == (3, 0)
 
 
+class _BusiestTurn(trio.abc.Instrument):
+    """The most tasks that ran in one turn of the loop."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+
+    def before_task_step(self, _task: trio.lowlevel.Task) -> None:
+        self._now += 1
+        self.most = max(self.most, self._now)
+
+    def before_io_wait(self, _timeout: float) -> None:
+        self._now = 0
+
+
+async def test_hundreds_who_wait_do_not_wake_up_at_the_same_moment(mock_clock: MockClock) -> None:
+    """Others would wait for the turn of the loop in which all of them look at the clock."""
+    strangers, turns = Strangers(in_all=200, of_one_address=100), _BusiestTurn()
+    for _ in range(100):
+        assert strangers.enter("192.0.2.1", gone) is not None
+    came = 0
+
+    async def wait() -> None:
+        nonlocal came
+        place = await strangers.wait_place("192.0.2.1", gone)
+        came += place is not None
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(500):
+            nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(turns)
+        mock_clock.jump(UNAUTHENTICATED_SECONDS)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.remove_instrument(turns)
+        assert came == 100
+        assert turns.most < 10
+        nursery.cancel_scope.cancel()
+    assert strangers.statistics().waiting == 0
+
+
+async def test_the_line_moves_on_when_its_first_connection_gives_up(mock_clock: MockClock) -> None:
+    strangers, came = Strangers(in_all=10, of_one_address=1), []
+    first = strangers.enter("192.0.2.1", gone)
+    assert first is not None
+    scopes = {name: trio.CancelScope() for name in "abc"}
+
+    async def wait(name: str) -> None:
+        with scopes[name]:
+            if await strangers.wait_place("192.0.2.1", gone) is not None:
+                came.append(name)
+
+    async with trio.open_nursery() as nursery:
+        for name in "abc":
+            nursery.start_soon(wait, name)
+            await trio.testing.wait_all_tasks_blocked()
+        scopes["b"].cancel()  # not the first
+        await trio.testing.wait_all_tasks_blocked()
+        scopes["a"].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(UNAUTHENTICATED_SECONDS)
+    assert came == ["c"]
+    assert strangers.statistics().waiting == 0
+
+
 async def test_those_who_wait_get_no_place_that_another_address_has_taken(mock_clock: MockClock) -> None:
     """Otherwise there would be more places than there are in all."""
     connections = Connections(Strangers(in_all=2, of_one_address=1))

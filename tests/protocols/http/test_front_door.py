@@ -142,6 +142,21 @@ async def test_requests_that_are_sent_ahead_are_answered_in_order(raw: Raw) -> N
     assert answers.index(b'"mid"') < answers.index(b"Kitchen light")
 
 
+@pytest.mark.parametrize("fragment", [GET_DEVICE[:-10], b"G", b"\x16\x03\x01"])
+async def test_what_will_be_no_request_is_refused_as_hypercorn_does(
+    stream: trio.SocketStream, fragment: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unused(*_: object) -> bytes:
+        raise AssertionError("Hypercorn takes ten times as long")
+
+    monkeypatch.setattr(HypercornAdapter, "serve_connection", unused)
+    await stream.send_all(fragment)
+    await stream.send_eof()
+    lines = (await receive_all(stream)).split(b"\r\n")
+    assert lines.pop(3).startswith(b"date: ")
+    assert lines == [b"HTTP/1.1 400 ", b"content-length: 0", b"connection: close", b"", b""]
+
+
 async def test_head_and_body_of_an_answer_travel_together(stream: trio.SocketStream) -> None:
     await stream.send_all(GET_DEVICE)
     received = await stream.receive_some()

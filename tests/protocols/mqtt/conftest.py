@@ -25,7 +25,7 @@ class Runner(HeldRunner):
         self.error: StoreError | None = None
 
     async def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
-        if limiter is None and self.error is not None:
+        if (limiter is None or limiter.total_tokens > 1) and self.error is not None:
             raise self.error
         return await super().__call__(sync_fn, limiter=limiter)
 
