@@ -1,7 +1,7 @@
 """Schemathesis as a program of its own, which also writes how often each operation was answered with which status.
 
-It searches seldom for garbage, of which it has little, and writes no report with every request and answer: together
-they take a quarter of its processor time. The first argument is the file for the statuses.
+It searches seldom for garbage, of which it has little, and writes no report with every request and answer: both take
+processor time. The first argument is the file for the statuses.
 """
 
 import gc

@@ -137,7 +137,7 @@ class ServedDocument:
         settings.write_text(
             settings_of(dictionaries_of(world) | {"devices": devices}, examples, tried_in_examples), encoding="utf-8"
         )
-        command: list[str | Path] = [sys.executable, SCHEMATHESIS, statuses, "--config-file", settings]
+        command: list[str | Path] = [sys.executable, "-P", SCHEMATHESIS, statuses, "--config-file", settings]
         command += ["run", described, "--phases", phases]
         command += ["--url", self.daemon.base_url, "--header", f"Authorization: bearer {token}", "--no-color"]
         # Those are for the secure listener (test_secure_devices.py).
