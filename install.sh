@@ -2,6 +2,8 @@
 # Installs or upgrades Trunkline from this tree, on a machine with systemd that has no Debian packages: as root, or below
 # another folder for looking at it.
 #
+# Tried with DESTDIR; with a running systemd it is untried.
+#
 #   sudo ./install.sh                       into /opt/trunkline, with the units, and starts the service
 #   sudo ./install.sh --extras streams      with optional parts of pyproject.toml: learning, streams, tracing
 #   sudo ./install.sh --uninstall           removes the program; configuration and data stay

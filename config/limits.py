@@ -45,7 +45,8 @@ MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has tw
 MQTT_WAITING_MESSAGES: Final = 1_000  # that wait for one device, and how large they are together
 MQTT_WAITING_BYTES: Final = 1024 * 1024
 MQTT_SUBSCRIPTIONS_MAX: Final = 100  # of one device
-MQTT_TOPIC_LEVELS_MAX: Final = 32
+MQTT_TOPIC_LEVELS_MAX: Final = 32  # of the open topic space, and how long a topic or a filter is
+MQTT_TOPIC_BYTES_MAX: Final = 1_024
 MQTT_RETAINED_MAX: Final = 10_000  # messages of the open topic space, and how large they are together
 MQTT_RETAINED_BYTES: Final = 16 * 1024 * 1024
 MQTT_TOPIC_ALIASES: Final = 16
@@ -130,6 +131,7 @@ CONNECTOR_HOOK_SECONDS: Final = 5  # how long a plug-in's hook may take
 CONNECTOR_RESULTS: Final = 1_000  # events and Actions of one hook call
 CONNECTOR_REQUESTS: Final = 20  # requests of one hook call
 CONNECTOR_SUB_DEVICES: Final = 100  # of one linked device
+CONNECTOR_PROBLEMS: Final = 50  # devices of one type that are named as failing, for each kind of call
 CONNECTOR_WAITING: Final = 1_000  # Actions, or requests of notifications, that wait for one type's third party
 
 REGISTRATION_PIN_SECONDS: Final = 3_600  # reference 7.1: validity of PIN and registration

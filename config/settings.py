@@ -38,6 +38,7 @@ from config.providers import provider_problems
 from config.rates import Rate
 
 PREFIX = "TRUNKLINE_"
+_ENVIRONMENT = "environment"
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
 #: Currencies with no or three decimals: refused, because prices have two decimals.
 WHOLE_CURRENCIES = frozenset(
@@ -325,7 +326,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) ->
         raise SettingsError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
-    where = str(path) if path is not None else "environment"
+    where = str(path) if path is not None else _ENVIRONMENT
     for (*tables, key), value in _overrides(environ):
         table = document
         for name in tables:
@@ -403,6 +404,8 @@ def _convert(document: dict[str, Any], where: str) -> Settings:
             keys, problem = [*keys, unknown[1]], "unknown setting"
         elif (missing := _MISSING.search(problem)) is not None:
             keys, problem, allowed = [*keys, missing[1]], "is required", ""
+            if where == _ENVIRONMENT:
+                problem = f"{problem} (--config names a configuration, {PREFIX}{'_'.join(keys).upper()} the value)"
         raise SettingsError(f"{where}: {'.'.join(keys)}: {_lower(problem)}{allowed}") from error
 
 

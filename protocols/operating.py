@@ -120,6 +120,9 @@ class DaemonMachine:
             raise BackupFailedError(f"{folder}: {error.strerror or error}") from error
         return made
 
+    async def available(self, folder: Path) -> int:
+        return await trio.to_thread.run_sync(_available, folder)
+
     async def backups(self, folder: Path) -> Sequence[tuple[str, int, int]]:
         return await trio.to_thread.run_sync(self._listed, folder)
 
@@ -134,3 +137,9 @@ class DaemonMachine:
     def _found(folder: Path) -> list[Path]:
         """The newest first."""
         return sorted((path for path in folder.iterdir() if _NAMED.fullmatch(path.name)), reverse=True)
+
+
+def _available(folder: Path) -> int:
+    """On the disk of the folder, or of the one above in which it will be made."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
+    return available_bytes(there)

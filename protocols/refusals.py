@@ -22,6 +22,7 @@ from broker.errors import (
     Unauthorized,
     ValidationFailed,
 )
+from broker.ids import new_id
 from broker.limits.refusals import PlanLimitsNotSet, RateLimitExceeded, Standing
 from broker.trace.audit import AuditEvent
 from broker.trace.refusals import Refusals
@@ -62,6 +63,11 @@ _encode = msgspec.json.Encoder().encode
 def refusal_for(error: DomainError | StoreError) -> DomainError:
     """The refusal that a client gets: a failure of the store is `StorageUnavailable`."""
     return error if isinstance(error, DomainError) else StorageUnavailable(str(error))
+
+
+def error_id_of(error: DomainError) -> str:
+    """The id of a refusal, in its answer and in its line of the log: fresh, unless the refusal has its line already."""
+    return error.error_id if isinstance(error, RateLimitExceeded) else new_id()
 
 
 def note_refusal(refusals: Refusals, protocol: str, error: DomainError, **about: Any) -> None:

@@ -218,6 +218,23 @@ class ConnectorStore:
             {"device": device, "holder": holder},
         )
 
+    def count_links(self, device_type: DeviceTypeKey) -> int:
+        row = self._db.execute(
+            "SELECT count(*) AS count FROM connector_link AS l JOIN device AS d ON d.key = l.device"
+            " WHERE l.device_type = :type AND d.deleted_on IS NULL",
+            {"type": device_type},
+        ).one()
+        return int(row["count"]) if row else 0
+
+    # What fails
+
+    def problems(self) -> list[tuple[DeviceTypeKey, str]]:
+        rows = self._db.execute("SELECT device_type, problems FROM connector_problems")
+        return [(row["device_type"], row["problems"]) for row in rows]
+
+    def put_problems(self, texts: Mapping[DeviceTypeKey, str]) -> None:
+        self._db.put_many("connector_problems", ("device_type", "problems"), ("device_type",), list(texts.items()))
+
     # Authorizations under way
 
     def add_state(self, state: ConnectorStateRecord, *, now_ms: int, at_most: int) -> None:

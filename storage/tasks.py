@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
 from storage.sql import StoreConnection, sure
 
 
@@ -120,6 +120,26 @@ class TaskStore:
         rows = self._db.execute(
             f"SELECT *{where} ORDER BY {sort} {way}, key {way} LIMIT :limit OFFSET :offset",
             given,
+        )
+        found = [_task(row) for row in rows]
+        return found, self._count(where, given)
+
+    def failing(
+        self, organization: OrganizationKey, unfinished: Sequence[str], since_ms: int, *, offset: int, limit: int
+    ) -> tuple[list[TaskRecord], int]:
+        """A page of the organization's tasks that failed on a device, and the number of all; the latest first.
+
+        Those that are unfinished, or were changed since `since_ms`.
+        """
+        given = {"organization": organization, "since": since_ms, "offset": offset, "limit": limit}
+        where = (
+            " FROM task AS t JOIN device_type AS d ON d.key = t.device_type"  # noqa: S608 - of an enum
+            " WHERE d.organization = :organization"
+            f" AND (t.status IN {_texts(unfinished)} OR t.modified_on >= :since)"
+            " AND EXISTS (SELECT 1 FROM device_task AS e WHERE e.task = t.key AND e.status = 'FAILED')"
+        )
+        rows = self._db.execute(
+            f"SELECT t.*{where} ORDER BY t.modified_on DESC, t.key DESC LIMIT :limit OFFSET :offset", given
         )
         found = [_task(row) for row in rows]
         return found, self._count(where, given)

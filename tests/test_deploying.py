@@ -113,6 +113,14 @@ def test_what_cannot_be_done_is_said(machine: Machine, words: tuple[str, ...], m
     assert not machine.root.exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["Containerfile", "deploy/trunkline.container", "deploy/trunkline.volume", "install.sh", "README.md"]
+)
+def test_what_could_not_be_tried_says_so(name: str) -> None:
+    """Who tries one of them removes the word, and the name here."""
+    assert re.search(r"(?i)\buntried\b", (ROOT / name).read_text(encoding="utf-8"))
+
+
 def test_the_image_is_built_of_what_is_in_the_tree() -> None:
     """No container was built here; what can be compared is."""
     text = (ROOT / "Containerfile").read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from broker.connectors.catalog import Catalog, Connector
 from broker.connectors.intake import Intake
 from broker.connectors.lanes import Lanes
 from broker.connectors.links import ConnectorLink, ConnectorLinks
+from broker.connectors.problems import Doing, Problems, answered
 from broker.connectors.sending import Sending, WaitedTooLongError
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Devices
@@ -51,6 +52,7 @@ class Actions:
         calls: Calls,
         intake: Intake,
         lanes: Lanes,
+        problems: Problems,
         quotas: Quotas | None,
         mid: Callable[[Position], str],
     ) -> None:
@@ -63,6 +65,7 @@ class Actions:
         self._calls = calls
         self._intake = intake
         self._lanes = lanes
+        self._problems = problems
         self._quotas = quotas
         self._mid = mid
         self._router = router
@@ -97,14 +100,15 @@ class Actions:
     def _offer(self, connector: Connector, position: Position, device: DeviceKey, data: str) -> None:
         sending = Sending(connector, device, data, self._calls, self._link_for)
         has_room = self._waiting[device] < _WAITING
-        if has_room and self._lanes.offer(connector.type.key, device, lambda: self._send(sending, position)):
+        if has_room and self._lanes.offer(connector.type.key, device, lambda: self._send(connector, sending, position)):
             self._unsent[position] = None
             self._waiting[device] += 1
         else:
             self.failed += 1
+            self._problems.note(connector.type.key, device, Doing.ACTION, "Too many Actions wait: one was not sent.")
             _log.warning("connector_action_dropped", device=device, position=position)
 
-    async def _send(self, sending: Sending, position: Position) -> float | None:
+    async def _send(self, connector: Connector, sending: Sending, position: Position) -> float | None:
         """Seconds until the Action is to be tried again; None: it has ended."""
         problem = ""
         try:
@@ -112,15 +116,21 @@ class Actions:
                 return wait
         except (*CALL_FAILURES, WaitedTooLongError, StoreError) as error:
             problem = str(error) or type(error).__name__
+            self._problems.note_error(connector.type.key, sending.device, Doing.ACTION, error)
             _log.warning("connector_action_failed", device=sending.device, position=position, reason=problem)
         except Exception as error:  # noqa: BLE001 - an unexpected error must not keep the saved position from moving on
             problem = type(error).__name__
+            self._problems.note_error(connector.type.key, sending.device, Doing.ACTION, error)
             _log.exception("connector_action_failed", device=sending.device, position=position)
         # A cancelled task does not get here: its Action stays unsent and is sent after the restart.
         del self._unsent[position]
         self._waiting[sending.device] -= 1
         if not self._waiting[sending.device]:
             del self._waiting[sending.device]
+        if not problem and sending.refused_with is not None:
+            self._problems.note(connector.type.key, sending.device, Doing.ACTION, answered(sending.refused_with))
+        elif not problem and sending.sent:
+            self._problems.note_success(connector.type.key, sending.device, Doing.ACTION)
         self.sent += sending.sent
         self.failed += sending.failed + bool(problem)
         await self._tell_end(sending, position, has_failed=bool(problem or sending.failed))

@@ -81,16 +81,20 @@ class Catalog:
         self._base_url = base_url
         self._by_key: dict[DeviceTypeKey, Connector] = {}
         self._by_id: dict[str, Connector] = {}
+        #: The types whose plug-in cannot be used.
+        self.unusable: dict[DeviceTypeKey, DeviceType] = {}
 
     async def reload(self) -> None:
         """Read the connectors of all types. A plug-in that cannot be used is logged, and its connector left out."""
         found: dict[DeviceTypeKey, Connector] = {}
+        unusable: dict[DeviceTypeKey, DeviceType] = {}
         for record in await self._database.read(lambda tx: tx.connectors.connectors()):
             try:
                 found[record.device_type] = await self._connector(record)
             except PluginFailedError as error:
+                unusable[record.device_type] = await self._types.get(record.device_type)
                 _log.error("connector_unusable", device_type=record.device_type, reason=str(error))
-        self._by_key = found
+        self._by_key, self.unusable = found, unusable
         self._by_id = {connector.type.id: connector for connector in found.values()}
 
     async def _connector(self, record: ConnectorRecord) -> Connector:

@@ -14,6 +14,7 @@ from broker.connectors.intake import Intake
 from broker.connectors.lanes import Lanes
 from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.plugin import Phase, Request
+from broker.connectors.problems import Doing, Problems
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, StorageUnavailable
 from broker.loops import Wakeup, repeat
@@ -36,6 +37,7 @@ class Fetches:
         calls: Calls,
         intake: Intake,
         lanes: Lanes,
+        problems: Problems,
         *,
         pull_minutes: int,
     ) -> None:
@@ -47,6 +49,7 @@ class Fetches:
         self._calls = calls
         self._intake = intake
         self._lanes = lanes
+        self._problems = problems
         self._pull_minutes = pull_minutes
         self._waiting: set[DeviceKey] = set()
         self._wakeup = Wakeup()
@@ -116,8 +119,10 @@ class Fetches:
                 requests = await connector.hooks.fetch(link.device(since=since))
             for request in requests:
                 await self._ask(connector, link, request)
+            self._problems.note_success(connector.type.key, device, Doing.FETCH)
         except (*CALL_FAILURES, StorageUnavailable, StoreError) as error:
             self.failed += 1
+            self._problems.note_error(connector.type.key, device, Doing.FETCH, error)
             _log.warning("connector_fetch_failed", device_type=connector.type.id, device=device, reason=str(error))
         finally:
             if self._has_more:  # this fetch has left room for another one

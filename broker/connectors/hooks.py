@@ -48,6 +48,14 @@ class PluginFailedError(Exception):
     """A hook raised an exception, took too long or returned an invalid result. The text is for the operator's log."""
 
 
+class AnswerNotReadError(PluginFailedError):
+    """The same for a hook that had to read an answer, which was a refusal: its status says why."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """An event or an Action as Ingest takes it: `data` is JSON, `sub_device` an external id.
@@ -114,7 +122,9 @@ class Hooks:
 
     async def subscribed(self, device: LinkedDevice, request: Request, response: Response) -> HookOutcome:
         return await self._call(
-            lambda: _outcome(self._plugin.subscribe_response(device, request, response)), "subscribe_response"
+            lambda: _outcome(self._plugin.subscribe_response(device, request, response)),
+            "subscribe_response",
+            response,
         )
 
     async def unsubscribe(self, device: LinkedDevice) -> tuple[Request, ...]:
@@ -131,15 +141,21 @@ class Hooks:
 
     async def fetched(self, device: LinkedDevice, request: Request, response: Response) -> HookOutcome:
         return await self._call(
-            lambda: _outcome(self._plugin.fetch_response(device, request, response)), "fetch_response"
+            lambda: _outcome(self._plugin.fetch_response(device, request, response)), "fetch_response", response
         )
 
     async def action(self, device: LinkedDevice, action: ActionDefinition) -> tuple[Request, ...]:
         return await self._call(lambda: _requests(self._plugin.action(device, action)), "action")
 
-    async def _call(self, hook: Callable[[], T], name: str) -> T:
+    async def _call(self, hook: Callable[[], T], name: str, read: Response | None = None) -> T:
+        """`read`: the answer that the hook reads."""
         with trio.move_on_after(CONNECTOR_HOOK_SECONDS):
-            return await self._run(lambda: guarded(hook, name), limiter=self._limiter)
+            try:
+                return await self._run(lambda: guarded(hook, name), limiter=self._limiter)
+            except PluginFailedError as error:
+                if read is None or read.ok:
+                    raise
+                raise AnswerNotReadError(str(error), read.status) from error
         raise PluginFailedError(f"{name}: not done after {CONNECTOR_HOOK_SECONDS} s")
 
 

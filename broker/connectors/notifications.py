@@ -12,6 +12,7 @@ from broker.connectors.fetches import Fetches
 from broker.connectors.hooks import Heard, NotifiedDevices, PluginFailedError
 from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.plugin import IncomingRequest
+from broker.connectors.problems import NO_DEVICE, Doing, Problems
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
@@ -31,6 +32,7 @@ class Notifications:
         catalog: Catalog,
         links: ConnectorLinks,
         fetches: Fetches,
+        problems: Problems,
     ) -> None:
         self._clock = clock
         self._types = device_types
@@ -38,6 +40,7 @@ class Notifications:
         self._catalog = catalog
         self._links = links
         self._fetches = fetches
+        self._problems = problems
         self._busy: Counter[DeviceTypeKey] = Counter()
         self.heard = self.failed = 0
 
@@ -66,12 +69,14 @@ class Notifications:
             heard = await connector.hooks.notification(request)
         except PluginFailedError as error:
             self.failed += 1
+            self._problems.note_error(connector.type.key, NO_DEVICE, Doing.NOTIFICATION, error)
             _log.warning("connector_notification_failed", device_type=connector.type.id, reason=str(error))
             raise ConnectorUnavailable from error
         for notified in heard.devices:
             for link in await self._links_of(connector, notified):
                 await self._take(connector, link, notified)
         self.heard += 1
+        self._problems.note_success(connector.type.key, NO_DEVICE, Doing.NOTIFICATION)
         return heard
 
     async def _links_of(self, connector: Connector, notified: NotifiedDevices) -> list[ConnectorLink]:

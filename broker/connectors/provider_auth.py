@@ -17,6 +17,7 @@ from broker.connectors.links import ConnectorLink, ConnectorLinks, Contents
 from broker.connectors.oauth import AuthorizationRefusedError, Granted, OperatorFaultError
 from broker.connectors.plugin import Phase
 from broker.connectors.port import ThirdPartyUnreachableError
+from broker.connectors.problems import NO_DEVICE, Doing, Problems
 from broker.devices.registry import Device, Devices
 from broker.errors import INVALID, DeviceNotFound, DomainError, TryLater, ValidationFailed
 from broker.facts import ProviderAuthRemoved, Router
@@ -68,6 +69,7 @@ class ProviderAuth:
         catalog: Catalog,
         links: ConnectorLinks,
         calls: Calls,
+        problems: Problems,
     ) -> None:
         self._database = database
         self._vault = vault
@@ -77,6 +79,7 @@ class ProviderAuth:
         self._catalog = catalog
         self._links = links
         self._calls = calls
+        self._problems = problems
         self._attempts: set[_Attempt] = set()
 
     async def holder(self, device: Device) -> Device:
@@ -112,6 +115,7 @@ class ProviderAuth:
         except TryLater:  # has its own answer to the client
             raise
         except CALL_FAILURES as error:
+            self._problems.note_error(connector.type.key, NO_DEVICE, Doing.AUTHORIZATION, error)
             _log.warning("connector_authorization_failed", device=device.id, reason=str(error))
             raise ThirdPartyFailed from error
         now_ms = self._clock.now_ms()
@@ -161,8 +165,11 @@ class ProviderAuth:
         except CALL_FAILURES as failure:
             if isinstance(failure, OperatorFaultError):
                 self._calls.note_operator_fault(connector, failure)
+            self._problems.note_error(connector.type.key, NO_DEVICE, Doing.AUTHORIZATION, failure)
             _log.warning("connector_authorization_failed", device=device.id, reason=str(failure))
             return with_parameters(state.referer, [("error", _error_of(failure))])
+        self._problems.note_success(connector.type.key, NO_DEVICE, Doing.AUTHORIZATION)
+        self._problems.forget(device.key)
         _log.info("connector_linked", device=device.id)
         return state.referer
 

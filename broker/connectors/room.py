@@ -34,6 +34,7 @@ async def open_connectors(
         pull_minutes=core.settings.connectors.pull_minutes,
     )
     await connectors.catalog.reload()
+    await connectors.problems.load()
     if third_party is None:
         core.life.observe("connectors", connectors.statistics)
     else:

@@ -58,6 +58,7 @@ class Sending:
         self._attempts = 0
         self._begun = self._taken = trio.current_time()
         self.sent = self.failed = 0
+        self.refused_with: int | None = None  # the status of the latest answer for good that refused
         self.was_delayed = self._has_begun = False
 
     async def go_on(self) -> float | None:
@@ -102,6 +103,7 @@ class Sending:
             self.sent += 1
         else:
             self.failed += 1
+            self.refused_with = response.status
         return None
 
     def _wait(self) -> float | None:

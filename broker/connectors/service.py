@@ -1,6 +1,7 @@
 """The cloud connectors as the rest of the daemon sees them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,20 +22,25 @@ from broker.connectors.links import ConnectorLinks
 from broker.connectors.notifications import Notifications
 from broker.connectors.plugin import IncomingRequest
 from broker.connectors.port import ThirdParty
+from broker.connectors.problems import NO_DEVICE, Problem, Problems
 from broker.connectors.provider_auth import ProviderAuth
 from broker.connectors.sub_devices import SubDevices
-from broker.device_types.catalog import DeviceTypes
+from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.inventory import Inventory
 from broker.devices.registry import Device, Devices
-from broker.facts import DeviceDeleted, FactPhase, Router
+from broker.errors import DeviceNotFound
+from broker.facts import DeviceDeleted, FactPhase, ProviderAuthRemoved, Router
 from broker.limits.meters import Meters
 from broker.limits.quotas import Quotas
 from broker.loops import Wakeup, repeat
 from broker.messages.ingest import Ingest
 from broker.secrets import Vault
 from storage.database import Database
+from storage.keys import DeviceKey
 
 _CLEAN_SECONDS: Final = 60.0
+_SAVE_SECONDS: Final = 5.0
+UNUSABLE: Final = "The connector's plug-in cannot be used; the log of the operator has the reason."
 _log = structlog.get_logger(__name__)
 
 
@@ -54,6 +60,21 @@ class ConnectorStatistics:
     actions_failed: int
     waiting: int
     dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a connector is: whether its plug-in can be used, and what fails, the latest first."""
+
+    is_usable: bool
+    problems: Sequence[Problem]
+
+    @property
+    def sentence(self) -> str | None:
+        """What is wrong; None: nothing is known to be."""
+        if not self.is_usable:
+            return UNUSABLE
+        return self.problems[0].sentence if self.problems else None
 
 
 class Connectors:
@@ -76,6 +97,8 @@ class Connectors:
     ) -> None:
         self.catalog = Catalog(database, vault, device_types, base_url)
         self._fetch_lanes, self._action_lanes = Lanes(), Lanes()
+        self._database, self._devices = database, devices
+        self.problems = Problems(database, clock)
         links = ConnectorLinks(database, vault, clock, router, device_types, devices)
         self._calls = Calls(links, devices, CallBudget(meters), quotas, clock, third_party)
         self._intake = Intake(database, clock, devices, SubDevices(database, devices, inventory), ingest)
@@ -88,9 +111,12 @@ class Connectors:
             self._calls,
             self._intake,
             self._fetch_lanes,
+            self.problems,
             pull_minutes=pull_minutes,
         )
-        self._notifications = Notifications(clock, device_types, devices, self.catalog, links, self.fetches)
+        self._notifications = Notifications(
+            clock, device_types, devices, self.catalog, links, self.fetches, self.problems
+        )
         self._actions = Actions(
             database,
             clock,
@@ -101,12 +127,38 @@ class Connectors:
             self._calls,
             self._intake,
             self._action_lanes,
+            self.problems,
             quotas,
             ingest.mid,
         )
-        self._provider_auth = ProviderAuth(database, vault, clock, router, devices, self.catalog, links, self._calls)
+        self._provider_auth = ProviderAuth(
+            database, vault, clock, router, devices, self.catalog, links, self._calls, self.problems
+        )
         self._orphaned = Wakeup()
         router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
+        router.subscribe(ProviderAuthRemoved, self._link_ended, FactPhase.EFFECT)
+
+    def types(self) -> list[DeviceType]:
+        """The types that have a connector, by name; also those whose plug-in cannot be used."""
+        found = [*(one.type for one in self.catalog.all()), *self.catalog.unusable.values()]
+        return sorted(found, key=lambda one: one.record.name)
+
+    def standing(self, type_: DeviceType) -> Standing:
+        """How the connector of a type is. Raises Conflict when the type has none."""
+        self.catalog.check(type_)
+        return Standing(type_.key not in self.catalog.unusable, self.problems.of(type_.key))
+
+    async def linked(self, type_: DeviceType) -> int:
+        """How many devices of the type are linked."""
+        return await self._database.read(lambda tx: tx.connectors.count_links(type_.key))
+
+    async def devices_of(self, problems: Iterable[Problem]) -> dict[DeviceKey, str]:
+        """The ids of the devices that are still there."""
+        found = {}
+        for device in {one.device for one in problems} - {NO_DEVICE}:
+            with suppress(DeviceNotFound):
+                found[device] = (await self._devices.get(device)).id
+        return found
 
     async def holder(self, device: Device) -> Device:
         """The device whose authorization counts for this one. See `ProviderAuth.holder`."""
@@ -130,8 +182,12 @@ class Connectors:
         """See `Notifications.hear`."""
         return await self._notifications.hear(device_type, request)
 
-    def _device_deleted(self, _fact: DeviceDeleted) -> None:
+    def _device_deleted(self, fact: DeviceDeleted) -> None:
+        self.problems.forget(fact.device)
         self._orphaned.set()
+
+    def _link_ended(self, fact: ProviderAuthRemoved) -> None:
+        self.problems.forget(fact.device)
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the workers of the connectors."""
@@ -141,6 +197,7 @@ class Connectors:
             await nursery.start(self._actions.save_forever)
             await nursery.start(self.fetches.pull_forever)
             nursery.start_soon(self._clean_forever)
+            nursery.start_soon(self._save_problems_forever)
             task_status.started()
 
     async def _clean_forever(self) -> None:
@@ -152,13 +209,17 @@ class Connectors:
             failure="connector_links_not_cleaned",
         )
 
+    async def _save_problems_forever(self) -> None:
+        await repeat(self.problems.save, every=_SAVE_SECONDS, failure="connector_problems_not_saved")
+
     async def clean_up(self) -> None:
         """End the links of deleted devices. Raises StoreError."""
         await self._provider_auth.clean_up()
 
     async def save(self) -> None:
-        """Save how far Actions have been sent. Raises StoreError."""
+        """Save how far Actions have been sent, and what fails. Raises StoreError."""
         await self._actions.save()
+        await self.problems.save()
 
     def statistics(self) -> ConnectorStatistics:
         return ConnectorStatistics(

@@ -34,13 +34,15 @@ from broker.ids import new_id
 from broker.trace.audit import AuditEvent, note
 from config.limits import TASKS_OPEN_MAX
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
 from storage.tasks import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
 
 TASK_ENDED: Final = "Task has ended"
 TOO_MANY_TASKS: Final = f"At most {TASKS_OPEN_MAX} tasks of a device type at a time"
 NOT_WAITING: Final = "Update does not wait for acceptance"
 NOT_PAUSED: Final = "Roll-out is not paused"
+FAILED_KEPT_DAYS: Final = 7
+_DAY_MS: Final = 86_400_000
 _HISTORY_ROWS: Final = 10_000
 _REJECTED: Final = Failure(ErrorCode.UPDATE_REJECTED, "The owner of the device rejected the update.")
 
@@ -160,6 +162,19 @@ class Tasks:
             )
             counts = tx.tasks.counts_of_type(type_)
             return [_shown(tx, one) for one in found], total, {one: counts.get(one, 0) for one in TaskStatus}
+
+        return await self._database.read(read)
+
+    async def failing(self, organization: OrganizationKey, *, offset: int, limit: int) -> tuple[list[Task], int]:
+        """A page of the tasks that failed on a device, of all types of the organization, and the number of all.
+
+        Those that have not ended, and those that changed within `FAILED_KEPT_DAYS`; the latest first.
+        """
+        since_ms = self._clock.now_ms() - FAILED_KEPT_DAYS * _DAY_MS
+
+        def read(tx: Transaction) -> tuple[list[Task], int]:
+            found, total = tx.tasks.failing(organization, TASK_UNFINISHED, since_ms, offset=offset, limit=limit)
+            return [_shown(tx, one) for one in found], total
 
         return await self._database.read(read)
 

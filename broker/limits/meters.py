@@ -242,7 +242,11 @@ class Meters:
         self.refused += 1
         channel = meter.name.partition(" ")[0]
         self._refusals.note(
-            f"{channel}_rate_refused", reason=str(refusal), source=meter.name, caller=meter.whose or meter.name
+            f"{channel}_rate_refused",
+            reason=str(refusal),
+            source=meter.name,
+            caller=meter.whose or meter.name,
+            error_id=refusal.error_id,
         )
 
     def renew(self, rates: Rates) -> None:

@@ -1,9 +1,10 @@
 """The refusals of rate limits and quotas."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from broker.errors import DomainError, TryLater
+from broker.ids import new_id
 from config.rates import Rate
 
 
@@ -22,11 +23,15 @@ class Standing:
 
 @dataclass(eq=False)
 class RateLimitExceeded(TryLater):
-    """One call too many in a minute or on a day. The call is not counted."""
+    """One call too many in a minute or on a day. The call is not counted.
+
+    `error_id` is in the answer and in the log's line, which the meter writes.
+    """
 
     template = "{window} rate limit exceeded"
     window: Literal["MINUTE", "DAILY"]
     standing: Standing
+    error_id: str = field(default_factory=new_id)
 
 
 @dataclass(eq=False)

@@ -63,5 +63,8 @@ class Machine(Protocol):
     async def back_up(self, folder: Path, *, keep: int, copied: Copied) -> Path:
         """Write a backup into `folder`, and keep that many. Raises BackupFailedError."""
 
+    async def available(self, folder: Path) -> int:
+        """Bytes that are free on the disk of `folder`, which need not be there yet."""
+
     async def backups(self, folder: Path) -> Sequence[tuple[str, int, int]]:
         """Name, bytes and time of each backup in `folder`, the newest first."""

@@ -15,15 +15,23 @@ from storage.records import DeviceTypeRecord, ManifestRecord
 _MARK: Final = "manifest"  # the kind of the marks of the versions that come from the file
 
 
-def check_manifests(reading: Reading) -> None:
-    """Check each Manifest by itself. An entry whose Manifest is wrong is refused."""
+def check_manifests(reading: Reading, document: Mapping[str, Any]) -> None:
+    """Check each Manifest by itself, also of entries that are wrong elsewhere. An entry with a wrong one is refused."""
     for at, entry in reading.of("device_types"):
-        try:
-            if entry.manifest is not None:
-                parse_manifest(entry.manifest)
-        except ValidationFailed as error:
-            found = (Finding(f"{at}.manifest: {finding.field}", finding.messages) for finding in error.findings)
-            reading.refuse(at, entry, ValidationFailed(tuple(found)))
+        if entry.manifest is not None and (found := _findings(at, entry.manifest)):
+            reading.refuse(at, entry, ValidationFailed(found))
+    for at, _ in reading.unusable:
+        given = document[at.table][at.index]
+        if at.table == "device_types" and isinstance(given, Mapping) and isinstance(given.get("manifest"), Mapping):
+            reading.findings.add(*_findings(at, given["manifest"]))
+
+
+def _findings(at: EntryLocation, manifest: Mapping[str, Any]) -> tuple[Finding, ...]:
+    try:
+        parse_manifest(manifest)
+    except ValidationFailed as error:
+        return tuple(Finding(f"{at}.manifest: {finding.field}", finding.messages) for finding in error.findings)
+    return ()
 
 
 def put_file_manifest(

@@ -100,7 +100,7 @@ class Provisioning:
         """
         reading = read_document(document)
         passwords = await self._prepare_passwords(reading)
-        check_manifests(reading)
+        check_manifests(reading, document)
         await check_connectors(reading)
         now_ms = self._clock.now_ms()
 

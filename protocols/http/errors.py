@@ -14,7 +14,14 @@ from broker.ids import new_id
 from broker.trace.refusals import Refusals
 from protocols.http.answers import Answer
 from protocols.http.scene_errors import scene_members
-from protocols.refusals import note_refusal, refusal_for, rest_error_body, rest_refusal_body, rest_refusal_headers
+from protocols.refusals import (
+    error_id_of,
+    note_refusal,
+    refusal_for,
+    rest_error_body,
+    rest_refusal_body,
+    rest_refusal_headers,
+)
 from storage.sql import StoreError
 
 _RETRY_SECONDS = 5
@@ -42,7 +49,8 @@ def app_refusals() -> Refusals:
 
 def refusal_answer(error: DomainError | StoreError, refusals: Refusals, method: str, route: str) -> Answer:
     """Log a refusal, and answer with it. `method` and `route` are those for the log, without secrets."""
-    error_id, error = new_id(), refusal_for(error)
+    error = refusal_for(error)
+    error_id = error_id_of(error)
     note_refusal(
         refusals, "http", error, code=error.code, error_id=error_id, status=error.status, method=method, route=route
     )

@@ -5,7 +5,7 @@ not checked against them. Checks stand in a `Meta` (`ge`, `le`, `min_length`, `m
 of `reading`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
@@ -16,6 +16,7 @@ from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS, PAGE_COUNT_DE
 
 Schema = dict[str, Any]
 T = TypeVar("T")
+U = TypeVar("U")
 
 #: Keyword that replaces the type of a member in the document, for instance of a list that comes as one text.
 OTHER_TYPE: Final = "x-type"
@@ -134,6 +135,12 @@ Offset = Annotated[int, Meta(ge=0, description="Items to leave out", extra_json_
 class Paging(Shape):
     count: Count = PAGE_COUNT_DEFAULT
     offset: Offset = 0
+
+
+def numbered(found: Sequence[T], query: Paging, shown: Callable[[T], U]) -> NumberedPage[list[U]]:
+    """A page of a list that is whole in memory."""
+    page = [shown(one) for one in found[query.offset : query.offset + query.count]]
+    return NumberedPage(page, len(found), query.offset, len(page))
 
 
 def absent_if_none(value: T | None) -> T | UnsetType:

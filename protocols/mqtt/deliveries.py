@@ -6,7 +6,7 @@ subscribe to Actions with QoS 1 and 2: such an Action is sent as soon as it is d
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from broker.device_sessions.session import DeviceSession
 from broker.device_sessions.sessions import DeviceSessions
@@ -14,7 +14,9 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, StorageUnavailable
 from broker.ids import new_id
+from broker.messages.losses import NothingRemained
 from broker.topics.space import SERVICE, is_subscribable
+from broker.topics.tree import without_group
 from protocols.mqtt.errors import error_message
 from protocols.mqtt.flow import WINDOW, Flow
 from protocols.mqtt.messages import packet_of
@@ -32,6 +34,7 @@ from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import MqttSession
 from protocols.mqtt.values import Properties
 from protocols.outbox import Outbox
+from protocols.refusals import error_id_of, note_refusal
 from storage.keys import Position
 from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
@@ -57,6 +60,7 @@ class Deliveries:
         "_looked_at",
         "_now_ms",
         "_outbox",
+        "_refusals",
         "_session",
         "_sessions",
         "_settings",
@@ -70,6 +74,7 @@ class Deliveries:
         self._now_ms = rooms.core.clock.now_ms
         self._sessions = rooms.device_sessions.sessions
         self._ingest = rooms.messages.ingest
+        self._refusals = rooms.core.refusals
         self._device = device
         self._session = session
         self._answers = session.answers
@@ -197,7 +202,7 @@ class Deliveries:
     def _subscribe_openly(self, requested: RequestedFilter, subscription_id: int) -> int:
         """Subscribe in the open topic space."""
         space, lasting, sessions = self._space, self._lasting, self._sessions
-        if requested.topic.startswith(SERVICE) or space is None or lasting is None or sessions is None:
+        if without_group(requested.topic).startswith(SERVICE) or space is None or lasting is None or sessions is None:
             return ReasonCode.NOT_AUTHORIZED
         if not is_subscribable(requested.topic):
             return ReasonCode.TOPIC_FILTER_INVALID
@@ -258,8 +263,15 @@ class Deliveries:
     # --- Deliveries ---
 
     def tell(self, error: DomainError) -> None:
+        """Log what the device was refused, and tell a device that has subscribed to errors."""
+        error_id = error_id_of(error)
+        about: dict[str, Any] = {"caller": f"device {self._device.id}", "error_id": error_id, "status": error.status}
+        if isinstance(error, NothingRemained):  # its reason may show what the message had
+            self._refusals.note("mqtt_nothing_remained", reason="nothing of the message was kept", **about)
+        else:
+            note_refusal(self._refusals, "mqtt", error, **about)
         if self._errors and self._outbox.has_room:
-            self._outbox.put(self._answers.publish(next(reversed(self._errors)), error_message(error)))
+            self._outbox.put(self._answers.publish(next(reversed(self._errors)), error_message(error, error_id)))
 
     def deliver(self, action: Action) -> bool:
         """Send an Action to the device; False when it has not subscribed to Actions or does not keep up."""

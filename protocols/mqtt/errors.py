@@ -11,7 +11,6 @@ from broker.errors import (
     Unauthorized,
     ValidationFailed,
 )
-from broker.ids import new_id
 from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
 from protocols.mqtt.answers import Reason
@@ -51,9 +50,9 @@ def publish_reason(error: DomainError) -> Reason:
     return Reason(code, device_text(error))
 
 
-def error_message(error: DomainError) -> bytes:
-    """The payload of a message on the errors topic."""
+def error_message(error: DomainError, error_id: str) -> bytes:
+    """The payload of a message on the errors topic. `error_id` is also in the line of the log."""
     members = rate_members(error.standing) if isinstance(error, RateLimitExceeded) else {}
     return msgspec.json.encode(
-        {"error": {"code": error.status, "message": device_text(error), **members, "id": new_id()}}
+        {"error": {"code": error.status, "message": device_text(error), **members, "id": error_id}}
     )

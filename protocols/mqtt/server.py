@@ -226,7 +226,7 @@ class _Connection:
         scope.deadline = trio.current_time() + silence_seconds
         while True:
             exchange.handle(packets)
-            if self._is_over or self._session.is_closed:
+            if (self._is_over and not exchange.left) or self._session.is_closed:
                 if self._fault is not None:
                     self._session.fail(self._fault)
                 return
@@ -242,7 +242,7 @@ class _Connection:
                 scope.deadline = trio.current_time() + silence_seconds
             elif packets:  # an incomplete packet does not count against silence
                 scope.deadline = trio.current_time() + silence_seconds
-            packets = await self._receive()
+            packets = exchange.left or await self._receive()
 
     async def _say_goodbye(self) -> None:
         """Send the outstanding acknowledgements, then close."""

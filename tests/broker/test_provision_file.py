@@ -150,6 +150,21 @@ _TEN_MISTAKES: dict[str, Any] = {
 }
 
 
+async def test_a_manifest_is_checked_in_an_entry_that_is_wrong_elsewhere(services: Services) -> None:
+    wrong = {"unique_name": "No Name", "manifest": {"fields": [{"name": "on"}]}}
+    with pytest.raises(ValidationFailed) as caught:
+        await services.provisioning.apply({"device_types": [wrong, {"manifest": 5}, 5]})
+    assert {one.field for one in caught.value.findings} == {
+        "device_types[0].unique_name",
+        "device_types[0].organization",
+        "device_types[0].manifest: fields.0.valueClass",
+        "device_types[1].manifest",
+        "device_types[1].unique_name",
+        "device_types[1].organization",
+        "device_types[2]",
+    }
+
+
 async def test_ten_mistakes_are_ten_findings_and_what_comes_of_them_is_none(services: Services) -> None:
     with pytest.raises(ValidationFailed) as caught:
         await services.provisioning.apply(_TEN_MISTAKES)

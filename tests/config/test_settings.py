@@ -171,6 +171,11 @@ def test_other_variables_are_ignored(file: Path) -> None:
     load_settings(file, {"HOME": "/root", "TRUNKLINE_TOKEN": "x"})
 
 
+def test_without_a_configuration_it_is_said_where_the_state_directory_comes_from() -> None:
+    with pytest.raises(SettingsError, match=r"state_dir: is required \(--config .*, TRUNKLINE_STATE_DIR the value\)$"):
+        load_settings(None, {})
+
+
 _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
 
 

@@ -56,6 +56,7 @@ OUT_OF_REACH: Final = {
     "GET /cloudconnectors/{dtid}/auth": "a cloud connector",
     "GET /cloudconnectors/{dtid}/thirdpartynotifications": "a cloud connector",
     "POST /cloudconnectors/{dtid}/thirdpartynotifications": "a cloud connector",
+    "GET /developer/devicetypes/{dtid}/connector": "a cloud connector",
     "PUT /devices/registrations/pin": "a device with a certificate",
     "GET /devices/registrations/{rid}/status": "a device with a certificate",
     "DELETE /devices/{did}/registrations": "a device with a certificate",

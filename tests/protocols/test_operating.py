@@ -45,6 +45,15 @@ async def test_backups_are_made_listed_and_the_oldest_removed(
         assert "store.sqlite" in archive.getnames()
 
 
+async def test_the_room_for_backups_is_that_of_their_folder_or_of_the_one_above(
+    services: Services, settings: Settings, tmp_path: Path
+) -> None:
+    machine = machine_of(services.core, settings)
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    for folder in (tmp_path, tmp_path / "not" / "yet", tmp_path / "file" / "below"):
+        assert await machine.available(folder) > 0
+
+
 async def test_a_backup_ends_with_the_daemon_and_leaves_nothing(
     services: Services, settings: Settings, tmp_path: Path
 ) -> None:

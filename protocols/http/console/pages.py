@@ -114,6 +114,7 @@ DASHBOARDS: Final = (
         ("/types/<id_>/list", "types", "Approved list", "dev-approved.js"),
         ("/types/<id_>/devices", "types", "Devices", "dev-managed.js"),
         ("/types/<id_>/firmware", "types", "Firmware", "dev-firmware.js"),
+        ("/types/<id_>/connector", "types", "Connector", "dev-connector.js"),
         ("/types/<id_>/plans", "types", "Plans", "dev-plans.js"),
         ("/types/<id_>/errors", "types", "Errors", "dev-errors.js"),
         ("/tasks/<id_>", "types", "Task", "dev-task.js"),

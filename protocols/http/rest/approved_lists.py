@@ -33,6 +33,7 @@ from protocols.http.schema import (
     TypeId,
     about,
     integer,
+    numbered,
     one_of,
     text,
 )
@@ -296,8 +297,7 @@ class ApprovedListCalls(RestCalls):
     )
     async def certificates(self, type_: DeviceType, query: Paging) -> NumberedPage[list[ApprovedCertificate]]:
         found = await self._lists.certificates(type_)
-        page = [_certificate(*one) for one in found[query.offset : query.offset + query.count]]
-        return NumberedPage(page, len(found), query.offset, len(page))
+        return numbered(found, query, lambda one: _certificate(*one))
 
     @RestCall(
         "POST",

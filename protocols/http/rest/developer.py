@@ -1,36 +1,39 @@
-"""/developer: the organizations of a member and their applications (reference 27.21)."""
+"""/developer: the organizations of a member, and what of theirs fails (reference 27.21)."""
 
-import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
-from broker.accounts.applications import Method
-from broker.accounts.organizations import TOO_MANY, ApplicationChanges, Membership
-from broker.accounts.permissions import Role
+from broker.accounts.organizations import Membership
+from broker.accounts.permissions import ADMINISTRATORS, Role
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
-from broker.errors import INVALID, Finding
+from broker.device_management.room import DeviceManagementRoom
+from broker.device_management.tasks import FAILED_KEPT_DAYS
+from broker.device_types.room import DeviceTypesRoom
 from broker.limits.room import LimitsRoom
 from broker.subscriptions.room import SubscriptionsRoom
 from broker.subscriptions.subscription import Subscription
-from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS, REDIRECT_URIS_MAX
+from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
 from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Rule, Valid
-from protocols.http.schema import Amount, Data, Id, NumberedPage, Paging, Shape, Timestamp, about, integer, one_of
-from storage.records import ApplicationRecord
+from protocols.http.reading import Valid
+from protocols.http.rest.task_shapes import TaskObject, task_members
+from protocols.http.schema import (
+    Amount,
+    Data,
+    Id,
+    NumberedPage,
+    Paging,
+    Shape,
+    Timestamp,
+    about,
+    integer,
+    numbered,
+    one_of,
+)
 
-_ORGANIZATION: Final = "/developer/organizations/{oid}"
-_APPLICATION: Final = "/developer/applications/{aid}"
-_METHODS: Final = tuple(method.value for method in Method)
-_ACCESS: Final = ("READ", "WRITE")
-_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"]+")
-#: A browser would take these for a script, a document or a file.
-_FORBIDDEN_SCHEMES: Final = {"about", "blob", "data", "file", "javascript", "vbscript"}
-_URI_CHARACTERS: Final = 2_048
-_PERMISSIONS_MAX: Final = 100
+ORGANIZATION: Final = "/developer/organizations/{oid}"
 
 DEVELOPER: Final = Chapter(
     "Developer",
@@ -44,48 +47,6 @@ def is_name(given: str) -> bool:
 
 
 CheckedName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX_CHARACTERS), Valid(is_name)]
-
-
-def _methods_are_known(given: Given) -> Iterator[Finding]:
-    for index, one in enumerate(given.values["methods"] or ()):
-        if one not in _METHODS:
-            yield Finding(f"methods.{index}", (f"{INVALID} (allowed: {', '.join(_METHODS)})",))
-
-
-def _uris_are_absolute(given: Given) -> Iterator[Finding]:
-    for index, one in enumerate(given.values["redirect_uris"] or ()):
-        scheme = one.partition(":")[0].lower()
-        if len(one) > _URI_CHARACTERS or _URI.fullmatch(one) is None or scheme in _FORBIDDEN_SCHEMES:
-            yield Finding(f"redirectUris.{index}", ("must be an absolute URI, and lead to an application",))
-
-
-def _permissions_have_a_type(given: Given) -> Iterator[Finding]:
-    for index, one in enumerate((given.values["permissions"] or ())[: _PERMISSIONS_MAX + 1]):
-        target, asked = (one.get("deviceType"), one.get("permissions")) if isinstance(one, dict) else (None, None)
-        if index == _PERMISSIONS_MAX:
-            yield Finding("permissions", (f"At most {_PERMISSIONS_MAX}",))
-        elif not isinstance(target, str) or not target:
-            yield Finding(f"permissions.{index}.deviceType", (INVALID,))
-        elif not isinstance(asked, list) or not asked or not all(access in _ACCESS for access in asked):
-            yield Finding(f"permissions.{index}.permissions", (f"{INVALID} (allowed: READ, WRITE)",))
-
-
-_Methods = Annotated[list[str], about("How it gets tokens", example=["pkce"]), Rule(_methods_are_known)]
-_Uris = Annotated[
-    list[str],
-    about(f"At most {REDIRECT_URIS_MAX}; the first is the main one", example=["https://app.example.org/callback"]),
-    Rule(_uris_are_absolute),
-]
-_Permissions = Annotated[
-    list[Any],
-    about(
-        "What it asks for: each with `deviceType` (an id, a unique name, `*` or `profile`) and `permissions`",
-        example=[{"deviceType": "*", "permissions": ["READ"]}],
-        items={"type": "object"},
-    ),
-    Rule(_permissions_have_a_type),
-]
-_Secret = Annotated[str, about("The client secret, shown this once", example=samples.NONCE)]
 
 
 class _DayUsage(Shape):
@@ -119,56 +80,6 @@ class _Organizations(Shape):
     organizations: list[OrganizationObject]
 
 
-class _Request(Shape):
-    device_type: str
-    permissions: list[str]
-
-
-class ApplicationObject(Shape):
-    shape = "Application"
-    example = {
-        "id": samples.AID,
-        "name": "Light Board",
-        "methods": ["pkce"],
-        "redirectUris": ["https://app.example.org/callback"],
-        "permissions": [{"deviceType": "*", "permissions": ["READ"]}],
-    }
-
-    id: Id
-    name: str
-    methods: list[str]
-    redirect_uris: list[str]
-    permissions: list[_Request]
-
-
-class NewApplicationObject(ApplicationObject):
-    example = {**ApplicationObject.example, "clientSecret": samples.NONCE}
-
-    client_secret: _Secret
-
-
-class _NewApplication(Shape):
-    example = {key: value for key, value in ApplicationObject.example.items() if key != "id"}
-
-    name: CheckedName
-    methods: _Methods | None = None
-    redirect_uris: _Uris | None = None
-    permissions: _Permissions | None = None
-
-
-class _ApplicationChange(Shape):
-    example = {"redirectUris": ["https://app.example.org/callback", "myapp://done"]}
-
-    name: CheckedName | None = None
-    methods: _Methods | None = None
-    redirect_uris: _Uris | None = None
-    permissions: _Permissions | None = None
-
-
-class _NewSecret(Shape):
-    client_secret: _Secret
-
-
 class SubscriptionLine(Shape, kw_only=True):
     example = {
         "id": samples.SUBSCRIPTION,
@@ -196,17 +107,26 @@ class SubscriptionLine(Shape, kw_only=True):
 class DeveloperCalls(RestCalls):
     chapter = DEVELOPER
 
-    def __init__(self, accounts: AccountsRoom, limits: LimitsRoom, subscriptions: SubscriptionsRoom) -> None:
+    def __init__(
+        self,
+        accounts: AccountsRoom,
+        device_types: DeviceTypesRoom,
+        limits: LimitsRoom,
+        device_management: DeviceManagementRoom,
+        subscriptions: SubscriptionsRoom,
+    ) -> None:
         self._organizations = accounts.organizations
         self._quotas = limits.quotas
         self._days = limits.usage_days
+        self._types = device_types.catalog
+        self._tasks = device_management.tasks
         self._subscriptions = subscriptions.subscriptions
 
     async def _organization(self, caller: Caller, oid: str) -> Membership:
         return await self._organizations.find(caller, oid)
 
-    async def _application(self, caller: Caller, aid: str) -> ApplicationRecord:
-        return await self._organizations.application(caller, aid)
+    async def _administered(self, caller: Caller, oid: str) -> Membership:
+        return await self._organizations.find(caller, oid, ADMINISTRATORS)
 
     @RestCall(
         "GET",
@@ -228,62 +148,7 @@ class DeveloperCalls(RestCalls):
 
     @RestCall(
         "GET",
-        f"{_ORGANIZATION}/applications",
-        tokens=USER,
-        on=_organization,
-        summary="The applications of an organization",
-    )
-    async def applications(self, membership: Membership, query: Paging) -> NumberedPage[list[ApplicationObject]]:
-        found = await self._organizations.applications(membership.organization.key)
-        page = [ApplicationObject(*_members(one)) for one in found[query.offset : query.offset + query.count]]
-        return NumberedPage(page, len(found), query.offset, len(page))
-
-    @RestCall(
-        "POST",
-        f"{_ORGANIZATION}/applications",
-        tokens=USER,
-        on=_organization,
-        summary="Create an application",
-        refusals={409: f"{TOO_MANY}."},
-        is_secret=True,
-    )
-    async def create(self, membership: Membership, body: _NewApplication) -> Data[NewApplicationObject]:
-        made, secret = await self._organizations.add_application(
-            membership.organization, body.name, _changes(body, name=body.name)
-        )
-        return Data(NewApplicationObject(*_members(made), secret))
-
-    @RestCall("GET", _APPLICATION, tokens=USER, on=_application, summary="An application of an organization")
-    async def show(self, application: ApplicationRecord) -> Data[ApplicationObject]:
-        return Data(ApplicationObject(*_members(application)))
-
-    @RestCall(
-        "PUT",
-        _APPLICATION,
-        tokens=USER,
-        on=_application,
-        summary="Change an application",
-        about="Only the members that are sent change. Tokens that were issued stay.",
-    )
-    async def change(self, application: ApplicationRecord, body: _ApplicationChange) -> Data[ApplicationObject]:
-        changed = await self._organizations.change_application(application, _changes(body, name=body.name))
-        return Data(ApplicationObject(*_members(changed)))
-
-    @RestCall(
-        "POST",
-        f"{_APPLICATION}/secret",
-        tokens=USER,
-        on=_application,
-        summary="Renew the client secret",
-        about="The former secret ends at once. Tokens that were issued stay.",
-        is_secret=True,
-    )
-    async def renew(self, application: ApplicationRecord) -> Data[_NewSecret]:
-        return Data(_NewSecret(await self._organizations.renew_secret(application)))
-
-    @RestCall(
-        "GET",
-        f"{_ORGANIZATION}/subscriptions",
+        f"{ORGANIZATION}/subscriptions",
         tokens=USER,
         on=_organization,
         summary="The subscriptions of an organization's applications",
@@ -293,25 +158,24 @@ class DeveloperCalls(RestCalls):
         applications = await self._organizations.applications(membership.organization.key)
         found = [sub for one in applications for sub in self._subscriptions.of_application(one.key, None)]
         failing = await self._subscriptions.failing()
-        page = [_line(one, failing.get(one.key)) for one in found[query.offset : query.offset + query.count]]
-        return NumberedPage(page, len(found), query.offset, len(page))
+        return numbered(found, query, lambda one: _line(one, failing.get(one.key)))
 
-
-def _changes(body: _NewApplication | _ApplicationChange, *, name: str | None) -> ApplicationChanges:
-    asked = body.permissions
-    return ApplicationChanges(
-        name=name,
-        methods=None if body.methods is None else [Method(one) for one in body.methods],
-        redirect_uris=body.redirect_uris,
-        permissions=None
-        if asked is None
-        else [{"device_type": one["deviceType"], "permissions": one["permissions"]} for one in asked],
+    @RestCall(
+        "GET",
+        f"{ORGANIZATION}/tasks",
+        tokens=USER,
+        on=_administered,
+        summary="Tasks that failed on devices",
+        about="Tasks and roll-outs of all device types of the organization: those that have not ended, and those that "
+        f"changed in the last {FAILED_KEPT_DAYS} days, the latest first. For administrators.",
     )
-
-
-def _members(application: ApplicationRecord) -> tuple[str, str, list[str], list[str], list[_Request]]:
-    asked = [_Request(str(one["device_type"]), list(one["permissions"])) for one in application.permissions]  # type: ignore[call-overload]
-    return application.id, application.name, list(application.methods), list(application.redirect_uris), asked
+    async def tasks(self, membership: Membership, query: Paging) -> NumberedPage[list[TaskObject]]:
+        found, total = await self._tasks.failing(membership.organization.key, offset=query.offset, limit=query.count)
+        page = [
+            TaskObject(**task_members(one, await self._types.get(one.record.device_type)), status=one.record.status)
+            for one in found
+        ]
+        return NumberedPage(page, total, query.offset, len(page))
 
 
 def _line(subscription: Subscription, problem: str | None) -> SubscriptionLine:

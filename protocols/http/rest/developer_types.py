@@ -35,6 +35,7 @@ from protocols.http.schema import (
     TypeId,
     about,
     integer,
+    numbered,
     text,
 )
 from storage.records import DeviceTypeRecord, ManifestRecord
@@ -204,8 +205,7 @@ class DeveloperTypeCalls(RestCalls):
     )
     async def failures(self, type_: DeviceType, query: Paging) -> NumberedPage[list[_Failure]]:
         found = await self._manifests.failed_of(type_.key, limit=_FAILURES_MAX)
-        page = [_Failure(one.device, one.received_on, one.reason) for one in found[query.offset :][: query.count]]
-        return NumberedPage(page, len(found), query.offset, len(page))
+        return numbered(found, query, lambda one: _Failure(one.device, one.received_on, one.reason))
 
     @RestCall(
         "GET",
@@ -218,8 +218,7 @@ class DeveloperTypeCalls(RestCalls):
     )
     async def documents(self, type_: DeviceType, query: Paging) -> NumberedPage[list[ManifestDocument]]:
         found = await self._manifests.documents(type_.key)
-        page = [_document(one) for one in found[query.offset : query.offset + query.count]]
-        return NumberedPage(page, len(found), query.offset, len(page))
+        return numbered(found, query, _document)
 
     @RestCall(
         "POST",

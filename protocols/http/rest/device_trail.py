@@ -77,6 +77,17 @@ class _Quota(Shape):
     device: Annotated[_Usage, about("Messages of this device, in this day; null without a plan")] | None
 
 
+def _of_owner(what: str, summary: str, about_it: str) -> RestCall:
+    return RestCall(
+        "GET",
+        f"/devices/{{did}}/{what}",
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary=summary,
+        about=f"{about_it} For the owner only.",
+    )
+
+
 class DeviceTrailCalls(RestCalls):
     chapter = Chapter(
         "Lost messages",
@@ -90,28 +101,22 @@ class DeviceTrailCalls(RestCalls):
         self._lost_fields = messages.ingest.lost_fields
         self._quotas = limits.charged
 
-    @RestCall(
-        "GET",
-        "/devices/{did}/failures",
-        tokens=USER_OR_APPLICATION,
-        on=named_device(Permission.MANAGE),
-        summary="Failed messages of a device",
-        about="The newest first. These messages were accepted, and nothing of them remained when the Manifest was "
-        "applied. They are kept for 7 days. For the owner only.",
+    @_of_owner(
+        "failures",
+        "Failed messages of a device",
+        "The newest first. These messages were accepted, and nothing of them remained when the Manifest was "
+        "applied. They are kept for 7 days.",
     )
     async def failures(self, device: Device, query: Paging) -> NumberedPage[_Failures]:
         found, total = await self._history.failed(device, offset=query.offset, limit=query.count)
         entries = [_Failure(mid, row.cts, row.reason, row.payload) for mid, row in found]
         return NumberedPage(_Failures(entries), total, query.offset, len(entries))
 
-    @RestCall(
-        "GET",
-        "/devices/{did}/refusals",
-        tokens=USER_OR_APPLICATION,
-        on=named_device(Permission.MANAGE),
-        summary="Messages that a device was refused",
-        about="The last 20 messages of this device and Actions to it that were refused, the newest first. They are in "
-        "memory only: a restart forgets them. For the owner only.",
+    @_of_owner(
+        "refusals",
+        "Messages that a device was refused",
+        "The last 20 messages of this device and Actions to it that were refused, the newest first. They are in "
+        "memory only: a restart forgets them.",
     )
     async def refusals(self, device: Device) -> Data[_Refusals]:
         return Data(
@@ -120,14 +125,11 @@ class DeviceTrailCalls(RestCalls):
             )
         )
 
-    @RestCall(
-        "GET",
-        "/devices/{did}/dropped",
-        tokens=USER_OR_APPLICATION,
-        on=named_device(Permission.MANAGE),
-        summary="Fields of a device's messages that were not kept",
-        about="At most 20, the newest first, each with the time of the last message that had it. Of MQTT and CoAP, one "
-        "message in 10 s is looked at. They are in memory only: a restart forgets them. For the owner only.",
+    @_of_owner(
+        "dropped",
+        "Fields of a device's messages that were not kept",
+        "At most 20, the newest first, each with the time of the last message that had it. Of MQTT and CoAP, one "
+        "message in 10 s is looked at. They are in memory only: a restart forgets them.",
     )
     async def dropped(self, device: Device) -> Data[_LostFields]:
         found = self._lost_fields.of(device)

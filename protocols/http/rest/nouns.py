@@ -9,6 +9,8 @@ from protocols.http.rest.analytics import AnalyticsCalls
 from protocols.http.rest.approved_lists import ApprovedListCalls
 from protocols.http.rest.connectors import ConnectorCalls
 from protocols.http.rest.developer import DeveloperCalls
+from protocols.http.rest.developer_applications import DeveloperApplicationCalls
+from protocols.http.rest.developer_connectors import DeveloperConnectorCalls
 from protocols.http.rest.developer_types import DeveloperTypeCalls
 from protocols.http.rest.device_properties import DevicePropertyCalls
 from protocols.http.rest.device_shares import DeviceShareCalls
@@ -25,6 +27,7 @@ from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.notifications import NotificationCalls
 from protocols.http.rest.operator import OperatorCalls
+from protocols.http.rest.operator_backups import OperatorBackupCalls
 from protocols.http.rest.operator_decisions import OperatorDecisionCalls
 from protocols.http.rest.own_account import OwnAccountCalls
 from protocols.http.rest.registrations import RegistrationCalls
@@ -78,8 +81,11 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     SessionCalls,
     AccountsCalls,
     DeveloperCalls,
+    DeveloperApplicationCalls,
     DeveloperTypeCalls,
+    DeveloperConnectorCalls,
     OperatorCalls,
+    OperatorBackupCalls,
     OperatorDecisionCalls,
 )
 

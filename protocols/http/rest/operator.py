@@ -9,14 +9,14 @@ from msgspec import Meta
 
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from broker.connectors.service import Connectors
 from broker.core import Core
-from broker.operating.backups import UNDER_WAY, Progress
 from broker.operating.overview import Overview
 from broker.operating.room import OperatingRoom
 from broker.trace.tally import Refused
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.schema import Amount, Data, Shape, Timestamp, about, integer, one_of, time_ms
+from protocols.http.schema import Amount, Data, Shape, Timestamp, TypeId, about, one_of, time_ms
 from storage.records import AuditFilter, AuditRecord
 
 _ENTRIES_MAX: Final = 10_000
@@ -54,6 +54,13 @@ class _Room(Shape):
     sentence: Annotated[str, about("The same in a sentence, with what to do")]
 
 
+class _FailingConnector(Shape):
+    dtid: TypeId
+    unique_name: str
+    problem: Annotated[str, about("What failed last, in a sentence")]
+    last_on: Annotated[int, time_ms("When; null where the plug-in cannot be used")] | None
+
+
 class OperatorsOverview(Shape):
     example = {
         "version": "0.1.0",
@@ -70,6 +77,7 @@ class OperatorsOverview(Shape):
             "fullOn": None,
             "sentence": "954 MiB are free; the log is too young for a forecast",
         },
+        "connectors": [],
         "statistics": {"ingest": {"messages": 42}},
     }
 
@@ -80,6 +88,7 @@ class OperatorsOverview(Shape):
     listeners: list[_Listener]
     consumers: list[_Consumer]
     room: _Room
+    connectors: Annotated[list[_FailingConnector], about("Cloud connectors that fail, of every organization")]
     statistics: _Counts
 
 
@@ -158,44 +167,6 @@ class _Checks(Shape):
     checks: list[_Check]
 
 
-class _Progress(Shape):
-    example = {
-        "status": "running",
-        "startedOn": samples.TS,
-        "endedOn": None,
-        "done": 4_096,
-        "total": 16_384,
-        "file": "",
-        "problem": "",
-    }
-
-    status: Annotated[str, one_of(("running", "done", "failed"))]
-    started_on: Timestamp
-    ended_on: Annotated[int, time_ms("When it ended")] | None
-    done: Annotated[Amount, about("Bytes read so far")]
-    total: Annotated[Amount, about("Bytes to read; 0 before it is known")]
-    file: str
-    problem: str
-
-
-class _KeptBackup(Shape):
-    name: str
-    size: Annotated[int, integer("Bytes", lowest=0)]
-    made_on: Timestamp
-
-
-class _Backups(Shape):
-    example = {
-        "folder": "/var/lib/trunkline/backups",
-        "latest": None,
-        "backups": [{"name": "trunkline-20260501T120000000000Z.tar.gz", "size": 4_096, "madeOn": samples.TS}],
-    }
-
-    folder: Annotated[str, about("On the machine of the service")]
-    latest: Annotated[_Progress, about("The latest since the start")] | None
-    backups: Annotated[list[_KeptBackup], about("Those in the folder, the newest first")]
-
-
 class _Diagnostics(Shape, kw_only=True):
     example = {
         "createdOn": samples.TS,
@@ -221,8 +192,9 @@ class _Diagnostics(Shape, kw_only=True):
 class OperatorCalls(RestCalls):
     chapter = OPERATOR
 
-    def __init__(self, core: Core, accounts: AccountsRoom, operating: OperatingRoom) -> None:
+    def __init__(self, core: Core, accounts: AccountsRoom, operating: OperatingRoom, connectors: Connectors) -> None:
         self._core = core
+        self._connectors = connectors
         self._operators = accounts.operators
         self._operating = operating
 
@@ -232,7 +204,16 @@ class OperatorCalls(RestCalls):
 
     @RestCall("GET", "/operator/overview", tokens=USER, on=_operator, summary="How the service is")
     async def overview(self, operating: OperatingRoom) -> Data[OperatorsOverview]:
-        return Data(_overview(await operating.overview()))
+        return Data(_overview(await operating.overview(), self._failing()))
+
+    def _failing(self) -> list[_FailingConnector]:
+        found = []
+        for type_ in self._connectors.types():
+            standing = self._connectors.standing(type_)
+            if standing.sentence is not None:
+                last_on = standing.problems[0].last_on if standing.problems else None
+                found.append(_FailingConnector(type_.id, type_.record.unique_name, standing.sentence, last_on))
+        return found
 
     @RestCall(
         "GET",
@@ -262,31 +243,6 @@ class OperatorCalls(RestCalls):
     async def doctor(self, operating: OperatingRoom) -> Data[_Checks]:
         return Data(_Checks([_Check(*one) for one in await _checks(operating)]))
 
-    @RestCall("GET", "/operator/backups", tokens=USER, on=_operator, summary="The backups that are there")
-    async def backups(self, operating: OperatingRoom) -> Data[_Backups]:
-        kept = await operating.backups.kept(operating.the_machine())
-        latest = operating.backups.latest
-        return Data(
-            _Backups(
-                str(operating.backups.folder),
-                None if latest is None else _progress(latest),
-                [_KeptBackup(one.name, one.size, one.made_on) for one in kept],
-            )
-        )
-
-    @RestCall(
-        "POST",
-        "/operator/backups",
-        tokens=USER,
-        on=_operator,
-        summary="Begin a backup",
-        about="As `trunkline backup`, with the key, into the folder of `console.backup_dir`; it goes on in the "
-        "background. The oldest beyond `console.keep_backups` is removed after it.",
-        refusals={409: f"{UNDER_WAY}."},
-    )
-    async def back_up(self, operating: OperatingRoom) -> Data[_Progress]:
-        return Data(_progress(operating.backups.begin(operating.the_machine())))
-
     @RestCall(
         "GET",
         "/operator/diagnostics",
@@ -304,7 +260,7 @@ class OperatorCalls(RestCalls):
                 platform=platform.platform(),
                 python=platform.python_version(),
                 settings=without_texts(msgspec.to_builtins(self._core.settings, enc_hook=str)),
-                overview=_overview(await operating.overview()),
+                overview=_overview(await operating.overview(), self._failing()),
                 checks=[_Check(*one) for one in await _checks(operating)],
                 refusals=[_refused(one) for one in operating.core.refusals.tally.latest()],
                 entries=[_entry(one) for one in reversed(await operating.core.audit.find(latest))],
@@ -327,7 +283,7 @@ def without_texts(value: Any) -> Any:
     return value
 
 
-def _overview(found: Overview) -> OperatorsOverview:
+def _overview(found: Overview, connectors: list[_FailingConnector]) -> OperatorsOverview:
     room = found.room
     return OperatorsOverview(
         version=found.version,
@@ -337,6 +293,7 @@ def _overview(found: Overview) -> OperatorsOverview:
         listeners=[_Listener(one.name, one.address, one.problem, dict(one.answers)) for one in found.listeners],
         consumers=[_Consumer(one.name, one.position, one.behind) for one in found.consumers],
         room=_Room(room.store, room.available, room.grows, found.retention_days, found.full_on, room.sentence),
+        connectors=connectors,
         statistics=msgspec.to_builtins(dict(found.statistics), str_keys=True, enc_hook=str),
     )
 
@@ -347,7 +304,3 @@ def _refused(one: Refused) -> _Refused:
 
 def _entry(one: AuditRecord) -> _Entry:
     return _Entry(one.at_ms, one.event, one.actor, one.address, one.object, one.outcome, dict(one.details))
-
-
-def _progress(one: Progress) -> _Progress:
-    return _Progress(one.status, one.started_on, one.ended_on, one.done, one.total, one.file, one.problem)

@@ -10,9 +10,10 @@ import httpx
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.daemon import LIGHT_TYPE, bearer, device_id
+from tests.daemon import LIGHT_TYPE, USER_TOKEN, bearer, device_id
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOB_EMAIL, Site
+from tests.third_party_cloud import ThirdPartyCloud
 
 #: The daemon is shared: names of new types come after that of the light, which other tests expect first.
 HEATER: Final[dict[str, Any]] = {
@@ -69,6 +70,17 @@ def test_from_an_application_to_its_token(ada: User, site: Site) -> None:
     renewed = ada.browser.texts('[aria-label="Thermostat"] .secret code')[0]
     assert issued(site, aid, secret) == 401
     assert issued(site, aid, renewed) == 200
+    # Many applications are a table, from which one is chosen.
+    (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
+    made = f"/developer/organizations/{acme['id']}/applications"
+    for number in range(20):
+        site.of_ada_at_the_console(ada, "POST", made, {"name": f"Robot {number}"})
+    go(ada, "/developer/applications")
+    ada.sees("Filter applications")
+    ada.browser.fill("Filter applications", "robot 17")
+    ada.click("Robot 17")
+    ada.sees("none: it gets no tokens", '[aria-label="Robot 17"]')
+    assert len(ada.browser.texts("tbody tr")) == 1
     assert "already" not in ada.browser.text
 
 
@@ -132,7 +144,14 @@ def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
     ada.click("Add the certificate")
     ada.eventually(lambda: bool(ada.browser.texts('[name="certificate"] + .finding')))
     ada.was_refused(400)
+    # An upload that is not there any more is forgotten.
+    kept = f"trunkline upload {LIGHT_TYPE}"
+    script = ada.browser.driver.execute_script
+    script("localStorage.setItem(arguments[0], arguments[1])", kept, f"../{'9' * 32}")
     go(ada, f"{TYPE_PAGE}/list")
+    ada.eventually(lambda: script("return localStorage.getItem(arguments[0])", kept) is None)
+    ada.was_refused(404)
+    ada.sees("1–50 of 60", ".pages")
     write(ada, "ids", "-typed =typed")
     ada.click("Upload")
     ada.sees("1 taken, 1 refused, of 2", "#upload")  # as typed: a spreadsheet's apostrophe would refuse both
@@ -176,12 +195,15 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     condition = {"sdid": source, "field": "state", "operator": "=", "operand": {"value": True}}
     rule = {"name": "Broken rule", "rule": {"if": condition, "then": {"ddid": sink, "action": "setOn"}}}
     rule_id = site.of_ada_at_the_console(ada, "POST", "/rules", rule)["id"]
+    go(ada, "/developer")
+    ada.sees("Needs attention")
     site.of_ada("DELETE", f"/devices/{sink}")
-    ada.eventually(lambda: state_of(site, ada, rule_id) == "invalid")
+    ada.sees("Rule: Broken rule")  # the page follows the feed of events
+    assert state_of(site, ada, rule_id) == "invalid"
     (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
     listed = f"/developer/organizations/{acme['id']}/subscriptions"
     ada.eventually(lambda: any("problem" in one for one in site.of_ada("GET", listed)["data"]))
-    ada.click("Developer")
+    go(ada, "/developer")
     ada.clicks = 0
     ada.click("Open Broken rule")
     ada.sees("Broken rule", "h1")
@@ -196,8 +218,51 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     ada.click("Deliver again")
     ada.sees("delivered again, with the same ids")
     ada.eventually(lambda: attempts(site, made["data"]["id"]) > before)
+    ada.sees("The latest replay", "#replay")
+    go(ada, f"/developer/subscriptions/{made['data']['id']}")  # it can be left and found again
+    ada.sees("The latest replay", "#replay")
+    ada.sees("0 of 1 answered", "#replay")
     assert ada.browser.driver.find_elements(By.CSS_SELECTOR, "h1 b") == []
     assert [one for one in ada.browser.traffic().complaints if sink not in one] == []  # the device that is gone
+
+
+def test_a_failing_connector_is_found_from_the_first_page(ada: User, site: Site) -> None:
+    """Its third party cannot be reached when an account is to be linked; the page says so, and since when."""
+    (acme,) = site.of_ada_at_the_console(ada, "GET", "/developer/organizations", None)["organizations"]
+    new_type = {"uniqueName": "acme.lamp", "name": "Party lamp"}
+    made = f"/developer/organizations/{acme['id']}/devicetypes"
+    dtid = site.of_ada_at_the_console(ada, "POST", made, new_type)["id"]
+    cloud = ThirdPartyCloud(url="http://127.0.0.1:1").provision_file()  # nobody listens there
+    site.provision(cloud.replace('"example.light"', '"acme.lamp"'))
+    did = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": dtid, "name": "Lamp"})["id"]
+    go(ada, f"/developer/types/{dtid}/connector")
+    ada.sees("working", ".badge")
+    ada.sees("Nothing fails", "#page")
+    come_back_from_the_third_party(site, did, dtid)
+    ada.sees("failing", "#standing .badge")  # the page follows
+    go(ada, "/developer")
+    ada.clicks = 0
+    ada.sees("Connector: Party lamp")
+    ada.sees("The third party cannot be reached")
+    ada.click("Open Party lamp")
+    ada.sees("linking an account", "tbody")
+    ada.sees("Lamp", '[aria-label="Your devices that are not linked"] tbody')
+    assert ada.clicks <= 2
+    go(ada, "/operator")
+    ada.sees("The connector of acme.lamp fails")
+
+
+def come_back_from_the_third_party(site: Site, did: str, dtid: str) -> None:
+    """As a browser that was sent to the third party, and was given a code there."""
+    asked = httpx.post(
+        f"{site.daemon.base_url}/devices/{did}/providerauth",
+        headers=bearer(USER_TOKEN) | {"Referer": "https://app.example.org/callback"},
+    )
+    assert asked.status_code == 302, asked.text
+    state = httpx.URL(asked.headers["Location"]).params["state"]
+    path = f"{site.daemon.base_url}/cloudconnectors/{dtid}/auth"
+    back = httpx.get(path, params={"state": state, "code": "given"})
+    assert "error=temporarily_unavailable" in back.headers["Location"]
 
 
 def state_of(site: Site, user: User, rule: str) -> str:
@@ -283,8 +348,8 @@ def test_a_role_that_is_lost_while_a_page_is_open_is_told(ada: User, site: Site)
     site.set_role(BOB_EMAIL, "developer")
     go(bob, f"{TYPE_PAGE}/firmware")
     bob.sees("Roll-outs are for administrators")
-    go(bob, "/developer/subscriptions")
-    bob.sees("Subscriptions", "h2")
+    go(bob, "/developer/applications")  # a page of forms, which shows nothing that changes
+    bob.sees("New application", "h2")
     site.set_role(BOB_EMAIL, "viewer")
     bob.sees("This is not for you")
     complaints = bob.browser.traffic().complaints
@@ -296,7 +361,7 @@ const done = arguments[arguments.length - 1];
 const folder = document.querySelector("script").src.replace(/[^/]*$/, "");
 import(`${folder}data-table.js`).then(async ({ DataTable }) => {
   const rows = Array.from({ length: 10000 }, (_, at) => ({
-    name: at === 7 ? '=1+1,"<b>' : `row ${at}`, size: (at * 7919) % 10000 }));
+    name: at === 7 ? '=1+1,"<b>;@x' : `row ${at}`, size: (at * 7919) % 10000 }));
   const table = new DataTable("Rows", [{ name: "Name", value: (one) => one.name, isName: true },
     { name: "Size", value: (one) => one.size, isNumber: true }], { order: [1, false] });
   document.querySelector("#page").replaceChildren(table.element);
@@ -318,7 +383,7 @@ def test_a_table_of_ten_thousand_rows_pages_sorts_filters_and_goes_out(ada: User
     lines = ada.browser.driver.execute_async_script(TEN_THOUSAND_ROWS)
     assert len(lines) == 10_001
     assert [int(line.rpartition(",")[2]) for line in lines[1:]] == list(range(10_000))
-    assert [line for line in lines if "1+1" in line] == ['"\'=1+1,""<b>",' + str(7 * 7919 % 10_000)]
+    assert [line for line in lines if "1+1" in line] == ['"\'=1+1,""<b>;\'@x",' + str(7 * 7919 % 10_000)]
     ada.sees("1–50 of 10,000", ".pages")
     assert ada.browser.texts("tbody td")[:3] == ["0", "1", "2"]
     ada.click("Next")
@@ -326,4 +391,4 @@ def test_a_table_of_ten_thousand_rows_pages_sorts_filters_and_goes_out(ada: User
     ada.click("Size ↑")
     ada.eventually(lambda: ada.browser.texts("tbody td")[:1] == ["9999"])
     ada.browser.fill("Filter rows", "<B>")
-    ada.eventually(lambda: ada.browser.texts("tbody th") == ['=1+1,"<b>'])
+    ada.eventually(lambda: ada.browser.texts("tbody th") == ['=1+1,"<b>;@x'])

@@ -53,8 +53,11 @@ class Site:
 
     def set_role(self, email: str, role: str) -> None:
         """In Acme, by a provision file."""
-        file = self.daemon.state.parent / "role.toml"
-        file.write_text(f'[[users]]\nemail = "{email}"\norganization = "Acme"\nrole = "{role}"\n', encoding="utf-8")
+        self.provision(f'[[users]]\nemail = "{email}"\norganization = "Acme"\nrole = "{role}"\n')
+
+    def provision(self, text: str) -> None:
+        file = self.daemon.state.parent / "more.toml"
+        file.write_text(text, encoding="utf-8")
         command_output("provision", file, "--config", self.daemon.config)
 
     def send(self, number: int, **data: object) -> None:

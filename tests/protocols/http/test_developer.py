@@ -1,13 +1,18 @@
 """/developer: applications, device types and Manifests that members of an organization make (reference 27.21)."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 import pytest
 
+from broker.device_management.requests import TaskRequest, packed
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
-from storage.keys import OrganizationKey
+from storage.database import Transaction
+from storage.keys import Milliseconds, OrganizationKey
+from storage.records import NEW_KEY
+from storage.tasks import TaskRecord
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -116,6 +121,9 @@ async def test_only_administrators_and_developers_of_the_organization_develop(
     """Neither viewers, others, applications, devices, nor a member through the application of another organization."""
     oid = await acme(api, ada)
     calls = (
+        ("GET", f"/developer/organizations/{oid}/tasks"),
+        ("GET", f"/developer/organizations/{oid}/connectors"),
+        ("GET", f"/developer/devicetypes/{LIGHT_TYPE}/connector"),
         ("GET", f"/developer/organizations/{oid}/applications"),
         ("POST", f"/developer/organizations/{oid}/applications"),
         ("POST", f"/developer/applications/{DASHBOARD}/secret"),
@@ -226,3 +234,58 @@ async def test_a_subscription_is_looked_after_at_the_console(
 async def console_token(services: Services, user: str) -> str:
     session = await services.accounts.sessions.begin(await services.accounts.users.find(user))
     return (await services.accounts.console.token(session)).value
+
+
+async def test_a_task_that_failed_is_found_among_those_of_many_types(
+    api: httpx.AsyncClient, services: Services, world: World, ada: str
+) -> None:
+    """Whatever its type, and however many tasks came later; for administrators."""
+    path = f"/developer/organizations/{await acme(api, ada)}/tasks"
+    assert (await api.get(path, headers=bearer(ada))).status_code == 403
+    await set_role(services, world, "administrator")
+    keys = await services.core.database.write(
+        lambda tx: _many_tasks(tx, world, Milliseconds(services.core.clock.now_ms()))
+    )
+    answer = (await api.get(path, params={"count": 2}, headers=bearer(ada))).json()
+    assert (answer["total"], answer["count"]) == (3, 2)
+    assert [one["id"] for one in answer["data"]] == ["running", "lately"]
+    assert [one["statusCounts"]["numFailed"] for one in answer["data"]] == [1, 1]
+    assert answer["data"][0]["dtid"] == "dt-many-0"
+    rest = (await api.get(path, params={"count": 2, "offset": 2}, headers=bearer(ada))).json()
+    assert [(one["id"], one["dtid"]) for one in rest["data"]] == [("the first", "dt-many-59")]
+    assert keys["long ago"] < keys["of Beta"]
+
+
+def _many_tasks(tx: Transaction, world: World, now_ms: Milliseconds) -> dict[str, int]:
+    """Of 60 types of Acme and one of Beta; each of these tasks failed on a device, but for 30 that came later."""
+    light = tx.device_types.device_type(world.light_type)
+    assert light is not None
+    types = [
+        tx.device_types.put_device_type(
+            replace(light, key=NEW_KEY, id=f"dt-many-{number}", unique_name=f"example.many{number}")
+        )
+        for number in range(60)
+    ]
+    beta = tx.accounts.organization_by_id(BETA)
+    assert beta is not None
+    foreign = tx.device_types.put_device_type(
+        replace(light, key=NEW_KEY, id="dt-beta", unique_name="example.beta", organization=beta.key)
+    )
+    keys = {}
+    week_ms = 7 * 86_400_000
+    for name, type_, status, changed_on in (
+        ("the first", types[59], "COMPLETE", now_ms - week_ms),
+        ("long ago", types[58], "COMPLETE", now_ms - week_ms - 1),
+        ("lately", types[1], "CANCELLED", now_ms - week_ms + 1),
+        ("running", types[0], "PROCESSING", now_ms),
+        ("of Beta", foreign, "COMPLETE", now_ms),
+        *((f"fine {number}", types[59], "COMPLETE", now_ms) for number in range(30)),
+    ):
+        request = packed(TaskRequest(task_type="R", target="serverProperties.site", expires_after=60))
+        made = TaskRecord(0, name, type_, request, status, now_ms, Milliseconds(changed_on), None, now_ms, None, "")
+        keys[name] = task = tx.tasks.add(made).key
+        tx.tasks.add_entries(task, [world.kitchen], acceptance="NOT_REQUIRED", now_ms=now_ms)
+        entry = tx.tasks.entry_of(task, world.kitchen)
+        assert entry is not None
+        tx.tasks.put_entry(replace(entry, status="SUCCEEDED" if name.startswith("fine") else "FAILED"))
+    return keys

@@ -1,6 +1,11 @@
 """How the pages at /docs tell of shapes, and how they read the little Markdown of the document."""
 
+import json
+import re
+import subprocess
+from itertools import islice, pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -114,6 +119,38 @@ def call(operation_id: str) -> DocumentedCall:
 )
 def test_every_call_comes_with_a_command_to_paste(operation_id: str, curl: str) -> None:
     assert call(operation_id).curl == curl
+
+
+def test_the_shell_hands_curl_the_example_of_each_call() -> None:
+    """Whose requests are right: tests/e2e/test_schemathesis.py makes each of them."""
+    described = document("http://here/v1.1", ALL_NOUNS)
+    calls = [one for chapter in chapters(described) for one in chapter.calls]
+    script = "curl() { printf '%s\\0' $# \"$@\"; }\n" + "\n".join(one.curl for one in calls)
+    variables = {"TOKEN": "its token", "SECURE_URL": "https://secure"}
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, env=variables, check=True)
+    words = iter(done.stdout.decode().split("\0")[:-1])
+    for one in calls:
+        operation = described["paths"][one.path][one.method.lower()]
+        given = list(islice(words, int(next(words))))
+        options = list(pairwise(given))
+        assert ("-X", one.method) in options or one.method == "GET", one.anchor
+        assert (("-H", "Authorization: bearer its token") in options) == bool(one.tokens), one.anchor
+        (address,) = [word for word in given if word.startswith(("http://here/v1.1/", "https://secure/"))]
+        assert re.fullmatch(
+            re.sub(r"\\{\w+\\}", "[^/]+", re.escape(one.path)), urlsplit(address).path.removeprefix("/v1.1")
+        )
+        content = operation.get("requestBody", {}).get("content", {})
+        for kind, media in list(content.items())[:1]:
+            sent = [value for option, value in options if option in {"-d", "--data-binary"}]
+            if kind == "application/x-www-form-urlencoded":
+                assert dict(pair.split("=", 1) for pair in sent) == media["example"], one.anchor
+            else:
+                assert [as_example(value, media["example"]) for value in sent] == [media["example"]], one.anchor
+    assert next(words, None) is None
+
+
+def as_example(sent: str, example: object) -> object:
+    return sent if isinstance(example, str) else json.loads(sent)
 
 
 def test_a_refusal_of_many_calls_is_told_like_one_of_its_own() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from broker.services import Services
 from config.settings import Limits, Settings
@@ -66,6 +67,14 @@ def refusal(answer: httpx.Response) -> tuple[int, int, str]:
 
 
 # --- Rate limits --------------------------------------------------------------------------------------------------
+
+
+async def test_the_log_has_the_id_of_an_answer_over_the_limit(api: httpx.AsyncClient) -> None:
+    with capture_logs() as logs:
+        answers = [await profile(api) for _ in range(4)]
+    assert [(line["event"], line["error_id"]) for line in logs] == [
+        ("rest_rate_refused", answers[-1].json()["error"]["id"])
+    ]
 
 
 async def test_every_counted_answer_tells_where_the_caller_stands(

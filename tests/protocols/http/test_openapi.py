@@ -26,7 +26,7 @@ from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.rest.nouns import TO_COME
 from protocols.http.schema import Shape
 from tests.factories import ADA_TOKEN
-from tests.programs import require_node_module
+from tests.programs import require_node_module, require_program
 from tests.protocols.http.conftest import bearer
 
 ORIGIN = "https://trunkline.example.net"
@@ -116,6 +116,41 @@ class TestDocument:
             "/trials/{tid}/sessions",
         )
         assert found == {("no-ambiguous-paths", f"#/paths/{path.replace('/', '~1')}") for path in ambiguous}
+
+    @pytest.mark.processes
+    def test_a_generator_of_clients_drops_no_operation(self, tmp_path: Path) -> None:
+        """openapi-python-client leaves out the bodies of types that it does not know, and nothing else."""
+        (tmp_path / "openapi.json").write_text(json.dumps(DOCUMENT), encoding="utf-8")
+        (tmp_path / "config.yaml").write_text("post_hooks: []\n", encoding="utf-8")
+        words = [
+            "generate",
+            "--path",
+            "openapi.json",
+            "--config",
+            "config.yaml",
+            "--output-path",
+            "client",
+            "--meta",
+            "none",
+        ]
+        run = subprocess.run(
+            [require_program("openapi-python-client"), *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        modules = {path.stem for path in (tmp_path / "client/api").glob("*/*.py")} - {"__init__"}
+        assert len(modules) == len(list(operations()))
+        warned = re.findall(r"(?m)^WARNING parsing (\S+ \S+) within", run.stdout + run.stderr)
+        assert sorted(warned) == [
+            "GET /messages/export/{exportId}/result",
+            "GET /rules/{ruleId}/provision",
+            "GET /scenes/{sceneId}/provision",
+            "POST /devicetypes/{dtid}/whitelist",
+        ]
 
     async def test_it_has_every_route_and_no_other(self, services: Services) -> None:
         served = {

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from broker.accounts.sign_up import add_account
+from broker.connectors.problems import NO_DEVICE, Doing
 from broker.operating.port import BackupFailedError, Check, Listener, Room
 from broker.services import Services
 from broker.trace.tally import SOURCES, Tally
@@ -18,6 +19,8 @@ from protocols.http.rest.nouns import NOUNS
 from protocols.http.rest.operator import without_texts
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, KITCHEN_TOKEN, LIGHT_TYPE, World
 from tests.protocols.http.conftest import bearer
+from tests.protocols.http.connectors.conftest import bind, terms
+from tests.third_party_cloud import ThirdPartyCloud
 
 CALLS: Final = [
     (call.method, call.path) for noun in NOUNS for call in noun.declared() if call.path.startswith("/operator/")
@@ -55,6 +58,9 @@ class FakeMachine:
             raise BackupFailedError(self.failure)
         copied(3, 4)
         return folder / f"kept-{keep}"
+
+    async def available(self, _folder: Path) -> int:
+        return 10_000
 
     async def backups(self, _folder: Path) -> Sequence[tuple[str, int, int]]:
         return [("trunkline-1.tar.gz", 4096, 7)]
@@ -114,6 +120,25 @@ async def test_the_overview_answers_the_first_questions(api: httpx.AsyncClient, 
     assert "messages" in found["statistics"]["ingest"]
     services.operating.machine = None
     assert (await api.get("/operator/overview", headers=bearer(ada))).status_code == 503
+
+
+async def test_the_overview_names_the_connectors_that_fail(
+    api: httpx.AsyncClient, services: Services, ada: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bind(services, terms(ThirdPartyCloud(url="http://127.0.0.1:1")))
+    (lights,) = services.connectors.types()
+    name = lights.record.unique_name
+    assert (await ask(api, "GET", "/overview", ada))["connectors"] == []
+    services.connectors.problems.note(lights.key, NO_DEVICE, Doing.NOTIFICATION, "It could not be read.")
+    (found,) = (await ask(api, "GET", "/overview", ada))["connectors"]
+    now_ms = services.core.clock.now_ms()
+    assert found == {"dtid": LIGHT_TYPE, "uniqueName": name, "problem": "It could not be read.", "lastOn": now_ms}
+    services.connectors.problems.note_success(lights.key, NO_DEVICE, Doing.NOTIFICATION)
+    monkeypatch.setattr("broker.connectors.catalog.GENERIC", "no plug-in has this name")
+    await services.connectors.catalog.reload()
+    (found,) = (await ask(api, "GET", "/diagnostics", ada))["overview"]["connectors"]
+    assert (found["uniqueName"], found["lastOn"]) == (name, None)
+    assert found["problem"].startswith("The connector's plug-in cannot be used")
 
 
 async def test_refusals_are_shown_by_what_why_and_from_where(api: httpx.AsyncClient, ada: str) -> None:

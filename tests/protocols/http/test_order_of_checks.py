@@ -211,11 +211,14 @@ GET /developer/organizations/{organization}/applications 4001
 POST /developer/organizations/{organization}/applications 400
 POST /developer/organizations/{organization}/devicetypes 400
 GET /developer/organizations/{organization}/subscriptions 4001
+GET /developer/organizations/{organization}/tasks 4001
+GET /developer/organizations/{organization}/connectors 4001
 GET /developer/applications/{made} -
 PUT /developer/applications/{made} 400
 POST /developer/applications/{made}/secret -
 PUT /developer/devicetypes/{type} 400
 GET /developer/devicetypes/{type}/failures 4001
+GET /developer/devicetypes/{type}/connector -
 GET /devicetypes/{type}/manifests 4001
 POST /devicetypes/{type}/manifests 400
 POST /devicetypes/{type}/manifests/try 400

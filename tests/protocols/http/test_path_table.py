@@ -234,9 +234,12 @@ GET /developer/applications/{}
 PUT /developer/applications/{}
 POST /developer/applications/{}/secret
 GET /developer/organizations/{}/subscriptions
+GET /developer/organizations/{}/tasks
+GET /developer/organizations/{}/connectors
 POST /developer/organizations/{}/devicetypes
 PUT /developer/devicetypes/{}
 GET /developer/devicetypes/{}/failures
+GET /developer/devicetypes/{}/connector
 GET /devicetypes/{}/manifests
 POST /devicetypes/{}/manifests
 POST /devicetypes/{}/manifests/try

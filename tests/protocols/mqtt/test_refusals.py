@@ -1,20 +1,36 @@
 """What MQTT refuses leaves a line in the log, with the device if there is one of that id, and never with a secret."""
 
+import json
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from broker.ids import new_id
+from broker.trace.refusals import LINES_OF_ONE
 from config.limits import WRONG_TOKEN_TRIES
 from config.settings import Limits, Settings
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN
-from tests.protocols.mqtt.peers import Server, connect, refused
+from tests.protocols.mqtt.peers import (
+    ACTIONS,
+    ERRORS,
+    MESSAGES,
+    Peer,
+    Server,
+    connect,
+    puback,
+    publish,
+    refused,
+    suback,
+    subscribe,
+)
+
+_OF_ANOTHER = ACTIONS.replace(KITCHEN.encode(), b"9" * 32)
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(state_dir=tmp_path, limits=Limits(rate_limits="on", quotas="off"))
+    return Settings(state_dir=tmp_path, limits=Limits(rate_limits="on", quotas="off", mqtt_device="20/20"))
 
 
 @pytest.mark.parametrize(
@@ -56,3 +72,72 @@ async def test_a_token_that_is_wrong_again_and_again_gets_the_same_answer(server
         await peer.send(connect(KITCHEN, token))
         await peer.expect(refused(4))
     await server.connected()
+
+
+async def told(peer: Peer) -> tuple[str, int]:
+    """Id and code of the error that comes next on the errors topic."""
+    topic, payload = await peer.expect_delivery()
+    error = json.loads(payload)["error"]
+    assert topic == ERRORS
+    return error["id"], error["code"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "event", "reason"),
+    [
+        (MESSAGES, b"secret", "mqtt_refused", "Bad Request"),
+        (MESSAGES + b"/secret", b"{}", "mqtt_refused", "You do not have publish permission to topic"),
+        (MESSAGES, b'{"secret":1}', "mqtt_nothing_remained", "nothing of the message was kept"),
+    ],
+)
+async def test_the_error_that_a_device_is_told_is_found_in_the_log_by_its_id(
+    server: Server, topic: bytes, payload: bytes, event: str, reason: str
+) -> None:
+    peer = await server.connected(topics=[ERRORS])
+    with capture_logs() as logs:
+        await peer.send(publish(payload=payload, topic=topic))
+        error_id, code = await told(peer)
+        await peer.expect(puback())
+    (line,) = logs
+    assert (line["event"], line["reason"], line["caller"]) == (event, reason, f"device {KITCHEN}")
+    assert (line["error_id"], line["status"]) == (error_id, code)
+    assert "secret" not in str(line)
+
+
+async def test_a_refused_subscription_is_found_in_the_log(server: Server) -> None:
+    peer = await server.connected(topics=[ERRORS])
+    with capture_logs() as logs:
+        await peer.send(subscribe(_OF_ANOTHER))
+        await peer.expect(suback(0x80))
+        error_id, code = await told(peer)
+    assert [(line["event"], line["error_id"], line["status"]) for line in logs] == [("mqtt_refused", error_id, code)]
+
+
+async def test_a_device_that_hears_no_errors_is_in_the_log_as_well(server: Server) -> None:
+    peer = await server.connected()
+    with capture_logs() as logs:
+        await peer.send(publish(payload=b"[]"))
+        await peer.expect(puback())
+    assert [line["event"] for line in logs] == ["mqtt_refused"]
+
+
+async def test_the_line_of_a_used_up_rate_limit_has_the_id_of_the_error(server: Server) -> None:
+    peer = await server.connected(topics=[ERRORS])
+    for number in range(1, 20):
+        await peer.send(publish(number))
+        await peer.expect(puback(number))
+    with capture_logs() as logs:
+        await peer.send(publish(20))
+        error_id, code = await told(peer)
+        await peer.expect(puback(20))
+    (line,) = logs
+    assert (line["event"], line["error_id"], code) == ("mqtt_rate_refused", error_id, 429)
+
+
+async def test_a_device_that_sends_nonsense_without_end_fills_no_log(server: Server) -> None:
+    peer = await server.connected()
+    with capture_logs() as logs:
+        for number in range(1, 17):
+            await peer.send(publish(number, b"[]"))
+            await peer.expect(puback(number))
+    assert len(logs) == LINES_OF_ONE

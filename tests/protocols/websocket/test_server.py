@@ -8,6 +8,7 @@ import msgpack
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 from wsproto.events import BytesMessage, CloseConnection, Message, Pong
 
 from broker.facts import DeviceWentOffline, DeviceWentOnline, TokenRevoked
@@ -346,6 +347,23 @@ async def test_message_with_ack(peers: Peers, text: str, refusal: tuple[int, str
         assert is_id(answer["data"]["mid"])
     else:
         assert answer == error(*refusal)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"data": {"secret": "x" * 1014}},
+        {"ddid": "secret", "type": "action", "data": {"actions": [{"name": "setOn"}]}},
+    ],
+)
+async def test_a_refused_frame_is_in_the_log_without_what_was_sent(peers: Peers, frame: dict[str, object]) -> None:
+    """reference 28.1"""
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    with capture_logs() as logs:
+        assert "error" in await ask(socket, **frame)
+    assert [line["event"] for line in logs] == ["websocket_refused"]
+    assert "secret" not in str(logs)
 
 
 async def test_an_acknowledgement_names_the_fields_that_were_not_kept(peers: Peers) -> None:

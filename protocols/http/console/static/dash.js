@@ -1,7 +1,7 @@
 // What the pages of developers and operators share: who may use them, forms, what goes on in the background, uploads.
 
 import { attempt, accessToken, curlLine, get, REST, Refused } from "./api.js";
-import { $, fill, h, showText } from "./dom.js";
+import { $, fill, h, showText, whole } from "./dom.js";
 
 export const page = $("#page");
 export const id = page.dataset.id;
@@ -52,10 +52,15 @@ export function form(label, fields, text, work, kind = "") {
   return element;
 }
 
-// Shows what a page has to say, and why not when it may not.
+const ROLE_MS = 5000;
+let needsRole = false;
+let follows = false;
+
+// Shows what a page has to say, and why not when it may not. A page that follows nothing asks whether the role is there.
 export async function show(load) {
   try {
     await load();
+    setTimeout(() => { if (needsRole && !follows) follow(organizations, ROLE_MS); });
   } catch (error) {
     if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
     refuse(error);
@@ -79,6 +84,7 @@ export function refuse(error) {
 
 // The organizations in which the person may develop. Without one, the page says so.
 export async function organizations() {
+  needsRole = true;
   const { data } = await get("/developer/organizations");
   const found = data.organizations.filter((one) => one.role !== "viewer");
   if (found.length === 0) throw new Refused(403, { error: { message: data.organizations.length ? "You may only look at your organization." : "You are in no organization." } });
@@ -90,10 +96,11 @@ let usedOn = Date.now();
 for (const kind of ["pointerdown", "keydown", "focus"]) addEventListener(kind, () => { usedOn = Date.now(); }, { passive: true });
 
 // Slower the longer nobody does anything: a page that stands open must not use up the calls of its person's day.
-const pause = (ms) => Math.max(ms, Math.min(SLOWEST_MS, ms * (1 + (Date.now() - usedOn) / 60000)));
+export const pause = (ms) => Math.max(ms, Math.min(SLOWEST_MS, ms * (1 + (Date.now() - usedOn) / 60000)));
 
 // Again and again while the page is seen. A role that is lost meanwhile is told at once; a lost connection is shown.
 export function follow(work, ms) {
+  follows = true;
   let timer = 0;
   const again = async () => {
     if (!document.hidden) {
@@ -112,7 +119,7 @@ export function follow(work, ms) {
 
 const MOST = 10000;
 
-// All items of a list of pages, at most 10,000. `onMore` gets what has come so far, and how many there are.
+// All items of a list of pages, at most 10,000. `onMore` gets what has come so far, and a note of what is missing.
 export async function everything(path, query, items, onMore = () => {}) {
   const found = [];
   for (let offset = 0; ;) {
@@ -120,10 +127,16 @@ export async function everything(path, query, items, onMore = () => {}) {
     const some = items(answer);
     found.push(...some);
     offset += some.length;
-    onMore(found, answer.total ?? found.length);
-    if (some.length === 0 || offset >= Math.min(MOST, answer.total ?? 0)) return found;
+    const total = answer.total ?? found.length, isOver = some.length === 0 || offset >= Math.min(MOST, total);
+    onMore(found, missing(found.length, total, isOver));
+    if (isOver) return found;
   }
 }
+
+const missing = (some, total, isOver) => {
+  if (some >= total) return "";
+  return isOver ? `the first of ${whole(total)}; the API has the others` : `loading, ${whole(total)} in all`;
+};
 
 // Sends a file, and tells how much of it has gone. Who leaves the page meanwhile is asked first.
 export async function upload(path, file, contentType, onProgress) {

@@ -101,8 +101,9 @@ export class DataTable {
   }
 }
 
-// A text that a spreadsheet would take for a formula gets an apostrophe before it.
-const csvCell = (value) => quoted(typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value));
+// What a spreadsheet would take for a formula gets an apostrophe before it; also inside of a text, behind what some
+// countries' spreadsheets take for the end of a cell.
+const csvCell = (value) => quoted(typeof value === "string" ? value.replace(/(^|[;\t\r\n])(?=[=+\-@\t\r])/g, "$1'") : String(value));
 
 // As it stands in a CSV file that no spreadsheet opens.
 export const quoted = (text) => /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;

@@ -1,11 +1,13 @@
 // The applications of an organization: ids, secrets, redirect URIs, methods.
 
 import { attempt, call, done } from "./api.js";
-import { button, everything, field, form, organizations, page, sameTable, show, table } from "./dash.js";
+import { box, button, everything, field, form, organizations, page, sameTable, show, table } from "./dash.js";
+import { DataTable } from "./data-table.js";
 import { copyButton, empty, fill, h, sure } from "./dom.js";
 
 const METHODS = [["authorization_code", "Authorization code"], ["pkce", "PKCE"], ["implicit", "Implicit"],
   ["limited_input", "Limited input"], ["client_credentials", "Client credentials"]];
+const SECTIONS = 20;  // more applications are a table
 let members = [];
 
 const uris = (text) => text.split(/\s+/).filter(Boolean);
@@ -58,6 +60,23 @@ function shown(organization, application) {
     place, change);
 }
 
+// Many applications: a table, and the one that was chosen.
+function listed(all) {
+  const place = h("div", { id: "chosen" });
+  const rows = new DataTable("Applications", [
+    { name: "Name", value: ([, one]) => one.name, isName: true, cell: ([organization, one]) => button(one.name, () => {
+      fill(place, shown(organization, one));
+      place.scrollIntoView({ block: "nearest" });
+    }) },
+    { name: "Organization", value: ([organization]) => organization.name },
+    { name: "Id", value: ([, one]) => one.id, cell: ([, one]) => h("code", {}, one.id) },
+    { name: "Methods", value: ([, one]) => one.methods.join(", ") },
+    { name: "Redirect URIs", value: ([, one]) => one.redirectUris.join(" ") },
+  ], { order: [0, false], file: "applications.csv" });
+  rows.set(all);
+  return [box("Applications", rows.element), place];
+}
+
 async function load(made = null) {
   members = await organizations();
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/applications`, {}, (answer) => answer.data)));
@@ -71,7 +90,7 @@ async function load(made = null) {
     await load(data);
   });
   fill(page, made ? secretBox(made, made.clientSecret) : null,
-    ...(all.length ? all.map((one) => shown(...one)) : [empty("No applications yet", "An application is what people sign in to, and what gets tokens.")]),
+    ...(all.length > SECTIONS ? listed(all) : all.length ? all.map((one) => shown(...one)) : [empty("No applications yet", "An application is what people sign in to, and what gets tokens.")]),
     h("section", { class: "box", "aria-label": "New application" }, h("h2", {}, "New application"), create));
 }
 

@@ -12,11 +12,19 @@ const WHITELIST = `/devicetypes/${id}/whitelist`;
 let parts = null;
 
 async function entries() {
-  await everything(WHITELIST, {}, (answer) => answer.data, (found, total) => parts.ids.set(found, found.length < total ? `loading, ${whole(total)} in all` : ""));
+  await everything(WHITELIST, {}, (answer) => answer.data, (found, more) => parts.ids.set(found, more));
 }
 
 async function watch(uploadId) {
-  const { data } = await get(`${WHITELIST}/${uploadId}/status`);
+  let data = null;
+  try {
+    ({ data } = await get(`${WHITELIST}/${encodeURIComponent(uploadId)}/status`));
+  } catch (error) {
+    if (error.status !== 404 && error.status !== 400) throw error;
+    localStorage.removeItem(KEPT);  // it is of another store, or too old to be told about
+    fill(parts.upload);
+    return false;
+  }
   const { total, succeeded, failed } = data.vdidsCount;
   const isOver = data.status !== "Processing";
   const rejected = isOver && failed ? (await everything(`${WHITELIST}/${uploadId}/rejectedRows`, {}, (answer) => answer.data)).slice(0, 10000) : [];

@@ -9,6 +9,9 @@ import { $, fileSize, fill, h, sure, time, toast } from "./dom.js";
 
 const IMAGES = `/devicemgmt/devicetypes/${id}/images`;
 const PLAN = ["devicesPerMinute", "canaryDevices", "canarySuccessPercent", "abortPercent"];
+const OLDER_MS = 60000;  // how often tasks beyond the newest 100 are read again
+let listed = [];
+let listedOn = 0;
 let images = null;
 let rollouts = null;
 let place = null;
@@ -24,15 +27,19 @@ async function load() {
 }
 
 async function listRollouts() {
-  let answer = null;
+  let newest = null;
   try {
-    answer = await get("/devicemgmt/tasks", { dtid: id, count: 100 });  // the newest
+    newest = (await get("/devicemgmt/tasks", { dtid: id, count: 100 })).data.tasks;
+    if (Date.now() - listedOn > OLDER_MS) {
+      listed = await everything("/devicemgmt/tasks", { dtid: id }, (answer) => answer.data.tasks);
+      listedOn = Date.now();
+    }
   } catch (error) {
     if (error.status !== 403) throw error;
     fill($("#rollouts"), h("p", { class: "hint" }, "Roll-outs are for administrators of the organization. You may upload images."));
     return false;
   }
-  rollouts.set(answer.data.tasks.filter((one) => one.property === "akc.update"));
+  rollouts.set([...new Map([...listed, ...newest].map((one) => [one.id, one])).values()].filter((one) => one.property === "akc.update"));
   return undefined;
 }
 

@@ -16,8 +16,7 @@ const flat = (value, path = "") => (value !== null && typeof value === "object" 
 const said = (properties) => flat(properties).map(([name, value]) => `${name}: ${shown(value ?? "")}`).join(", ");
 
 async function devices() {
-  await everything("/devicemgmt/devices/properties", { dtid: id, filter }, (answer) => answer.data.properties, (found, total) =>
-    table.set(found, found.length < total ? `loading, ${whole(total)} in all` : ""));
+  await everything("/devicemgmt/devices/properties", { dtid: id, filter }, (answer) => answer.data.properties, (found, more) => table.set(found, more));
 }
 
 async function listTasks() {

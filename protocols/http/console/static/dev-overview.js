@@ -1,11 +1,15 @@
 // What needs attention: rules, subscriptions, roll-outs and connectors that fail, each with the way to it.
 
-import { get } from "./api.js";
-import { badge, box, everything, figures, follow, organizations, page, sameCall, show, uid } from "./dash.js";
-import { fill, h, whole } from "./dom.js";
+import { attempt } from "./api.js";
+import { badge, box, everything, figures, follow, organizations, page, pause, sameCall, show, uid } from "./dash.js";
+import { fill, fullTime, h, whole } from "./dom.js";
+import { follow as hear } from "./sockets.js";
 
 const AGAIN_MS = 60000;
-const TYPES_SHOWN = 50;  // each is a call
+const SOON_MS = 500;
+const GAP_MS = 5000;
+let painted = "";
+const NAMED = 3;
 
 async function typesOf(members) {
   const mine = new Set(members.map((one) => one.id));
@@ -27,32 +31,41 @@ async function subscriptions(members) {
     one.description ?? one.callbackUrl ?? one.id, one.problem ?? "It is suspended.", `/developer/subscriptions/${one.id}`));
 }
 
-async function rollouts(types) {
-  const lists = await Promise.all(types.slice(0, TYPES_SHOWN).map(async (type) => {
-    const { data } = await get("/devicemgmt/tasks", { dtid: type.id, count: 20, sort: "modifiedOn" }).catch((error) => {
-      if (error.status === 403) return { data: { tasks: [] } };  // developers do not see tasks
-      throw error;
-    });
-    return data.tasks.filter((one) => one.statusCounts.numFailed > 0).map((one) => alarm(one.property === "akc.update" ? "Roll-out" : "Task",
-      `${one.property} on ${type.name}`, `${whole(one.statusCounts.numFailed)} of ${whole(one.statusCounts.totalDevices)} devices failed.`, `/developer/tasks/${one.id}`));
-  }));
-  return lists.flat();
+// Tasks are for administrators.
+async function rollouts(members, types) {
+  const names = new Map(types.map((one) => [one.id, one.name]));
+  const lists = await Promise.all(members.filter((one) => one.role === "administrator").map((one) =>
+    everything(`/developer/organizations/${one.id}/tasks`, {}, (answer) => answer.data)));
+  return lists.flat().map((one) => alarm(one.property === "akc.update" ? "Roll-out" : "Task", `${one.property} on ${names.get(one.dtid) ?? one.dtid}`,
+    `${whole(one.statusCounts.numFailed)} of ${whole(one.statusCounts.totalDevices)} devices failed. Last changed: ${fullTime(one.modifiedOn)}.`, `/developer/tasks/${one.id}`));
 }
 
-async function connectors(types) {
+async function connectors(members) {
+  const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/connectors`, {}, (answer) => answer.data)));
+  return lists.flat().filter((one) => one.status === "FAILING").map((one) => alarm("Connector", one.name,
+    one.lastOn ? `${one.problem} Last: ${fullTime(one.lastOn)}.` : one.problem, `/developer/types/${one.dtid}/connector`));
+}
+
+async function unlinked(types) {
   const found = types.filter((one) => one.hasCloudConnector);
   const lists = await Promise.all(found.map(async (type) => {
     const devices = await everything(`/users/${uid}/devices`, { dtid: type.id }, (answer) => answer.data.devices);
-    return devices.filter((one) => one.needProviderAuth).map((one) => alarm("Connector", one.name,
-      `It is not linked to its account at ${type.name}: no reading comes.`, `/console/devices/${one.id}`));
+    const without = devices.filter((one) => one.needProviderAuth);
+    if (without.length === 0) return null;
+    const names = without.slice(0, NAMED).map((one) => one.name).join(", ");
+    return alarm("Connector", `${type.name}, devices without a link`, `No reading comes from ${names}${without.length > NAMED ? ` and ${whole(without.length - NAMED)} others` : ""}: not linked to an account at the third party.`,
+      without.length === 1 ? `/console/devices/${without[0].id}` : `/developer/types/${type.id}/connector`);
   }));
-  return lists.flat();
+  return lists.filter(Boolean);
 }
 
 async function load() {
   const members = await organizations();
   const types = await typesOf(members);
-  const found = (await Promise.all([rules(), subscriptions(members), rollouts(types), connectors(types)])).flat();
+  const found = (await Promise.all([rules(), subscriptions(members), rollouts(members, types), connectors(members), unlinked(types)])).flat();
+  const now = JSON.stringify([found, members, types.length]);
+  if (now === painted) return;  // what has the keyboard stays
+  painted = now;
   fill(page,
     box("Needs attention", found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
       h("div", {}, h("p", {}, h("b", {}, `${one.what}: ${one.name}`)), h("p", {}, one.text)), h("a", { href: one.href, "aria-label": `Open ${one.name}` }, "Open"))))
@@ -65,8 +78,25 @@ async function load() {
       h("li", {}, h("a", { href: "/developer/applications" }, "Applications"), ": ids, secrets, redirect URIs, methods"),
       h("li", {}, h("a", { href: "/developer/types" }, "Device types"), ": Manifests, approved lists, devices, firmware, plans, errors"),
       h("li", {}, h("a", { href: "/developer/subscriptions" }, "Subscriptions"), ": the delivery log and replay"),
-      h("li", {}, h("a", { href: "/developer/trials" }, "Trials"), ": people who try your devices"))));
+      h("li", {}, h("a", { href: "/developer/trials" }, "Trials"), ": people who try your devices"),
+      h("li", {}, h("a", { href: "/developer/usage" }, "Usage"), ": quotas, and units by day"))));
 }
 
-await show(load);
+// Events of rules and subscriptions show at once; what came while there was no feed is read when there is one.
+function listen() {
+  let soon = 0, last = 0;
+  const again = () => {
+    // A rule may fail each second: one look answers for many events.
+    soon ||= setTimeout(() => {
+      [soon, last] = [0, Date.now()];
+      attempt(load);
+    }, Math.max(SOON_MS, last + pause(GAP_MS) - Date.now()));
+  };
+  hear("events", { uid, events: "rule.*,subscription.*" }, again, again);
+}
+
+await show(async () => {
+  await load();
+  listen();
+});
 follow(load, AGAIN_MS);

@@ -1,13 +1,16 @@
 // One subscription: its delivery log, and replay.
 
 import { attempt, call, done, get } from "./api.js";
-import { badge, box, button, crumb, everything, field, follow, form, id, page, sameCall, show, title } from "./dash.js";
+import { badge, box, button, crumb, everything, field, follow, form, id, page, progress, sameCall, show, title } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, fullTime, h, time, whole } from "./dom.js";
 
 const PATH = `/subscriptions/${id}`;
 const KINDS = { DELIVERED: "good", FAILED: "bad", ACTIVE: "good", SUSPENDED: "bad" };
+const KEPT = `trunkline replay ${id}`;  // a replay goes on when the page is left
 let parts = null;
+let waiting = -1;
+let listedOn = 0;
 
 const outcome = ({ attempts }) => {
   const last = attempts.at(-1);
@@ -17,13 +20,31 @@ const outcome = ({ attempts }) => {
 
 const replay = (body) => async () => {
   const { data } = await call("POST", `${PATH}/deliveries/replay`, { body });
+  localStorage.setItem(KEPT, JSON.stringify({ ids: data.ids, on: Date.now() }));
   done(`${whole(data.ids.length)} notifications are delivered again, with the same ids.`);
   await deliveries();
 };
 
+// How far the latest replay of this browser is: of its notifications, how many wait for an answer.
+function paintReplay() {
+  let begun = null;
+  try {
+    begun = JSON.parse(localStorage.getItem(KEPT));
+  } catch { /* not ours */ }
+  if (!Array.isArray(begun?.ids) || begun.ids.length === 0) return;
+  const states = new Map(parts.log.rows.map((one) => [one.id, one.status]));
+  const ids = begun.ids.filter((one) => states.has(one)), waiting = ids.filter((one) => states.get(one) === "PENDING").length;
+  if (ids.length === 0) return;  // the filter of the log leaves them out
+  const failed = ids.filter((one) => states.get(one) === "FAILED").length;
+  fill(parts.replay, h("p", { role: "status" }, "The latest replay, begun ", time(begun.on), `: ${whole(ids.length - waiting)} of ${whole(ids.length)} answered${failed ? `, ${whole(failed)} failed` : ""}.`),
+    waiting ? progress("Progress of the replay", ids.length - waiting, ids.length) : null);
+}
+
 async function deliveries() {
   const status = parts.status.value || undefined;
-  await everything(`${PATH}/deliveries`, { status }, (answer) => answer.data, (found, total) => parts.log.set(found, found.length < total ? `loading, ${whole(total)} in all` : ""));
+  await everything(`${PATH}/deliveries`, { status }, (answer) => answer.data, (found, more) => parts.log.set(found, more));
+  listedOn = Date.now();
+  paintReplay();
 }
 
 async function standing() {
@@ -41,7 +62,7 @@ async function standing() {
 
 await show(async () => {
   crumb("/developer/subscriptions", "Subscriptions");
-  parts = { standing: h("div"), log: new DataTable("Deliveries", [
+  parts = { standing: h("div"), replay: h("div", { id: "replay" }), log: new DataTable("Deliveries", [
     { name: "Status", value: (one) => one.status, cell: (one) => badge(one.status.toLowerCase(), KINDS[one.status] ?? "") },
     { name: "Notification", value: (one) => one.id, cell: (one) => h("code", {}, one.id), isName: true },
     { name: "Attempts", value: (one) => one.attempts.length, isNumber: true },
@@ -58,12 +79,19 @@ await show(async () => {
   fill(page, box("Subscription", parts.standing), box("Delivery log", h("div", { class: "tools" }, chosen), parts.log.element),
     box("Deliver again", form("Deliver again", [h("div", { class: "tools" }, field("startDate", "Made from", "datetime-local", { value: hour(Date.now() - 3600000), required: true }),
       field("endDate", "to", "datetime-local", { value: hour(Date.now() + 60000), required: true }))], "Deliver these again",
-    (elements) => replay({ startDate: Date.parse(elements.startDate.value), endDate: Date.parse(elements.endDate.value) })())));
+    (elements) => replay({ startDate: Date.parse(elements.startDate.value), endDate: Date.parse(elements.endDate.value) })()), parts.replay));
   await deliveries();
   follow(async () => {
     await standing();
     const { data } = await get(`${PATH}/deliveries`, { status: parts.status.value, count: 100 });
     const newest = new Set(data.map((one) => one.id));
-    parts.log.set([...data, ...parts.log.rows.filter((one) => !newest.has(one.id))]);
+    parts.log.set([...data, ...parts.log.rows.filter((one) => !newest.has(one.id))], parts.log.more);
+    // Older ones change only while some wait: all are read again then, the longer the list, the less often.
+    const { total } = await get(`${PATH}/deliveries`, { status: "PENDING", count: 1 });
+    const isChanged = total > 0 || total !== waiting;
+    if (isChanged && Date.now() - listedOn > Math.max(4000, parts.log.rows.length * 30)) {
+      waiting = total;
+      await deliveries();
+    } else paintReplay();
   }, 5000);
 });

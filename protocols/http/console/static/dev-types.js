@@ -29,8 +29,8 @@ async function load() {
     location.assign(`/developer/types/${data.id}/manifest`);
   });
   fill(page, box("Device types", types.element), box("New device type", h("p", {}, sameTable(table("device_types", { unique_name: "acme.heater", name: "Heater", organization: members[0].name, published: false, manifest: "heater.json" }))), create));
-  await everything(`/users/${uid}/devicetypes`, { includeOrganization: true }, (answer) => answer.data.deviceTypes, (found, total) =>
-    types.set(found.filter((one) => names.has(one.oid)), found.length < total ? "loading…" : ""));
+  await everything(`/users/${uid}/devicetypes`, { includeOrganization: true }, (answer) => answer.data.deviceTypes, (found, more) =>
+    types.set(found.filter((one) => names.has(one.oid)), more));
 }
 
 await show(load);

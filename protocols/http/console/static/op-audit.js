@@ -1,7 +1,7 @@
 // What changed lately, by whom and from where.
 
 import { attempt, get } from "./api.js";
-import { box, field, form, page, sameAs, show } from "./dash.js";
+import { box, field, follow, form, page, sameAs, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, fullTime, h } from "./dom.js";
 
@@ -31,4 +31,5 @@ await show(async () => {
   fill(page, box("Audit log", h("p", {}, sameAs("trunkline audit --since 1d", "On the machine of the service.")), asked, entries.element));
   asked.elements.hours.value = "24";
   await find(asked.elements);
+  follow(() => get("/operator/waiting"), 5000);  // whether the person is still an operator
 });

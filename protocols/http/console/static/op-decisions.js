@@ -2,9 +2,11 @@
 
 import { attempt, call, done, get } from "./api.js";
 import { box, button, follow, page, sameAs, show } from "./dash.js";
+import { DataTable } from "./data-table.js";
 import { fill, h, heads, time, whole } from "./dom.js";
 
 let last = "";
+let payments = null;
 const decide = (path, body, text) => (event) => attempt(async () => {
   await call("POST", path, { body });
   done(text);
@@ -21,16 +23,20 @@ async function load() {
   const text = JSON.stringify(data);
   if (text === last) return;
   last = text;
+  payments ??= new DataTable("Payments", [
+    { name: "Reference", value: (one) => one.reference, isName: true }, { name: "Price", value: (one) => one.price }, { name: "Tier", value: (one) => one.tier },
+    { name: "Device", value: (one) => one.did, cell: (one) => h("code", {}, one.did) }, { name: "Since", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
+    { name: "", value: () => "", cell: (one) => h("span", { class: "row" }, one.status === "pending" ? [button("Accept", decide("/operator/payments", { reference: one.reference, outcome: "accepted" }, "The payment is accepted.")),
+      button("Decline", decide("/operator/payments", { reference: one.reference, outcome: "declined" }, "The payment is declined."))]
+      : button("Sent back", decide("/operator/payments", { reference: one.reference, outcome: "refunded" }, "Noted: the money was sent back."))) },
+  ], { empty: "Nothing waits.", order: [4, false], file: "payments.csv" });
+  payments.set(data.payments);
   fill(page,
     box("Plans", h("p", {}, sameAs("trunkline plans", "On the machine of the service.")), rows("Plans", ["Device type", "Version#", "Tiers", ""], data.plans.map((one) => h("tr", {},
       h("th", { scope: "row" }, one.dtid), h("td", { class: "size", "data-label": "Version" }, String(one.version)), h("td", { "data-label": "Tiers" }, one.tiers.map((each) => h("div", {}, tier(each)))),
       h("td", { class: "size" }, button("Approve", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "APPROVED" }, "The plan is approved.")),
         button("Reject", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "REJECTED" }, "The plan is rejected."))))))),
-    box("Payments", h("p", {}, sameAs("trunkline payments", "On the machine of the service.")), rows("Payments", ["Reference", "Price", "Device", "Since", ""], data.payments.map((one) => h("tr", {},
-      h("th", { scope: "row" }, one.reference), h("td", { "data-label": "Price" }, one.price), h("td", { "data-label": "Device" }, one.did), h("td", { class: "when", "data-label": "Since" }, time(one.createdOn)),
-      h("td", { class: "size" }, one.status === "pending" ? [button("Accept", decide("/operator/payments", { reference: one.reference, outcome: "accepted" }, "The payment is accepted.")),
-        button("Decline", decide("/operator/payments", { reference: one.reference, outcome: "declined" }, "The payment is declined."))]
-        : button("Sent back", decide("/operator/payments", { reference: one.reference, outcome: "refunded" }, "Noted: the money was sent back."))))))),
+    box("Payments", h("p", {}, sameAs("trunkline payments", "On the machine of the service.")), payments.element),
     box("Manifests", h("p", { class: "hint" }, "An Advanced Manifest runs its author's expression for each message."), h("p", {}, sameAs("trunkline type list", "On the machine of the service.")),
       rows("Manifests", ["Device type", "Version#", ""], data.manifests.map((one) => h("tr", {}, h("th", { scope: "row" }, one.uniqueName), h("td", { class: "size", "data-label": "Version" }, String(one.version)),
         h("td", { class: "size" }, button("Approve", decide("/operator/manifests", { dtid: one.dtid, version: one.version }, "The Manifest is approved."))))))));

@@ -29,7 +29,8 @@ function alarms(data) {
   for (const one of data.consumers.filter((consumer) => consumer.behind > 10000)) found.push([`${one.name} lags`, `It is ${whole(one.behind)} rows of the log behind.`, "#consumers"]);
   if (data.room.fullOn !== null) found.push(["The disk will be full", `${data.room.sentence}: on ${fullTime(data.room.fullOn)}.`, "#room"]);
   if (of(data, "subscriptions", "suspended")) found.push(["Subscriptions are suspended", `${whole(of(data, "subscriptions", "suspended"))} of them.`, "/developer/subscriptions"]);
-  for (const [part, name, text] of [["connectors", "failed_calls", "Connectors fail"], ["connectors", "actions_failed", "Actions to connectors fail"], ["rules", "problems", "Rules have problems"], ["rules", "stopped", "Rules were stopped"], ["store", "failures", "Commits failed"]]) {
+  for (const one of data.connectors) found.push([`The connector of ${one.uniqueName} fails`, one.lastOn === null ? one.problem : `${one.problem} Last: ${fullTime(one.lastOn)}.`, null]);
+  for (const [part, name, text] of [["rules", "problems", "Rules have problems"], ["rules", "stopped", "Rules were stopped"], ["store", "failures", "Commits failed"]]) {
     if (of(data, part, name) > (before ? of(before, part, name) : 0)) grewOn.set(name, Date.now());
     if (Date.now() - (grewOn.get(name) ?? 0) < RECENT_MS) found.push([text, `${whole(of(data, part, name))} since the start.`, "#statistics"]);
   }

@@ -1,0 +1,46 @@
+// The cloud connector of a device type: whether it works, and what fails on which device, why and since when.
+
+import { get } from "./api.js";
+import { badge, box, everything, figures, follow, id, page, sameCall, show, uid } from "./dash.js";
+import { DataTable } from "./data-table.js";
+import { typeShown } from "./dev-shared.js";
+import { fill, fullTime, h, time, whole } from "./dom.js";
+
+const PATH = `/developer/devicetypes/${id}/connector`;
+const DOING = { authorization: "linking an account", fetch: "fetching readings", notification: "reading a notification", action: "sending an Action" };
+let parts = null;
+
+// The person's own devices whose account at the third party is not linked: no reading of theirs comes.
+async function unlinked() {
+  const devices = await everything(`/users/${uid}/devices`, { dtid: id }, (answer) => answer.data.devices);
+  parts.unlinked.set(devices.filter((one) => one.needProviderAuth));
+}
+
+async function load() {
+  const { data: one } = await get(PATH);
+  fill(parts.standing, h("p", { class: "row" }, one.status === "FAILING" ? badge("failing", "bad") : badge("working", "good"), sameCall("GET", PATH)),
+    one.problem ? h("p", {}, one.problem) : h("p", { class: "hint" }, "Nothing is known to fail: the last call of each kind succeeded, or there was none."),
+    figures(["Devices that are linked", whole(one.linked)], ["Failing calls", whole(one.problems.length), one.problems.length > 0],
+      one.lastOn ? ["Failed last", time(one.lastOn), true] : null));
+  parts.problems.set(one.problems);
+}
+
+await show(async () => {
+  await typeShown();
+  parts = { standing: h("div", { id: "standing" }), problems: new DataTable("Failing calls", [
+    { name: "Device", value: (one) => one.did ?? "", cell: (one) => (one.did ? h("code", {}, one.did) : "no single device"), isName: true },
+    { name: "While", value: (one) => DOING[one.doing] ?? one.doing },
+    { name: "Why", value: (one) => one.problem },
+    { name: "Times", value: (one) => one.times, cell: (one) => whole(one.times), isNumber: true },
+    { name: "Since", value: (one) => new Date(one.firstOn).toISOString(), cell: (one) => fullTime(one.firstOn) },
+    { name: "Last", value: (one) => new Date(one.lastOn).toISOString(), cell: (one) => fullTime(one.lastOn) },
+  ], { empty: "Nothing fails.", order: [5, true], file: "connector-problems.csv" }), unlinked: new DataTable("Your devices that are not linked", [
+    { name: "Name", value: (one) => one.name, isName: true, cell: (one) => h("a", { href: `/console/devices/${one.id}` }, one.name) },
+    { name: "Id", value: (one) => one.id, cell: (one) => h("code", {}, one.id) },
+  ], { empty: "Every device of yours is linked, or you have none of this type.", order: [0, false], file: "devices-not-linked.csv" }) };
+  fill(page, box("Connector", parts.standing), box("Failing calls",
+    h("p", { class: "hint" }, "A row goes with the next call of its kind that succeeds. The operator of this service binds connectors, and has their credentials and the log of their plug-ins."), parts.problems.element),
+  box("Your devices that are not linked", parts.unlinked.element));
+  await Promise.all([load(), unlinked()]);
+  follow(load, 5000);
+});

@@ -1,0 +1,243 @@
+"""A gateway on which the README's lines can be pasted: the demo, below a folder that stands for the machine's root.
+
+Only what a line has of its place is replaced: ports and absolute paths. `sudo` runs the command, and `systemctl` does
+to the daemon here what systemd would do.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import httpx
+
+from tests.daemon import TRUNKLINE, bearer
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60  # for what takes a second on an idle machine
+_BLOCK_SECONDS = 300
+_SUDO = '#!/bin/sh\nexec "$@"\n'
+_SYSTEMCTL = r"""#!/bin/sh
+set -eu
+echo "$*" >> "$GATEWAY/systemctl"
+case "$*" in
+"stop trunkline")
+  pid=$(cat "$GATEWAY/pid")
+  kill -TERM "$pid"
+  while [ -e "/proc/$pid/exe" ]; do sleep 0.05; done
+  ;;
+"start trunkline")
+  trunkline serve --config "$GATEWAY/root/etc/trunkline/trunkline.toml" >"$GATEWAY/ready" 2>"$GATEWAY/log" &
+  echo $! > "$GATEWAY/pid"
+  until grep -q "^trunkline ready" "$GATEWAY/ready"; do kill -0 $!; sleep 0.05; done
+  ;;
+"start trunkline-backup.service")
+  start=$(sed -n 's/^ExecStart=//p' "$GATEWAY/root/etc/systemd/system/trunkline-backup.service")
+  eval "$(echo "$start" | sed -e 's:/opt/trunkline/bin/::' -e "s: /\(etc\|var\)/: $GATEWAY/root/\1/:g")"
+  ;;
+esac
+"""
+_FOLDERS = (
+    "bin",
+    "root/etc/trunkline",
+    "root/etc/systemd/system",
+    "root/root",
+    "root/var/lib/private",
+    "root/var/lib/trunkline-backups",
+)
+_CONFIGURATION = """state_dir = "{state}"
+[http]
+bind = "127.0.0.1:0"
+[mqtt]
+bind = "127.0.0.1:0"
+"""
+
+
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`name`: its heading, and which block below that heading it is."""
+
+    name: str
+    language: str
+    code: str
+
+
+def blocks(text: str) -> list[Block]:
+    heading, number, found = "", 0, []
+    for one in re.finditer(r"(?m)^#+ (.*)$|^```(.*)\n((?:.*\n)*?)```$", text):
+        if one[1] is not None:
+            heading, number = one[1], 0
+        else:
+            number += 1
+            found.append(Block(f"{heading} {number}", one[2], one[3]))
+    return found
+
+
+BLOCKS: Final = {block.name: block for block in blocks(README)}
+
+
+def eventually(read: Callable[[], Any], holds: Callable[[Any], bool], pause: float = 1.0) -> Any:
+    """What `read` gives once it holds; the last thing that it gave after a minute.
+
+    Calls of REST are counted, also here: a hundred in a minute.
+    """
+    end = time.monotonic() + SECONDS
+    while not holds(found := read()) and time.monotonic() < end:
+        time.sleep(pause)
+    return found
+
+
+def documents(text: str) -> list[Any]:
+    """The JSON documents that stand one behind the other."""
+    decoder, found = json.JSONDecoder(), []
+    while text := text.strip():
+        document, end = decoder.raw_decode(text)
+        found.append(document)
+        text = text[end:]
+    return found
+
+
+@dataclass
+class Gateway:
+    folder: Path
+    printed: str  # by the demo
+
+    def said(self, pattern: str) -> str:
+        """What the demo printed where the pattern has a group."""
+        found = re.search(pattern, self.printed)
+        assert found is not None, self.printed
+        return found[1]
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "etc/trunkline/trunkline.toml"
+
+    @property
+    def state(self) -> dict[str, str]:
+        """For commands that name no configuration."""
+        return {"TRUNKLINE_STATE_DIR": str(self.root / "var/lib/private/trunkline")}
+
+    @property
+    def url(self) -> str:
+        return self.said(r"(http://\S+)/v1\.1")
+
+    @property
+    def token(self) -> str:
+        return self.said(r"User token +([0-9a-f]{32})")
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What the demo prints for the reader to fill in."""
+        device, token = self.said(r"-u ([0-9a-f]{32})"), self.said(r"-P ([0-9a-f]{32})")
+        return {"URL": self.url, "TOKEN": self.token, "DEVICE": device, "DEVICE_TOKEN": token}
+
+    def paste(self, code: str, *, below: str = "root", **variables: str) -> str:
+        """What a shell prints. Every line has to succeed."""
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", self._here(code, below)],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self._environment(variables),
+            timeout=_BLOCK_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def answers(self, code: str, **variables: str) -> list[Any]:
+        """The answers of REST that are shown, without an error among them."""
+        found = documents(self.paste(code, **variables))
+        assert not [answer for answer in found if "error" in answer], found
+        return [answer.get("data", answer) for answer in found]
+
+    @contextmanager
+    def begun(self, code: str, **variables: str) -> Iterator[IO[str]]:
+        """The output of a command that goes on until it is ended: here when the context ends."""
+        with subprocess.Popen(
+            ["bash", "-euc", self._here(code, "root")],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self._environment(variables),
+            start_new_session=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                yield process.stdout
+            finally:
+                os.killpg(process.pid, signal.SIGINT)
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.url}/v1.1{path}", headers=bearer(self.token), timeout=SECONDS)
+        return answer.raise_for_status().json()["data"]
+
+    def post(self, path: str, body: Any) -> Any:
+        answer = httpx.post(f"{self.url}/v1.1{path}", headers=bearer(self.token), json=body, timeout=SECONDS)
+        return answer.raise_for_status().json()["data"]
+
+    def _here(self, code: str, below: str) -> str:
+        """The lines with the ports of this daemon, and with absolute paths below a folder."""
+        if all(line in self.printed for line in code.splitlines()):  # the demo has filled them in
+            return code
+        code = re.sub(r"(?<=[ =])/(etc|var|root|opt|usr)/", rf"{self.folder / below}/\1/", code)
+        code = re.sub(r"(?<= )(systemd|config)/", rf"{ROOT}/\1/", code)
+        code = re.sub(r"(?m)(^| )\.venv/bin/trunkline", r"\1trunkline", code)
+        code = code.replace("http://127.0.0.1:8080", self.url).replace("ws://127.0.0.1:8080", f"ws{self.url[4:]}")
+        mqtt = self.said(r"MQTT +127\.0\.0\.1:(\d+)")
+        return re.sub(r"-h 127\.0\.0\.1 (?!-p)", f"-h 127.0.0.1 -p {mqtt} ", code)
+
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        path = f"{self.folder / 'bin'}:{TRUNKLINE.parent}:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "GATEWAY": str(self.folder), **self.variables, **variables}
+
+
+@contextmanager
+def running_gateway(folder: Path) -> Iterator[Gateway]:
+    state, output = folder / "root/var/lib/private/trunkline", folder / "output"
+    for path in (
+        "bin",
+        "root/etc/trunkline",
+        "root/etc/systemd/system",
+        "root/root",
+        "root/var/lib/private",
+        "root/var/lib/trunkline-backups",
+    ):
+        (folder / path).mkdir(parents=True, exist_ok=True)
+    for name, text in (("sudo", _SUDO), ("systemctl", _SYSTEMCTL)):
+        (folder / "bin" / name).write_text(text, encoding="utf-8")
+        (folder / "bin" / name).chmod(0o755)
+    command = [str(TRUNKLINE), "demo", "--state", str(state), "--http-port", "0", "--mqtt-port", "0"]
+    with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        pid = folder / "pid"
+        pid.write_text(str(process.pid), encoding="utf-8")
+        try:
+            printed = eventually(output.read_text, lambda text: "console/enter" in text, 0.1)
+            gateway = Gateway(folder, printed)
+            gateway.config.write_text(_CONFIGURATION.format(state=state), encoding="utf-8")
+            yield gateway
+        finally:
+            process.terminate()
+            _end(int(pid.read_text(encoding="utf-8")), process.pid)
+
+
+def _end(pid: int, demo: int) -> None:
+    """End the daemon that `systemctl start` has started, if it did."""
+    if pid != demo:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        eventually(Path(f"/proc/{pid}/exe").exists, lambda alive: not alive, 0.1)
