@@ -56,6 +56,8 @@ MQTT_PROPERTIES_MAX: Final = 50  # of one packet of version 5.0
 TURNS_BETWEEN_CONNECTIONS: Final = 8  # turns of the loop from a listener's new connection to its next one
 OPEN_PACKETS_PER_TURN: Final = 16  # MQTT packets where each may become many deliveries (reference 16.6)
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
+HUB_CONNECTIONS_PER_TURN: Final = 64  # connections that the hub has read from before other tasks run
+HUB_BYTES_PER_TURN: Final = 64 * 1024  # and what they have sent together
 
 USER_TOKEN_SECONDS: Final = 1_209_600
 APPLICATION_TOKEN_SECONDS: Final = 86_400

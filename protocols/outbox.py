@@ -49,11 +49,20 @@ class Outbox:
 
     def put(self, data: bytes) -> None:
         """Queue an answer to the peer's own request. Always accepted."""
-        if data:
-            self._waiting.append(data)
-            self._waiting_bytes += len(data)
-            if not self._is_corked:
-                self._begin()
+        if not data:
+            return
+        if not (self._waiting_bytes or self._is_corked) and self._send_now is not None:
+            sent = self._send_now(data)  # the usual case: nothing waits before it, and it leaves at once
+            if sent == len(data):
+                return
+            self._waiting.append(data[sent:])
+            self._waiting_bytes = len(data) - sent
+            self._wanted.set()
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if not self._is_corked:
+            self._begin()
 
     def offer(self, data: bytes) -> bool:
         """Queue other bytes; False, and nothing queued, when the peer does not keep up."""

@@ -5,7 +5,7 @@ socket takes at once are sent directly.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -16,9 +16,11 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel
+from broker.messages.ingest import Ingest
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
+from protocols.hub import Hub, Take
 from protocols.listeners import Entrance, end_gently, sender_at_once, serve_tcp
 from protocols.mqtt.answers import Reason
 from protocols.mqtt.decoding import PacketReader
@@ -33,6 +35,8 @@ from protocols.peers import authenticated
 from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import TlsContext, peer_certificate
 from storage.sql import StoreError
+
+Parking = Callable[[Take], Awaitable[bool]]
 
 _GOODBYE_SECONDS = 1.0
 _RECEIVE_BYTES = 65536
@@ -60,7 +64,7 @@ async def serve_mqtt(
     """
     await serve_tcp(
         bind,
-        partial(serve_mqtt_connection, rooms),
+        partial(serve_mqtt_connection, rooms, hub=None if ssl_context else Hub(connections)),
         protocol="mqtt",
         refusals=rooms.core.refusals,
         connections=connections,
@@ -70,9 +74,9 @@ async def serve_mqtt(
     )
 
 
-async def serve_mqtt_connection(rooms: MqttRooms, stream: trio.abc.Stream) -> None:
-    """Serve one connection from its first byte to its last."""
-    await _Connection(rooms, stream).run()
+async def serve_mqtt_connection(rooms: MqttRooms, stream: trio.abc.Stream, *, hub: Hub | None = None) -> None:
+    """Serve one connection from its first byte to its last. The hub reads from it where it is a plain socket."""
+    await _Connection(rooms, stream, hub).run()
 
 
 class _Connection:
@@ -80,8 +84,10 @@ class _Connection:
         "_exchange",
         "_fault",
         "_has_peer",
+        "_heard_at",
         "_is_over",
         "_outbox",
+        "_parking",
         "_reader",
         "_rooms",
         "_scope",
@@ -89,7 +95,7 @@ class _Connection:
         "_stream",
     )
 
-    def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream) -> None:
+    def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream, hub: Hub | None) -> None:
         self._rooms = rooms
         self._stream = stream
         # In the open topic space, each packet may become many deliveries.
@@ -100,6 +106,10 @@ class _Connection:
         self._scope = trio.CancelScope()  # of the waits for the peer's packets
         self._exchange: MqttExchange | None = None  # once the device is known
         self._fault: ProtocolError | None = None
+        self._parking: Parking | None = None
+        if hub is not None and isinstance(stream, trio.SocketStream):
+            self._parking = partial(hub.read, stream.socket)
+        self._heard_at = 0.0  # when the latest complete packet came
         self._has_peer = True
         self._is_over = False  # the peer has closed or broken the protocol
 
@@ -127,14 +137,18 @@ class _Connection:
 
     async def _receive(self) -> Sequence[Packet]:
         """The packets of the connection's next turn; none while a packet is incomplete, and at the end."""
-        received: bytes | bytearray = b""
         if self._reader.is_behind:
             await trio.lowlevel.checkpoint()
-        else:
-            received = await self._stream.receive_some(_RECEIVE_BYTES)
-            if not received:
-                self._has_peer, self._is_over = False, True
-                return ()
+            return self._decode(b"")
+        received = await self._stream.receive_some(_RECEIVE_BYTES)
+        return self._decode(received) if received else self._end()
+
+    def _end(self) -> Sequence[Packet]:
+        """The peer has closed."""
+        self._has_peer, self._is_over = False, True
+        return ()
+
+    def _decode(self, received: bytes | bytearray) -> Sequence[Packet]:
         try:
             return self._reader.feed(received)
         except ProtocolError as fault:
@@ -223,8 +237,10 @@ class _Connection:
 
     async def _read_on(self, exchange: MqttExchange, packets: Sequence[Packet], silence_seconds: float) -> None:
         ingest, outbox, scope = self._rooms.messages.ingest, self._outbox, self._scope
-        scope.deadline = trio.current_time() + silence_seconds
+        self._heard_at = trio.current_time()
         while True:
+            if packets:  # an incomplete packet does not count against silence
+                self._heard_at = trio.current_time()
             exchange.handle(packets)
             if (self._is_over and not exchange.left) or self._session.is_closed:
                 if self._fault is not None:
@@ -234,15 +250,51 @@ class _Connection:
                 scope.deadline = math.inf  # no time limit while the server does not read
                 await ingest.wait_room()
                 await exchange.wait_room()
-                scope.deadline = trio.current_time() + silence_seconds
+                self._heard_at = trio.current_time()
+                scope.deadline = self._heard_at + silence_seconds
                 await outbox.wait_empty()
             elif exchange.pace.owed:
                 scope.deadline = math.inf
                 await exchange.pace.wait()
-                scope.deadline = trio.current_time() + silence_seconds
-            elif packets:  # an incomplete packet does not count against silence
-                scope.deadline = trio.current_time() + silence_seconds
-            packets = exchange.left or await self._receive()
+                self._heard_at = trio.current_time()
+            if exchange.left:
+                packets = exchange.left
+            elif self._parking is None or self._reader.is_behind:
+                scope.deadline = self._heard_at + silence_seconds
+                packets = await self._receive()
+            else:
+                scope.deadline = math.inf
+                if not await self._park(self._parking, partial(self._take, exchange, ingest), silence_seconds):
+                    scope.deadline = self._heard_at + silence_seconds
+                    return
+                packets = exchange.left
+
+    async def _park(self, parking: Parking, take: Take, silence_seconds: float) -> bool:
+        """Have the hub process what comes, until something is to be awaited or the connection is over. Returns False
+        when the peer was silent for too long."""
+        while True:
+            # The time limit does not move with each packet: when it comes, it is known whether there was one.
+            with trio.CancelScope(deadline=self._heard_at + silence_seconds) as waiting:
+                if not await parking(take):
+                    self._parking = None
+            if not waiting.cancelled_caught:
+                return True
+            if trio.current_time() >= self._heard_at + silence_seconds:
+                return False
+
+    def _take(self, exchange: MqttExchange, ingest: Ingest, received: bytes) -> bool:
+        """Process what the hub has read. Returns whether it may go on."""
+        packets = self._decode(received) if received else self._end()
+        if packets:
+            self._heard_at = trio.current_time()
+            exchange.handle(packets)
+        return not (
+            self._is_over
+            or self._session.is_closed
+            or self._reader.is_behind
+            or exchange.pace.owed  # also while packets are left
+            or not (ingest.has_room and self._outbox.has_room and exchange.has_room)
+        )
 
     async def _say_goodbye(self) -> None:
         """Send the outstanding acknowledgements, then close."""

@@ -10,6 +10,7 @@ import trio
 from trio.testing import memory_stream_pair
 
 from broker.services import Services
+from protocols.hub import Hub
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import Will
 from protocols.mqtt.properties import encode_properties
@@ -207,15 +208,22 @@ class Peer:
         return data
 
 
+def _socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
+    ours, theirs = trio.socket.socketpair()
+    return trio.SocketStream(ours), trio.SocketStream(theirs)
+
+
 @dataclass
 class Server:
-    """Serves connections on memory streams, and contains their errors as a listener does."""
+    """Serves connections on memory streams, or on sockets that a hub reads from, and contains their errors as a
+    listener does."""
 
     services: Services
     nursery: trio.Nursery
+    hub: Hub | None = None
 
     async def dial(self) -> Peer:
-        ours, theirs = memory_stream_pair()
+        ours, theirs = memory_stream_pair() if self.hub is None else _socket_pair()
         self.serve(theirs)
         return Peer(ours)
 
@@ -224,7 +232,7 @@ class Server:
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
-            await serve_mqtt_connection(self.services, stream)
+            await serve_mqtt_connection(self.services, stream, hub=self.hub)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         finally:

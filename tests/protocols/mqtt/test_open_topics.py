@@ -13,6 +13,7 @@ from config.limits import (
     MQTT_TOPIC_LEVELS_MAX,
 )
 from config.settings import Limits, Mqtt, Settings
+from protocols.hub import Hub
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
 from storage.keys import Milliseconds
@@ -425,7 +426,9 @@ async def test_expired_retained_messages_make_room(server: Server, fake_clock: F
 # --- Fairness -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_turn_ends_when_its_deliveries_have_taken_it_and_nothing_is_lost(server: Server) -> None:
+@pytest.mark.parametrize("has_hub", [False, True], ids=["a task reads", "the hub reads"])
+async def test_a_turn_ends_when_its_deliveries_have_taken_it_and_nothing_is_lost(server: Server, has_hub: bool) -> None:
+    server.hub = Hub(server.nursery) if has_hub else None
     hall, kitchen = await dialled(server, HALL), await dialled(server)
     await subscribed(hall, *(b"$share/g%d/#" % number for number in range(50)))
     await kitchen.send(*(publish_5(number, b"x", topic=b"a") for number in range(1, 11)), DISCONNECT)
@@ -436,6 +439,7 @@ async def test_a_turn_ends_when_its_deliveries_have_taken_it_and_nothing_is_lost
     await hall.expect_nothing()
     # Beyond the allowance, and not beyond the first turns, which took several packets each.
     assert server.services.limits.overhead.statistics().delayed >= 10 * 50 - 2 * FRAMES_AT_ONCE
+    await hall.stream.aclose()
 
 
 async def test_retaining_is_paced(server: Server) -> None:
