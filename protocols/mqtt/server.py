@@ -1,13 +1,13 @@
 """The MQTT listener: moves bytes between a socket, the protocol (session.py) and the broker (exchange.py).
 
-Each connection has a task that reads and a task that writes. The writing task is mostly idle, because answers that the
-socket takes at once are sent directly.
+Each connection has a task that reads. A second one writes as soon as the operating system has not taken all at once.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import structlog
 import trio
@@ -16,11 +16,10 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel
-from broker.messages.ingest import Ingest
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
-from protocols.hub import Hub, Take
+from protocols.hub import Hub
 from protocols.listeners import Entrance, end_gently, sender_at_once, serve_tcp
 from protocols.mqtt.answers import Reason
 from protocols.mqtt.decoding import PacketReader
@@ -35,8 +34,6 @@ from protocols.peers import authenticated
 from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import TlsContext, peer_certificate
 from storage.sql import StoreError
-
-Parking = Callable[[Take], Awaitable[bool]]
 
 _GOODBYE_SECONDS = 1.0
 _RECEIVE_BYTES = 65536
@@ -74,9 +71,11 @@ async def serve_mqtt(
     )
 
 
-async def serve_mqtt_connection(rooms: MqttRooms, stream: trio.abc.Stream, *, hub: Hub | None = None) -> None:
+def serve_mqtt_connection(
+    rooms: MqttRooms, stream: trio.abc.Stream, *, hub: Hub | None = None
+) -> Coroutine[Any, Any, None]:
     """Serve one connection from its first byte to its last. The hub reads from it where it is a plain socket."""
-    await _Connection(rooms, stream, hub).run()
+    return _Connection(rooms, stream, hub).run()  # a coroutine around this one would be held for as long
 
 
 class _Connection:
@@ -85,12 +84,16 @@ class _Connection:
         "_fault",
         "_has_peer",
         "_heard_at",
+        "_hub",
+        "_ingest",
         "_is_over",
+        "_is_writing",
+        "_nursery",
         "_outbox",
-        "_parking",
         "_reader",
         "_rooms",
         "_scope",
+        "_send_at_once",
         "_session",
         "_stream",
     )
@@ -102,20 +105,24 @@ class _Connection:
         is_open = rooms.topics.space is not None
         self._reader = PacketReader(packets_per_turn=OPEN_PACKETS_PER_TURN if is_open else PACKETS_PER_TURN)
         self._session = MqttSession()
-        self._outbox = Outbox(stream.send_all, send_now=sender_at_once(stream))
+        self._send_at_once = sender_at_once(stream)
+        self._outbox = Outbox(stream.send_all, send_now=None if self._send_at_once is None else self._send_now)
+        self._is_writing = self._send_at_once is None
+        self._nursery: trio.Nursery | None = None  # while the connection is served
         self._scope = trio.CancelScope()  # of the waits for the peer's packets
         self._exchange: MqttExchange | None = None  # once the device is known
         self._fault: ProtocolError | None = None
-        self._parking: Parking | None = None
-        if hub is not None and isinstance(stream, trio.SocketStream):
-            self._parking = partial(hub.read, stream.socket)
+        self._ingest = rooms.messages.ingest
+        self._hub = hub if isinstance(stream, trio.SocketStream) else None
         self._heard_at = 0.0  # when the latest complete packet came
         self._has_peer = True
         self._is_over = False  # the peer has closed or broken the protocol
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._outbox.send_forever)
+            self._nursery = nursery
+            if self._is_writing:
+                nursery.start_soon(self._outbox.send_forever)
             unauthenticated = trio.CancelScope()
             nursery.start_soon(self._end_when_stopping, unauthenticated)
             with self._scope:
@@ -127,7 +134,16 @@ class _Connection:
                 if offered is not None and admitted is not None:
                     await self._serve(*admitted, packets, offered.packet)
             await self._say_goodbye()
+            self._nursery = None
             nursery.cancel_scope.cancel()
+
+    def _send_now(self, data: bytes) -> int:
+        """What the operating system takes at once. The task that writes the rest begins when it does not take all."""
+        sent = 0 if self._send_at_once is None else self._send_at_once(data)
+        if sent < len(data) and not self._is_writing and self._nursery is not None:
+            self._is_writing = True
+            self._nursery.start_soon(self._outbox.send_forever)
+        return sent
 
     async def _end_when_stopping(self, unauthenticated: trio.CancelScope) -> None:
         """When the daemon stops, end a connection without a device. The broker closes connections of devices."""
@@ -236,7 +252,7 @@ class _Connection:
         return self._session.is_open
 
     async def _read_on(self, exchange: MqttExchange, packets: Sequence[Packet], silence_seconds: float) -> None:
-        ingest, outbox, scope = self._rooms.messages.ingest, self._outbox, self._scope
+        ingest, outbox, scope = self._ingest, self._outbox, self._scope
         self._heard_at = trio.current_time()
         while True:
             if packets:  # an incomplete packet does not count against silence
@@ -259,31 +275,35 @@ class _Connection:
                 self._heard_at = trio.current_time()
             if exchange.left:
                 packets = exchange.left
-            elif self._parking is None or self._reader.is_behind:
+            elif self._hub is None or self._reader.is_behind:
                 scope.deadline = self._heard_at + silence_seconds
                 packets = await self._receive()
             else:
                 scope.deadline = math.inf
-                if not await self._park(self._parking, partial(self._take, exchange, ingest), silence_seconds):
+                if not await self._park(self._hub, silence_seconds):
                     scope.deadline = self._heard_at + silence_seconds
                     return
                 packets = exchange.left
 
-    async def _park(self, parking: Parking, take: Take, silence_seconds: float) -> bool:
+    async def _park(self, hub: Hub, silence_seconds: float) -> bool:
         """Have the hub process what comes, until something is to be awaited or the connection is over. Returns False
         when the peer was silent for too long."""
+        stream = self._stream
+        assert isinstance(stream, trio.SocketStream)  # noqa: S101 - otherwise there is no hub
         while True:
             # The time limit does not move with each packet: when it comes, it is known whether there was one.
             with trio.CancelScope(deadline=self._heard_at + silence_seconds) as waiting:
-                if not await parking(take):
-                    self._parking = None
+                if not await hub.read(stream.socket, self._take):
+                    self._hub = None
             if not waiting.cancelled_caught:
                 return True
             if trio.current_time() >= self._heard_at + silence_seconds:
                 return False
 
-    def _take(self, exchange: MqttExchange, ingest: Ingest, received: bytes) -> bool:
+    def _take(self, received: bytes) -> bool:
         """Process what the hub has read. Returns whether it may go on."""
+        exchange = self._exchange
+        assert exchange is not None  # noqa: S101 - the connection is parked by a device
         packets = self._decode(received) if received else self._end()
         if packets:
             self._heard_at = trio.current_time()
@@ -293,7 +313,7 @@ class _Connection:
             or self._session.is_closed
             or self._reader.is_behind
             or exchange.pace.owed  # also while packets are left
-            or not (ingest.has_room and self._outbox.has_room and exchange.has_room)
+            or not (self._ingest.has_room and self._outbox.has_room and exchange.has_room)
         )
 
     async def _say_goodbye(self) -> None:
