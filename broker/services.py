@@ -113,7 +113,8 @@ async def open_services(
         await check_store_key(database, vault)
         await trusted_time.resume()
     except BaseException:  # whatever it is: no connection must stay open; raised again
-        await database.close()
+        with trio.CancelScope(shield=True):
+            await database.close()
         raise
     clock = replace(clock, may_delete=trusted_time.may_delete)
     audit = AuditLog(database, clock, settings.audit)

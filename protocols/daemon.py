@@ -59,6 +59,7 @@ from protocols.reload import Load, Reloading
 from protocols.state import open_state
 from protocols.time_sync import is_clock_synchronized
 from protocols.tls import PeerContext, RenewableContext
+from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
@@ -177,7 +178,9 @@ async def _listen(
     connections: trio.Nursery,
     reloading: Reloading,
 ) -> dict[str, Address]:
-    websocket = partial(serve_websocket_connection, services, mqtt=partial(serve_mqtt_connection, services))
+    alarms = Alarms(services.core.life.stopping)
+    connections.start_soon(alarms.ring_forever)
+    websocket = partial(serve_websocket_connection, services, alarms, mqtt=partial(serve_mqtt_connection, services))
     vitals = Vitals(services.core)
     reloading.others.append(vitals.renew)
     tls, optional, required = _contexts(settings, reloading)

@@ -20,7 +20,17 @@ class Outbox:
         limit: bytes that may wait before `has_room` is false.
     """
 
-    __slots__ = ("_emptied", "_is_corked", "_limit", "_send", "_send_now", "_waiting", "_waiting_bytes", "_wanted")
+    __slots__ = (
+        "_emptied",
+        "_is_corked",
+        "_is_wanted",
+        "_limit",
+        "_send",
+        "_send_now",
+        "_waiting",
+        "_waiting_bytes",
+        "_wakeup",
+    )
 
     def __init__(
         self,
@@ -35,8 +45,10 @@ class Outbox:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0  # including what is being sent now
         self._is_corked = False
-        self._wanted = trio.Event()  # set while the sending task has bytes to send
-        self._emptied = trio.Event()
+        self._is_wanted = False  # while the sending task has bytes to send
+        # Events take much of what an idle connection holds: there are none while nobody waits.
+        self._wakeup: trio.Event | None = None
+        self._emptied: trio.Event | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -49,11 +61,20 @@ class Outbox:
 
     def put(self, data: bytes) -> None:
         """Queue an answer to the peer's own request. Always accepted."""
-        if data:
-            self._waiting.append(data)
-            self._waiting_bytes += len(data)
-            if not self._is_corked:
-                self._begin()
+        if not data:
+            return
+        if not (self._waiting_bytes or self._is_corked) and self._send_now is not None:
+            sent = self._send_now(data)  # the usual case: nothing waits before it, and it leaves at once
+            if sent == len(data):
+                return
+            self._waiting.append(data[sent:])
+            self._waiting_bytes = len(data) - sent
+            self._want()
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if not self._is_corked:
+            self._begin()
 
     def offer(self, data: bytes) -> bool:
         """Queue other bytes; False, and nothing queued, when the peer does not keep up."""
@@ -72,7 +93,7 @@ class Outbox:
             self._begin()
 
     def _begin(self) -> None:
-        if self._wanted.is_set():  # the sending task is at work, and keeps the order
+        if self._is_wanted:  # the sending task is at work, and keeps the order
             return
         if self._send_now is not None:
             data = self._take_waiting()
@@ -81,7 +102,12 @@ class Outbox:
             if sent == len(data):
                 return
             self._waiting.append(data[sent:])
-        self._wanted.set()
+        self._want()
+
+    def _want(self) -> None:
+        self._is_wanted = True
+        if self._wakeup is not None:
+            self._wakeup.set()
 
     def _take_waiting(self) -> bytes:
         data = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
@@ -91,16 +117,22 @@ class Outbox:
     async def wait_empty(self) -> None:
         """Wait until all bytes so far were handed to the operating system."""
         while self._waiting_bytes:
+            if self._emptied is None:
+                self._emptied = trio.Event()
             await self._emptied.wait()
 
     async def send_forever(self) -> None:
         """Send until cancelled; run by one task. Raises the stream's error when the peer has gone."""
         while True:
-            await self._wanted.wait()
+            if not self._is_wanted:
+                self._wakeup = trio.Event()
+                await self._wakeup.wait()
+                self._wakeup = None
             data = self._take_waiting()
             await self._send(data)
             self._waiting_bytes -= len(data)
             if not self._waiting:
-                self._wanted = trio.Event()
-                self._emptied.set()
-                self._emptied = trio.Event()
+                self._is_wanted = False
+                if self._emptied is not None:
+                    self._emptied.set()
+                    self._emptied = None

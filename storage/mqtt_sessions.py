@@ -47,6 +47,11 @@ class DeliveryRecord:
     expires_on: Milliseconds | None = None
     subscription_ids: tuple[int, ...] = ()
 
+    @property
+    def size(self) -> int:
+        """In bytes, of all that a device has chosen: a topic and properties may be larger than the payload."""
+        return len(self.topic) + len(self.payload) + len(self.properties)
+
 
 class MqttSessionStore:
     def __init__(self, db: StoreConnection) -> None:
@@ -165,7 +170,8 @@ class MqttSessionStore:
     def trim(self, device: DeviceKey, *, count: int, size: int) -> int:
         """Keep the newest deliveries, so many and of so many bytes at most; return how many were removed."""
         rows = self._db.execute(
-            "SELECT number, length(payload) AS size FROM mqtt_delivery WHERE device = :device ORDER BY number DESC",
+            "SELECT number, length(topic) + length(payload) + length(properties) AS size FROM mqtt_delivery"
+            " WHERE device = :device ORDER BY number DESC",
             {"device": device},
         )
         surplus = []

@@ -81,8 +81,13 @@ def new_engine(path: Path) -> SqliteEngine:
     What a power cut loses is tested in tests/e2e/test_kill.py, and the steps of the schema in tests/storage.
     """
     if not path.exists():
-        path.write_bytes(_empty_store())
+        make_store(path)
     return _MigratedEngine(path, synchronous="off")
+
+
+def make_store(path: Path) -> None:
+    """Write the file of a store right after the steps of the schema, which take ten times as long as this copy."""
+    path.write_bytes(_empty_store())
 
 
 class _MigratedEngine(SqliteEngine):
@@ -120,7 +125,6 @@ def _changing_nothing(work: Callable[[Transaction], T], transaction: Transaction
 
 @cache
 def _empty_store() -> bytes:
-    """The file of a store right after the steps of the schema, which take ten times as long as a copy."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "store"
         SqliteEngine(path, synchronous="off").migrate()

@@ -2,8 +2,8 @@
 
 To start the interpreter and to import the daemon takes more than a second of processor time, and the tests start it a
 hundred times. A forked command is as a started one: a process of its own with its own arguments, environment, folder,
-files, signals and end. Only its `/proc/PID/cmdline` is the server's. tests/protocols/cli/test_commands.py starts the
-installed program itself.
+files, signals and end. Only its `/proc/PID/cmdline` is the server's, and Argon2 has its lowest cost.
+tests/protocols/cli/test_commands.py starts the installed program itself.
 
 As a program (`python -m tests.fork_server DESCRIPTOR`) this module is the server. Between the server and each command
 stands a waiter, which is the command's parent and reports its exit status.
@@ -120,8 +120,12 @@ def _serve(requests: socket.socket) -> None:
     """Fork for each request, until the tests end."""
     from importlib import import_module
 
+    from argon2.profiles import CHEAPEST
+
+    from broker import secrets
     from protocols.cli import main
 
+    secrets.ARGON2_COST = CHEAPEST  # type: ignore[misc] # as in the tests' own processes
     for name in _COMMANDS:
         import_module(f"protocols.cli.{name}")
     gc.collect()

@@ -1,4 +1,4 @@
-"""How many examples a property test tries: all in `make test`, a quarter in daily use (`make check`)."""
+"""How many examples a property test tries: all in `make test`, a tenth in daily use (`make check`)."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -13,7 +13,7 @@ _FULL = 100
 def register_profiles() -> None:
     """A test that is slow because the machine is busy does not fail."""
     slow = [hypothesis.HealthCheck.too_slow]
-    for name, count in (("full", _FULL), ("daily", _FULL // 4)):
+    for name, count in (("full", _FULL), ("daily", _FULL // 10)):
         hypothesis.settings.register_profile(
             name, hypothesis.settings.default, max_examples=count, deadline=None, suppress_health_check=slow
         )

@@ -25,6 +25,8 @@ from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
 
 _SWEEP_SECONDS: Final = 60.0
 _TRIMMED_EVERY: Final = 64
+#: A write of its own takes as long as so many bytes of the log, whose rows are written together.
+WRITE_BYTES: Final = 2_048
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,10 @@ class DeviceSessions:
     def is_connected(self, device: DeviceKey) -> bool:
         session = self._known.get(device)
         return session is not None and session.outlet is not None
+
+    def is_stored(self, device: DeviceKey) -> bool:
+        session = self._known.get(device)
+        return session is not None and session.is_stored
 
     async def begin(
         self,
@@ -141,7 +147,7 @@ class DeviceSessions:
         delivery = DeliveryRecord(session.next_number, topic, payload, qos)
         session.next_number += 1
         session.actions_after = action.position
-        self._write(session, steps.deliver, delivery, action.position)
+        self._write(session, steps.deliver, delivery, action.position, size=delivery.size)
         return delivery
 
     def send(
@@ -173,11 +179,12 @@ class DeviceSessions:
         if not qos:
             return session.outlet is not None and session.outlet.offer(delivery)
         session.next_number += 1
-        self._write(session, steps.queue, delivery)
+        self._write(session, steps.queue, delivery, size=delivery.size)
         if session.outlet is not None:
             session.outlet.send(delivery)
         else:
-            session.late = [*session.late, delivery] if device in self._current else session.late
+            if device in self._current:
+                session.late.append(delivery)
             if delivery.number % _TRIMMED_EVERY == 0:
                 self._write(session, steps.trim)
         return True
@@ -222,9 +229,9 @@ class DeviceSessions:
         for handler in self._on_end:
             handler(device)
 
-    def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object) -> None:
+    def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object, size: int = 0) -> None:
         if session.is_stored:
-            self._database.write_with_next(partial(work, session.device, *arguments))
+            self._database.write_with_next(partial(work, session.device, *arguments), size=size + WRITE_BYTES)
 
     # --- Wills ---
 

@@ -63,10 +63,10 @@ def take_actions(
         session.deliveries.append(delivery)
         session.next_number += 1
         session.actions_after = position
-    size = sum(len(one.payload) for one in session.deliveries)
+    size = sum(one.size for one in session.deliveries)
     while session.deliveries and (len(session.deliveries) > MQTT_WAITING_MESSAGES or size > MQTT_WAITING_BYTES):
         oldest = session.deliveries.pop(0)
-        size -= len(oldest.payload)
+        size -= oldest.size
         tx.mqtt_sessions.remove_delivery(session.device, oldest.number)
 
 

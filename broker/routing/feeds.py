@@ -88,13 +88,16 @@ class Feeds:
         if not self._subscribers:
             return
         wanted: dict[tuple[Subscriber, ...], list[tuple[MessageRow, Device]]] = {}
+        # Of each device: where its messages go. It is looked up once, because a hash of many subscribers takes long.
+        places: dict[DeviceKey, tuple[list[tuple[MessageRow, Device]], Device] | None] = {}
         for row in fact.rows:
-            device = self._sender(row.device)
-            if device is None:
-                continue
-            interested = self._interested_in(device)
-            if interested:
-                wanted.setdefault(interested, []).append((row, device))
+            key = row.device
+            if key not in places:
+                device = self._sender(key)
+                interested = () if device is None else self._interested_in(device)
+                places[key] = (wanted.setdefault(interested, []), device) if device and interested else None
+            if (place := places[key]) is not None:
+                place[0].append((row, place[1]))
         for subscribers, pairs in wanted.items():
             frames: dict[FeedEncoding, bytes] = {}
             for subscriber in subscribers:

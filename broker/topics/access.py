@@ -9,7 +9,7 @@ from typing import Final
 
 from broker.devices.registry import Device
 from broker.facts import FactPhase, Router, TopicRulesChanged
-from broker.topics.tree import SHARED, matches, split_shared
+from broker.topics.tree import matches, without_group
 from storage.mqtt_topics import TopicRuleRecord
 
 #: Stands for the device id in the topic of a rule.
@@ -31,8 +31,7 @@ class TopicAccess:
         return not self._rules or any(rule.publish and matches(pattern, topic) for rule, pattern in self._of(device))
 
     def may_subscribe(self, device: Device, filter_: bytes) -> bool:
-        shared = split_shared(filter_) if filter_.startswith(SHARED) else None
-        wanted = filter_ if shared is None else shared[1]
+        wanted = without_group(filter_)
         return not self._rules or any(rule.subscribe and covers(pattern, wanted) for rule, pattern in self._of(device))
 
     def _of(self, device: Device) -> Iterator[tuple[TopicRuleRecord, bytes]]:

@@ -4,16 +4,18 @@ Its messages are no device data: they are in no history. Those that wait for a d
 retained ones in the store; both are written with the commit that acknowledges the message.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 from broker.clock import Clock
-from broker.device_sessions.sessions import DeviceSessions
+from broker.device_sessions.sessions import WRITE_BYTES, DeviceSessions
 from broker.errors import DomainError
-from broker.topics.tree import SHARED, TopicTree, is_filter, pattern_of, split_shared
+from broker.limits.overhead import Overhead, Pace
+from broker.topics.tree import SHARED, Group, TopicTree, is_filter, pattern_of, split_shared
 from config.limits import (
     MQTT_RETAINED_BYTES,
     MQTT_RETAINED_MAX,
@@ -25,6 +27,10 @@ from storage.keys import DeviceKey, Milliseconds
 from storage.mqtt_sessions import SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 
+#: Subscriptions that are looked at in the time that one delivery takes.
+_LOOKS_OF_A_DELIVERY: Final = 50
+#: What a delivery costs that is written, and whose end is written, beside one that is only sent.
+_WRITTEN_DELIVERY: Final = 3
 #: Where the service's own topics are. No message of the open topic space has such a topic.
 SERVICE: Final = (b"/v1.1/", b"v1.1/")
 
@@ -68,8 +74,10 @@ class TopicSpace:
         self._tree = TopicTree()
         self._retained: dict[bytes, RetainedRecord] = {}
         self._retained_bytes = 0
+        self._first_expiry = math.inf  # of retained messages, or earlier
         self._subscriptions: dict[DeviceKey, dict[bytes, SubscriptionRecord]] = {}
         self._messages = self._deliveries = 0
+        self._paces: dict[DeviceKey, Pace] = {}
         sessions.on_end(self.forget)
 
     async def resume(self) -> None:
@@ -81,6 +89,12 @@ class TopicSpace:
             for filter_, subscription in session.subscriptions.items():
                 if not filter_.startswith(SERVICE):
                     self._add(session.device, filter_, subscription)
+
+    def pace(self, device: DeviceKey, line: Overhead) -> Pace:
+        """The allowance of a device, whose connections share it: here each of them can make the daemon write much."""
+        if (known := self._paces.get(device)) is None:
+            known = self._paces[device] = line.pace()
+        return known
 
     # --- Subscriptions ---
 
@@ -127,41 +141,59 @@ class TopicSpace:
     # --- Messages ---
 
     def publish(self, message: TopicMessage, source: DeviceKey) -> int:
-        """Deliver a message to all who subscribe to its topic; return how many they are. The topic is valid.
+        """Deliver a message to all who subscribe to its topic; return what that cost, in deliveries. The topic is
+        valid.
 
         What must be durable commits with the open group. Raises TooManyRetained.
         """
         if message.retain:
             self._retain(message)
         self._messages += 1
-        count = 0
         plain, groups = self._tree.match(message.topic)
+        cost, looked_at = 0, sum(map(len, plain))
         for device, subscriptions in _by_device(plain).items():
-            count += self._deliver(device, message, subscriptions, source)
+            cost += self._deliver(device, message, subscriptions, source)
         for group in groups:
-            # One who is connected comes first; else the message waits for the first whose session lasts.
-            members = list(group.in_turn())
-            connected = (member for member in members if self._sessions.is_connected(member[0]))
-            count += any(self._deliver(device, message, [one], source) for device, one in chain(connected, members))
-        self._deliveries += count
-        return count
+            paid, passed = self._deliver_to_one(group, message, source)
+            cost, looked_at = cost + paid, looked_at + passed
+        return cost + looked_at // _LOOKS_OF_A_DELIVERY
+
+    def _deliver_to_one(self, group: Group, message: TopicMessage, source: DeviceKey) -> tuple[int, int]:
+        """Deliver to a member who is connected; else the message waits for the first whose session lasts. Returns
+        what that cost, as `_deliver`, and how many were looked at."""
+        passed = 0
+        for may_be_away in (False, True):
+            for device, one in group.members.items():
+                passed += 1
+                if not may_be_away and not self._sessions.is_connected(device):
+                    continue
+                if paid := self._deliver(device, message, [one], source):
+                    group.had_turn(device)
+                    return paid, passed
+        return 0, passed
 
     def _deliver(
         self, device: DeviceKey, message: TopicMessage, subscriptions: Sequence[SubscriptionRecord], source: DeviceKey
-    ) -> bool:
+    ) -> int:
+        """Returns what the delivery costs; 0 when there is none."""
         wanted = [one for one in subscriptions if not (one.no_local and device == source)]
         if not wanted:
-            return False
-        return self._sessions.send(
+            return 0
+        qos = min(message.qos, max(one.qos for one in wanted))
+        is_delivered = self._sessions.send(
             device,
             topic=message.topic,
             payload=message.payload,
-            qos=min(message.qos, max(one.qos for one in wanted)),
+            qos=qos,
             retain=message.retain and any(one.retain_as_published for one in wanted),
             properties=message.properties,
             subscription_ids=[one.subscription_id for one in wanted if one.subscription_id],
             expires_on=message.expires_on,
         )
+        if not is_delivered:
+            return 0
+        self._deliveries += 1
+        return _WRITTEN_DELIVERY if qos and self._sessions.is_stored(device) else 1
 
     # --- Retained messages ---
 
@@ -169,7 +201,7 @@ class TopicSpace:
         if not message.payload:
             if (known := self._retained.pop(message.topic, None)) is not None:
                 self._retained_bytes -= _size(known)
-                self._database.write_with_next(partial(_forget, message.topic))
+                self._database.write_with_next(partial(_forget, message.topic), size=WRITE_BYTES)
             return
         wanted = RetainedRecord(message.topic, message.payload, message.qos, message.properties, message.expires_on)
         known = self._retained.get(message.topic)
@@ -179,7 +211,7 @@ class TopicSpace:
             if not self._has_room(count, size):
                 raise TooManyRetained
         self._keep(wanted)
-        self._database.write_with_next(partial(_retain, wanted))
+        self._database.write_with_next(partial(_retain, wanted), size=_size(wanted) + WRITE_BYTES)
 
     def _has_room(self, count: int, size: int) -> bool:
         return len(self._retained) + count <= MQTT_RETAINED_MAX and self._retained_bytes + size <= MQTT_RETAINED_BYTES
@@ -188,13 +220,19 @@ class TopicSpace:
         known = self._retained.get(message.topic)
         self._retained_bytes += _size(message) - (0 if known is None else _size(known))
         self._retained[message.topic] = message
+        if message.expires_on is not None:
+            self._first_expiry = min(self._first_expiry, message.expires_on)
 
     def _drop_expired(self) -> None:
         now_ms = self._clock.now_ms()
+        if now_ms < self._first_expiry:  # a device that goes on while there is no room must not cost a look at each
+            return
         for message in [one for one in self._retained.values() if _has_expired(one, now_ms)]:
             del self._retained[message.topic]
             self._retained_bytes -= _size(message)
             self._database.write_with_next(partial(_forget, message.topic))
+        expiries = (one.expires_on for one in self._retained.values() if one.expires_on is not None)
+        self._first_expiry = min(expiries, default=math.inf)
 
     def statistics(self) -> TopicStatistics:
         subscriptions = sum(map(len, self._subscriptions.values()))

@@ -1,27 +1,32 @@
 """Topic filters in a tree, by level: which subscriptions match a topic (MQTT 5.0, section 4.7 and 4.8)."""
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
-from config.limits import MQTT_TOPIC_LEVELS_MAX
+from config.limits import MQTT_TOPIC_BYTES_MAX, MQTT_TOPIC_LEVELS_MAX
 from storage.keys import DeviceKey
 from storage.mqtt_sessions import SubscriptionRecord
 
 _ONE: Final = b"+"
 _REST: Final = b"#"
 SHARED: Final = b"$share/"
+#: What begins like this is a server's: no device exchanges messages there (MQTT 5.0, 4.7.2).
+_SERVERS: Final = (SHARED, b"$SYS/")
 
 
 def is_topic(topic: bytes) -> bool:
-    """Whether a message may have this topic: no wildcards [MQTT-3.3.2-2], and not too many levels."""
-    return bool(topic) and b"+" not in topic and b"#" not in topic and topic.count(b"/") < MQTT_TOPIC_LEVELS_MAX
+    """Whether a message may have this topic: no wildcards [MQTT-3.3.2-2], not too long, and not a server's."""
+    if not topic or b"+" in topic or b"#" in topic or topic.startswith(_SERVERS):
+        return False
+    return len(topic) <= MQTT_TOPIC_BYTES_MAX and topic.count(b"/") < MQTT_TOPIC_LEVELS_MAX
 
 
 def is_filter(filter_: bytes) -> bool:
     """Whether wildcards stand for whole levels, and `#` for the last ones [MQTT-4.7.1-1, MQTT-4.7.1-2]."""
+    if not 0 < len(filter_) <= MQTT_TOPIC_BYTES_MAX:
+        return False
     levels = filter_.split(b"/")
-    if not filter_ or len(levels) > MQTT_TOPIC_LEVELS_MAX or _REST in levels[:-1]:
+    if len(levels) > MQTT_TOPIC_LEVELS_MAX or _REST in levels[:-1]:
         return False
     return all(level in {_ONE, _REST} or (b"+" not in level and b"#" not in level) for level in levels)
 
@@ -34,21 +39,22 @@ def split_shared(filter_: bytes) -> tuple[bytes, bytes] | None:
     return group, inner
 
 
-class Group:
-    """A shared subscription: each message goes to one of its members, in turns."""
+def without_group(filter_: bytes) -> bytes:
+    """The filter of a subscription, also of a shared one."""
+    shared = split_shared(filter_) if filter_.startswith(SHARED) else None
+    return filter_ if shared is None else shared[1]
 
-    __slots__ = ("_turn", "members")
+
+class Group:
+    """A shared subscription: each message goes to one of its members. The one whose turn it is stands first."""
+
+    __slots__ = ("members",)
 
     def __init__(self) -> None:
         self.members: dict[DeviceKey, SubscriptionRecord] = {}
-        self._turn = 0
 
-    def in_turn(self) -> Iterator[tuple[DeviceKey, SubscriptionRecord]]:
-        """The members, beginning with the one whose turn it is."""
-        members = list(self.members.items())
-        self._turn = (self._turn + 1) % len(members)
-        yield from members[self._turn :]
-        yield from members[: self._turn]
+    def had_turn(self, device: DeviceKey) -> None:
+        self.members[device] = self.members.pop(device)
 
 
 class _Node:

@@ -74,7 +74,7 @@ def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> Non
     settings = Settings(
         state_dir=state.expanduser(),
         http=Http(bind=Address(_HOST, _port(ctx, "http_port", http_port))),
-        mqtt=Mqtt(bind=Address(_HOST, _port(ctx, "mqtt_port", mqtt_port))),
+        mqtt=Mqtt(bind=Address(_HOST, _port(ctx, "mqtt_port", mqtt_port)), topics="open", persistent_sessions="on"),
         coap=Coap(bind=Address(_HOST, 0)),
         lwm2m=Lwm2m(dtls_bind=Address(_HOST, 0)),
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
@@ -263,6 +263,7 @@ def _introduction(
         {"name": "Sleep and light", "deviceTypes": [{"dtid": _LIGHT}], "invitations": [invitation]}
     ).decode()
     json = ["-H", "Content-Type: application/json"]
+    light = ["-h", mqtt.host, "-p", str(mqtt.port), "-u", yours.id, "-P", tokens[yours.id]]
     return [
         "",
         "Trunkline demo. Ctrl-C ends it.",
@@ -321,10 +322,11 @@ def _introduction(
         _line("curl", "-s", "-X", "POST", f"{api}/trials", "-H", authorization, *json, "-d", trial),
         "",
         "Publish over MQTT as your light",
-        _line(
-            *("mosquitto_pub", "-h", mqtt.host, "-p", str(mqtt.port), "-q", "1"),
-            *("-u", yours.id, "-P", tokens[yours.id], "-t", f"/v1.1/messages/{yours.id}", "-m", data),
-        ),
+        _line("mosquitto_pub", *light, "-q", "1", "-t", f"/v1.1/messages/{yours.id}", "-m", data),
+        "",
+        "Topics of your own, on the same listener: retain a message, and get it",
+        _line("mosquitto_pub", *light, "-q", "1", "-r", "-t", "home/kitchen/lamp", "-m", "on"),
+        _line("mosquitto_sub", *light, "-v", "-C", "1", "-t", "home/#"),
         "",
         "Watch messages as they arrive",
         f"  TRUNKLINE_TOKEN={user_token} " + _line(_tail(), "tail", "--live", f"ws://{http}/v1.1/live").strip(),

@@ -46,6 +46,8 @@ Reasons = Mapping[bytes, Reason]  # by packet id
 
 
 class Answers(Protocol):
+    __slots__ = ()
+
     def connack(self, reason: Reason, properties: Properties = NO_PROPERTIES, *, is_present: bool = False) -> bytes: ...
 
     def publish(
@@ -60,6 +62,15 @@ class Answers(Protocol):
         properties: Properties = NO_PROPERTIES,
     ) -> bytes:
         """Empty when the packet is larger than the peer takes [MQTT-3.1.2-25]."""
+        encoded = self._encoded(properties)
+        whole = encode_publish(topic, payload, qos=qos, packet_id=packet_id, dup=dup, retain=retain, properties=encoded)
+        return whole if self._fits(whole) else b""
+
+    def _encoded(self, properties: Properties) -> bytes:
+        """The properties of a PUBLISH, as bytes."""
+
+    def _fits(self, packet: bytes) -> bool:
+        """Whether the peer takes a packet of this size."""
 
     def pubacks(self, packet_ids: Collection[bytes], reasons: Reasons | None) -> bytes: ...
 
@@ -76,7 +87,7 @@ class Answers(Protocol):
     def disconnect(self, reason: Reason) -> bytes: ...
 
 
-class Answers3:
+class Answers3(Answers):
     """Versions 3.1 and 3.1.1."""
 
     __slots__ = ()
@@ -84,18 +95,11 @@ class Answers3:
     def connack(self, reason: Reason, properties: Properties = NO_PROPERTIES, *, is_present: bool = False) -> bytes:
         return encode_connack(_RETURN_CODES.get(reason.code, ReturnCode.SERVER_UNAVAILABLE), is_present=is_present)
 
-    def publish(
-        self,
-        topic: bytes,
-        payload: bytes,
-        *,
-        qos: int = 0,
-        packet_id: bytes = b"",
-        dup: bool = False,
-        retain: bool = False,
-        properties: Properties = NO_PROPERTIES,
-    ) -> bytes:
-        return encode_publish(topic, payload, qos=qos, packet_id=packet_id, dup=dup, retain=retain)
+    def _encoded(self, properties: Properties) -> bytes:
+        return b""
+
+    def _fits(self, packet: bytes) -> bool:
+        return True
 
     def pubacks(self, packet_ids: Collection[bytes], reasons: Reasons | None) -> bytes:
         return encode_pubacks(packet_ids)
@@ -119,7 +123,7 @@ class Answers3:
         return b""  # only clients send it
 
 
-class Answers5:
+class Answers5(Answers):
     """Version 5.0.
 
     Args:
@@ -140,20 +144,8 @@ class Answers5:
             return encode_connack_5(reason.code, NO_PROPERTIES, is_present=is_present)
         return whole
 
-    def publish(
-        self,
-        topic: bytes,
-        payload: bytes,
-        *,
-        qos: int = 0,
-        packet_id: bytes = b"",
-        dup: bool = False,
-        retain: bool = False,
-        properties: Properties = NO_PROPERTIES,
-    ) -> bytes:
-        encoded = encode_properties(properties)
-        whole = encode_publish(topic, payload, qos=qos, packet_id=packet_id, dup=dup, retain=retain, properties=encoded)
-        return whole if self._fits(whole) else b""
+    def _encoded(self, properties: Properties) -> bytes:
+        return encode_properties(properties)
 
     def pubacks(self, packet_ids: Collection[bytes], reasons: Reasons | None) -> bytes:
         return self._acknowledgements(_PUBACK, packet_ids, reasons) if reasons else encode_pubacks(packet_ids)

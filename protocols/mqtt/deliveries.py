@@ -16,6 +16,7 @@ from broker.errors import DomainError, StorageUnavailable
 from broker.ids import new_id
 from broker.messages.losses import NothingRemained
 from broker.topics.space import SERVICE, is_subscribable
+from broker.topics.tree import without_group
 from protocols.mqtt.errors import error_message
 from protocols.mqtt.flow import WINDOW, Flow
 from protocols.mqtt.messages import packet_of
@@ -201,7 +202,7 @@ class Deliveries:
     def _subscribe_openly(self, requested: RequestedFilter, subscription_id: int) -> int:
         """Subscribe in the open topic space."""
         space, lasting, sessions = self._space, self._lasting, self._sessions
-        if requested.topic.startswith(SERVICE) or space is None or lasting is None or sessions is None:
+        if without_group(requested.topic).startswith(SERVICE) or space is None or lasting is None or sessions is None:
             return ReasonCode.NOT_AUTHORIZED
         if not is_subscribable(requested.topic):
             return ReasonCode.TOPIC_FILTER_INVALID

@@ -5,7 +5,7 @@ each read from the socket, one callback acknowledges all its messages once they 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -15,10 +15,10 @@ from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
-from broker.topics.space import SERVICE, TopicSpace
+from broker.topics.space import SERVICE, TopicMessage, TopicSpace
 from broker.topics.tree import is_topic
 from broker.trace.refusals import Refusals
-from config.limits import MAX_DATA_BYTES, MQTT_TOPIC_ALIASES
+from config.limits import MAX_DATA_BYTES, MQTT_TOPIC_ALIASES, MQTT_TOPIC_BYTES_MAX
 from protocols.mqtt.answers import Reason, Reasons
 from protocols.mqtt.deliveries import Deliveries
 from protocols.mqtt.errors import CLOSE_CODES, publish_reason
@@ -56,6 +56,11 @@ from protocols.refusals import PublishForbidden, SubscribeForbidden, device_text
 MAX_UNACKNOWLEDGED = 20_000
 # With more deliveries of one message, each counts as a frame of overhead of the device that has published it.
 _FAN_OUT = 16
+# Behind so many, other connections have their turn before the packets that are left.
+_DELIVERIES_OF_A_TURN = 128
+# What it costs to retain a message, in frames of overhead: a write of its own, and more of them for a large one.
+_RETAINED_FRAMES = 4
+_RETAINED_BYTES_OF_A_FRAME = 4_096
 
 
 class MqttExchange:
@@ -84,6 +89,7 @@ class MqttExchange:
         "_stored",
         "_unacknowledged",
         "deliveries",
+        "left",
         "pace",
     )
 
@@ -115,17 +121,21 @@ class MqttExchange:
         self._space = rooms.topics.space
         self._aliases: dict[int, bytes] = {}
         self._goes_on = True  # until the device floods
-        self.pace: Pace = rooms.limits.overhead.pace()
+        #: Packets of the last turn that were not processed; the next call of `handle` must have them.
+        self.left: Sequence[Packet] = ()
+        line = rooms.limits.overhead
+        self.pace: Pace = line.pace() if self._space is None else self._space.pace(device.key, line)
 
     def handle(self, packets: Sequence[Packet]) -> None:
-        """Process the packets of one turn."""
+        """Process the packets of one turn; see `left`."""
         session = self._session
         is_open = session.is_open
         if not is_open:  # the broker has ended it meanwhile
             return
         stored = self._stored
+        self.left = ()
         self._outbox.cork()
-        for packet in packets:
+        for packet in packets if self._space is None else self._in_turn(packets):
             if type(packet) is Publish and packet.qos < 2:
                 self._publish(packet)
                 if packet.qos:
@@ -140,6 +150,14 @@ class MqttExchange:
             self._ingest.after_commit(partial(self._acknowledge, stored, received, reasons))
             if self._unacknowledged > self._receive_maximum:
                 self._fail(ProtocolError("over the receive maximum", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))
+
+    def _in_turn(self, packets: Sequence[Packet]) -> Iterator[Packet]:
+        """The packets up to where their deliveries have taken a turn; `left` has those that wait for the next one."""
+        for index, packet in enumerate(packets):
+            if self.pace.owed > _DELIVERIES_OF_A_TURN:
+                self.left = packets[index:]
+                return
+            yield packet
 
     def _receive(self, packet: Packet) -> bool:
         """Process a packet that is not of the hot path. Returns whether the connection goes on."""
@@ -225,7 +243,13 @@ class MqttExchange:
             raise PublishForbidden
         if not self._rooms.topics.access.may_publish(self._device, packet.topic):
             raise PublishForbidden
-        reached = space.publish(message_of(packet, self._rooms.core.clock.now_ms()), self._device.key)
+        self._distribute(space, message_of(packet, self._rooms.core.clock.now_ms()))
+
+    def _distribute(self, space: TopicSpace, message: TopicMessage) -> None:
+        """Raises TooManyRetained."""
+        if message.retain:
+            self.pace.spend(_RETAINED_FRAMES + len(message.payload) // _RETAINED_BYTES_OF_A_FRAME)
+        reached = space.publish(message, self._device.key)
         if reached > _FAN_OUT:
             self.pace.spend(reached)
 
@@ -235,7 +259,7 @@ class MqttExchange:
         self.deliveries.tell(error)
         if packet.qos:
             reason = publish_reason(error)
-            if b"+" in packet.topic or b"#" in packet.topic:
+            if b"+" in packet.topic or b"#" in packet.topic or (self._space is not None and not is_topic(packet.topic)):
                 reason = Reason(ReasonCode.TOPIC_NAME_INVALID, reason.text)
             self._reasons = self._reasons or {}
             self._reasons[packet.packet_id] = reason
@@ -252,6 +276,10 @@ class MqttExchange:
                 topic = self._aliases[alias] = packet.topic or self._aliases.get(alias, b"")
                 if not topic:
                     raise ProtocolError("a topic alias that stands for nothing", code=ReasonCode.TOPIC_ALIAS_INVALID)
+                if len(topic) > MQTT_TOPIC_BYTES_MAX:  # the connection would keep it
+                    raise ProtocolError(
+                        "a topic alias for a topic that is too long", code=ReasonCode.TOPIC_NAME_INVALID
+                    )
                 return PublishReceived(packet=with_topic(packet, topic))
             case SubscribeRequested(packet=packet) if packet.properties.subscription_ids and self._space is None:
                 code = ReasonCode.SUBSCRIPTION_IDS_NOT_SUPPORTED
@@ -361,7 +389,7 @@ class MqttExchange:
                 self._meter.count()
             if not self._rooms.topics.access.may_publish(self._device, will.topic):
                 raise PublishForbidden
-            space.publish(message_of_will(will, self._rooms.core.clock.now_ms()), self._device.key)
+            self._distribute(space, message_of_will(will, self._rooms.core.clock.now_ms()))
 
 
 def note_fault(refusals: Refusals, fault: ProtocolError) -> None:

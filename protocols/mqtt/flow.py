@@ -63,7 +63,7 @@ class Flow:
         now_ms: Callable[[], Milliseconds],
     ) -> None:
         self._answers = answers
-        self._window = window
+        self._window = min(window, MQTT_WAITING_MESSAGES)
         self._dropped = dropped
         self._settled = settled
         self._now_ms = now_ms
@@ -85,14 +85,19 @@ class Flow:
                 released += self._answers.pubrel(packet_id)
             else:
                 self._wait(delivery)
+        self._bound()
         return released + self._fill()
 
     def add(self, delivery: DeliveryRecord) -> bytes:
         """Take a delivery; return the packets to send now."""
         self._wait(delivery)
+        self._bound()
+        return self._fill()
+
+    def _bound(self) -> None:
+        """Of too many that wait, drop the oldest."""
         while len(self._waiting) > MQTT_WAITING_MESSAGES or self._waiting_bytes > MQTT_WAITING_BYTES:
             self._dropped(self._next().number)
-        return self._fill()
 
     def puback(self, packet_id: bytes) -> bytes | None:
         """A delivery of QoS 1 was acknowledged; return the packets to send. None when there is no such delivery."""
@@ -126,22 +131,22 @@ class Flow:
 
     def _settle(self, packet_id: bytes, delivery: DeliveryRecord) -> bytes:
         del self._by_id[packet_id]
-        self._under_way -= len(delivery.payload)
+        self._under_way -= delivery.size
         self._released.discard(packet_id)
         self._settled(delivery.number)
         return self._fill()
 
     def _take(self, packet_id: bytes, delivery: DeliveryRecord) -> None:
         self._by_id[packet_id] = delivery
-        self._under_way += len(delivery.payload)
+        self._under_way += delivery.size
 
     def _wait(self, delivery: DeliveryRecord) -> None:
         self._waiting.append(delivery)
-        self._waiting_bytes += len(delivery.payload)
+        self._waiting_bytes += delivery.size
 
     def _next(self) -> DeliveryRecord:
         delivery = self._waiting.popleft()
-        self._waiting_bytes -= len(delivery.payload)
+        self._waiting_bytes -= delivery.size
         return delivery
 
     def _fill(self) -> bytes:

@@ -1,13 +1,13 @@
 """The MQTT listener: moves bytes between a socket, the protocol (session.py) and the broker (exchange.py).
 
-Each connection has a task that reads and a task that writes. The writing task is mostly idle, because answers that the
-socket takes at once are sent directly.
+Each connection has a task that reads. A second one writes as soon as the operating system has not taken all at once.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import structlog
 import trio
@@ -19,6 +19,7 @@ from broker.limits.meters import Channel
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
+from protocols.hub import Hub
 from protocols.listeners import Entrance, end_gently, sender_at_once, serve_tcp
 from protocols.mqtt.answers import Reason
 from protocols.mqtt.decoding import PacketReader
@@ -60,7 +61,7 @@ async def serve_mqtt(
     """
     await serve_tcp(
         bind,
-        partial(serve_mqtt_connection, rooms),
+        partial(serve_mqtt_connection, rooms, hub=None if ssl_context else Hub(connections)),
         protocol="mqtt",
         refusals=rooms.core.refusals,
         connections=connections,
@@ -70,9 +71,11 @@ async def serve_mqtt(
     )
 
 
-async def serve_mqtt_connection(rooms: MqttRooms, stream: trio.abc.Stream) -> None:
-    """Serve one connection from its first byte to its last."""
-    await _Connection(rooms, stream).run()
+def serve_mqtt_connection(
+    rooms: MqttRooms, stream: trio.abc.Stream, *, hub: Hub | None = None
+) -> Coroutine[Any, Any, None]:
+    """Serve one connection from its first byte to its last. The hub reads from it where it is a plain socket."""
+    return _Connection(rooms, stream, hub).run()  # a coroutine around this one would be held for as long
 
 
 class _Connection:
@@ -80,32 +83,46 @@ class _Connection:
         "_exchange",
         "_fault",
         "_has_peer",
+        "_heard_at",
+        "_hub",
+        "_ingest",
         "_is_over",
+        "_is_writing",
+        "_nursery",
         "_outbox",
         "_reader",
         "_rooms",
         "_scope",
+        "_send_at_once",
         "_session",
         "_stream",
     )
 
-    def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream) -> None:
+    def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream, hub: Hub | None) -> None:
         self._rooms = rooms
         self._stream = stream
         # In the open topic space, each packet may become many deliveries.
         is_open = rooms.topics.space is not None
         self._reader = PacketReader(packets_per_turn=OPEN_PACKETS_PER_TURN if is_open else PACKETS_PER_TURN)
         self._session = MqttSession()
-        self._outbox = Outbox(stream.send_all, send_now=sender_at_once(stream))
+        self._send_at_once = sender_at_once(stream)
+        self._outbox = Outbox(stream.send_all, send_now=None if self._send_at_once is None else self._send_now)
+        self._is_writing = self._send_at_once is None
+        self._nursery: trio.Nursery | None = None  # while the connection is served
         self._scope = trio.CancelScope()  # of the waits for the peer's packets
         self._exchange: MqttExchange | None = None  # once the device is known
         self._fault: ProtocolError | None = None
+        self._ingest = rooms.messages.ingest
+        self._hub = hub if isinstance(stream, trio.SocketStream) else None
+        self._heard_at = 0.0  # when the latest complete packet came
         self._has_peer = True
         self._is_over = False  # the peer has closed or broken the protocol
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._outbox.send_forever)
+            self._nursery = nursery
+            if self._is_writing:
+                nursery.start_soon(self._outbox.send_forever)
             unauthenticated = trio.CancelScope()
             nursery.start_soon(self._end_when_stopping, unauthenticated)
             with self._scope:
@@ -117,7 +134,16 @@ class _Connection:
                 if offered is not None and admitted is not None:
                     await self._serve(*admitted, packets, offered.packet)
             await self._say_goodbye()
+            self._nursery = None
             nursery.cancel_scope.cancel()
+
+    def _send_now(self, data: bytes) -> int:
+        """What the operating system takes at once. The task that writes the rest begins when it does not take all."""
+        sent = 0 if self._send_at_once is None else self._send_at_once(data)
+        if sent < len(data) and not self._is_writing and self._nursery is not None:
+            self._is_writing = True
+            self._nursery.start_soon(self._outbox.send_forever)
+        return sent
 
     async def _end_when_stopping(self, unauthenticated: trio.CancelScope) -> None:
         """When the daemon stops, end a connection without a device. The broker closes connections of devices."""
@@ -127,14 +153,18 @@ class _Connection:
 
     async def _receive(self) -> Sequence[Packet]:
         """The packets of the connection's next turn; none while a packet is incomplete, and at the end."""
-        received: bytes | bytearray = b""
         if self._reader.is_behind:
             await trio.lowlevel.checkpoint()
-        else:
-            received = await self._stream.receive_some(_RECEIVE_BYTES)
-            if not received:
-                self._has_peer, self._is_over = False, True
-                return ()
+            return self._decode(b"")
+        received = await self._stream.receive_some(_RECEIVE_BYTES)
+        return self._decode(received) if received else self._end()
+
+    def _end(self) -> Sequence[Packet]:
+        """The peer has closed."""
+        self._has_peer, self._is_over = False, True
+        return ()
+
+    def _decode(self, received: bytes | bytearray) -> Sequence[Packet]:
         try:
             return self._reader.feed(received)
         except ProtocolError as fault:
@@ -222,11 +252,13 @@ class _Connection:
         return self._session.is_open
 
     async def _read_on(self, exchange: MqttExchange, packets: Sequence[Packet], silence_seconds: float) -> None:
-        ingest, outbox, scope = self._rooms.messages.ingest, self._outbox, self._scope
-        scope.deadline = trio.current_time() + silence_seconds
+        ingest, outbox, scope = self._ingest, self._outbox, self._scope
+        self._heard_at = trio.current_time()
         while True:
+            if packets:  # an incomplete packet does not count against silence
+                self._heard_at = trio.current_time()
             exchange.handle(packets)
-            if self._is_over or self._session.is_closed:
+            if (self._is_over and not exchange.left) or self._session.is_closed:
                 if self._fault is not None:
                     self._session.fail(self._fault)
                 return
@@ -234,15 +266,55 @@ class _Connection:
                 scope.deadline = math.inf  # no time limit while the server does not read
                 await ingest.wait_room()
                 await exchange.wait_room()
-                scope.deadline = trio.current_time() + silence_seconds
+                self._heard_at = trio.current_time()
+                scope.deadline = self._heard_at + silence_seconds
                 await outbox.wait_empty()
             elif exchange.pace.owed:
                 scope.deadline = math.inf
                 await exchange.pace.wait()
-                scope.deadline = trio.current_time() + silence_seconds
-            elif packets:  # an incomplete packet does not count against silence
-                scope.deadline = trio.current_time() + silence_seconds
-            packets = await self._receive()
+                self._heard_at = trio.current_time()
+            if exchange.left:
+                packets = exchange.left
+            elif self._hub is None or self._reader.is_behind:
+                scope.deadline = self._heard_at + silence_seconds
+                packets = await self._receive()
+            else:
+                scope.deadline = math.inf
+                if not await self._park(self._hub, silence_seconds):
+                    scope.deadline = self._heard_at + silence_seconds
+                    return
+                packets = exchange.left
+
+    async def _park(self, hub: Hub, silence_seconds: float) -> bool:
+        """Have the hub process what comes, until something is to be awaited or the connection is over. Returns False
+        when the peer was silent for too long."""
+        stream = self._stream
+        assert isinstance(stream, trio.SocketStream)  # noqa: S101 - otherwise there is no hub
+        while True:
+            # The time limit does not move with each packet: when it comes, it is known whether there was one.
+            with trio.CancelScope(deadline=self._heard_at + silence_seconds) as waiting:
+                if not await hub.read(stream.socket, self._take):
+                    self._hub = None
+            if not waiting.cancelled_caught:
+                return True
+            if trio.current_time() >= self._heard_at + silence_seconds:
+                return False
+
+    def _take(self, received: bytes) -> bool:
+        """Process what the hub has read. Returns whether it may go on."""
+        exchange = self._exchange
+        assert exchange is not None  # noqa: S101 - the connection is parked by a device
+        packets = self._decode(received) if received else self._end()
+        if packets:
+            self._heard_at = trio.current_time()
+            exchange.handle(packets)
+        return not (
+            self._is_over
+            or self._session.is_closed
+            or self._reader.is_behind
+            or exchange.pace.owed  # also while packets are left
+            or not (self._ingest.has_room and self._outbox.has_room and exchange.has_room)
+        )
 
     async def _say_goodbye(self) -> None:
         """Send the outstanding acknowledgements, then close."""

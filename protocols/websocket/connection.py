@@ -1,15 +1,17 @@
 """An open WebSocket, for the device channel and the feeds (reference 19.1).
 
-Each connection has three tasks: one reads for the conversation, one writes, and one pings, closes silent connections
-and waits for the daemon's stop. All frames go through one outbox, so they never interleave.
+Each connection has one task, which reads for the conversation. A second one writes as soon as the operating system has
+not taken all at once. What comes with time, pings and the end of silent connections, is done by a task that lives as
+long as that takes; alarms.py starts it. All frames go through one outbox, so they never interleave.
 
 A connection always ends in the same order: reading stops, the conversation sends its last answers, the close frame
 follows, and the peer has a second for its own close frame. If the peer has gone, the connection ends at once.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 import structlog
@@ -20,6 +22,7 @@ from broker.limits.overhead import Pace
 from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
 from protocols.listeners import sender_at_once
 from protocols.outbox import Outbox
+from protocols.websocket.alarms import Alarm, Alarms
 from protocols.websocket.errors import code_and_text
 from protocols.websocket.frames import FrameForm, ping
 from protocols.websocket.rooms import WebSocketRooms
@@ -92,23 +95,57 @@ class Conversation(Protocol):
 
 
 class OpenWebSocket:
+    __slots__ = (
+        "_alarm",
+        "_alarms",
+        "_behind_since",
+        "_conversation",
+        "_early",
+        "_ending",
+        "_faulty",
+        "_goodbye",
+        "_heard",
+        "_is_beating",
+        "_is_writing",
+        "_next_ping",
+        "_nursery",
+        "_offered",
+        "_outbox",
+        "_peer_closed",
+        "_peer_gone",
+        "_reader",
+        "_reading",
+        "_rooms",
+        "_said_all",
+        "_send_at_once",
+        "_stream",
+        "pace",
+    )
+
     def __init__(
         self,
         rooms: WebSocketRooms,
+        alarms: Alarms,
         stream: trio.abc.Stream,
         early: bytes,
         converse: "Callable[[OpenWebSocket], Conversation]",
     ) -> None:
-        """`early` is what the peer has sent behind its handshake."""
+        """`early` is what the peer has sent behind its handshake. `alarms` must be ringing (`Alarms.ring_forever`)."""
         self._rooms = rooms
         self._stream = stream
         self._early = early
         self._reader = FrameReader()
         self.pace: Pace = rooms.limits.overhead.pace()
-        self._outbox = Outbox(self._send, send_now=sender_at_once(stream))
+        self._send_at_once = sender_at_once(stream)
+        self._outbox = Outbox(self._send, send_now=None if self._send_at_once is None else self._send_now)
+        self._is_writing = self._send_at_once is None
+        self._nursery: trio.Nursery | None = None  # while the connection is served
         self._offered = 0  # waiting frames that are no answers
         self._behind_since = math.inf  # since when too many wait and the peer has read none
-        self._nap = trio.CancelScope()
+        self._alarms = alarms
+        self._alarm = Alarm(self._wake)
+        self._is_beating = False
+        self._next_ping = trio.current_time() + PING_SECONDS
         self._reading = trio.CancelScope()
         self._goodbye = trio.CancelScope()
         self._heard = trio.current_time()
@@ -120,13 +157,18 @@ class OpenWebSocket:
         """Serve the connection until the client or the server ends it."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write_forever)
-                nursery.start_soon(self._beat_until_stopped)
+                self._nursery = nursery
+                if self._is_writing:
+                    nursery.start_soon(self._write_forever)
+                self._set_alarm()
                 with self._reading:
                     await self._conversation.talk()
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()
+                self._nursery = None
         finally:
+            self._nursery = None
+            self._alarms.unset(self._alarm)
             self._conversation.leave()
             # The conversation refers back to this object, so both wait for the collector of garbage. What a stranger
             # has sent of a frame must not: it may be 64 KiB.
@@ -180,8 +222,11 @@ class OpenWebSocket:
 
     async def _receive_some(self) -> bytes | bytearray:
         try:
-            data = await self._stream.receive_some(READ_BYTES)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            if isinstance(self._stream, trio.SocketStream):
+                data: bytes | bytearray = await _read_when_ready(self._stream.socket)
+            else:
+                data = await self._stream.receive_some(READ_BYTES)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             data = b""
         if not data:
             self._peer_gone = True
@@ -205,7 +250,8 @@ class OpenWebSocket:
         self._note_taken()
         if self._offered >= WEBSOCKET_BACKLOG and self._behind_since == math.inf:
             self._behind_since = trio.current_time()
-            self._nap.deadline = min(self._nap.deadline, self._behind_since + SLOW_READER_SECONDS)
+            if not self._is_beating:
+                self._set_alarm()
         return True
 
     @contextmanager
@@ -230,6 +276,13 @@ class OpenWebSocket:
         if self._outbox.is_empty:
             self._offered, self._behind_since = 0, math.inf
 
+    def _send_now(self, data: bytes) -> int:
+        sent = 0 if self._send_at_once is None else self._send_at_once(data)
+        if sent < len(data) and not self._is_writing and self._nursery is not None:
+            self._is_writing = True
+            self._nursery.start_soon(self._write_forever)
+        return sent
+
     async def _write_forever(self) -> None:
         try:
             await self._outbox.send_forever()
@@ -246,39 +299,43 @@ class OpenWebSocket:
 
     # --- Pings, time limits, permissions ---
 
-    async def _beat_until_stopped(self) -> None:
-        next_ping = trio.current_time() + PING_SECONDS
-        conversation = self._conversation
-        while self._ending is None:
-            self._nap = trio.CancelScope()
-            self._nap.deadline = min(
-                next_ping,
-                self._heard + SILENCE_SECONDS,
-                self._behind_since + SLOW_READER_SECONDS,
-                conversation.deadline,
-            )
-            with self._nap:
-                await self._rooms.core.life.stopping.wait()
-                self.close(GOING_AWAY, "server shuts down")
-                return
-            await (
-                trio.lowlevel.checkpoint()
-            )  # after a pause of the whole process, what lies in the socket is read first
-            now = trio.current_time()
-            if now >= conversation.deadline:
-                conversation.expired()
-            if now >= self._heard + SILENCE_SECONDS:
-                # While the peer does not read its answers, the server does not read: the peer is slow, not silent.
-                is_slow = not self._outbox.has_room
-                self.close(*(_TOO_SLOW if is_slow else (INTERNAL_ERROR, "no sign of life")))
-            if now >= self._behind_since + SLOW_READER_SECONDS:
-                self.close(*_TOO_SLOW)
-            if now >= next_ping:
-                next_ping += PING_SECONDS
-                await self._check()
-                if self._ending is None:
-                    beat = ping(self._rooms.core.clock.now_ms(), conversation.form)
-                    self._outbox.put(encode_frame(beat) + encode_ping_frame())
+    def _set_alarm(self) -> None:
+        due = (
+            self._next_ping,
+            self._heard + SILENCE_SECONDS,
+            self._behind_since + SLOW_READER_SECONDS,
+            self._conversation.deadline,
+        )
+        self._alarms.set(self._alarm, min(due))
+
+    def _wake(self) -> None:
+        """Something is due, or the daemon stops."""
+        if self._rooms.core.life.stopping.is_set():
+            self.close(GOING_AWAY, "server shuts down")
+        elif self._nursery is not None and self._ending is None:
+            self._is_beating = True
+            self._nursery.start_soon(self._beat)
+
+    async def _beat(self) -> None:
+        await trio.lowlevel.checkpoint()  # after a pause of the whole process, what lies in the socket is read first
+        now, conversation = trio.current_time(), self._conversation
+        if now >= conversation.deadline:
+            conversation.expired()
+        if now >= self._heard + SILENCE_SECONDS:
+            # While the peer does not read its answers, the server does not read: the peer is slow, not silent.
+            is_slow = not self._outbox.has_room
+            self.close(*(_TOO_SLOW if is_slow else (INTERNAL_ERROR, "no sign of life")))
+        if now >= self._behind_since + SLOW_READER_SECONDS:
+            self.close(*_TOO_SLOW)
+        if now >= self._next_ping:
+            self._next_ping += PING_SECONDS
+            await self._check()
+            if self._ending is None:
+                beat = ping(self._rooms.core.clock.now_ms(), conversation.form)
+                self._outbox.put(encode_frame(beat) + encode_ping_frame())
+        self._is_beating = False
+        if self._ending is None:
+            self._set_alarm()
 
     async def _check(self) -> None:
         try:
@@ -324,3 +381,16 @@ class OpenWebSocket:
                 self.pace.spend(len(received.messages) + len(received.controls) + received.fragments)
             while await self._receive_some():
                 pass
+
+
+async def _read_when_ready(socket: trio.socket.SocketType) -> bytes:
+    """What has come, at least one byte; nothing at the end. Raises OSError, trio.ClosedResourceError.
+
+    A device mostly sends its next messages after the answers to its last ones. So this waits first, where
+    `SocketStream.receive_some` tries to read, fails, waits, and reads: a third of its time.
+    """
+    while socket.fileno() >= 0:  # strangers lose their sockets when there are too many
+        await trio.lowlevel.wait_readable(socket)
+        with suppress(BlockingIOError):
+            return os.read(socket.fileno(), READ_BYTES)
+    return b""

@@ -211,6 +211,14 @@ class DeviceChannel:
             return ending
         frame = decode_client_frame(payload)
         self.form = frame.form
+        if type(frame) is MessageFrame and frame.data is not None and frame.sdid in self._registered:
+            # Nearly every frame; the ways below say the same of it.
+            if (meter := self._registered[frame.sdid]) is not None:
+                try:
+                    meter.count()
+                except RateLimitExceeded as over:
+                    return self._refuse_message(over, frame)
+            return self._offer_known(frame.sdid, frame.data, frame)
         if not isinstance(frame, RegisterFrame) and (refusal := self._count(frame)) is not None:
             return self._refuse_message(refusal, frame)
         match frame:
@@ -273,7 +281,10 @@ class DeviceChannel:
             return self._refuse_message(sdid, frame)
         if frame.data is None:
             return self._refuse_message(ValidationFailed.of("data", REQUIRED), frame)
-        offer = MessageOffered(sdid, json_text(frame.data), frame.ts, frame.cid, frame.form)
+        return self._offer_known(sdid, frame.data, frame)
+
+    def _offer_known(self, sdid: str, data: msgspec.Raw, frame: MessageFrame) -> tuple[ChannelEvent, ...]:
+        offer = MessageOffered(sdid, json_text(data), frame.ts, frame.cid, frame.form)
         if self.ack:
             self._line.append(offer)
         return (offer,)

@@ -1,9 +1,10 @@
 """The live feed, /live: every message of the selected devices, as soon as it is stored (reference 19.2)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import msgpack
 
@@ -21,16 +22,46 @@ from protocols.websocket.handshake import HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.watcher import Watcher
 from protocols.websocket.wire import encode_frame, encode_text_frame
-from storage.keys import DeviceKey, DeviceTypeKey, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, Position, UserKey
 from storage.records import MessageRow
 
 _to_message_pack = msgpack.Packer().pack
+_MIDS_KEPT: Final = 4096  # of 0.1 KiB each; a commit of a busy daemon has some hundreds of messages
+
+
+class RecentMids:
+    """The mids of the messages that were just stored: subscribers get them, and then the senders."""
+
+    __slots__ = ("_known", "_mid")
+
+    def __init__(self, mid: Callable[[Position], str]) -> None:
+        self._mid = mid
+        self._known: dict[Position, str] = {}
+
+    def kept(self, position: Position) -> str:
+        """The mid, which is kept for who asks next."""
+        mid = self._known.get(position)
+        if mid is None:
+            if len(self._known) >= _MIDS_KEPT:
+                self._known.clear()
+            mid = self._known[position] = self._mid(position)
+        return mid
+
+    def find(self, position: Position) -> str:
+        """The mid, worked out anew unless it was kept."""
+        return self._known.get(position) or self._mid(position)
+
+
+@lru_cache(maxsize=1)
+def recent_mids(ingest: Ingest) -> RecentMids:
+    """Those of all connections."""
+    return RecentMids(ingest.mid)
 
 
 @lru_cache(maxsize=1)
 def encodings(ingest: Ingest) -> Mapping[FrameForm, FeedEncoding]:
     """The encodings of messages and Actions, one object for each form, so that subscribers share frames."""
-    mid = ingest.mid
+    mid = recent_mids(ingest).kept
 
     def json_message(row: MessageRow, device: Device) -> bytes:
         return encode_text_frame(message_frame(row, device, mid(row.position)))

@@ -127,6 +127,7 @@ class _ActionData(msgspec.Struct, gc=False):
 _JSON = FrameForm.JSON
 _ABSENT = Raw()
 _JSON_NULL = Raw(b"null")
+_NO_JSON = (_ABSENT, _JSON_NULL)
 _MESSAGE_PACK_NIL = Raw(b"\xc0")
 _NUMBER_STARTS = frozenset("-0123456789")
 _NOT_A_CID = "x" * (CID_MAX_CHARACTERS + 1)  # stands for a `cid` of a wrong type: too long, so it gets the same refusal
@@ -158,7 +159,7 @@ def form_of(payload: str | bytes) -> FrameForm:
 
 def decode_client_frame(payload: str | bytes) -> ClientFrame:
     """Decode one client frame: the text of a text frame, or the bytes of a binary one. Never raises."""
-    form = form_of(payload)
+    form = _JSON if type(payload) is str else form_of(payload)
     try:
         members = _read(payload, form)
     except ValueError:  # not JSON, not UTF-8, no object, or nested too deeply
@@ -185,6 +186,13 @@ def _read(payload: str | bytes, form: FrameForm) -> _Members:
 
 def _frame(members: _Members, form: FrameForm) -> ClientFrame:
     cid = members.cid
+    if (
+        form is _JSON
+        and (members.type == "message" or (members.type is None and members.ddid is None))
+        and (cid is None or (type(cid) is str and len(cid) <= CID_MAX_CHARACTERS))
+    ):  # nearly every frame; the rules below say the same of it
+        data = members.data
+        return MessageFrame(members.sdid, None if data in _NO_JSON else data, members.ts, cid)
     if isinstance(cid, int):
         cid = str(cid)
     kind = _kind(members, form)
@@ -224,7 +232,7 @@ def _message_or_action(members: _Members, kind: Kind, cid: str | None, form: Fra
 
 def _as_json(data: Raw, form: FrameForm) -> Raw | None:
     if form is _JSON:
-        return None if data in (_ABSENT, _JSON_NULL) else data
+        return None if data in _NO_JSON else data
     if data in (_ABSENT, _MESSAGE_PACK_NIL):
         return None
     return Raw(_to_json(msgspec.msgpack.decode(data)))
@@ -251,7 +259,7 @@ def _carries_actions(data: Raw, form: FrameForm) -> bool:
         found = _action_data(text)
     except (ValueError, TypeError):
         return False
-    return found.actions not in (_ABSENT, _JSON_NULL)
+    return found.actions not in _NO_JSON
 
 
 def _token(members: _Members) -> str | None:
@@ -313,6 +321,10 @@ def _cid(raw: Raw, form: FrameForm) -> str | None:
     return value if value is None or isinstance(value, str) else _NOT_A_CID
 
 
+#: Texts that JSON writes between quotation marks as they are.
+_is_bare = re.compile(r"[ !#-\[\]-~]*").fullmatch
+
+
 class _Done(msgspec.Struct, gc=False, omit_defaults=True):
     message: str | tuple[str, ...]
     code: str
@@ -358,6 +370,8 @@ def device_list(sdids: tuple[str, ...], cid: str | None, form: FrameForm) -> Ser
 
 def stored(mid: str, cid: str | None, form: FrameForm, warnings: tuple[DroppedField, ...] = ()) -> ServerFrame:
     """The answer to a message or an Action, once it is stored. `warnings`: the fields that were not kept."""
+    if form is _JSON and not warnings and (cid is None or _is_bare(cid)):  # as the encoder would write it
+        return f'{{"data":{{"mid":"{mid}"}}}}' if cid is None else f'{{"data":{{"mid":"{mid}","cid":"{cid}"}}}}'
     if warnings:
         return _render(_Warned(_Stored(mid, cid), warnings), form)
     return _render(_Data(_Stored(mid, cid)), form)

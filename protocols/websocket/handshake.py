@@ -1,6 +1,7 @@
 """The opening handshake: what a client asks for, and the answer (reference 19.1 and 1.3).
 
-wsproto parses the request and writes the answer. Frames are read and written by wire.py.
+plain_handshake.py reads and accepts what nearly every client sends, wsproto all else; wsproto also writes refusals.
+Frames are read and written by wire.py.
 """
 
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ from urllib.parse import parse_qsl
 
 import trio
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, RejectConnection, RejectData, Request
+from wsproto.events import AcceptConnection, Event, RejectConnection, RejectData, Request
 from wsproto.utilities import RemoteProtocolError
 
 from broker.errors import BadRequest, DomainError
 from broker.trace.refusals import Refusals
 from protocols.refusals import error_id_of, note_refusal, rest_refusal_body, rest_refusal_headers
 from protocols.websocket.frames import token_in
+from protocols.websocket.plain_handshake import plain_handshake
 
 #: Where there are WebSockets.
 PATHS: Final = frozenset({"/v1.1/websocket", "/v1.1/live", "/v1.1/events", "/mqtt"})
@@ -52,26 +54,45 @@ class Handshake:
         self._refusals = refusals
         self._head = head
         self._stream = stream
-        self._wire = WSConnection(ConnectionType.SERVER)
+        self._plain = plain_handshake(head)
+        self._made: WSConnection | None = None
         self._path = ""
 
     async def receive(self) -> HandshakeRequest | None:
         """Parse the client's request; None when it is no handshake and has been refused."""
-        try:
-            self._wire.receive_data(self._head)
-            event = next(self._wire.events(), None)
-        except (RemoteProtocolError, UnicodeError) as error:
-            await self._refuse_malformed(error)
-            return None
-        if not isinstance(event, Request):
-            return None
-        request = _parsed(event)
+        plain = self._plain
+        if plain is not None:
+            request = _parsed(plain.target, plain.authorization, plain.subprotocols)
+        else:
+            try:
+                event = self._read()
+            except (RemoteProtocolError, UnicodeError) as error:
+                await self._refuse_malformed(error)
+                return None
+            if not isinstance(event, Request):
+                return None
+            given = {name: value for name, value in event.extra_headers if name == b"authorization"}
+            request = _parsed(event.target, given.get(b"authorization", b""), tuple(event.subprotocols))
         self._path = request.path
         return request
 
+    @property
+    def _wire(self) -> WSConnection:
+        if self._made is None:
+            self._made = WSConnection(ConnectionType.SERVER)
+        return self._made
+
+    def _read(self) -> Event | None:
+        """Read the head by wsproto. Raises RemoteProtocolError, UnicodeError."""
+        self._wire.receive_data(self._head)
+        return next(self._wire.events(), None)
+
     async def accept(self, subprotocol: str | None = None) -> None:
         """Answer 101."""
-        await self._stream.send_all(self._wire.send(AcceptConnection(subprotocol=subprotocol)))
+        if self._plain is not None:
+            await self._stream.send_all(self._plain.acceptance(subprotocol))
+        else:
+            await self._stream.send_all(self._wire.send(AcceptConnection(subprotocol=subprotocol)))
 
     async def refuse(self, error: DomainError) -> None:
         """Answer with the status, the headers and the body that REST has for this error."""
@@ -92,6 +113,8 @@ class Handshake:
             headers=[(name.encode(), value.encode()) for name, value in headers.items()],
             has_body=True,
         )
+        if self._plain is not None:
+            self._read()
         await self._stream.send_all(self._wire.send(answer) + self._wire.send(RejectData(data=body)))
 
     async def _refuse_malformed(self, error: Exception) -> None:
@@ -102,8 +125,8 @@ class Handshake:
             await self.refuse(BadRequest())
 
 
-def _parsed(request: Request) -> HandshakeRequest:
-    path, _, query = request.target.partition("?")
+def _parsed(target: str, header: bytes, subprotocols: tuple[str, ...]) -> HandshakeRequest:
+    path, _, query = target.partition("?")
     parameters: dict[str, tuple[str, ...]] = {}
     authorization = None
     # Empty and malformed parameters are ignored, and so is a `?` before a name.
@@ -114,7 +137,6 @@ def _parsed(request: Request) -> HandshakeRequest:
         else:
             parameters[name] = (*parameters.get(name, ()), value)
     if authorization is None:
-        headers = {name: value for name, value in request.extra_headers if name == b"authorization"}
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        authorization = header.decode("latin-1")
     token = (token_in(authorization) or "") if authorization.strip() else None
-    return HandshakeRequest(path.rstrip("/"), parameters, token, tuple(request.subprotocols))
+    return HandshakeRequest(path.rstrip("/"), parameters, token, subprotocols)

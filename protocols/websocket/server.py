@@ -35,6 +35,7 @@ from config.limits import REGISTRATION_SECONDS
 from protocols.peers import authenticated
 from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import peer_certificate
+from protocols.websocket.alarms import Alarms
 from protocols.websocket.connection import Conversation, OpenWebSocket
 from protocols.websocket.device_channel import (
     ActionOffered,
@@ -49,7 +50,7 @@ from protocols.websocket.device_channel import (
 )
 from protocols.websocket.errors import DeviceNotRegistered, TokenEnded
 from protocols.websocket.events import EventFeed, select_events
-from protocols.websocket.feeds import LiveFeed, encodings, select_live
+from protocols.websocket.feeds import LiveFeed, encodings, recent_mids, select_live
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake, HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
@@ -75,18 +76,25 @@ Carried = Callable[[trio.abc.Stream], Awaitable[None]]
 
 
 async def serve_websocket_connection(
-    rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream, *, mqtt: Carried | None = None
+    rooms: WebSocketRooms,
+    alarms: Alarms,
+    head: bytes,
+    early: bytes,
+    stream: trio.abc.Stream,
+    *,
+    mqtt: Carried | None = None,
 ) -> None:
     """Serve one connection to its end.
 
     Args:
         rooms: the broker.
+        alarms: wakes the connections; `Alarms.ring_forever` must be running.
         head: the whole head of the client's handshake.
         early: what the client has sent behind the head.
         stream: the rest of the connection.
         mqtt: serves MQTT at its path.
     """
-    connection = await _shake_hands(rooms, head, early, stream, carries_mqtt=mqtt is not None)
+    connection = await _shake_hands(rooms, alarms, head, early, stream, carries_mqtt=mqtt is not None)
     if isinstance(connection, OpenWebSocket):
         await connection.run()
     elif connection is not None and mqtt is not None:
@@ -94,7 +102,7 @@ async def serve_websocket_connection(
 
 
 async def _shake_hands(
-    rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream, *, carries_mqtt: bool
+    rooms: WebSocketRooms, alarms: Alarms, head: bytes, early: bytes, stream: trio.abc.Stream, *, carries_mqtt: bool
 ) -> OpenWebSocket | Tunnel | None:
     handshake = Handshake(head, stream, rooms.core.refusals)
     try:
@@ -117,7 +125,7 @@ async def _shake_hands(
         if request.token:
             authenticated()
         await handshake.accept()
-        return OpenWebSocket(rooms, stream, early, conversation)
+        return OpenWebSocket(rooms, alarms, stream, early, conversation)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return None
 
@@ -367,11 +375,11 @@ class DeviceConversation:
     def _settle(
         self, verdicts: list[tuple[ChannelOffer, Position | DomainError]], error: StorageUnavailable | None
     ) -> None:
-        mid = self._ingest.mid
+        mid = recent_mids(self._ingest).find
         self._act(
             self._channel.settle(
                 [
-                    (offer, verdict if isinstance(verdict, DomainError) else error or mid(verdict))
+                    (offer, (mid(verdict) if error is None else error) if isinstance(verdict, int) else verdict)
                     for offer, verdict in verdicts
                 ]
             )

@@ -98,17 +98,24 @@ class FrameReader:
         Raises:
             WireError: the peer broke the protocol or a size limit.
         """
-        received = Received([], [])
+        received, kept = Received([], []), self._buffer
+        # Mostly frames end where a read ends, so that nothing is kept: then they are read from where they lie.
+        if kept:
+            kept += data
+            data = kept
         try:
-            self._read(data, received)
+            used = self._read(data, received)
         except WireError as error:
             raise WireError(error.code, error.reason, received) from error
+        if data is kept:
+            del kept[:used]
+        elif used < len(data):
+            kept += data[used:]
         return received
 
-    def _read(self, data: bytes | bytearray, received: Received) -> None:
-        messages = received.messages
-        buffer = self._buffer
-        buffer += data
+    def _read(self, buffer: bytes | bytearray, received: Received) -> int:
+        """Read the frames that the buffer begins with; returns how many bytes they are."""
+        messages, from_bytes = received.messages, int.from_bytes
         at, end = 0, len(buffer)
         self.is_behind = False
         for _ in range(PACKETS_PER_TURN):
@@ -123,18 +130,17 @@ class FrameReader:
                 mask_at = at + (4 if length == 126 else 10)
                 if end < mask_at:
                     break
-                length = self._long_length(at, length)
+                length = _long_length(buffer, at, length)
             if first != _WHOLE_TEXT or length > self._limit or self._opcode:
                 self._check(first, length)
             begin = mask_at + 4
             if end < begin + length:
                 break
             at = begin + length
-            # XOR of two long integers: one operation for the whole payload.
-            mask = (buffer[mask_at:begin] * ((length + 3) >> 2))[:length]
-            payload = (int.from_bytes(buffer[begin:at], "little") ^ int.from_bytes(mask, "little")).to_bytes(
-                length, "little"
-            )
+            # XOR of two long integers: one operation for the whole payload. What the mask is longer than the payload
+            # is cut off.
+            mask = from_bytes(buffer[mask_at:begin] * ((length + 3) >> 2), "little")
+            payload = (from_bytes(buffer[begin:at], "little") ^ mask).to_bytes(length + 3, "little")[:length]
             if first == _WHOLE_TEXT:
                 messages.append(_text(payload))
             elif first == _WHOLE_BINARY:
@@ -149,13 +155,7 @@ class FrameReader:
                 received.fragments += 1
         else:
             self.is_behind = at < end
-        del buffer[:at]
-
-    def _long_length(self, at: int, length: int) -> int:
-        length = (_length_of_16_bits if length == 126 else _length_of_64_bits)(self._buffer, at + 2)[0]
-        if length < 126 or (length < 65536 and self._buffer[at + 1] & 0x7F == 127):
-            raise WireError(PROTOCOL_ERROR, "length not in its shortest form")
-        return length
+        return at
 
     def _check(self, first: int, length: int) -> None:
         """Raise WireError when such a frame is not allowed now. Called before the payload has arrived."""
@@ -185,6 +185,13 @@ class FrameReader:
         whole, is_text = bytes(self._begun), self._opcode == _TEXT
         self._opcode, self._begun = 0, None
         return _text(whole) if is_text else whole
+
+
+def _long_length(buffer: bytes | bytearray, at: int, length: int) -> int:
+    length = (_length_of_16_bits if length == 126 else _length_of_64_bits)(buffer, at + 2)[0]
+    if length < 126 or (length < 65536 and buffer[at + 1] & 0x7F == 127):
+        raise WireError(PROTOCOL_ERROR, "length not in its shortest form")
+    return length
 
 
 def _control(opcode: int, payload: bytes) -> Control:

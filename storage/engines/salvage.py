@@ -62,16 +62,22 @@ def salvage(damaged: Path, new: Path) -> list[SalvagedTable]:
 
 def _opened_to_read(path: Path) -> sqlite3.Connection:
     # Not even the write-ahead log goes into a file that is opened like this.
-    source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-    source.execute("PRAGMA cache_size=-65536")
-    return source
+    return _opened(f"{path.absolute().as_uri()}?mode=ro", "cache_size=-65536")
 
 
 def _opened_new(path: Path) -> sqlite3.Connection:
-    target = sqlite3.connect(path, isolation_level=None)
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=OFF"):
-        target.execute(f"PRAGMA {pragma}")
-    return target
+    return _opened(path.absolute().as_uri(), "journal_mode=WAL", "synchronous=FULL", "foreign_keys=OFF")
+
+
+def _opened(uri: str, *pragmas: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    try:
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+    except BaseException:  # whatever it is: the connection must not stay open; raised again
+        connection.close()
+        raise
+    return connection
 
 
 class _Salvage:

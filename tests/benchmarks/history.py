@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -158,7 +159,7 @@ def measure(folder: Path, messages: int, rounds: int) -> None:
             ask_cold(daemon, what, question)
         finally:
             daemon.stop()
-    with sqlite3.connect(daemon.state / "store.sqlite") as db:
+    with closing(sqlite3.connect(daemon.state / "store.sqlite")) as db:
         begin = time.perf_counter()
         (number,) = db.execute("SELECT count(*) FROM message WHERE json_extract(data, '$.temperature') > 0").fetchone()
         seconds = time.perf_counter() - begin

@@ -10,6 +10,7 @@ from broker.errors import Conflict, ValidationFailed
 from broker.services import Services
 from tests.builders import ServicesOpener
 from tests.factories import KITCHEN, LIGHT_TYPE, World
+from tests.rows import each_row
 
 OAUTH2 = {
     "authorize_url": "https://cloud.example/authorize",
@@ -78,7 +79,7 @@ async def test_a_provisioned_connector_survives_a_restart(opener: ServicesOpener
         assert services.connectors.catalog.of_type(found).terms.oauth2 is not None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("entry", "field", "text"),
     [
         ({}, "device_type", "required"),

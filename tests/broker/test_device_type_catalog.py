@@ -15,6 +15,7 @@ from storage.records import ManifestRecord
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_MANIFEST, LIGHT_TYPE, World, build_world
 from tests.fakes import HeldRunner
+from tests.rows import each_row
 
 
 def rename(tx: Transaction) -> None:
@@ -29,7 +30,7 @@ async def test_every_lookup_finds_the_same_type_object(services: Services, world
     assert (await services.devices.registry.get(world.kitchen)).type is light
 
 
-@pytest.mark.parametrize("name", ["", "nothing", LIGHT_TYPE.upper(), f"{LIGHT_TYPE} ", "Example.smart_light"])
+@each_row("name", ["", "nothing", LIGHT_TYPE.upper(), f"{LIGHT_TYPE} ", "Example.smart_light"])
 async def test_a_type_that_is_unknown_is_not_found(services: Services, world: World, name: str) -> None:
     with pytest.raises(DeviceTypeNotFound):
         await services.device_types.catalog.find(name)

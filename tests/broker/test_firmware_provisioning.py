@@ -10,6 +10,7 @@ from broker.services import Services
 from config.settings import DeviceManagement, Limits, Settings
 from storage.firmware import FirmwareImageRecord
 from tests.factories import LIGHT_TYPE, World
+from tests.rows import each_row
 
 ID = "4" * 32
 
@@ -87,7 +88,7 @@ async def test_a_trial_run_leaves_nothing(services: Services, world: World, file
     assert (await images(services), files(services)) == ([], [])
 
 
-@pytest.mark.parametrize("content", [None, b"", bytes(1001)])
+@each_row("content", [None, b"", bytes(1001)])
 async def test_files_that_cannot_be_images_are_refused(
     services: Services, world: World, file: Path, content: bytes | None
 ) -> None:

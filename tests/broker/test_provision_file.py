@@ -3,9 +3,8 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import msgspec
 import pytest
 
@@ -14,6 +13,9 @@ from broker.provisioning.document import TABLES
 from broker.provisioning.reading import keys_of, read_document, structs_in
 from broker.provisioning.schema import document_schema
 from broker.services import Services
+
+if TYPE_CHECKING:
+    import jsonschema
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "config" / "gateway.example.toml"
@@ -25,7 +27,9 @@ def example(*, whole: bool = False) -> dict[str, Any]:
     return tomllib.loads(re.sub(r"^#(?=[\[a-z])", "", text, flags=re.MULTILINE) if whole else text)
 
 
-def schema() -> jsonschema.Draft202012Validator:
+def schema() -> "jsonschema.Draft202012Validator":
+    import jsonschema  # which takes a second
+
     shown = document_schema()
     jsonschema.Draft202012Validator.check_schema(shown)  # by the metaschema
     return jsonschema.Draft202012Validator(shown)

@@ -20,6 +20,7 @@ from broker.messages.history import Search
 from broker.services import Services
 from storage.keys import Milliseconds
 from tests.factories import BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, World
+from tests.rows import each_row
 
 LIGHT = {"id": KITCHEN, "owner": "ada@example.org", "type": "example.smart_light"}
 SHARE = {"device": KITCHEN, "with": "bob@example.org"}
@@ -59,7 +60,7 @@ async def test_an_invitation_that_waits_is_accepted_by_the_operator(services: Se
     assert (share.status, share.user, share.code_hash) == ("ACCEPTED", world.bob, None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("entry", "field", "text"),
     [
         (SHARE | {"device": "ff" * 16}, "shares[0].device", "there is no device"),

@@ -23,6 +23,7 @@ from storage.records import ManifestRecord
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_MANIFEST
 from tests.fakes import FakeClock, HeldRunner
+from tests.rows import each_row
 
 ACME, ADA, BOB = "0a" * 16, "ada0" * 8, "b0b0" * 8
 DASHBOARD, LIGHT, KITCHEN = "aa" * 16, "dt" + "1e" * 16, "11" * 16
@@ -304,7 +305,7 @@ async def test_change_is_applied_once_and_touches_nothing_else(
     assert await everything(services) == after
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("table", "key"),
     [
         ("organizations", "monthly_messages"),
@@ -573,7 +574,7 @@ REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("document", "place", "problem"), REFUSALS, ids=[place for _, place, _ in REFUSALS])
+@each_row(("document", "place", "problem"), REFUSALS)
 async def test_refusal_names_table_index_and_key(
     services: Services, document: Callable[[], dict[str, Any]], place: str, problem: str
 ) -> None:
@@ -586,7 +587,7 @@ async def test_refusal_names_table_index_and_key(
 HALL = {"id": "12" * 16, "owner": "ada@example.org", "type": "example.smart_light", "name": "Hall"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("document", "place", "problem"),
     [
         (

@@ -11,6 +11,7 @@ from broker.resealing import reseal
 from broker.secrets import Vault
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.sealed import SEALED_COLUMNS, SealedColumn, SealedStore
+from tests.builders import make_store
 
 #: Columns of bytes that hold no sealed secret: hashes, marks, certificates, files, numbers, the key of message ids.
 NOT_SEALED = {
@@ -46,7 +47,7 @@ OLD, NEW = Vault.new_key(), Vault.new_key()
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "store.sqlite"
-    SqliteEngine(path).migrate()
+    make_store(path)
     return path
 
 

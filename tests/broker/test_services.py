@@ -1,15 +1,19 @@
 """Starting and stopping: what a run leaves behind is what the next one begins with."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
 
 from broker.clock import Clock, system_now_ms
-from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
+
+T = TypeVar("T")
 
 
 async def test_messages_keep_their_mids_across_a_restart_and_positions_go_on(opener: ServicesOpener) -> None:
@@ -79,6 +83,32 @@ async def test_a_store_that_cannot_be_opened_is_the_callers_to_handle(opener: Se
     with pytest.raises(StoreError):
         async with opener(engine=SqliteEngine(tmp_path / "none" / "store")):
             pytest.fail("nothing to open")
+
+
+async def test_a_start_that_is_cancelled_closes_the_store(
+    opener: ServicesOpener, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[SqliteConnection] = []
+
+    def open_(*, read_only: bool) -> SqliteConnection:
+        opened.append(SqliteEngine.open(engine, read_only=read_only))
+        return opened[-1]
+
+    async def run_and_cancel(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
+        await trio.lowlevel.checkpoint()
+        result = sync_fn()
+        if opened:
+            scope.cancel()
+        return result
+
+    monkeypatch.setattr(engine, "open", open_)
+    with trio.CancelScope() as scope:
+        async with opener(run_sync=run_and_cancel):
+            pytest.fail("it was cancelled")
+    assert opened
+    for connection in opened:
+        with pytest.raises(StoreError, match="closed"):
+            connection.execute("SELECT 1")
 
 
 def test_the_clock_is_the_machines_unless_told_otherwise() -> None:

@@ -183,6 +183,13 @@ def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
                 yield f"{method.upper()} {path}", operation
 
 
+def refused_operations(document: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The operations that refuse a token of this kind."""
+    return [
+        (name, one) for name, one in operations(document) if one["x-token-kinds"] and kind not in one["x-token-kinds"]
+    ]
+
+
 def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
     now = int(time.time() * 1000) // HOUR_MS * HOUR_MS
     return {
@@ -234,11 +241,14 @@ _BOUND: Final = {
 }
 
 
-def settings_of(dictionaries: Mapping[str, list[Any]], examples: int) -> str:
+def settings_of(dictionaries: Mapping[str, list[Any]], examples: int, not_fuzzed: list[str]) -> str:
+    """`not_fuzzed`: refused before their parameters are looked at, whatever these are; their examples show it."""
     words = [_SETTINGS.format(examples=examples), "[dictionaries]"]
     words += [f"{name} = {{ values = {json.dumps(values)} }}" for name, values in dictionaries.items()]
     words.append("[parameters]")
     words += [f'"{place}" = {{ dictionary = "{name}", probability = 0.8 }}' for place, name in _BOUND.items()]
+    if not_fuzzed:
+        words.append(f"[[operations]]\ninclude-name = {json.dumps(not_fuzzed)}\nphases.fuzzing.enabled = false")
     return "\n".join(words)
 
 

@@ -16,6 +16,7 @@ import trio
 
 from broker.services import Services
 from protocols.http.heads import split_head
+from protocols.websocket.alarms import Alarms
 from protocols.websocket.connection import OpenWebSocket
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake
@@ -58,12 +59,12 @@ class Echo:
     def leave(self) -> None: ...
 
 
-async def echo(services: Services, stream: trio.SocketStream) -> None:
+async def echo(services: Services, alarms: Alarms, stream: trio.SocketStream) -> None:
     head, early = split_head(await whole_head(stream))
     handshake = Handshake(head, stream, new_refusals())
     if await handshake.receive() is not None:
         await handshake.accept()
-        await OpenWebSocket(services, stream, early, Echo).run()
+        await OpenWebSocket(services, alarms, stream, early, Echo).run()
 
 
 @pytest.mark.timeout(300)
@@ -72,7 +73,9 @@ async def test_the_connection_passes_the_autobahn_suite(services: Services, tmp_
     if wstest is None:
         pytest.skip("wstest (autobahntestsuite, Python 2.7) is not installed")
     async with trio.open_nursery() as nursery:
-        [listener] = await nursery.start(partial(trio.serve_tcp, partial(echo, services), 0, host="127.0.0.1"))
+        alarms = Alarms(services.core.life.stopping)
+        nursery.start_soon(alarms.ring_forever)
+        [listener] = await nursery.start(partial(trio.serve_tcp, partial(echo, services, alarms), 0, host="127.0.0.1"))
         port = listener.socket.getsockname()[1]
         spec = tmp_path / "fuzzingclient.json"
         spec.write_text(

@@ -20,7 +20,7 @@ import pytest
 from broker.site import Site
 from config.settings import Address, Settings
 from protocols.http.docs.guides import NAMES, Example, guides
-from tests.daemon import USER_TOKEN, Daemon, command_output
+from tests.daemon import ADA_EMAIL, USER_TOKEN, Daemon, command_output
 from tests.programs import require_dtls, require_program
 from tests.protocols.http.accounts.browser import PASSWORD, Form
 
@@ -156,6 +156,10 @@ def test_every_block_is_known(world: World) -> None:
         ("manifests-and-transforms", "sh", ""),
         ("limits", "sh", ""),
         *(("recipes", language, "") for language in ("yaml", "sh", "toml", "cpp")),
+        *(("recipes", "yaml", program) for program in ("zigbee2mqtt", "esphome")),
+        *(("recipes", language, "open") for language in ("toml", "sh")),
+        ("recipes", "toml", "rules"),
+        ("recipes", "sh", "sessions"),
         ("recipes", "json", "node-red"),
     }
 
@@ -267,6 +271,35 @@ def test_recipes_are_what_their_programs_read(world: World) -> None:
     wired = {id_ for node in nodes for wire in node.get("wires", []) for id_ in wire}
     assert wired <= {node["id"] for node in nodes}
     assert {node["port"] for node in nodes if node["type"] == "mqtt-broker"} == {world.environment["MQTT_PORT"]}
+
+
+def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mosquitto_pub", "mosquitto_sub"):
+        require_program(name)
+    (zigbee,), (esp,) = world.find("recipes", "yaml", "zigbee2mqtt"), world.find("recipes", "yaml", "esphome")
+    assert yaml.safe_load(zigbee)["mqtt"]["server"].endswith(f":{world.environment['MQTT_PORT']}")
+    assert yaml.safe_load(esp)["mqtt"]["port"] == int(world.environment["MQTT_PORT"])
+    (settings,), (rules,) = (world.find("recipes", "toml", when) for when in ("open", "rules"))
+    for name, value in tomllib.loads(settings)["mqtt"].items():
+        monkeypatch.setenv(f"TRUNKLINE_MQTT_{name.upper()}", value)
+    daemon = Daemon(tmp_path / "state")
+    daemon.configure(devices=1)
+    provisioned = _MORE + rules.replace("<e-mail of the owner>", ADA_EMAIL)
+    (tmp_path / "more.toml").write_text(provisioned, encoding="utf-8")
+    command_output("provision", tmp_path / "more.toml", "--config", daemon.config)
+    daemon.start()
+    try:
+        where = {"URL": daemon.base_url.removesuffix("/v1.1"), "MQTT_PORT": str(daemon.port("mqtt"))}
+        (topics,), (sessions,) = (world.find("recipes", "sh", when) for when in ("open", "sessions"))
+        assert world.run("sh", topics, **where) == 'zigbee2mqtt/kitchen {"state":"ON"}\n'
+        said = world.run("sh", sessions, **where)
+        assert said.splitlines()[-1].endswith('{"actions":[{"name":"setOn"}]}')
+        refused = topics.replace("zigbee2mqtt/", "others/").splitlines()[1]
+        with world.begin("sh", refused, **where) as process:
+            output, _ = process.communicate(timeout=60)
+        assert "denied" in output.lower(), output
+    finally:
+        daemon.stop()
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++: is not installed")

@@ -14,8 +14,9 @@ import httpx
 import pytest
 from cryptography import x509
 
-from tests.daemon import USER_TOKEN, Daemon, bearer, run_command, running_daemon
+from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, device_token, run_command, running_daemon
 from tests.protocols.coap.dtls.client import make_certificate
+from tests.protocols.mqtt.peers import ACCEPTED, PINGREQ, PINGRESP, connect
 
 TLS_LISTENERS = ("https", "accounts", "secure", "mqtts")
 
@@ -99,6 +100,12 @@ def asked(stream: ssl.SSLSocket) -> bytes:
     return received.split(b"\r\n", 1)[0]
 
 
+def pinged(stream: ssl.SSLSocket) -> bytes:
+    """The answer to a PINGREQ on an MQTT connection that stays open."""
+    stream.sendall(PINGREQ)
+    return stream.recv(2)
+
+
 @pytest.fixture
 def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     path = tmp_path / "notify"
@@ -116,7 +123,9 @@ def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supe
 def test_a_reload_takes_certificates_and_rates_and_no_connection_ends(tmp_path: Path, supervisor: Supervisor) -> None:
     first = put_certificate(tmp_path, "ecdsa")
     with running_daemon(tmp_path, devices=1, settings=settings_of(tmp_path, calls=50)) as daemon:
-        with greeted(daemon, "https") as held:
+        with greeted(daemon, "https") as held, greeted(daemon, "mqtts") as device:
+            device.sendall(connect(device_id(0), device_token(0)))
+            assert device.recv(4) == ACCEPTED
             assert supervisor.next() == "READY=1\nSTATUS=Listening"
             assert asked(held) == b"HTTP/1.1 200 "
             assert [serial_at(daemon, name) for name in TLS_LISTENERS] == [first] * 4
@@ -127,6 +136,7 @@ def test_a_reload_takes_certificates_and_rates_and_no_connection_ends(tmp_path: 
             daemon.write_config()
             assert supervisor.reload(daemon) == "Reloaded; needs a restart: audit.keep_days"
             assert asked(held) == b"HTTP/1.1 200 "
+            assert pinged(device) == PINGRESP
             assert [serial_at(daemon, name) for name in TLS_LISTENERS] == [second] * 4
             assert rate_at(daemon) == "60"
 

@@ -7,6 +7,7 @@ here exactly those. Nothing is allowed without a token, or with a token of a kin
 
 import json
 import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ import pytest
 
 from tests.daemon import (
     APPLICATION_TOKEN,
-    TRUNKLINE,
     USER_TOKEN,
     Daemon,
     bearer,
@@ -34,12 +34,13 @@ from tests.e2e.schemathesis_world import (
     furnish,
     furnish_trials,
     operations,
+    refused_operations,
     settings_of,
     with_own_trials,
 )
 from tests.factories import LIGHT_MANIFEST
 
-SCHEMATHESIS: Final = TRUNKLINE.with_name("schemathesis")
+SCHEMATHESIS: Final = Path(__file__).with_name("schemathesis_program.py")
 DEVICES: Final = 60
 #: The device whose token is used: what others may delete are the ones behind it.
 SPEAKER: Final = 0
@@ -125,21 +126,29 @@ class ServedDocument:
             if one["name"] == "aid"
         ]
         revoked["example"] = "f" * 32  # the application of the document's examples is that of the token
-        described, settings, report = (
-            self.folder / f"{kind}-{kitchen}.{suffix}" for suffix in ("json", "toml", "ndjson")
+        described, settings, statuses = (
+            self.folder / f"{kind}-{kitchen}.{suffix}" for suffix in ("json", "toml", "statuses")
         )
         described.write_text(json.dumps(document), encoding="utf-8")
-        settings.write_text(settings_of(dictionaries_of(world) | {"devices": devices}, examples), encoding="utf-8")
-        command: list[str | Path] = [SCHEMATHESIS, "--config-file", settings, "run", described, "--phases", phases]
+        tried_in_examples = [
+            name
+            for name, one in refused_operations(document, kind)
+            if '"example' in json.dumps([one.get("parameters"), one.get("requestBody")])
+        ]
+        settings.write_text(
+            settings_of(dictionaries_of(world) | {"devices": devices}, examples, tried_in_examples), encoding="utf-8"
+        )
+        command: list[str | Path] = [sys.executable, "-P", SCHEMATHESIS, statuses, "--config-file", settings]
+        command += ["run", described, "--phases", phases]
         command += ["--url", self.daemon.base_url, "--header", f"Authorization: bearer {token}", "--no-color"]
         # Those are for the secure listener (test_secure_devices.py).
         left_out = (
             "^/cert/|^/trials/.*(metadata|rules)" if phases == "coverage" else "^/cert/"
         )  # any object is valid there
-        command += ["--exclude-path-regex", left_out, "--report", "ndjson", "--report-ndjson-path", report]
+        command += ["--exclude-path-regex", left_out]
         ran = subprocess.run(command, check=False, cwd=self.folder, capture_output=True, text=True, timeout=SECONDS)
         assert ran.returncode == 0, ran.stdout + ran.stderr
-        return Found(kind, document, _statuses(report))
+        return Found(kind, document, _read(statuses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +159,7 @@ class Found:
 
     def check_kinds(self) -> None:
         """A token of a kind that an operation does not accept never gets through."""
-        refused = [
-            name
-            for name, one in operations(self.document)
-            if one["x-token-kinds"] and self.kind not in one["x-token-kinds"]
-        ]
+        refused = [name for name, _ in refused_operations(self.document, self.kind)]
         assert [name for name in refused if self._succeeded(name)] == []
         assert [name for name in refused if 403 not in self.statuses[name]] == []
 
@@ -209,16 +214,9 @@ def test_a_device_gets_what_the_document_says(served_document: ServedDocument) -
     found.check_successes()
 
 
-def _statuses(report: Path) -> Statuses:
+def _read(file: Path) -> Statuses:
     """How often each operation was answered with which status."""
-    statuses: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    for line in report.read_text(encoding="utf-8").splitlines():
-        finished = json.loads(line).get("ScenarioFinished")
-        if finished is None:
-            continue
-        recorder = finished["recorder"]
-        for case, interaction in recorder.get("interactions", {}).items():
-            value = recorder["cases"][case]["value"]
-            if (response := interaction["response"]) is not None:
-                statuses[f"{value['method']} {value['path']}"][response["status_code"]] += 1
-    return statuses
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return defaultdict(
+        Counter, {name: Counter({int(one): n for one, n in all_.items()}) for name, all_ in found.items()}
+    )

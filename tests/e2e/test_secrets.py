@@ -14,7 +14,7 @@ import socket
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from email.message import EmailMessage
 from pathlib import Path
@@ -357,7 +357,7 @@ def _texts(mail: EmailMessage) -> Iterator[str]:
 def read_what_is_kept(run: Run) -> None:
     run.daemon.stop()
     run.seen("log", (run.folder / "log").read_text(encoding="utf-8"))
-    with sqlite3.connect(run.daemon.state / "store.sqlite") as store:
+    with closing(sqlite3.connect(run.daemon.state / "store.sqlite")) as store:
         rows = store.execute("SELECT * FROM audit_entry").fetchall()
         run.seen("audit", "\n".join(map(str, rows)))
         for (table,) in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():

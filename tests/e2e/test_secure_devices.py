@@ -1,6 +1,7 @@
 """Secure registration with the real daemon, and independent clients that present certificates."""
 
 import datetime as dt
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from typing import Any, Final
 
 import httpx
 import pytest
+import wsproto
 
 from tests.certificates import Authority, Issued, Kind
 from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, device_token, running_daemon
 from tests.programs import require_dtls, require_program
+from tests.protocols.mqtt.peers import ACCEPTED, connect, puback, publish, refused
 
 PATIENCE_SECONDS: Final = 20
 SECURE_TYPE: Final = "dt" + "5e" * 16
@@ -136,6 +139,42 @@ class TestMqtt:
         for shown in strangers:
             said = self.publish(secured, certificate, (device_id(0), device_token(0)), shown)
             assert said.endswith("status 0"), said
+
+
+class TestMqttOverWebSocket:
+    def heard(self, daemon: Daemon, certificate: Path, board: Board, shown: list[Path]) -> list[bytes]:
+        """What the server says to CONNECT and a message of QoS 1, up to PUBACK or its end."""
+        context = ssl.create_default_context(cafile=str(certificate))
+        chain, key = shown
+        context.load_cert_chain(chain, key)
+        address = daemon.host_port("secure")
+        with (
+            socket.create_connection(address, timeout=PATIENCE_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+        ):
+            peer = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
+            stream.sendall(peer.send(wsproto.events.Request(host="127.0.0.1", target="/mqtt", subprotocols=["mqtt"])))
+            topic = f"/v1.1/messages/{board.id}".encode()
+            said: list[bytes] = []
+            while puback() not in said and (received := stream.recv(65_536)):
+                peer.receive_data(received)
+                for event in peer.events():
+                    match event:
+                        case wsproto.events.AcceptConnection():
+                            for packet in (connect(board.id, board.token), publish(topic=topic)):
+                                stream.sendall(peer.send(wsproto.events.BytesMessage(packet)))
+                        case wsproto.events.BytesMessage(data=data):
+                            said.append(bytes(data))
+                        case wsproto.events.CloseConnection():
+                            return said
+        return said
+
+    def test_the_certificate_of_the_secure_listener_counts(
+        self, secured: Daemon, certificate: Path, board: Board, strangers: list[list[Path]]
+    ) -> None:
+        assert self.heard(secured, certificate, board, [board.certificate, board.key]) == [ACCEPTED, puback()]
+        for shown in filter(None, strangers):  # without one, there is no TLS
+            assert self.heard(secured, certificate, board, shown) == [refused(5)]
 
 
 class TestCoap:

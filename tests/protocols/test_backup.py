@@ -29,6 +29,7 @@ from storage.firmware import FirmwareImageRecord, FirmwareStore
 from storage.keys import DeviceTypeKey, Milliseconds
 from storage.sealed import SEALED_COLUMNS
 from tests.broker.test_resealing import opened, put_secrets
+from tests.builders import make_store
 
 IMAGE = "1a" * 16
 
@@ -37,7 +38,7 @@ IMAGE = "1a" * 16
 def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("template") / "state"
     with open_state(Settings(state_dir=folder)) as state:
-        SqliteEngine(state.database).migrate()
+        make_store(state.database)
         for column in SEALED_COLUMNS:
             put_secrets(state.database, column, 1, state.keys[0])
     return folder

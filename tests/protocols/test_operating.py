@@ -14,14 +14,14 @@ from config.settings import Address, Settings
 from protocols.metrics.vitals import Vitals
 from protocols.operating import DaemonMachine
 from protocols.state import open_state
-from storage.engines.sqlite import SqliteEngine
+from tests.builders import make_store
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[Settings]:
     settings = Settings(state_dir=tmp_path / "state")
     with open_state(settings) as state:
-        SqliteEngine(state.database).migrate()
+        make_store(state.database)
         yield settings
 
 

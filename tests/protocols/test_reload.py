@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from broker.services import Services
 from config.settings import Limits, Log, Metrics, Settings, SettingsError, Storage, Tls
 from protocols.reload import KEPT_LIMITS, Reloading
+from tests.rows import each_row
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +86,8 @@ async def test_the_log_has_the_names_of_keys_and_no_values(
     assert "gateway" not in line
 
 
-@pytest.mark.parametrize("error", [SettingsError("a: b"), OSError("a: b"), RuntimeError("a: b")])
-@pytest.mark.parametrize("where", ["configuration", "certificate"])
+@each_row("error", [SettingsError("a: b"), OSError("a: b"), RuntimeError("a: b")])
+@each_row("where", ["configuration", "certificate"])
 async def test_a_mistake_changes_nothing(services: Services, settings: Settings, error: Exception, where: str) -> None:
     used: list[str] = []
 

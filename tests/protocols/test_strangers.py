@@ -14,6 +14,7 @@ from config.limits import UNAUTHENTICATED_CONNECTIONS
 from config.settings import Address
 from protocols.http.front_door import serve_http
 from protocols.mqtt.server import serve_mqtt
+from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from tests.factories import ADA, ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.mqtt.peers import ACCEPTED, connect
@@ -24,7 +25,9 @@ CALL = "GET /v1.1/devices/{device} HTTP/1.1\r\nHost: a\r\nAuthorization: bearer 
 
 @pytest.fixture
 async def http(services: Services, world: World, nursery: trio.Nursery) -> Address:
-    websocket = partial(serve_websocket_connection, services)
+    alarms = Alarms(services.core.life.stopping)
+    nursery.start_soon(alarms.ring_forever)
+    websocket = partial(serve_websocket_connection, services, alarms)
     bound: Address = await nursery.start(partial(serve_http, services, ANY, nursery, websocket=websocket))
     return bound
 

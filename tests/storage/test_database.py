@@ -505,6 +505,19 @@ async def test_there_is_no_room_while_too_many_bytes_wait(journal: Journal, monk
     assert journal.has_room
 
 
+async def test_writes_beside_the_log_take_room_too(
+    journal: Journal, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "JOURNAL_MAX_BYTES", 100)
+    database.write_with_next(lambda _tx: None)
+    database.write_with_next(lambda _tx: None, size=99)
+    assert journal.has_room
+    database.write_with_next(lambda _tx: None, size=1)
+    assert not journal.has_room
+    await journal.wait_room()
+    assert journal.has_room
+
+
 async def test_there_is_room_again_after_a_failed_commit(
     journal: Journal, breakable: BreakableEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

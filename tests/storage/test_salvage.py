@@ -11,6 +11,7 @@ import pytest
 from storage.engines.salvage import LAST, SalvagedTable, salvage
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
+from tests.builders import make_store
 from tests.damaged_pages import damage, leaves
 
 ROWS = 2_000
@@ -19,7 +20,7 @@ ROWS = 2_000
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "store.sqlite"
-    SqliteEngine(path).migrate()
+    make_store(path)
     with closing(sqlite3.connect(path)) as db, db:
         db.executemany(
             "INSERT INTO message (position, device, ts, cts, mv, data, indexed) VALUES (?, 1, 1, 1, 1, ?, ?)",
@@ -143,3 +144,22 @@ def test_nothing_is_overwritten_and_no_half_of_a_store_stays(
     with pytest.raises(StoreError, match=text):
         salvage(path, new)
     assert (new.read_text() if new.exists() else None) == before
+
+
+def test_of_a_file_that_is_no_database_no_connection_stays(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_connect, made = sqlite3.connect, list[sqlite3.Connection]()
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        made.append(real_connect(*arguments, **options))
+        return made[-1]
+
+    _without_schema(path, tmp_path)
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(StoreError, match="not a database"):
+        salvage(path, tmp_path / "new.sqlite")
+    assert made
+    for connection in made:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")

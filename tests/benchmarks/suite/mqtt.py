@@ -58,6 +58,13 @@ def of_daemon(daemon: Daemon, devices: int, window: int) -> Measure:
 @contextmanager
 def aedes(devices: int, window: int) -> Iterator[Measure]:
     """Node's aedes, which commits a group of messages to better-sqlite3 before it acknowledges them."""
+    with aedes_server() as (port, process):
+        yield _published(port, devices, window, process)
+
+
+@contextmanager
+def aedes_server() -> Iterator[tuple[int, int]]:
+    """Its port and its process."""
     node, npm = which("node"), which("npm")
     if node is None or npm is None:
         raise UnavailableError("node and npm are not installed")
@@ -86,31 +93,34 @@ def aedes(devices: int, window: int) -> Iterator[Measure]:
             line = process.stdout.readline()
             if not line:
                 raise UnavailableError("aedes did not start")
-            yield _published(json.loads(line)["port"], devices, window, process.pid)
+            yield json.loads(line)["port"], process.pid
 
 
 @contextmanager
 def mosquitto(devices: int, window: int) -> Iterator[Measure]:
     """mosquitto acknowledges, then a paho subscriber stores in batches. The rate is that of the stored rows."""
+    with TemporaryDirectory(dir="/var/tmp") as folder, mosquitto_server() as (port, broker):
+        store = Path(folder) / "store.sqlite"
+        command = [sys.executable, "-m", "tests.benchmarks.suite.paho_store", str(port), str(store)]
+        with _running(command, stdout=subprocess.PIPE) as keeper:
+            assert keeper.stdout is not None
+            if not keeper.stdout.readline():
+                raise UnavailableError("the subscriber of mosquitto did not start")
+            published = _published(port, devices, window, broker, keeper.pid)
+            yield _as_stored(published, store)
+
+
+@contextmanager
+def mosquitto_server() -> Iterator[tuple[int, int]]:
+    """Its port and its process. It keeps nothing, and may not listen yet."""
     program = which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     if program is None:
         raise UnavailableError("mosquitto is not installed")
     with TemporaryDirectory(dir="/var/tmp") as folder:
-        port, store = free_port(), Path(folder) / "store.sqlite"
-        config = Path(folder) / "mosquitto.conf"
+        port, config = free_port(), Path(folder) / "mosquitto.conf"
         config.write_text(_MOSQUITTO.format(port=port), encoding="utf-8")
-        with (
-            _running([program, "-c", str(config)], stderr=subprocess.DEVNULL) as broker,
-            _running(
-                [sys.executable, "-m", "tests.benchmarks.suite.paho_store", str(port), str(store)],
-                stdout=subprocess.PIPE,
-            ) as keeper,
-        ):
-            assert keeper.stdout is not None
-            if not keeper.stdout.readline():
-                raise UnavailableError("the subscriber of mosquitto did not start")
-            published = _published(port, devices, window, broker.pid, keeper.pid)
-            yield _as_stored(published, store)
+        with _running([program, "-c", str(config)], stderr=subprocess.DEVNULL) as broker:
+            yield port, broker.pid
 
 
 def _as_stored(published: Measure, store: Path) -> Measure:

@@ -3,8 +3,6 @@
 import re
 from urllib.parse import parse_qs, urlsplit
 
-import pytest
-
 from broker.accounts.authorize import AuthorizationRequest, ErrorPage, Redirect
 from broker.accounts.permissions import Permission
 from broker.services import Services
@@ -29,12 +27,13 @@ from tests.broker.accounts.oauth_world import (
     query_of,
 )
 from tests.factories import KITCHEN, LIGHT_TYPE
+from tests.rows import each_row
 
 CHALLENGE = challenge_of(VERIFIER)
 PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "text"),
     [
         ("", "client_id"),
@@ -63,7 +62,7 @@ async def test_without_a_trusted_redirect_uri_the_outcome_is_an_error_page(
     assert await services.accounts.authorize.read(query.encode()) == ErrorPage(400, f"Invalid parameter: {text}")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("application", "query", "error"),
     [
         (WEB, "", "invalid_request"),
@@ -96,7 +95,7 @@ async def test_other_errors_of_the_code_flow_go_into_the_query(
     assert decided.url.startswith({WEB: CALLBACK, MOBILE: MOBILE_CALLBACK, PAGE: PAGE_CALLBACK}[application] + "?")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("application", "query", "error"),
     [
         (WEB, "response_type=token", "unauthorized_client"),
@@ -126,7 +125,7 @@ async def test_refusal_and_failure_go_to_the_application(oauth: OAuthWorld) -> N
     assert web.error("server_error").url == f"{CALLBACK}?error=server_error&state=s"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("application", "query"),
     [
         (WEB, "response_type=code"),
@@ -155,7 +154,7 @@ async def test_the_request_has_what_the_pages_read(oauth: OAuthWorld) -> None:
     assert await oauth.services.accounts.authorize.read(asked.query) == asked
 
 
-@pytest.mark.parametrize("state", ["a b+c&d=e#f%25", "ä漢", "~-_.,!", "\r\nSet-Cookie: x=1"])
+@each_row("state", ["a b+c&d=e#f%25", "ä漢", "~-_.,!", "\r\nSet-Cookie: x=1"])
 async def test_state_comes_back_unchanged(oauth: OAuthWorld, state: str) -> None:
     url = await oauth.allow(client_id=WEB, response_type="code", state=state)
     assert query_of(url)["state"] == state
@@ -203,7 +202,7 @@ def asks(device_type: str, *permissions: str) -> dict[str, object]:
     return {"device_type": device_type, "permissions": list(permissions)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("requested", "shown"),
     [
         ([], None),

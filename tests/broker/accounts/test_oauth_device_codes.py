@@ -22,6 +22,7 @@ from tests.broker.accounts.oauth_world import (
     refused,
 )
 from tests.fakes import FakeClock
+from tests.rows import each_row
 
 HERE, ELSEWHERE = "192.0.2.1", "192.0.2.2"
 
@@ -43,7 +44,7 @@ async def test_the_device_authorization_response(oauth: OAuthWorld) -> None:
     assert body["verification_uri_complete"] == f"{url}?user_code={body['user_code']}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("form", "refusal"),
     [
         ({"client_id": ""}, (400, "invalid_request")),

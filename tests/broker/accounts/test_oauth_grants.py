@@ -40,6 +40,7 @@ from tests.broker.accounts.oauth_world import (
 from tests.builders import opener_in
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, build_world
 from tests.fakes import FakeClock
+from tests.rows import each_row
 
 DAYS = 86_400_000
 USER_SECONDS, APPLICATION_SECONDS = 1_209_600, 86_400
@@ -154,7 +155,7 @@ async def test_the_secret_may_come_among_the_parameters(oauth: OAuthWorld) -> No
         granted(await oauth.services.accounts.grants.token(request))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("header", "form", "refusal"),
     [
         ("", {}, (400, "invalid_request")),
@@ -193,7 +194,7 @@ async def test_a_wrong_secret_is_refused_also_where_none_is_needed(oauth: OAuthW
 ANY_CODE = "c" * 32
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("authorization", "form", "refusal"),
     [
         # missing required parameter
@@ -229,7 +230,7 @@ async def test_a_row_of_the_error_table(
     assert answer.body.keys() == {"error", "error_description"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("authorization", "form", "location"),
     [
         (basic(WEB), {}, f"{CALLBACK}?error=unsupported_grant_type"),
@@ -247,7 +248,7 @@ async def test_where_an_unsupported_grant_type_points(
     assert answer.headers.get("Location") == location
 
 
-@pytest.mark.parametrize("name", ["grant_type", "client_id", "code", "refresh_token", "redirect_uri", "code_verifier"])
+@each_row("name", ["grant_type", "client_id", "code", "refresh_token", "redirect_uri", "code_verifier"])
 async def test_a_repeated_parameter_is_refused(oauth: OAuthWorld, name: str) -> None:
     body = f"grant_type=client_credentials&{name}=a&{name}=a".encode()
     request = TokenRequest.of(query=b"unknown=1&unknown=2", body=body, authorization=basic(SERVER))
@@ -313,7 +314,7 @@ async def test_a_code_is_good_for_its_application_only(oauth: OAuthWorld) -> Non
     granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=code))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("at_authorize", "at_token", "fits"),
     [
         (None, None, True),
@@ -337,7 +338,7 @@ async def test_the_redirect_uri_must_be_the_same(
 # PKCE
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("verifier", "refusal"),
     [
         (None, "invalid_request"),
@@ -456,7 +457,7 @@ async def test_a_replayed_refresh_token_ends_the_whole_family(oauth: OAuthWorld,
     assert await is_valid(oauth, bystander["access_token"])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("application", "authorization", "form", "refusal"),
     [
         (WEB, "", {"client_id": WEB}, (401, "invalid_client")),

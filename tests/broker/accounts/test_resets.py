@@ -15,6 +15,7 @@ from tests.factories import ADA_TOKEN, KITCHEN_TOKEN
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
+from tests.rows import each_row
 
 HERE, NEW = "192.0.2.1", "a whole new password"
 _CODE = re.compile(r"/accounts/reset\?code=([0-9a-f]{32})\n")
@@ -75,7 +76,7 @@ async def test_another_password_ends_the_code(oauth: OAuthWorld) -> None:
         await oauth.services.accounts.resets.set_password(code, NEW)
 
 
-@pytest.mark.parametrize("code", ["", "ff" * 16, "x", "\udc80"])
+@each_row("code", ["", "ff" * 16, "x", "\udc80"])
 async def test_texts_that_are_no_reset_code(oauth: OAuthWorld, code: str) -> None:
     with pytest.raises(LinkOver):
         await oauth.services.accounts.resets.find(code)

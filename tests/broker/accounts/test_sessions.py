@@ -15,6 +15,7 @@ from storage.database import Transaction
 from tests.factories import ADA, World
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
+from tests.rows import each_row
 
 DAY_MS = 86_400_000
 HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
@@ -42,7 +43,7 @@ async def test_a_session_lasts_fourteen_days(services: Services, signed_in: Sess
     assert await stored(services) == 1  # the expired one was removed
 
 
-@pytest.mark.parametrize("text", ["", "x", "ff" * 16, "ü" * 32, "\0"])
+@each_row("text", ["", "x", "ff" * 16, "ü" * 32, "\0"])
 async def test_texts_that_are_no_session_id(services: Services, signed_in: Session, text: str) -> None:
     assert await services.accounts.sessions.find(text) is None
     await services.accounts.sessions.end(text)

@@ -5,6 +5,7 @@ import pytest
 from broker.errors import PermissionDenied, UserNotFound
 from broker.services import Services
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, KITCHEN_TOKEN, World
+from tests.rows import each_row
 
 
 async def test_a_user_token_has_a_self(services: Services, world: World) -> None:
@@ -25,7 +26,7 @@ async def test_other_tokens_have_no_self(services: Services, world: World, token
         await services.accounts.users.find("self", caller)
 
 
-@pytest.mark.parametrize("user_id", ["", "self", ADA.upper(), f"{ADA} ", "ff" * 16])
+@each_row("user_id", ["", "self", ADA.upper(), f"{ADA} ", "ff" * 16])
 async def test_an_unknown_user_is_not_found(services: Services, world: World, user_id: str) -> None:
     with pytest.raises(UserNotFound) as caught:
         await services.accounts.users.find(user_id)

@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from broker.device_management.configuration import ConfigurationChange
 from broker.device_management.sessions import ResourceValue
 from broker.facts import ManagementConfigured
@@ -11,13 +9,14 @@ from broker.services import Services
 from storage.database import Transaction
 from tests.broker.device_management.devices import Fleet
 from tests.factories import NOW_MS
+from tests.rows import each_row
 
 
 async def reported(fleet: Fleet) -> object:
     return (await fleet.management.properties.of(fleet.devices[0], with_times=False)).reported
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "shown"),
     [
         ("x", "x"),

@@ -34,6 +34,7 @@ from tests.factories import (
     new_device,
 )
 from tests.fakes import HeldRunner
+from tests.rows import each_row
 
 
 def change(world: World, **values: Any) -> Callable[[Transaction], None]:
@@ -80,7 +81,7 @@ async def test_concurrent_lookups_find_the_same_device_object(services: Services
     assert len(set(map(id, found))) == 1
 
 
-@pytest.mark.parametrize("device_id", ["", "00" * 16, KITCHEN[:-1], f" {KITCHEN}", f"{KITCHEN} ", "1", "'"])
+@each_row("device_id", ["", "00" * 16, KITCHEN[:-1], f" {KITCHEN}", f"{KITCHEN} ", "1", "'"])
 async def test_ids_are_compared_exactly(services: Services, world: World, device_id: str) -> None:
     with pytest.raises(DeviceNotFound) as caught:
         await services.devices.registry.find(device_id)
@@ -198,7 +199,7 @@ async def test_a_device_authenticates_with_its_own_token(services: Services, wor
     assert caller.expires_on is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("device_id", "token", "refusal"),
     [
         (KITCHEN, HALL_TOKEN, Unauthorized),

@@ -42,6 +42,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
+from tests.rows import each_row
 
 START = NOW_MS - DAY_MS
 Entries = dict[str, bytes]
@@ -248,7 +249,7 @@ async def test_an_application_exports_what_it_was_granted(services: Services, ad
 # What is refused
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("request_", "finding"),
     [
         (asking(), ("uids", "Required parameter")),
@@ -273,7 +274,7 @@ async def test_bad_requests_are_refused(
     assert await services.export.history(ada, trial=None, offset=0, count=9) == ([], 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("lists", "refusal"),
     [
         ({"uids": BOB}, PermissionDenied),

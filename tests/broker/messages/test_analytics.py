@@ -32,6 +32,7 @@ from tests.builders import ServicesOpener, new_engine
 from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock
 from tests.properties import examples
+from tests.rows import each_row
 
 LONGEST = {
     Interval.MINUTE: HOUR_MS,
@@ -159,7 +160,7 @@ async def test_numbers_at_the_limits_of_a_double_do_not_stop_the_projections(
 # What is refused
 
 
-@pytest.mark.parametrize("interval", Interval)
+@each_row("interval", Interval)
 async def test_ranges_have_limits(services: Services, kitchen: Device, interval: Interval) -> None:
     start = NOW_MS - 20 * YEAR_MS
     longest = LONGEST[interval]
@@ -194,7 +195,7 @@ async def test_aggregates_of_31_days_and_a_minute_are_refused(services: Services
     assert findings(error) == [("endDate", "Invalid value")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text"),
     [
         ("unknown", "Invalid value"),
@@ -220,7 +221,7 @@ async def test_presence_of_a_field_that_no_manifest_declares_is_refused(services
     assert findings(error) == [("fieldPresence", "Invalid value")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("start", "end", "finding"),
     [
         (-1, 0, ("startDate", "Minimum value 0")),

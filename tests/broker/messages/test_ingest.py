@@ -96,7 +96,7 @@ async def test_the_same_message_twice_is_two_messages(services: Services, kitche
     assert None not in [await stored_message(services, position) for position in positions]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ts", "kept"),
     [
         (0, 0),
@@ -116,7 +116,7 @@ async def test_ts_is_kept_in_whole_milliseconds(services: Services, kitchen: Dev
     assert row.ts == kept
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ts", "refusal"),
     [
         (-1, InvalidTimestamp),
@@ -169,7 +169,7 @@ async def test_size_is_measured_in_bytes_of_utf8(services: Services, kitchen: De
     await expect_nothing_was_kept(services)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "payload",
     [
         b'{"text" : "x"' + b" " * 5000 + b"}",
@@ -343,7 +343,7 @@ async def test_an_action_is_stored_and_published_with_everything_its_receivers_n
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "kept"),
     [
         ('{"actions":[{"name":""}]}', '{"actions":[{"name":""}]}'),

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +10,27 @@ from hypothesis import strategies as st
 
 from broker.models.errors import LearningFailed
 from broker.models.learner import ProcessLearner
-from broker.models.learning import learn, samples_of
 from broker.models.state import DAY_MS, Job, Learned
 from tests.broker.models.worlds import MINUTE_MS, learned
 from tests.factories import NOW_MS
 from tests.properties import examples
 
+if TYPE_CHECKING:
+    from broker.models.learning import Sample
+
 START = NOW_MS // DAY_MS * DAY_MS
+
+
+def learn(job: Job) -> Learned:
+    from broker.models import learning  # imports river, which takes seconds in each process that collects tests
+
+    return learning.learn(job)
+
+
+def samples_of(job: Job) -> "list[Sample]":
+    from broker.models import learning
+
+    return learning.samples_of(job)
 
 
 def wave(count: int, *, shift: float = 0.0) -> list[tuple[int, float]]:

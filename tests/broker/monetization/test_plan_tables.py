@@ -7,6 +7,7 @@ import pytest
 from broker.errors import ValidationFailed
 from broker.services import Services
 from tests.factories import LIGHT_TYPE, World
+from tests.rows import each_row
 
 PLAN = {"device_type": "example.smart_light", "free_messages_per_day": 150, "paid_cost": "2.99"}
 
@@ -61,7 +62,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "field"), BAD)
+@each_row(("changes", "field"), BAD)
 async def test_findings_name_the_wrong_member(
     services: Services, world: World, changes: dict[str, Any], field: str
 ) -> None:

@@ -23,6 +23,7 @@ from storage.records import ApprovedUploadRecord
 from tests.builders import ServicesOpener
 from tests.certificates import DAY, Authority, Issued, Kind
 from tests.factories import LIGHT_TYPE, World
+from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE
 
 METER_TYPE = "dt" + "3e" * 16
@@ -284,7 +285,7 @@ async def test_only_the_vendors_signature_counts(
             await create(services, world, meters, "a", text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("vdid", "svdid", "fields"),
     [(None, None, ["vdid", "svdid"]), (None, "x", ["vdid"]), ("a", "", ["svdid"]), ("a", "no Base64!", ["svdid"])],
 )
@@ -339,7 +340,7 @@ async def test_deleting_an_entry_does_not_change_its_device(
 # Certificates
 
 
-@pytest.mark.parametrize("kind", ["nothing", "junk", "key", "two", "weak"])
+@each_row("kind", ["nothing", "junk", "key", "two", "weak"])
 async def test_an_unusable_certificate_is_refused(lists: ApprovedLists, meters: DeviceType, kind: str) -> None:
     good = Authority("Vendor", now=NOW).own
     pem = {

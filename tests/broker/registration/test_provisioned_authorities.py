@@ -11,6 +11,7 @@ from broker.services import Services
 from storage.records import DeviceTypeRecord
 from tests.certificates import Authority, new_key
 from tests.factories import World
+from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, secure_type
 
 
@@ -74,7 +75,7 @@ async def test_only_types_with_secure_registration_have_authorities(
     assert (await record(services)).issuer_dn is None
 
 
-@pytest.mark.parametrize("kind", ["junk", "a device", "with its key", "weak"])
+@each_row("kind", ["junk", "a device", "with its key", "weak"])
 async def test_a_certificate_that_is_no_authority_is_refused_and_changes_nothing(
     services: Services, world: World, authority: Authority, kind: str
 ) -> None:

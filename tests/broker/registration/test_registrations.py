@@ -30,6 +30,7 @@ from tests.builders import ServicesOpener
 from tests.certificates import DAY, Authority, Issued
 from tests.factories import ADA, APPLICATION_TOKEN, BOB_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
+from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
 HOUR_MS = 3_600_000
@@ -136,14 +137,13 @@ async def test_a_type_without_secure_registration_is_refused_by_name(steps: Step
     assert [finding.field for finding in refusal.value.findings] == ["deviceTypeId"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "issue",
     [
         lambda authority: authority.issue(starts=-3 * DAY, ends=-DAY),
         lambda authority: Authority(authority.own.certificate.subject.rfc4514_string()[3:], now=authority._now).issue(),
         lambda authority: authority.own,
     ],
-    ids=["expired", "impostor", "the authority itself"],
 )
 async def test_a_certificate_of_no_authority_is_refused(
     steps: Steps, authority: Authority, issue: Callable[[Authority], Issued]

@@ -24,7 +24,7 @@ CLIENT, SERVER, ANY = (
 )
 
 
-@pytest.fixture(params=["ec", "rsa"])
+@pytest.fixture(scope="module", params=["ec", "rsa"])
 def authority(request: pytest.FixtureRequest) -> Authority:
     return Authority(now=NOW, kind=request.param)
 

@@ -8,6 +8,7 @@ from broker.errors import ValidationFailed
 from broker.services import Services
 from tests.broker.rules.home import Home, body, when
 from tests.factories import BOBS, DASHBOARD, World
+from tests.rows import each_row
 
 ENTRY: dict[str, Any] = {
     "owner": "ada@example.org",
@@ -31,7 +32,7 @@ async def test_a_rule_is_made_changed_and_left_alone(services: Services, world: 
     assert await home.count() == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "field", "text"),
     [
         ({"rule": body([when("no", "=", 1)])}, "rules[0].rule.if.and.0.field", 'Field "no" does not exist'),

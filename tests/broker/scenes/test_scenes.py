@@ -22,6 +22,7 @@ from storage.scenes import SceneRecord
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, DASHBOARD, HALL, KITCHEN, LIGHT_MANIFEST, LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import FakeClock
+from tests.rows import each_row
 
 ON: Final = {"ddid": KITCHEN, "action": "setOn"}
 EVERY: Final = {"ddid": {"selector": "every", "dtid": LIGHT_TYPE}, "action": "setOn"}
@@ -179,7 +180,7 @@ async def test_a_provisioned_scene_names_devices_of_the_same_file(services: Serv
     assert [one.id for one in named] == [record.id]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("members", "field"),
     [
         ({"owner": "nobody@example.org"}, "scenes[0].owner"),

@@ -7,6 +7,7 @@ from broker.services import Services
 from broker.topics.access import covers
 from config.settings import Settings
 from tests.factories import BOBS, HALL, KITCHEN, World
+from tests.rows import each_row
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ async def test_with_a_rule_only_what_rules_allow(services: Services, world: Worl
     assert not access.may_publish(kitchen, own)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rule", "field"),
     [
         ({"topic": "a"}, "topic_rules[0].device"),

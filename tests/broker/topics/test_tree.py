@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from broker.topics.space import is_subscribable
 from broker.topics.tree import TopicTree, is_filter, is_topic, matches, pattern_of
-from config.limits import MQTT_TOPIC_LEVELS_MAX
+from config.limits import MQTT_TOPIC_BYTES_MAX, MQTT_TOPIC_LEVELS_MAX
 from storage.keys import DeviceKey
 from storage.mqtt_sessions import SubscriptionRecord
 
@@ -92,6 +92,9 @@ def test_the_tree_finds_what_each_filter_matches(filters: list[bytes], topic: by
         (b"$share/g/a#", False),
         (b"/".join([b"a"] * MQTT_TOPIC_LEVELS_MAX), True),
         (b"/".join([b"a"] * (MQTT_TOPIC_LEVELS_MAX + 1)), False),
+        (b"a" * MQTT_TOPIC_BYTES_MAX, True),
+        (b"a" * (MQTT_TOPIC_BYTES_MAX + 1), False),
+        (b"$share/g/" + b"a" * (MQTT_TOPIC_BYTES_MAX + 1), False),
     ],
 )
 def test_which_filters_are_well_formed(filter_: bytes, is_valid: bool) -> None:
@@ -103,6 +106,14 @@ def test_which_filters_are_well_formed(filter_: bytes, is_valid: bool) -> None:
 def test_a_topic_has_no_wildcards_and_few_levels() -> None:
     most = b"/".join([b"a"] * MQTT_TOPIC_LEVELS_MAX)
     assert [is_topic(one) for one in (b"a", b"/", most, b"", b"a/+", b"#", most + b"/")] == [True] * 3 + [False] * 4
+    longest = b"a" * MQTT_TOPIC_BYTES_MAX
+    assert [is_topic(one) for one in (longest, longest + b"a")] == [True, False]
+
+
+def test_no_message_goes_where_only_a_server_speaks() -> None:
+    assert [is_topic(one) for one in (b"$SYS/a", b"$share/g/a", b"$SYS", b"$a/b", b"a/$SYS/b")] == [False] * 2 + [
+        True
+    ] * 3
 
 
 def test_members_of_a_group_take_turns() -> None:
@@ -110,7 +121,11 @@ def test_members_of_a_group_take_turns() -> None:
     for number in (1, 2, 3):
         tree.add(b"a", DeviceKey(number), SUBSCRIPTION, b"g")
     ((group,), *_) = [tree.match(b"a")[1]]
-    assert [next(iter(group.in_turn()))[0] for _ in range(6)] == [2, 3, 1, 2, 3, 1]
+    turns = []
+    for _ in range(6):
+        turns.append(next(iter(group.members)))
+        group.had_turn(turns[-1])
+    assert turns == [1, 2, 3, 1, 2, 3]
     for number in (1, 2, 3):
         tree.remove(b"a", DeviceKey(number), b"g")
     assert tree.match(b"a") == ([], [])

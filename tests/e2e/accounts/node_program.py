@@ -18,22 +18,22 @@ _SOURCES: Final = Path(__file__).parent / "node"
 _INSTALL: Final = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
 
 
-def installed_programs() -> Path:
-    """The folder with the programs and their packages. Skips the test if npm cannot install them.
+def installed_programs(sources: Path = _SOURCES) -> Path:
+    """The folder with the programs of `sources` and their packages. Skips the test if npm cannot install them.
 
     The folder is in the virtual environment, so that a later run finds it, also in another process.
     """
     npm = require_program("npm")
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_SOURCES.iterdir()))).hexdigest()
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources.iterdir()))).hexdigest()
     folder = Path(sys.prefix) / "npm" / digest[:16]
     if folder.exists():
         return folder
     folder.parent.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as temporary:
-        fresh = shutil.copytree(_SOURCES, Path(temporary) / "node")
+        fresh = shutil.copytree(sources, Path(temporary) / "node")
         done = subprocess.run([npm, *_INSTALL], cwd=fresh, capture_output=True, text=True, check=False, timeout=100)
         if done.returncode != 0:
-            skip_without(str(_SOURCES / "package.json"), f"npm could not install it: {done.stderr}")
+            skip_without(str(sources / "package.json"), f"npm could not install it: {done.stderr}")
         with suppress(OSError):  # another process installed them meanwhile
             fresh.rename(folder)
     return folder

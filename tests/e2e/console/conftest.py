@@ -34,8 +34,11 @@ def chromium(window: Chromium) -> Iterator[Chromium]:
 
 @pytest.fixture
 def ada(chromium: Chromium, site: Site) -> User:
+    """Signed in. Tests that sign in themselves fill the form in."""
     user = User(chromium, site.origin)
-    user.sign_in()
+    user.take_session()
+    user.open("")
+    user.sees("Devices")
     return user
 
 

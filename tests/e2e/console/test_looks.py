@@ -12,11 +12,13 @@ from tests.e2e.console.world import Site
 
 
 def devices(user: User) -> None:
+    user.open("")
     user.sees("1–25 of")
     user.sees("Light", "#devices .type")
 
 
 def no_device(user: User) -> None:
+    user.open("")
     user.browser.fill("Search", "no such device")
     user.sees("No device fits")
 
@@ -97,7 +99,6 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(
     wrong = []
     for lead_to in PAGES:
         ada.browser.show(LOOKS["desktop"][0], dark=False)
-        ada.open("")
         lead_to(ada)
         for name, (size, dark) in LOOKS.items():
             ada.browser.show(size, dark=dark)

@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
@@ -90,6 +89,8 @@ def test_the_report_is_one_object(provisioned: Daemon, tmp_path: Path) -> None:
 
 
 def test_the_schema_takes_no_file_and_no_store(config: Path) -> None:
+    import jsonschema  # which takes a second
+
     done = provision(config, "--schema")
     jsonschema.Draft202012Validator.check_schema(json.loads(done.stdout))
     assert not (config.parent / "state").exists()

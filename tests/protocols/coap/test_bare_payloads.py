@@ -12,6 +12,7 @@ from broker.services import Services
 from protocols.coap.messages import CBOR, JSON, OCTETS, TEXT, CoapMessage, Code, Option, uint
 from tests.factories import KITCHEN_TOKEN, LIGHT_TYPE
 from tests.protocols.coap.peers import Peer, error
+from tests.rows import each_row
 
 FIELDS = [{"name": "temperature", "valueClass": "Double"}]
 CSV = {"format": "csv", "columns": ["temperature"]}
@@ -25,7 +26,7 @@ async def posted(peer: Peer, payload: object, format_: int) -> CoapMessage:
     return peer.take()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("transform", "payload", "format_", "data"),
     [
         (CSV, b"21.5", TEXT, '{"temperature":21.5}'),

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from broker.envelope import Message as StoredMessage
@@ -11,6 +10,7 @@ from config.limits import COAP_BODY_BYTES
 from protocols.coap.messages import CoapMessage, Code, Option, uint
 from tests.factories import KITCHEN_TOKEN
 from tests.protocols.coap.peers import Peer, error, option
+from tests.rows import each_row
 
 STATE = {"data": {"state": True}}
 
@@ -40,7 +40,7 @@ class TestBlocks:
                 return answer
         raise AssertionError("no final answer")
 
-    @pytest.mark.parametrize("exponent", range(7))
+    @each_row("exponent", range(7))
     async def test_make_a_message(self, peer: Peer, services: Services, exponent: int) -> None:
         answer = await self._send(peer, self.BODY, exponent)
         assert answer.code == Code.CREATED

@@ -24,6 +24,7 @@ from tests.factories import ADA_TOKEN, BOBS_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN,
 from tests.fakes import BreakableEngine
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer, disable_kitchen, error, option, revoke_kitchen_token
+from tests.rows import each_row
 
 STATE = {"data": {"state": True}}
 
@@ -120,7 +121,7 @@ TEXT = {
 }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "body", "options", "expected"),
     [
         pytest.param("no such token", STATE, (), ("4.01", TEXT[401]), id="unknown token"),
@@ -171,7 +172,7 @@ async def test_refused_post(
     assert services.messages.ingest.statistics().messages == 0
 
 
-@pytest.mark.parametrize("body", [b"\xff", b"", b"\x9f" * 200, b"\x81" * 100, cbor2.dumps({"data": 1 << 80}), b"\xf7"])
+@each_row("body", [b"\xff", b"", b"\x9f" * 200, b"\x81" * 100, cbor2.dumps({"data": 1 << 80}), b"\xf7"])
 async def test_refused_cbor_is_refused_in_cbor(peer: Peer, body: bytes) -> None:
     answer = await _posted(peer, KITCHEN_TOKEN, body, _format(CBOR))
     assert answer.code == 0x80
@@ -189,7 +190,7 @@ async def test_unknown_critical_option_of_a_non_confirmable_gets_no_answer(peer:
     assert peer.session().message_layer.unanswered == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "path", "expected"),
     [
         (Code.GET, "v1.1/messages/" + KITCHEN_TOKEN, ("4.05", "Method Not Allowed")),

@@ -21,6 +21,7 @@ from protocols.coap.messages import ACK, CON, RST, CoapMessage, Code, Option, de
 from protocols.coap.server import serve_coap
 from tests.factories import KITCHEN_TOKEN, World
 from tests.protocols.coap.peers import encode_message
+from tests.rows import each_row
 
 T = TypeVar("T")
 STATE = b'{"data":{"state":true}}'
@@ -104,9 +105,7 @@ async def test_all_datagrams_of_one_wake_up_share_a_commit(device: Socket, servi
     assert services.core.database.statistics().commits == commits + 1
 
 
-@pytest.mark.parametrize(
-    "datagram", [b"", b"\x40", b"\xff" * 1400, bytes(4000), b"\x40\x02\x00\x09" + b"\xbd\xff" + b"a" * 3000]
-)
+@each_row("datagram", [b"", b"\x40", b"\xff" * 1400, bytes(4000), b"\x40\x02\x00\x09" + b"\xbd\xff" + b"a" * 3000])
 async def test_garbage_has_no_effect(device: Socket, datagram: bytes) -> None:
     with capture_logs() as logs:
         await device.send(datagram)

@@ -23,9 +23,9 @@ from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, un
 from protocols.doctor.patient import Finding, Patient
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
 from protocols.state import open_state
-from storage.engines.sqlite import SqliteEngine
 from storage.engines.sqlite_check import Growth, check_integrity, growth
 from storage.sql import StoreError
+from tests.builders import make_store
 from tests.certificates import DAY, Authority
 from tests.test_systemd import UNIT
 
@@ -49,7 +49,7 @@ def settings(tmp_path: Path) -> Settings:
     settings = Settings(state_dir=tmp_path / "state", http=Http(bind=Address("127.0.0.1", 0)))
     former = structlog.get_config()
     with open_state(settings) as state:
-        SqliteEngine(state.database).migrate()
+        make_store(state.database)
     structlog.configure(**former)
     return settings
 

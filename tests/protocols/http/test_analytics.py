@@ -10,6 +10,7 @@ from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
 from broker.services import Services
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOBS, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 HOUR = NOW_MS - 3 * HOUR_MS - NOW_MS % HOUR_MS
 ADA = bearer(ADA_TOKEN)
@@ -95,7 +96,7 @@ async def test_missing_parameters_are_all_named(api: httpx.AsyncClient) -> None:
     assert await findings(api, "/messages/snapshots", {"sdids": " , "}) == [("sdids", required)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "finding"),
     [
         ({"field": "state"}, ("field", "Numeric field only")),

@@ -9,6 +9,7 @@ import pytest
 from broker.services import Services
 from tests.factories import KITCHEN_TOKEN, LIGHT_TYPE
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 FIELDS = [{"name": "temperature", "valueClass": "Double"}, {"name": "text", "valueClass": "String"}]
 CSV = {"format": "csv", "columns": ["temperature"]}
@@ -16,7 +17,7 @@ BINARY = {"format": "binary", "encoding": "base64", "layout": [{"name": "tempera
 ANY_JSON = {"format": "json", "expression": "{text: to_string(@)}"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("transform", "data", "stored"),
     [
         (CSV, "21.5", {"temperature": 21.5}),

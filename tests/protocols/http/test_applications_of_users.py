@@ -20,6 +20,7 @@ from tests.factories import (
     build_world,
 )
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 PANEL_TOKEN = "3c" * 16  # Ada's, too
 PATH = "/users/self/applications"
@@ -88,7 +89,7 @@ async def test_only_who_may_change_the_profile_revokes_another_application(
     assert (await api.delete(path, headers=bearer(PANEL_TOKEN))).status_code == 404, "nothing is granted any more"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "path", "status"),
     [
         (BOB_TOKEN, f"/users/{ADA}/applications/{PANEL}", 403),

@@ -91,7 +91,7 @@ CALLS: Final = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "status"), CALLS)
+@each_row(("method", "path", "status"), CALLS)
 async def test_a_list_is_for_administrators_and_for_the_organizations_applications(
     api: httpx.AsyncClient, method: str, path: str, status: int
 ) -> None:
@@ -153,7 +153,7 @@ async def test_a_file_is_bounded(api: httpx.AsyncClient) -> None:
     error_of(await api.post(LIST, content=b"vdid\n" + b"a\n" * 600_000, headers=APPLICATION), 413)
 
 
-@pytest.mark.parametrize("content", [b"", b"a\n", b"vdid\n" + b"a\n" * 10_001, b"\x00\xff" * 9_000, b"x" * 900_000])
+@each_row("content", [b"", b"a\n", b"vdid\n" + b"a\n" * 10_001, b"\x00\xff" * 9_000, b"x" * 900_000])
 async def test_a_file_that_is_no_list_fails(api: httpx.AsyncClient, content: bytes) -> None:
     status = await processed(api, await upload(api, content))
     assert status["status"] == "Failed"
@@ -242,7 +242,7 @@ async def test_certificates_are_listed_with_what_they_say(api: httpx.AsyncClient
     error_of(await api.delete(f"{path}/{added['id']}", headers=APPLICATION), 404)
 
 
-@pytest.mark.parametrize("body", [{}, {"certificate": ""}, {"certificate": "junk"}, {"certificate": 1}])
+@each_row("body", [{}, {"certificate": ""}, {"certificate": "junk"}, {"certificate": 1}])
 async def test_what_is_no_certificate_is_refused_by_name(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
     error = error_of(await api.post(f"{LIST}/certificates", json=body, headers=APPLICATION), 400)
     assert fields_of(error) == ["certificate"]

@@ -25,6 +25,7 @@ from protocols.http.peer_timeouts import PeerTimeouts
 from tests.factories import ADA_TOKEN
 from tests.fakes import new_refusals
 from tests.protocols.http.conftest import Raw, receive_all
+from tests.rows import each_row
 
 FORM = b"grant_type=client_credentials&padding=".ljust(10_000, b"x")
 
@@ -124,8 +125,8 @@ async def test_after_a_refused_request_with_a_body_the_connection_is_read_on_or_
                     break
 
 
-@pytest.mark.parametrize("path", ["/accounts/token", "/accounts/device/code"])
-@pytest.mark.parametrize("is_chunked", [False, True])
+@each_row("path", ["/accounts/token", "/accounts/device/code"])
+@each_row("is_chunked", [False, True])
 async def test_a_form_over_its_limit_is_413(raw: Raw, path: str, is_chunked: bool) -> None:
     body = b"x" * (MAX_FORM_BYTES + 1)
     if is_chunked:
@@ -136,7 +137,7 @@ async def test_a_form_over_its_limit_is_413(raw: Raw, path: str, is_chunked: boo
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "invalid_request"
 
 
-@pytest.mark.parametrize("path", ["/accounts/login", "/accounts/signup", "/accounts/go", "/accounts/checkToken"])
+@each_row("path", ["/accounts/login", "/accounts/signup", "/accounts/go", "/accounts/checkToken"])
 async def test_every_form_has_this_limit(raw: Raw, path: str) -> None:
     body = b"email=" + b"x" * MAX_FORM_BYTES
     assert (await raw(post(path, len(body)) + body)).startswith(b"HTTP/1.1 413")

@@ -45,7 +45,7 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, object]:
 # Tokens
 
 
-@pytest.mark.parametrize("authorization", ["bearer {}", "Bearer {}", "BEARER {}", "bearer    {}", "bearer \t {}"])
+@each_row("authorization", ["bearer {}", "Bearer {}", "BEARER {}", "bearer    {}", "bearer \t {}"])
 async def test_the_scheme_may_have_any_case_and_any_run_of_blanks(api: httpx.AsyncClient, authorization: str) -> None:
     answer = await api.get("/users/self", headers={"Authorization": authorization.format(ADA_TOKEN)})
     assert answer.status_code == 200
@@ -89,7 +89,7 @@ async def test_no_route_forgets_the_token(services: Services, api: httpx.AsyncCl
             error_of(await api.request(method, path, content=b"not json"), 401)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "token", "status"),
     [
         ("/users/self", ADA_TOKEN, 200),
@@ -116,7 +116,7 @@ async def test_a_trailing_slash_is_ignored(api: httpx.AsyncClient) -> None:
     assert not answer.history
 
 
-@pytest.mark.parametrize("path", ["/nope", "/users/self/more", f"//devices/{KITCHEN}", "/", "", "/users/%2e%2e/self"])
+@each_row("path", ["/nope", "/users/self/more", f"//devices/{KITCHEN}", "/", "", "/users/%2e%2e/self"])
 async def test_an_unknown_path_is_404(api: httpx.AsyncClient, path: str) -> None:
     error = error_of(await api.get(f"{api.base_url}".rstrip("/") + path), 404)
     assert (error["code"], error["message"]) == (404, "Not Found")
@@ -133,7 +133,7 @@ async def test_another_method_is_405(api: httpx.AsyncClient, method: str, path: 
     assert answer.headers["allow"] == allowed
 
 
-@pytest.mark.parametrize("path", ["/websocket", "/live", "/events", "/live/"])
+@each_row("path", ["/websocket", "/live", "/events", "/live/"])
 async def test_a_websocket_path_takes_get_only(api: httpx.AsyncClient, path: str) -> None:
     for method in ("POST", "PUT", "PATCH", "DELETE", "PROPFIND"):
         answer = await api.request(method, path, headers={"Connection": "Upgrade", "Upgrade": "websocket"})
@@ -161,7 +161,7 @@ async def test_options_needs_no_token(api: httpx.AsyncClient) -> None:
     assert CORS.items() <= dict(answer.headers).items()
 
 
-@pytest.mark.parametrize(("path", "token"), [(DEVICE, ADA_TOKEN), (DEVICE, "wrong"), ("/nope", "wrong")])
+@each_row(("path", "token"), [(DEVICE, ADA_TOKEN), (DEVICE, "wrong"), ("/nope", "wrong")])
 async def test_every_rest_answer_has_the_cors_headers(api: httpx.AsyncClient, path: str, token: str) -> None:
     answer = await api.get(path, headers=bearer(token))
     assert CORS.items() <= dict(answer.headers).items()
@@ -176,9 +176,7 @@ async def test_answers_are_compact_json(api: httpx.AsyncClient) -> None:
 # Bodies
 
 
-@pytest.mark.parametrize(
-    "content_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "nonsense"]
-)
+@each_row("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "nonsense"])
 async def test_bodies_are_json_whatever_the_content_type(api: httpx.AsyncClient, content_type: str | None) -> None:
     headers = bearer(KITCHEN_TOKEN) | ({"Content-Type": content_type} if content_type else {})
     assert (await api.post("/messages", headers=headers, content=b'{"data":{"state":true}}')).status_code == 200
@@ -196,7 +194,7 @@ async def in_chunks(size: int) -> AsyncIterator[bytes]:
     yield b'"}'
 
 
-@pytest.mark.parametrize("size", [MAX_MESSAGE_BODY_BYTES + 1, MAX_BODY_BYTES + 1, 4 * MAX_BODY_BYTES])
+@each_row("size", [MAX_MESSAGE_BODY_BYTES + 1, MAX_BODY_BYTES + 1, 4 * MAX_BODY_BYTES])
 async def test_a_long_body_is_413(api: httpx.AsyncClient, size: int) -> None:
     for content in (b" " * size, in_chunks(size)):
         error = error_of(await api.post("/messages", headers=bearer(KITCHEN_TOKEN), content=content), 413)

@@ -135,7 +135,7 @@ async def test_server_properties_are_merged_leaf_by_leaf_and_null_removes(api: h
     assert shown["data"]["serverProperties"] == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "body",
     [
         {"a b": 1},
@@ -431,7 +431,7 @@ async def test_an_image_is_uploaded_listed_and_deleted(ada: Client, settings: Se
     await ada("DELETE", f"{IMAGES}/{image['updateId']}", 404)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "content", "status"),
     [
         ("", b"x", 400),

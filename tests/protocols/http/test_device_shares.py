@@ -248,7 +248,7 @@ NOT_GIVEN = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), GIVEN)
+@each_row(("method", "path", "body"), GIVEN)
 async def test_what_an_accepted_share_gives_and_only_while_it_lasts(
     api: httpx.AsyncClient, method: str, path: str, body: object
 ) -> None:

@@ -69,7 +69,7 @@ async def test_the_status_of_a_device_that_did(
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "snapshot"),
     [
         ("", {"state": {"value": True, "ts": 7}}),
@@ -165,7 +165,7 @@ async def test_the_statuses_of_many_are_those_that_the_caller_may_read(api: http
         }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "text"),
     [("", "Required parameter"), ("dids=,", "Required parameter"), (f"dids={'a,' * 101}", "Maximum length 100")],
 )

@@ -67,8 +67,8 @@ RECORD = {
 }
 
 
-@pytest.mark.parametrize("name", [SENSOR, "example.sensor"])
-@pytest.mark.parametrize(("token", "more"), [(ADA_TOKEN, {"ownedByCurrentUser": False}), (APPLICATION_TOKEN, {})])
+@each_row("name", [SENSOR, "example.sensor"])
+@each_row(("token", "more"), [(ADA_TOKEN, {"ownedByCurrentUser": False}), (APPLICATION_TOKEN, {})])
 async def test_the_record(api: httpx.AsyncClient, name: str, token: str, more: dict[str, object]) -> None:
     assert await get(api, f"/devicetypes/{name}", token) == {"data": RECORD | more}
 
@@ -283,7 +283,7 @@ async def test_types_with_a_cloud_connector(api: httpx.AsyncClient, services: Se
     assert await listed(api, "/devicetypes/cloudconnectors", CAROL_TOKEN) == [SENSOR, PRIVATE]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("user", "query", "token", "found"),
     [
         (ADA, "", ADA_TOKEN, []),
@@ -335,7 +335,7 @@ async def test_refusals(api: httpx.AsyncClient, path: str, token: str, status: i
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("application", "token", "found"),
     [
         (BETA_APPLICATION, BETA_TOKEN, [PRIVATE, LIGHT]),
@@ -369,7 +369,7 @@ async def test_what_another_user_granted_the_application_is_not_the_callers_to_s
         assert (await api.get(path, headers=bearer(BOB_TOKEN))).status_code == 403
 
 
-@pytest.mark.parametrize("query", ["name", "nameSearch"])
+@each_row("query", ["name", "nameSearch"])
 async def test_what_is_too_long_for_a_name_finds_nothing(api: httpx.AsyncClient, query: str) -> None:
     await get(api, "/devicetypes")  # the head of a connection's first request is shorter
     assert await listed(api, f"/devicetypes?{query}={'_' * 26_000}") == []

@@ -91,7 +91,7 @@ async def test_the_device_record(api: httpx.AsyncClient) -> None:
     assert await call(api, "GET", DEVICE, ADA_TOKEN) == (200, {"data": RECORD})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "shown"),
     [
         ("includeProperties=true", True),
@@ -158,7 +158,7 @@ async def test_the_order_of_checks_is_token_device_permission_syntax(
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
 
 
-@pytest.mark.parametrize(("method", "path"), CALLS)
+@each_row(("method", "path"), CALLS)
 async def test_a_device_token_is_for_the_device_itself_and_for_few_calls(
     api: httpx.AsyncClient, method: str, path: str
 ) -> None:
@@ -274,7 +274,7 @@ async def test_all_findings_come_at_once(api: httpx.AsyncClient) -> None:
     assert fields == ["uid", "dtid", "name", "manifestVersionPolicy"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "body", "status", "code"),
     [
         (ADA_TOKEN, {"dtid": "no.such"}, 404, 1101),

@@ -80,7 +80,7 @@ async def test_the_answer_repeats_what_was_asked_for(api: httpx.AsyncClient, kit
     }
 
 
-@pytest.mark.parametrize(("given", "expected"), [(True, True), (1, True), ("FALSE", False), (0, False), (None, True)])
+@each_row(("given", "expected"), [(True, True), (1, True), ("FALSE", False), (0, False), (None, True)])
 async def test_csv_headers(api: httpx.AsyncClient, kitchen: Device, given: object, expected: bool) -> None:
     answer = await api.post("/messages/export", json=ASKED | {"format": "csv1", "csvHeaders": given}, headers=HEADERS)
     assert answer.json()["data"]["csvHeaders"] is expected
@@ -214,7 +214,7 @@ async def test_refusals(
     assert [(one["field"], *one["messages"]) for one in answer.json()["error"]["errors"][0]] == findings
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "status"),
     [({"sdids": BOBS}, 403), ({"sdids": "ff" * 16}, 404), ({"sdids": None, "trialID": "ff" * 16}, 404)],
 )

@@ -32,6 +32,7 @@ from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import new_refusals
 from tests.protocols.http.certificates import contexts
 from tests.protocols.http.conftest import Raw, bearer, receive_all, repeat_head
+from tests.rows import each_row
 
 UPGRADE = b"GET /v1.1/live HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 AUTHORIZATION = f"Host: a\r\nAuthorization: bearer {KITCHEN_TOKEN}\r\n".encode()
@@ -194,7 +195,7 @@ async def test_http_2_that_is_sent_ahead_is_refused(raw: Raw) -> None:
     assert answers.count(b"HTTP/1.1 505") == 1
 
 
-@pytest.mark.parametrize("before", [b"", GET_DEVICE])
+@each_row("before", [b"", GET_DEVICE])
 async def test_two_lengths_of_one_body_are_refused_and_end_the_connection(raw: Raw, before: bytes) -> None:
     """RFC 9112, 6.1: what one server takes for the end of a request, another takes for a part of it."""
     both = POST.replace(b"\r\n", b"\r\nTransfer-Encoding: chunked\r\n", 1) + b"0\r\n\r\n"
@@ -264,7 +265,7 @@ async def test_a_client_that_waits_for_permission_to_send_gets_it(stream: trio.S
 # Refused heads
 
 
-@pytest.mark.parametrize("request_head", [b"\x16\x03\x01\x02\x00\x01", b"nonsense\r\n\r\n"])
+@each_row("request_head", [b"\x16\x03\x01\x02\x00\x01", b"nonsense\r\n\r\n"])
 async def test_bytes_that_are_not_http_are_refused_at_once(raw: Raw, request_head: bytes) -> None:
     assert (await raw(request_head)).startswith(b"HTTP/1.1 400")
 
@@ -345,10 +346,8 @@ async def test_connection_close_is_honoured(stream: trio.SocketStream) -> None:
     assert b"Kitchen light" in await receive_all(stream)
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"GET", POST, POST + BODY[:5], POST + BODY, GET_DEVICE, GET_DEVICE * 50, UPGRADE, b"\x16"]
-)
-@pytest.mark.parametrize("abruptly", [False, True])
+@each_row("sent", [b"", b"GET", POST, POST + BODY[:5], POST + BODY, GET_DEVICE, GET_DEVICE * 50, UPGRADE, b"\x16"])
+@each_row("abruptly", [False, True])
 async def test_a_peer_that_vanishes_leaves_no_task_and_no_log_entry(door: Address, sent: bytes, abruptly: bool) -> None:
     with capture_logs() as logs:
         await wait_all_tasks_blocked()

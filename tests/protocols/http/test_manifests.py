@@ -55,7 +55,7 @@ async def test_the_properties_of_a_version(api: httpx.AsyncClient, token: str, v
     }
 
 
-@pytest.mark.parametrize(("type_", "versions"), [(LIGHT_TYPE, [1, 2]), ("dt-sensor", [1, 2]), ("dt-sensor_guard", [])])
+@each_row(("type_", "versions"), [(LIGHT_TYPE, [1, 2]), ("dt-sensor", [1, 2]), ("dt-sensor_guard", [])])
 async def test_versions_are_ascending_and_approved(api: httpx.AsyncClient, type_: str, versions: list[int]) -> None:
     answer = await api.get(f"/devicetypes/{type_}/availablemanifestversions", headers=bearer(ADA_TOKEN))
     assert answer.json() == {"data": {"versions": versions}}

@@ -93,13 +93,13 @@ async def test_a_device_token_needs_no_sdid(api: httpx.AsyncClient) -> None:
     assert (await get(api, "/messages", mid=mid))["sdid"] == KITCHEN
 
 
-@pytest.mark.parametrize("kind", [None, "message", "MESSAGE", ""])
+@each_row("kind", [None, "message", "MESSAGE", ""])
 async def test_a_message_goes_to_nobody_even_with_a_ddid(api: httpx.AsyncClient, kind: str | None) -> None:
     mid = await sent(api, type=kind, ddid=UNKNOWN)
     assert (await get(api, "/messages", mid=mid))["size"] == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "stored"),
     [
         ({"intensity": "7"}, {"intensity": 7}),
@@ -113,7 +113,7 @@ async def test_data_is_an_object_or_the_text_of_one(api: httpx.AsyncClient, data
     assert (await get(api, "/messages", mid=mid))["data"][0]["data"] == stored
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "warnings"),
     [
         ({"state": True, "intensity": "7"}, None),  # a conversion loses nothing
@@ -146,13 +146,13 @@ async def test_an_action_has_no_warnings(api: httpx.AsyncClient) -> None:
     assert list(answer.json()) == ["data"]
 
 
-@pytest.mark.parametrize(("ts", "stored"), [(5, 5), (5.9, 5), ("5", 5), ("5.9", 5), (0, 0), (None, NOW_MS)])
+@each_row(("ts", "stored"), [(5, 5), (5.9, 5), ("5", 5), ("5.9", 5), (0, 0), (None, NOW_MS)])
 async def test_ts_is_truncated(api: httpx.AsyncClient, ts: object, stored: int) -> None:
     mid = await sent(api, ts=ts)
     assert (await get(api, "/messages", mid=mid))["data"][0]["ts"] == stored
 
 
-@pytest.mark.parametrize("ts", ["-1", "true", '""', '"soon"', "[]", "{}", "1e400", "-0.5"])
+@each_row("ts", ["-1", "true", '""', '"soon"', "[]", "{}", "1e400", "-0.5"])
 async def test_an_invalid_ts_is_refused(api: httpx.AsyncClient, ts: str) -> None:
     body = f'{{"sdid":"{KITCHEN}","data":{{"state":true}},"ts":{ts}}}'
     answer = await api.post("/messages", headers=bearer(ADA_TOKEN), content=body)
@@ -167,7 +167,7 @@ async def test_ts_may_be_ahead_by_the_grace_period(api: httpx.AsyncClient, ahead
         assert refusal(answer) == (400, 400, "Invalid ts value (in future)")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'"text"', b"\xff", b'{"sdid":"\xff"}', b"[" * 10_000])
+@each_row("content", [b"{", b"[]", b'"text"', b"\xff", b'{"sdid":"\xff"}', b"[" * 10_000])
 async def test_a_body_that_is_no_json_object_is_refused(api: httpx.AsyncClient, content: bytes) -> None:
     answer = await api.post("/messages", headers=bearer(ADA_TOKEN), content=content)
     assert refusal(answer) == (400, 400, "Bad Request")
@@ -192,7 +192,7 @@ async def test_findings_name_the_member(api: httpx.AsyncClient, body: dict[str, 
     assert findings(await post(api, **body)) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "body", "refused"),
     [
         (ADA_TOKEN, {"sdid": UNKNOWN}, (404, 404, "Not Found")),
@@ -270,7 +270,7 @@ async def test_an_action_is_stored_and_routed(
     assert status["data"]["lastActionTs"] == 5
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "expected"),
     [
         ({}, {"ddid": "Required parameter", "data": "Required parameter"}),
@@ -288,7 +288,7 @@ async def test_findings_of_an_action_name_the_member(
     assert findings(await post(api, "/actions", **body)) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "body", "status"),
     [
         (ADA_TOKEN, {"ddid": UNKNOWN}, 404),
@@ -322,7 +322,7 @@ async def test_a_search_by_mid_answers_a_flat_page(api: httpx.AsyncClient) -> No
     assert entries[0]["mid"] == mid
 
 
-@pytest.mark.parametrize("mid", ["0" * 32, "nonsense", UNKNOWN])
+@each_row("mid", ["0" * 32, "nonsense", UNKNOWN])
 async def test_an_unknown_mid_is_an_empty_page(api: httpx.AsyncClient, mid: str) -> None:
     assert (await get(api, "/messages", mid=mid))["data"] == []
     assert (await get(api, "/messages", token=APPLICATION_TOKEN, mid=mid))["size"] == 0
@@ -429,7 +429,7 @@ async def test_a_range_without_a_device_is_about_all_readable_ones(
     assert {entry["sdid"] for entry in page["data"]} == found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "query", "refused"),
     [
         (ADA_TOKEN, {"sdid": UNKNOWN}, (404, 404, "Not Found")),
@@ -506,7 +506,7 @@ async def test_the_last_messages_may_be_those_with_a_field(api: httpx.AsyncClien
     assert (await get(api, "/messages/last", sdids=KITCHEN, fieldPresence="unknown"))["data"] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "expected"),
     [
         ("", {"sdids": "Required parameter"}),
@@ -523,7 +523,7 @@ async def test_findings_of_last_name_the_parameter(
     assert findings(await api.get(f"/messages/last?{query}", headers=bearer(ADA_TOKEN))) == expected
 
 
-@pytest.mark.parametrize(("sdids", "status"), [(UNKNOWN, 404), (f"{KITCHEN},{UNKNOWN}", 404), (BOBS, 403)])
+@each_row(("sdids", "status"), [(UNKNOWN, 404), (f"{KITCHEN},{UNKNOWN}", 404), (BOBS, 403)])
 async def test_last_of_others_is_refused(api: httpx.AsyncClient, sdids: str, status: int) -> None:
     answer = await api.get("/messages/last", headers=bearer(ADA_TOKEN), params={"sdids": sdids})
     assert answer.status_code == status

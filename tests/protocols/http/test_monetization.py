@@ -178,7 +178,7 @@ async def test_all_findings_of_a_plan_come_at_once(api: httpx.AsyncClient, admin
     ]
 
 
-@pytest.mark.parametrize("body", [b"[]", b"7", b"{", b"\xff"])
+@each_row("body", [b"[]", b"7", b"{", b"\xff"])
 async def test_a_plan_that_is_no_object_is_a_bad_request(
     api: httpx.AsyncClient, administrator: None, body: bytes
 ) -> None:
@@ -290,7 +290,7 @@ async def test_calls_that_are_refused(
     ).status_code == status
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "path"),
     [
         ("POST", PLANS),
@@ -646,7 +646,7 @@ async def test_a_browser_is_sent_to_registered_addresses_only(
     assert await services.monetization.payments.pending() == []
 
 
-@pytest.mark.parametrize("query", ["", "token=", "token=x", f"token={'f' * 32}"])
+@each_row("query", ["", "token=", "token=x", f"token={'f' * 32}"])
 async def test_an_address_that_nobody_gave_out_is_gone(pages: httpx.AsyncClient, query: str) -> None:
     assert (await pages.get(f"/accounts/pricing/upgrade?{query}")).status_code == 410
 

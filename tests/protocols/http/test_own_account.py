@@ -12,6 +12,7 @@ from storage.records import GrantRecord, UserRecord
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, BOB_TOKEN, KITCHEN_TOKEN, NOW_MS, World, allow
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ async def test_a_person_changes_the_own_name_once(api: httpx.AsyncClient, servic
     assert (entry["event"], entry["actor"], entry["object"]) == ("profile_changed", f"user {ADA}", f"account {ADA}")
 
 
-@pytest.mark.parametrize("body", [{"fullName": "x" * 65}, {"fullName": "a\nb"}, {"fullName": 1}, {}])
+@each_row("body", [{"fullName": "x" * 65}, {"fullName": "a\nb"}, {"fullName": 1}, {}])
 async def test_what_is_no_name_is_refused_and_changes_nothing(
     api: httpx.AsyncClient, ada: UserRecord, body: dict[str, Any]
 ) -> None:
@@ -54,7 +55,7 @@ async def test_what_is_no_name_is_refused_and_changes_nothing(
     assert (await api.get("/users/self", headers=bearer(ADA_TOKEN))).json()["data"]["fullName"] == ada.full_name
 
 
-@pytest.mark.parametrize("token", [BOB_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
+@each_row("token", [BOB_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
 async def test_nobody_else_renames_or_reads(api: httpx.AsyncClient, ada: UserRecord, token: str) -> None:
     error_of(await rename(api, {"fullName": "Eve"}, ADA, token), 403)
     error_of(await api.get(f"/users/{ADA}/audit", headers=bearer(token)), 403)

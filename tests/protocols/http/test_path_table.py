@@ -7,6 +7,7 @@ import pytest
 
 from config.settings import Accounts, Limits, Settings, TrialSettings
 from tests.factories import World
+from tests.rows import each_row
 
 ID = "f" * 32
 # As in the tables: what does not need a token there, answers for other reasons.
@@ -293,6 +294,6 @@ async def test_every_path_is_there(api: httpx.AsyncClient, world: World) -> None
     assert missing == []
 
 
-@pytest.mark.parametrize("path", ["/v1.1/no/such/path", "/v1.1", "/accounts/no", "/v1.1/messages/x/y/z"])
+@each_row("path", ["/v1.1/no/such/path", "/v1.1", "/accounts/no", "/v1.1/messages/x/y/z"])
 async def test_other_paths_are_not(api: httpx.AsyncClient, world: World, path: str) -> None:
     assert (await api.get(api.base_url.copy_with(path=path))).status_code == 404

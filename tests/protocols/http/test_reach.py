@@ -36,6 +36,7 @@ from tests.reach_world import (
     build_reach_world,
     is_granted,
 )
+from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
 #: What a call needs on the type of an own device, and of one that is shared with the user; None: it is refused.
@@ -324,7 +325,7 @@ async def test_lists_leave_out_what_is_not_granted(
         assert shares["total"] == len(reachable - own)
 
 
-@pytest.mark.parametrize("grants", GRANTS)
+@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
 async def test_rules_need_read_on_their_source_and_write_on_their_destination(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
@@ -365,7 +366,7 @@ async def test_rules_need_read_on_their_source_and_write_on_their_destination(
     assert wrong == []
 
 
-@pytest.mark.parametrize("grants", GRANTS)
+@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
 async def test_scenes_need_what_their_devices_need(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
@@ -406,7 +407,7 @@ async def test_scenes_need_what_their_devices_need(
             assert {one["id"] for one in listed.json()["data"]["scenes"] if one["name"] == "Old"} == shown
 
 
-@pytest.mark.parametrize("grants", GRANTS)
+@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
 async def test_models_need_read_on_their_sources(api: httpx.AsyncClient, reach: ReachWorld, grants: str) -> None:
     """Those of own devices and of shared ones: made when all is granted, and shown as far as it still is."""
     wrong: list[tuple[object, ...]] = []
@@ -435,7 +436,7 @@ async def test_models_need_read_on_their_sources(api: httpx.AsyncClient, reach: 
     assert wrong == []
 
 
-@pytest.mark.parametrize("grants", GRANTS)
+@each_row("grants", GRANTS)
 async def test_presence_of_all_devices_leaves_out_what_is_not_granted(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
@@ -474,8 +475,8 @@ async def exported(api: httpx.AsyncClient, headers: dict[str, str]) -> set[str]:
     return {message["sdid"] for entry in entries for message in entry}
 
 
-@pytest.mark.parametrize("grants", GRANTS)
-@pytest.mark.parametrize("type_", TYPES)
+@each_row("grants", GRANTS)
+@each_row("type_", TYPES)
 async def test_adding_a_device_needs_write_on_its_type(
     api: httpx.AsyncClient, reach: ReachWorld, grants: str, type_: str
 ) -> None:
@@ -485,7 +486,7 @@ async def test_adding_a_device_needs_write_on_its_type(
         assert answer.status_code == (200 if is_granted(grants, type_, "WRITE") else 403)
 
 
-@pytest.mark.parametrize("grants", GRANTS)
+@each_row("grants", GRANTS)
 async def test_a_message_is_found_by_its_id_as_far_as_its_device_is_granted(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:

@@ -28,6 +28,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
 
 LAMP: Final = "5a" * 16
 UNKNOWN: Final = "f" * 32
@@ -217,7 +218,7 @@ async def test_all_findings_come_at_once(api: httpx.AsyncClient, lamp: str) -> N
         ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("members", "expected"),
     [
         ({"actions": None}, [("actions", "Required parameter")]),

@@ -18,6 +18,7 @@ from broker.services import Services
 from config.settings import Address
 from protocols.http.front_door import serve_http
 from protocols.tls import PeerContext
+from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from tests.certificates import DAY, Authority, Issued
 from tests.factories import ADA, ADA_TOKEN, BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World
@@ -66,12 +67,14 @@ async def listener(
 ) -> Listener:
     await provision_secure_type(services, authority)
     contexts(tmp_path)
+    alarms = Alarms(services.core.life.stopping)
+    nursery.start_soon(alarms.ring_forever)
     serve = partial(
         serve_http,
         services,
         Address("127.0.0.1", 0),
         nursery,
-        websocket=partial(serve_websocket_connection, services),
+        websocket=partial(serve_websocket_connection, services, alarms),
         ssl_context=PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=True),
         is_secure=True,
     )
@@ -129,8 +132,8 @@ async def test_nobody_gets_in_without_a_certificate(listener: Listener, version:
             await client.get(f"https://{listener.address}/v1.1/users/self", headers=bearer(ADA_TOKEN))
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize("kind", ["ec", "rsa"])
+@each_row("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@each_row("kind", ["ec", "rsa"])
 async def test_whoever_has_one_gets_in_whoever_issued_it(
     listener: Listener, version: ssl.TLSVersion, kind: Any
 ) -> None:
@@ -203,7 +206,7 @@ async def test_a_device_registers_and_shows_what_it_registered_with(
     assert (record["name"], record["dtid"]) == ("Board", SECURE_TYPE)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "fields"),
     [
         ({}, ["deviceTypeId", "vendorDeviceId"]),
@@ -349,7 +352,7 @@ UPGRADE = (
 )
 
 
-@pytest.mark.parametrize("path", ["/websocket", "/live", "/events"])
+@each_row("path", ["/websocket", "/live", "/events"])
 async def test_websockets_need_both_as_well(
     listener: Listener, authority: Authority, board: Registered, path: str
 ) -> None:

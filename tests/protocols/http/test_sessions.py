@@ -25,6 +25,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
 
 PHONE = Visitor("192.0.2.17", "Mozilla/5.0 (Phone)\u0000\n" + "x" * 300)
 MINUTE_MS = 60_000
@@ -111,8 +112,8 @@ async def test_all_sessions_are_ended(
 CALLS = [("GET", ""), ("DELETE", ""), ("DELETE", "/{id}")]
 
 
-@pytest.mark.parametrize(("method", "rest"), CALLS)
-@pytest.mark.parametrize("token", [BOB_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
+@each_row(("method", "rest"), CALLS)
+@each_row("token", [BOB_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
 async def test_nobody_else_sees_or_ends_them(
     api: httpx.AsyncClient, services: Services, phone: Session, method: str, rest: str, token: str
 ) -> None:

@@ -31,6 +31,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
 
 USER, APPLICATION = bearer(ADA_TOKEN), bearer(APPLICATION_TOKEN)
 BASIC = {"messageType": "message", "uid": ADA, "callbackUrl": URL}
@@ -135,8 +136,8 @@ async def test_a_clock_that_is_set_back_does_not_hold_up_a_handshake(
     await settled(services, tried_again)
 
 
-@pytest.mark.parametrize("type_", ["cloudStream", "awsKinesis"])
-@pytest.mark.parametrize("given", [STREAM, VENDOR, dict([*list(STREAM.items())[:2], *list(VENDOR.items())[2:]])])
+@each_row("type_", ["cloudStream", "awsKinesis"])
+@each_row("given", [STREAM, VENDOR, dict([*list(STREAM.items())[:2], *list(VENDOR.items())[2:]])])
 async def test_streams_are_answered_in_the_spelling_of_their_type_and_active_at_once(
     api: httpx.AsyncClient, type_: str, given: dict[str, str]
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from broker.services import Services
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, World, build_world
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 from tests.type_world import CAROL_TOKEN, add_types
 
 
@@ -29,7 +30,7 @@ async def test_the_categories(api: httpx.AsyncClient) -> None:
     assert await tags(api, "/tags/categories", APPLICATION_TOKEN) == [(name, True) for name in CATEGORIES]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "token", "found"),
     [
         ("/tags", ADA_TOKEN, ["battery", "home", "lamp", "wired"]),
@@ -69,7 +70,7 @@ async def test_at_most_ten_are_suggested_unless_more_are_asked_for(api: httpx.As
     assert len(await tags(api, "/tags/suggestions?name=x&count=12", ADA_TOKEN)) == 12
 
 
-@pytest.mark.parametrize("query", ["count=0", "count=101", "count=x"])
+@each_row("query", ["count=0", "count=101", "count=x"])
 async def test_a_wrong_count_is_refused(api: httpx.AsyncClient, query: str) -> None:
     answer = await api.get(f"/tags/suggestions?{query}", headers=bearer(ADA_TOKEN))
     assert answer.json()["error"]["errors"][0][0]["field"] == "count"

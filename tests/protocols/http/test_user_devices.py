@@ -138,7 +138,7 @@ async def test_a_query_that_is_refused(api: httpx.AsyncClient, path: str, query:
     assert [one["field"] for one in answer.json()["error"]["errors"][0]] == [field]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("user", "token", "status", "code"),
     [
         (ADA, "ff" * 16, 401, 401),

@@ -93,7 +93,7 @@ async def test_who_may_not(
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "text"),
     [
         ({}, "Required parameter"),

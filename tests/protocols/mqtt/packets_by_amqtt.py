@@ -23,6 +23,7 @@ from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import (
     MQTT_3_1_1,
+    MQTT_5,
     Connect,
     Disconnect,
     Packet,
@@ -30,6 +31,7 @@ from protocols.mqtt.packets import (
     PubAck,
     PubComp,
     Publish,
+    PublishWithProperties,
     PubRec,
     PubRel,
     RequestedFilter,
@@ -37,6 +39,8 @@ from protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
+from protocols.mqtt.properties import encode_properties
+from protocols.mqtt.values import NO_PROPERTIES
 
 T = TypeVar("T")
 
@@ -171,8 +175,11 @@ client_packets: st.SearchStrategy[tuple[bytes, Packet]] = st.one_of(
 )
 
 
-def encoded_again(packet: Packet) -> bytes:
+def encoded_again(packet: Packet, *, level: int = MQTT_3_1_1) -> bytes:
+    """A PUBLISH, as it is written to a peer that speaks this version."""
     assert isinstance(packet, Publish)
+    told = packet.properties if isinstance(packet, PublishWithProperties) else NO_PROPERTIES
+    properties = encode_properties(told) if level == MQTT_5 else b""
     return encode_publish(
         packet.topic,
         packet.payload,
@@ -180,4 +187,5 @@ def encoded_again(packet: Packet) -> bytes:
         packet_id=packet.packet_id,
         dup=packet.head & 0x08 != 0,
         retain=packet.head & 0x01 != 0,
+        properties=properties,
     )

@@ -2,20 +2,24 @@
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import trio
 from trio.testing import memory_stream_pair
 
 from broker.services import Services
+from protocols.hub import Hub
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import Will
 from protocols.mqtt.properties import encode_properties
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.mqtt.values import NO_PROPERTIES, Properties
+from storage.database import RunSync
 from storage.keys import Position
-from tests.factories import KITCHEN, KITCHEN_TOKEN
+from tests.builders import ServicesOpener
+from tests.factories import KITCHEN, KITCHEN_TOKEN, build_world
 
 ACCEPTED = b"\x20\x02\x00\x00"
 PINGREQ, PINGRESP = b"\xc0\x00", b"\xd0\x00"
@@ -60,8 +64,17 @@ def connect(
     return _packet(0x10, _text(name) + bytes((level, flags)) + struct.pack("!H", keep_alive) + b"".join(fields))
 
 
-def publish(number: int = 1, payload: bytes = ON, *, qos: int = 1, topic: bytes = MESSAGES, dup: bool = False) -> bytes:
-    return encode_publish(topic, payload, qos=qos, packet_id=number.to_bytes(2) if qos else b"", dup=dup)
+def publish(
+    number: int = 1,
+    payload: bytes = ON,
+    *,
+    qos: int = 1,
+    topic: bytes = MESSAGES,
+    dup: bool = False,
+    retain: bool = False,
+) -> bytes:
+    packet_id = number.to_bytes(2) if qos else b""
+    return encode_publish(topic, payload, qos=qos, packet_id=packet_id, dup=dup, retain=retain)
 
 
 def subscribe(*topics: bytes, number: int = 1, qos: int = 0) -> bytes:
@@ -195,15 +208,22 @@ class Peer:
         return data
 
 
+def _socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
+    ours, theirs = trio.socket.socketpair()
+    return trio.SocketStream(ours), trio.SocketStream(theirs)
+
+
 @dataclass
 class Server:
-    """Serves connections on memory streams, and contains their errors as a listener does."""
+    """Serves connections on memory streams, or on sockets that a hub reads from, and contains their errors as a
+    listener does."""
 
     services: Services
     nursery: trio.Nursery
+    hub: Hub | None = None
 
     async def dial(self) -> Peer:
-        ours, theirs = memory_stream_pair()
+        ours, theirs = memory_stream_pair() if self.hub is None else _socket_pair()
         self.serve(theirs)
         return Peer(ours)
 
@@ -212,7 +232,7 @@ class Server:
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
-            await serve_mqtt_connection(self.services, stream)
+            await serve_mqtt_connection(self.services, stream, hub=self.hub)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         finally:
@@ -239,3 +259,13 @@ class Server:
     async def stored(self) -> list[str]:
         """`data` of every stored message, in log order."""
         return await self.services.core.database.read(lambda tx: [row.data for row in tx.messages.after(Position(0))])
+
+
+@asynccontextmanager
+async def running(opener: ServicesOpener, run_sync: RunSync) -> AsyncIterator[Server]:
+    """A server on the opener's store; on an empty store, the world of tests is built first."""
+    async with opener(run_sync=run_sync) as services, trio.open_nursery() as nursery:
+        if await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN)) is None:
+            await build_world(services.core.database, services.core.vault)
+        yield Server(services, nursery)
+        nursery.cancel_scope.cancel()

@@ -22,8 +22,15 @@ from protocols.mqtt.packets import (
 )
 from protocols.mqtt.properties import In, decode_properties, encode_properties
 from protocols.mqtt.values import NO_PROPERTIES, Properties
-from tests.protocols.mqtt.packets_by_amqtt import decode_one, unhurried
-from tests.protocols.mqtt.packets_by_paho import connects_5, from_paho, packed, packets_5, properties_of
+from tests.protocols.mqtt.packets_by_amqtt import decode_one, encoded_again, unhurried
+from tests.protocols.mqtt.packets_by_paho import (
+    connects_5,
+    from_paho,
+    packed,
+    packets_5,
+    properties_of,
+    publishes_5,
+)
 from tests.protocols.mqtt.peers import PINGREQ
 from tests.protocols.mqtt.test_decoding import cut, places
 
@@ -55,6 +62,13 @@ def test_properties_are_written_as_paho_writes_them_and_read_again(data: st.Data
     assert wire == packed(ours, kind)
     if ours.authentication_data is None or ours.authentication_method is not None:
         assert decode_properties(Fields(wire), _KINDS[kind]) == ours
+
+
+@unhurried
+@given(publishes_5())
+def test_a_publish_is_written_as_paho_writes_it(pair: tuple[bytes, Packet]) -> None:
+    wire, packet = pair
+    assert encoded_again(packet, level=MQTT_5) == wire
 
 
 @unhurried
@@ -164,6 +178,9 @@ BROKEN = [
     ("authentication data without a method", "10 10 0004 4d515454 05 02 003c 03 160000 0000", 0x82),
     ("bytes behind CONNECT", "10 0e 0004 4d515454 05 02 003c 00 0000 00", 0x81),
     ("a will QoS without a will", "10 0d 0004 4d515454 05 0a 003c 00 0000", 0x81),
+    ("will QoS 3", "10 14 0004 4d515454 05 1e 003c 00 0000 00 000174 000170", 0x81),
+    ("will retain without a will", "10 0d 0004 4d515454 05 22 003c 00 0000", 0x81),
+    ("an announced password is missing", "10 0d 0004 4d515454 05 42 003c 00 0000", 0x81),
 ]
 
 

@@ -9,9 +9,11 @@ from amqtt.mqtt.puback import PubackPacket
 from amqtt.mqtt.pubcomp import PubcompPacket
 from amqtt.mqtt.publish import PublishPacket
 from amqtt.mqtt.pubrec import PubrecPacket
+from amqtt.mqtt.pubrel import PubrelPacket
 from amqtt.mqtt.suback import SubackPacket
 from amqtt.mqtt.unsuback import UnsubackPacket
 from hypothesis import given
+from hypothesis import strategies as st
 
 from protocols.mqtt.encoding import (
     PINGRESP,
@@ -21,6 +23,7 @@ from protocols.mqtt.encoding import (
     encode_publish,
     encode_pubrec,
     encode_pubrecs,
+    encode_pubrel,
     encode_suback,
     encode_unsuback,
 )
@@ -29,7 +32,7 @@ from protocols.mqtt.packets import (
     Packet,
     ReturnCode,
 )
-from tests.protocols.mqtt.packets_by_amqtt import TOPIC, amqtt_decode, encoded_again, publishes, unhurried
+from tests.protocols.mqtt.packets_by_amqtt import TOPIC, amqtt_decode, encoded_again, packet_ids, publishes, unhurried
 
 
 @unhurried
@@ -79,6 +82,23 @@ def test_amqtt_reads_a_suback_as_it_was_meant(count: int) -> None:
     assert read.variable_header is not None
     assert read.payload is not None
     assert (read.variable_header.packet_id, read.payload.return_codes) == (7, return_codes)
+
+
+@unhurried
+@given(packet_ids, st.lists(st.sampled_from([0, 1, 2, SUBSCRIPTION_REFUSED]), min_size=1, max_size=150), st.booleans())
+def test_answers_are_written_as_amqtt_writes_them(number: int, codes: list[int], is_present: bool) -> None:
+    packet_id = number.to_bytes(2)
+    pairs = {
+        encode_suback(packet_id, codes): SubackPacket.build(number, codes),
+        encode_unsuback(packet_id): UnsubackPacket.build(number),
+        encode_pubacks([packet_id]): PubackPacket.build(number),
+        encode_pubrec(packet_id): PubrecPacket.build(number),
+        encode_pubrel(packet_id): PubrelPacket.build(number),
+        encode_pubcomp(packet_id): PubcompPacket.build(number),
+        encode_connack(ReturnCode.ACCEPTED, is_present=is_present): ConnackPacket.build(int(is_present), 0),
+        PINGRESP: PingRespPacket.build(),
+    }
+    assert {ours: theirs.to_bytes() for ours, theirs in pairs.items()} == {ours: ours for ours in pairs}
 
 
 def test_amqtt_reads_a_pingresp() -> None:

@@ -73,10 +73,32 @@ def test_of_too_many_that_wait_the_oldest_is_dropped() -> None:
 
 def test_of_too_many_bytes_that_wait_the_oldest_are_dropped() -> None:
     log = Log(window=1)
-    half = b"x" * (MQTT_WAITING_BYTES // 2)
+    half = b"x" * (MQTT_WAITING_BYTES // 2 - 1)  # and the topic
     for number in range(1, 5):
         log.flow.add(a_delivery(number, payload=half))
     assert log.dropped == [2]
+
+
+def test_topics_and_properties_count_as_payloads_do() -> None:
+    log = Log(window=1)
+    third = b"x" * (MQTT_WAITING_BYTES // 3 - 1)
+    log.flow.add(a_delivery(1))
+    for number in range(2, 5):
+        log.flow.add(DeliveryRecord(number, b"t", b"", 1, properties=third))
+    log.flow.add(DeliveryRecord(5, third, b"", 1))
+    assert log.dropped == [2]
+
+
+def test_the_window_is_bounded_whatever_the_device_takes() -> None:
+    log = Log(window=0xFFFF)
+    sent = [log.flow.add(a_delivery(number)) != b"" for number in range(1, MQTT_WAITING_MESSAGES + 3)]
+    assert sent == [True] * MQTT_WAITING_MESSAGES + [False] * 2
+
+
+def test_what_an_earlier_connection_left_is_bounded_too() -> None:
+    log = Log(window=1)
+    log.flow.resume(map(a_delivery, range(1, MQTT_WAITING_MESSAGES + 4)))
+    assert log.dropped == [1, 2, 3]
 
 
 def test_few_bytes_are_on_their_way_however_many_deliveries_the_device_takes() -> None:

@@ -1,8 +1,5 @@
 """Sessions that outlive connections, and restarts of the daemon (reference 16.5)."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -15,7 +12,7 @@ from protocols.mqtt.flow import packet_id_of
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import Properties
 from tests.builders import ServicesOpener
-from tests.factories import KITCHEN, build_world
+from tests.factories import KITCHEN
 from tests.fakes import FakeClock
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.peers import (
@@ -34,6 +31,7 @@ from tests.protocols.mqtt.peers import (
     publish_5,
     pubrec,
     pubrel,
+    running,
     suback,
     subscribe,
     subscribe_5,
@@ -207,6 +205,20 @@ async def test_a_session_that_nobody_resumes_is_swept(server: Server, fake_clock
     assert (await rows(), statistics(server).expired) == (0, 1)
 
 
+async def test_a_session_stays_while_its_connection_is_open(server: Server, fake_clock: FakeClock) -> None:
+    sessions = server.services.device_sessions.sessions
+    assert sessions is not None
+    peer = await lasting_5(server, seconds=60)
+    await peer.send(subscribe_5(ACTIONS, options=1))
+    await peer.packet()
+    fake_clock.advance(3_600_000)
+    await sessions.sweep()
+    await act(server.services)
+    assert (await peer.packet())[0] == 0x32
+    await leave(server, peer)
+    await lasting_5(server, 1, seconds=60)
+
+
 async def test_a_session_lasts_no_longer_than_the_setting(server: Server) -> None:
     for asked, given in ((60, 60), (700_000, 604_800), (0xFFFF_FFFF, 604_800)):
         peer = await server.dial()
@@ -343,15 +355,6 @@ async def test_a_will_is_spoken_at_once_when_its_session_ends(server: Server) ->
 
 
 # --- Restarts -------------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def running(opener: ServicesOpener, runner: Runner) -> AsyncIterator[Server]:
-    async with opener(run_sync=runner) as services, trio.open_nursery() as nursery:
-        if await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN)) is None:
-            await build_world(services.core.database, services.core.vault)
-        yield Server(services, nursery)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_session_outlives_the_daemon(opener: ServicesOpener, runner: Runner) -> None:

@@ -1,21 +1,25 @@
 """The open topic space: topics beside the service's own (reference 16.6)."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
-import trio
 from paho.mqtt.packettypes import PacketTypes
 from trio.testing import wait_all_tasks_blocked
 
+from broker.limits.overhead import FRAMES_AT_ONCE
 from broker.topics.space import TopicStatistics
-from config.limits import MQTT_RETAINED_MAX, MQTT_SUBSCRIPTIONS_MAX
+from config.limits import (
+    MQTT_RETAINED_MAX,
+    MQTT_SUBSCRIPTIONS_MAX,
+    MQTT_TOPIC_BYTES_MAX,
+    MQTT_TOPIC_LEVELS_MAX,
+)
 from config.settings import Limits, Mqtt, Settings
+from protocols.hub import Hub
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
+from storage.keys import Milliseconds
 from storage.mqtt_topics import RetainedRecord
 from tests.builders import ServicesOpener
-from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, build_world
+from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
 from tests.fakes import FakeClock
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.packets_by_paho import from_paho
@@ -33,11 +37,13 @@ from tests.protocols.mqtt.peers import (
     publish_5,
     pubrec,
     pubrel,
+    running,
     suback,
     subscribe,
     subscribe_5,
     unsuback,
     unsubscribe,
+    unsubscribe_5,
 )
 from tests.protocols.mqtt.test_exchange import SET_ON, act
 from tests.protocols.mqtt.test_lasting_sessions import leave
@@ -181,6 +187,19 @@ async def test_overlapping_filters_make_one_delivery_with_all_their_ids(server: 
     await peer.expect_nothing()
 
 
+async def test_a_subscription_to_the_same_filter_replaces_the_earlier_one(server: Server) -> None:
+    peer = await dialled(server)
+    await subscribed(peer, b"a", options=1, subscription_id=1)
+    await subscribed(peer, b"a", options=0, subscription_id=2)
+    await peer.send(publish_5(1, b"x", topic=b"a"))
+    assert await heard(peer) == (b"a", b"x", 0x30, Properties(subscription_ids=(2,)))
+    await peer.expect(puback(1))
+    await peer.send(unsubscribe_5(b"a"), publish_5(2, b"x", topic=b"a"))
+    assert await peer.packet() == (0xB0, b"\x00\x01\x00\x00")
+    await peer.expect(puback(2))
+    await peer.expect_nothing()
+
+
 async def test_no_local(server: Server) -> None:
     peer = await dialled(server)
     await subscribed(peer, b"a", options=0x04)
@@ -294,6 +313,24 @@ async def test_a_device_has_a_bounded_number_of_subscriptions(server: Server) ->
     assert suback_of(await peer.packet())[0] == [0, 0x97]
 
 
+async def test_topics_are_short(server: Server) -> None:
+    """What a device makes the daemon remember is bounded: filters, aliases and what waits."""
+    long, deep = b"a" * (MQTT_TOPIC_BYTES_MAX + 1), b"a/" * MQTT_TOPIC_LEVELS_MAX
+    peer = await dialled(server)
+    await peer.send(publish_5(1, topic=long), publish_5(2, topic=deep), publish_5(3, topic=b"$SYS/x"))
+    assert [acknowledged(await peer.packet())[1] for _ in range(3)] == [0x90] * 3
+    await peer.send(subscribe_5(long, deep + b"#", b"$share/g/" + long, b"a/#/b"))
+    assert suback_of(await peer.packet())[0] == [0x8F] * 4
+    await peer.send(publish_5(1, topic=long, properties=Properties(topic_alias=1)))
+    assert await ended(peer) == (0x90, "a topic alias for a topic that is too long")
+
+
+async def test_a_group_is_no_way_to_the_services_topics(server: Server) -> None:
+    peer = await dialled(server)
+    await peer.send(subscribe_5(b"$share/g/" + ACTIONS, b"$share/g/v1.1/#", b"$share/g//v1.1x"))
+    assert suback_of(await peer.packet())[0] == [0x87, 0x87, 0]
+
+
 async def test_a_will_goes_to_a_topic(server: Server) -> None:
     hall = await dialled(server, HALL)
     await subscribed(hall, b"gone", options=1)
@@ -304,6 +341,29 @@ async def test_a_will_goes_to_a_topic(server: Server) -> None:
     space = server.services.topics.space
     assert space is not None
     assert space.statistics().retained == 1
+
+
+async def test_a_will_without_retain_is_not_retained(server: Server) -> None:
+    hall = await dialled(server, HALL)
+    await subscribed(hall, b"gone", options=0x08)
+    kitchen = await dialled(server, will=Will(b"gone", b"kitchen", 0, False))
+    await leave(server, kitchen)
+    assert (await heard(hall))[:3] == (b"gone", b"kitchen", 0x30)
+    space = server.services.topics.space
+    assert space is not None
+    assert space.statistics().retained == 0
+
+
+@pytest.mark.parametrize("topic", [b"gone/+", b"#", b"$SYS/x", ACTIONS])
+async def test_a_will_to_no_topic_of_messages_is_dropped(server: Server, topic: bytes) -> None:
+    hall = await dialled(server, HALL)
+    await subscribed(hall, b"#", b"$SYS/x")
+    kitchen = await dialled(server, will=Will(topic, b"kitchen", 1, True))
+    await leave(server, kitchen)
+    await hall.expect_nothing()
+    space = server.services.topics.space
+    assert space is not None
+    assert space.statistics().retained == 0
 
 
 async def test_rules_say_who_may_use_which_topics(server: Server) -> None:
@@ -348,6 +408,55 @@ async def test_a_topic_alias_stands_for_its_latest_topic(server: Server) -> None
         assert (await ended(peer))[0] == 0x94
 
 
+async def test_expired_retained_messages_make_room(server: Server, fake_clock: FakeClock) -> None:
+    space = server.services.topics.space
+    assert space is not None
+    for number in range(MQTT_RETAINED_MAX):
+        expires_on = Milliseconds(fake_clock.now + 1000) if number == 7 else None
+        space._keep(RetainedRecord(b"%d" % number, b"x", 0, b"", expires_on))
+    peer = await dialled(server)
+    await peer.send(publish_5(1, topic=b"new", retain=True))
+    assert acknowledged(await peer.packet())[1] == 0x97
+    fake_clock.advance(1000)
+    await peer.send(publish_5(2, topic=b"new", retain=True), publish_5(3, topic=b"newer", retain=True))
+    await peer.expect(puback(2))
+    assert acknowledged(await peer.packet())[1] == 0x97
+
+
+# --- Fairness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_hub", [False, True], ids=["a task reads", "the hub reads"])
+async def test_a_turn_ends_when_its_deliveries_have_taken_it_and_nothing_is_lost(server: Server, has_hub: bool) -> None:
+    server.hub = Hub(server.nursery) if has_hub else None
+    hall, kitchen = await dialled(server, HALL), await dialled(server)
+    await subscribed(hall, *(b"$share/g%d/#" % number for number in range(50)))
+    await kitchen.send(*(publish_5(number, b"x", topic=b"a") for number in range(1, 11)), DISCONNECT)
+    await kitchen.expect(*map(puback, range(1, 11)))
+    await kitchen.expect_end()
+    for _ in range(10 * 50):
+        assert (await heard(hall))[:2] == (b"a", b"x")
+    await hall.expect_nothing()
+    # Beyond the allowance, and not beyond the first turns, which took several packets each.
+    assert server.services.limits.overhead.statistics().delayed >= 10 * 50 - 2 * FRAMES_AT_ONCE
+    await hall.stream.aclose()
+
+
+async def test_retaining_is_paced(server: Server) -> None:
+    peer = await dialled(server)
+    await peer.send(*(publish_5(qos=0, topic=b"a/%d" % number, retain=True) for number in range(FRAMES_AT_ONCE)))
+    await peer.expect_nothing()
+    assert server.services.limits.overhead.statistics().delayed >= 2 * FRAMES_AT_ONCE
+
+
+async def test_a_device_that_comes_again_has_the_same_allowance(server: Server) -> None:
+    for _ in range(3):
+        peer = await dialled(server, seconds=60)
+        await subscribed(peer, *(b"a/%d" % number for number in range(50)))
+        await leave(server, peer)
+    assert server.services.limits.overhead.statistics().delayed >= 2 * 50
+
+
 # --- Restarts -------------------------------------------------------------------------------------------------------
 
 
@@ -366,12 +475,3 @@ async def test_what_is_retained_and_what_waits_outlives_the_daemon(opener: Servi
         kitchen = await dialled(server)
         await subscribed(kitchen, b"a")
         assert (await heard(kitchen))[:3] == (b"a", b"1", 0x31)
-
-
-@asynccontextmanager
-async def running(opener: ServicesOpener, runner: Runner) -> AsyncIterator[Server]:
-    async with opener(run_sync=runner) as services, trio.open_nursery() as nursery:
-        if await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN)) is None:
-            await build_world(services.core.database, services.core.vault)
-        yield Server(services, nursery)
-        nursery.cancel_scope.cancel()

@@ -42,6 +42,7 @@ from tests.protocols.mqtt.peers import (
     refused,
     subscribe,
 )
+from tests.rows import each_row
 
 HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
 
@@ -75,7 +76,7 @@ async def test_a_device_connects_with_its_id_and_its_token(server: Server, level
     await peer.expect_nothing()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("packet", "code"),
     [
         (connect(None, None), 4),
@@ -87,17 +88,6 @@ async def test_a_device_connects_with_its_id_and_its_token(server: Server, level
         (connect(KITCHEN, ADA_TOKEN), 5),
         (connect(KITCHEN, APPLICATION_TOKEN), 5),
         (connect(level=2), 1),
-    ],
-    ids=[
-        "no credentials",
-        "no token",
-        "empty",
-        "unknown token",
-        "token of another device",
-        "another id",
-        "token of a user",
-        "token of an application",
-        "version 2",
     ],
 )
 async def test_wrong_credentials_are_refused(server: Server, packet: bytes, code: int) -> None:
@@ -143,7 +133,6 @@ async def test_messages_may_follow_connect_at_once(server: Server) -> None:
 @pytest.mark.parametrize(
     "packet",
     [connect(KITCHEN, "9" * 32), connect(KITCHEN, ADA_TOKEN), connect(KITCHEN, HALL_TOKEN), connect(level=2)],
-    ids=["unknown token", "token of a user", "token of another device", "version 2"],
 )
 async def test_a_refused_connect_does_not_disturb_the_devices_connection(server: Server, packet: bytes) -> None:
     peer = await server.connected()
@@ -234,7 +223,7 @@ async def test_the_keep_alive_does_not_run_while_the_server_does_not_read(
 # --- Every way to end -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     "packets",
     [
         publish(),
@@ -245,7 +234,6 @@ async def test_the_keep_alive_does_not_run_while_the_server_does_not_read(
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         connect().replace(b"MQTT", b"MQTX"),
     ],
-    ids=["PUBLISH", "PINGREQ", "SUBSCRIBE", "DISCONNECT", "HTTP", "TLS", "another protocol"],
 )
 async def test_packets_before_connect_are_not_answered(
     server: Server, autojump_clock: MockClock, packets: bytes
@@ -270,7 +258,7 @@ MISBEHAVIOUR: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("packets", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR.keys())
+@each_row("packets", MISBEHAVIOUR.values())
 async def test_a_protocol_error_ends_only_its_connection(server: Server, packets: bytes) -> None:
     hall = await server.connected(HALL, HALL_TOKEN)
     peer = await server.connected()

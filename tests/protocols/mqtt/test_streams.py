@@ -1,11 +1,12 @@
 """Real sockets, peers that do not read, and the memory and tasks of a connection."""
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import (
     lockstep_stream_one_way_pair,
     memory_stream_one_way_pair,
@@ -14,6 +15,8 @@ from trio.testing import (
 )
 
 from config.settings import Address
+from protocols.mqtt.exchange import MqttExchange
+from protocols.mqtt.packets import Packet, Publish
 from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
 from protocols.outbox import OUTBOX_BYTES
 from tests.factories import (
@@ -96,6 +99,32 @@ async def test_a_reset_ends_only_its_connection(server: Server, dial: Dial) -> N
     peer.stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     await peer.send(publish(1))
     await peer.stream.aclose()
+    await hall.send(publish(7, topic=HALL_MESSAGES))
+    await hall.expect(puback(7))
+
+
+async def test_a_bug_ends_only_the_connection_that_has_met_it(
+    server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = MqttExchange.handle
+
+    def fails(exchange: MqttExchange, packets: Sequence[Packet]) -> None:
+        if any(isinstance(packet, Publish) and packet.payload == b"meets it" for packet in packets):
+            raise ValueError("a bug")
+        handle(exchange, packets)
+
+    monkeypatch.setattr(MqttExchange, "handle", fails)
+    hall, peer = await dial(), await dial()
+    await hall.send(connect(HALL, HALL_TOKEN))
+    await peer.send(connect())
+    for one in (hall, peer):
+        await one.expect(ACCEPTED)
+        await one.send(PINGREQ)
+        await one.expect(PINGRESP)
+    with capture_logs() as logs:
+        await peer.send(publish(1, b"meets it"))
+        await peer.expect_end()
+    assert [entry["event"] for entry in logs] == ["connection_failed"]
     await hall.send(publish(7, topic=HALL_MESSAGES))
     await hall.expect(puback(7))
 

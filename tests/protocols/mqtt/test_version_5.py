@@ -64,7 +64,9 @@ async def ended(peer: Peer) -> tuple[int, str]:
     head, body = await peer.packet()
     assert head == 0xE0
     await peer.expect_end()
-    return body[0], from_paho(body[1:], PacketTypes.DISCONNECT).reason_string or "" if body[1:] else ""
+    properties = from_paho(body[1:], PacketTypes.DISCONNECT) if body[1:] else NO_PROPERTIES
+    assert properties == Properties(reason_string=properties.reason_string)  # no other one [MQTT-3.14.2-2]
+    return body[0], properties.reason_string or ""
 
 
 async def connected(

@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
-from moto.server import ThreadedMotoServer
 
 from broker.envelope import Message
 from broker.subscriptions.port import StreamFailed, StreamRejected, StreamTarget
@@ -24,6 +22,8 @@ def message(position: int, device: str = "11" * 16) -> Message:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer  # which takes a second, as the next one
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -32,6 +32,8 @@ def endpoint() -> Iterator[str]:
 
 
 async def test_records_arrive_in_order_and_a_stream_that_is_missing_is_rejected(endpoint: str) -> None:
+    import boto3
+
     kinesis = boto3.client(
         "kinesis",
         region_name="eu-west-1",

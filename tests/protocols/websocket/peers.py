@@ -17,6 +17,7 @@ from wsproto.events import CloseConnection, Event, Message, Ping, RejectConnecti
 from broker.services import Services
 from protocols.http.heads import read_head, split_head
 from protocols.mqtt.server import serve_mqtt_connection
+from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 
 #: A Ping without a payload, masked with zeros, as a client may send it.
@@ -31,6 +32,8 @@ class Peers:
     def __init__(self, services: Services, nursery: trio.Nursery) -> None:
         self.services = services
         self._nursery = nursery
+        self._alarms = Alarms(services.core.life.stopping)
+        self.ring_alarms = self._alarms.ring_forever
         self.failures: list[Exception] = []
 
     async def connect(self, path: str, headers: Headers = ()) -> WebSocketConnection:
@@ -86,7 +89,7 @@ class Peers:
         try:
             head, early = split_head(await whole_head(stream))
             mqtt = partial(serve_mqtt_connection, self.services)
-            await serve_websocket_connection(self.services, head, early, stream, mqtt=mqtt)
+            await serve_websocket_connection(self.services, self._alarms, head, early, stream, mqtt=mqtt)
         except Exception as error:
             # Closing the stream lets the test end, and its end cancels us: the error would be forgotten.
             self.failures.append(error)
@@ -106,6 +109,7 @@ async def whole_head(stream: trio.abc.ReceiveStream) -> bytes:
 async def open_peers(services: Services) -> AsyncIterator[Peers]:
     async with trio.open_nursery() as nursery:
         peers = Peers(services, nursery)
+        nursery.start_soon(peers.ring_alarms)
         yield peers
         nursery.cancel_scope.cancel()
     assert peers.failures == []

@@ -117,7 +117,7 @@ async def test_silence_for_90_seconds_ends_the_connection(
     assert services.routing.connections.statistics().devices_online == 0
 
 
-@pytest.mark.parametrize("path", OPEN)
+@each_row("path", OPEN)
 async def test_a_protocol_ping_is_answered(peers: Peers, path: str) -> None:
     peer = await peers.connect_plain(path)
     await peer.send_event(Ping(b"payload"))
@@ -127,8 +127,8 @@ async def test_a_protocol_ping_is_answered(peers: Peers, path: str) -> None:
 # --- The end ---
 
 
-@pytest.mark.parametrize("path", OPEN)
-@pytest.mark.parametrize("whole", [True, False])
+@each_row("path", OPEN)
+@each_row("whole", [True, False])
 async def test_a_frame_over_64_kib_closes(peers: Peers, path: str, whole: bool) -> None:
     peer = await peers.connect_plain(path)
     await peer.send_event(TextMessage(" " * WEBSOCKET_FRAME_BYTES, message_finished=whole))
@@ -139,8 +139,8 @@ async def test_a_frame_over_64_kib_closes(peers: Peers, path: str, whole: bool) 
     assert await peer.end() == (1009, f"over {WEBSOCKET_FRAME_BYTES} bytes")
 
 
-@pytest.mark.parametrize("path", OPEN)
-@pytest.mark.parametrize("code", [1000, 1001, 3000, 4999])
+@each_row("path", OPEN)
+@each_row("code", [1000, 1001, 3000, 4999])
 async def test_a_client_may_close_with_any_code(peers: Peers, path: str, code: int) -> None:
     peer = await peers.connect_plain(path)
     await peer.send_event(CloseConnection(code))

@@ -19,6 +19,7 @@ from config.settings import Limits, Settings
 from storage.keys import OrganizationKey
 from tests.factories import ACME, ADA_TOKEN, BOBS, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.protocols.websocket.peers import Peers, ask, closing, register, said, say
+from tests.rows import each_row
 
 Form: TypeAlias = Callable[[WebSocketConnection, dict[str, object]], Awaitable[Any]]
 DATA = {"state": True}
@@ -98,15 +99,15 @@ async def test_a_refused_frame(
     assert "mid" in (await ask(socket, data=DATA))["data"], "errors do not close the connection"
 
 
-@pytest.mark.parametrize("payload", ["", "{", "[]", b"{", b"\xc1"])
+@each_row("payload", ["", "{", "[]", b"{", b"\xc1"])
 async def test_invalid_json(socket: WebSocketConnection, payload: str | bytes) -> None:
     await socket.send_message(payload)
     answer = await socket.get_message()
     assert (msgpack.unpackb if isinstance(answer, bytes) else json.loads)(answer) == error(400, "Bad Request", cid=None)
 
 
-@pytest.mark.parametrize("cid", [{}, [], True, "c" * 257])
-@pytest.mark.parametrize("kind", ["register", "unregister", "list", "message", "action"])
+@each_row("cid", [{}, [], True, "c" * 257])
+@each_row("kind", ["register", "unregister", "list", "message", "action"])
 async def test_wrong_cid(socket: WebSocketConnection, kind: str, cid: object) -> None:
     assert await ask(socket, type=kind, cid=cid) == error(403, "Wrong cid", cid=None)
 

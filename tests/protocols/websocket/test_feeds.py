@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import msgpack
-import pytest
 import trio
 import trio.testing
 from trio_websocket import WebSocketConnection
@@ -15,6 +14,8 @@ from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import WEBSOCKET_BACKLOG
 from protocols.websocket.connection import MAX_WAITING_FRAMES, SLOW_READER_SECONDS
+from protocols.websocket.feeds import RecentMids
+from storage.keys import Position
 from storage.records import DeviceTokenRecord, GrantRecord
 from tests.factories import (
     ACME,
@@ -34,6 +35,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.websocket.peers import Peers, closing, said
+from tests.rows import each_row
 
 ACTION = b'{"actions":[{"name":"setOn"}]}'
 ATTIC = "14" * 16
@@ -96,7 +98,7 @@ WATCHED = [
 ]
 
 
-@pytest.mark.parametrize(("token", "query", "devices"), WATCHED)
+@each_row(("token", "query", "devices"), WATCHED)
 async def test_selections(
     peers: Peers, services: Services, token: str, query: str, devices: list[str], autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -297,3 +299,22 @@ async def test_the_connection_of_a_slow_reader_that_never_reads_again_ends(
     await store(services, *[KITCHEN] * WEBSOCKET_BACKLOG)
     await trio.sleep(10)
     assert services.routing.feeds.statistics().subscribers == 0
+
+
+# --- The mids of frames ---
+
+
+def test_a_mid_that_a_subscriber_got_is_worked_out_once_and_those_kept_are_bounded() -> None:
+    asked: list[int] = []
+
+    def mid(position: Position) -> str:
+        asked.append(position)
+        return f"mid of {position}"
+
+    mids = RecentMids(mid)
+    positions = [Position(number) for number in range(1, 20_000)]
+    for position in positions:
+        assert mids.kept(position) == mids.kept(position) == mids.find(position) == f"mid of {position}"
+    assert asked == positions
+    assert len(mids._known) < 10_000
+    assert mids.find(positions[0]) == "mid of 1"

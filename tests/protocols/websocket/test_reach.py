@@ -16,6 +16,7 @@ from tests.protocols.websocket.test_events import events
 from tests.protocols.websocket.test_feeds import live, store
 from tests.protocols.websocket.test_server import ACTION, WITH_ACK, error
 from tests.reach_world import CASES, GRANTS, HOLDERS, TOKENS, TYPES, ReachWorld, build_reach_world, is_granted
+from tests.rows import each_row
 
 FORBIDDEN = error(403, "You do not have the right permission: devices")
 
@@ -70,7 +71,7 @@ async def rename(services: Services, id_: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+@each_row(("grants", "token"), every_nth_daily(5, CASES))
 async def test_a_feed_that_names_a_device_needs_read_on_its_type(
     peers: Peers, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -99,7 +100,7 @@ async def test_the_device_channel_needs_read_and_write_on_the_type(
             assert answer == FORBIDDEN
 
 
-@pytest.mark.parametrize("grants", [one for one in GRANTS if one != "none"])  # without any, nothing can be registered
+@each_row("grants", [one for one in GRANTS if one != "none"])  # without any, nothing can be registered
 async def test_an_action_from_the_device_channel_needs_write_on_the_type_of_its_destination(
     peers: Peers, reach: ReachWorld, grants: str
 ) -> None:

@@ -138,7 +138,7 @@ HEADS = [
 ]
 
 
-@pytest.mark.parametrize(("head", "status"), HEADS)
+@each_row(("head", "status"), HEADS)
 async def test_a_head_of_any_kind_is_answered(peers: Peers, head: bytes, status: int) -> None:
     stream = peers.open_stream()
     await stream.send_all(head)
@@ -337,7 +337,7 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "refusal"), MESSAGES)
+@each_row(("text", "refusal"), MESSAGES)
 async def test_message_with_ack(peers: Peers, text: str, refusal: tuple[int, str] | None) -> None:
     socket = await peers.connect(WITH_ACK)
     await register(socket, KITCHEN, KITCHEN_TOKEN)
@@ -656,7 +656,7 @@ async def test_a_flood_of_pings_waits_in_line_and_is_answered(
 # --- The end ---
 
 
-@pytest.mark.parametrize("code", [1000, 1001, 3000, 4999])
+@each_row("code", [1000, 1001, 3000, 4999])
 async def test_a_client_may_close_with_any_code(
     peers: Peers, services: Services, world: World, disk: Disk, code: int
 ) -> None:

@@ -21,6 +21,7 @@ from broker.services import Services
 from tests.factories import KITCHEN
 from tests.protocols.mqtt.peers import ACCEPTED, DISCONNECT, PINGREQ, PINGRESP, connect, puback, publish
 from tests.protocols.websocket.peers import Peers
+from tests.rows import each_row
 
 
 class Device:
@@ -85,7 +86,7 @@ async def test_a_whole_session(peers: Peers) -> None:
     await device.expect_close(1000)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7])
+@each_row("size", [1, 2, 7])
 async def test_packets_and_frames_need_not_begin_together(peers: Peers, size: int) -> None:
     """[MQTT-6.0.0-2]."""
     stream = connect() + publish(1) + PINGREQ

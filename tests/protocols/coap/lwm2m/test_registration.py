@@ -14,6 +14,7 @@ from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.lwm2m.conftest import Management
 from tests.protocols.coap.lwm2m.device import MemoryTransport, ScriptedDevice
 from tests.protocols.coap.peers import disable_kitchen, revoke_kitchen_token
+from tests.rows import each_row
 
 
 class TestRegistration:
@@ -32,7 +33,7 @@ class TestRegistration:
         presence = await services.devices.presence.of(world.kitchen)
         assert (presence.availability, presence.protocol) == ("online", "LWM2M")
 
-    @pytest.mark.parametrize(
+    @each_row(
         "queries",
         [
             (f"ep={KITCHEN}",),
@@ -41,14 +42,6 @@ class TestRegistration:
             (f"ep={KITCHEN}", "lt=60", "b=U", "sms=0123", "Q", "token=not%20looked%20at"),
             ("lt=60",),
             (f"ep={KITCHEN}&lt=60&lwm2m=1.0&b=U",),
-        ],
-        ids=[
-            "only ep",
-            "another order",
-            "TCP binding",
-            "unknown parameters and the queue mode of 1.1",
-            "without ep",
-            "in one option",
         ],
     )
     async def test_takes_any_parameters_in_any_order(self, device: ScriptedDevice, queries: tuple[str, ...]) -> None:
@@ -116,7 +109,6 @@ class TestRegistration:
             ((f"ep={KITCHEN}",), b"</3>," * 700, 40, aiocoap.BAD_REQUEST),
             (tuple(f"a{n}=1" for n in range(20)), b"", None, aiocoap.BAD_REQUEST),
         ],
-        ids=["endpoint of another", "lifetime", "no links", "no text", "format", "too many links", "too many queries"],
     )
     async def test_is_refused_for_what_cannot_be_read(
         self,
@@ -183,7 +175,7 @@ class TestRegistration:
             assert (closed, statistics.links) == ([], 2)
             assert (statistics.actions_delivered, statistics.actions_dropped) == (1, 0)
 
-    @pytest.mark.parametrize("path", [("rd", "x"), ("bs",), ("rd", "1", "2"), (".well-known", "core")])
+    @each_row("path", [("rd", "x"), ("bs",), ("rd", "1", "2"), (".well-known", "core")])
     async def test_other_paths_are_not_found(self, device: ScriptedDevice, path: tuple[str, ...]) -> None:
         message = device.message(aiocoap.POST)
         message.opt.uri_path = path

@@ -13,6 +13,7 @@ from config.settings import Address
 from tests.broker.accounts.oauth_world import OAuthWorld
 from tests.factories import ADA, BOBS, KITCHEN, World
 from tests.protocols.http.accounts.browser import Browser, Form, give_password
+from tests.rows import each_row
 
 LINK = "accept/share"
 
@@ -76,7 +77,7 @@ async def test_from_the_link_to_the_answer(
     assert await status_of(services) == status
 
 
-@pytest.mark.parametrize("code", ["", "ff" * 16, "'", "é"])
+@each_row("code", ["", "ff" * 16, "'", "é"])
 async def test_a_code_that_is_none_is_gone(browser: Browser, code: str) -> None:
     assert (await browser.open(LINK, code=code)).status_code == 410
     assert (await browser.post(f"/accounts/{LINK}", {"code": code, "decision": "accept"})).status_code == 410

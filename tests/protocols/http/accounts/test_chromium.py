@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import pytest
@@ -11,9 +12,11 @@ import trio
 
 from config.settings import Address
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, provision_application
-from tests.browser import Chromium
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
+
+if TYPE_CHECKING:  # most processes that collect tests have no use for Selenium
+    from tests.browser import Chromium
 
 pytestmark = pytest.mark.processes
 
@@ -54,7 +57,7 @@ def callback() -> Iterator[str]:
 
 @pytest.mark.parametrize("consent", [False, True])
 async def test_a_callback_may_go_on_to_another_origin(
-    door: Address, oauth: OAuthWorld, callback: str, window: Chromium, consent: bool
+    door: Address, oauth: OAuthWorld, callback: str, window: "Chromium", consent: bool
 ) -> None:
     await provision_application(oauth.services, WEB, redirect_uri=callback)
     await give_password(oauth.services, oauth.ada)
@@ -77,7 +80,7 @@ async def test_a_callback_may_go_on_to_another_origin(
     await trio.to_thread.run_sync(drive)
 
 
-def sign_in(chromium: Chromium, door: Address) -> None:
+def sign_in(chromium: "Chromium", door: Address) -> None:
     chromium.open(f"http://{door}/accounts/authorize?{urlencode({'client_id': WEB, 'response_type': 'code'})}")
     chromium.fill("E-mail address or user name", "ada-example")
     chromium.fill("Password", PASSWORD)

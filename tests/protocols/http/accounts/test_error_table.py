@@ -12,6 +12,7 @@ import pytest
 from tests.broker.accounts.oauth_world import CALLBACK, MOBILE, PAGE, PAGE_CALLBACK, WEB, OAuthWorld
 from tests.protocols.http.accounts.browser import Browser
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
+from tests.rows import each_row
 
 STATE = "a b+ü/%"
 CODE = {"client_id": WEB, "response_type": "code", "state": STATE}
@@ -56,7 +57,7 @@ async def test_500_without_a_valid_redirect_uri(
     assert "the store is on fire" not in answer.text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "more"),
     [
         (CODE, "&prompt=none"),
@@ -78,7 +79,7 @@ async def test_302_invalid_request_of_the_response_type(browser: Browser, missin
     assert told(answer, CODE) == {"error": "invalid_request", "state": STATE}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("client_id", "response_type", "begins"),
     [
         (WEB, "token", f"{CALLBACK}#"),

@@ -23,6 +23,7 @@ from tests.mail_queue import waiting_mails
 from tests.protocols.http.accounts.browser import Browser, Form
 from tests.protocols.http.accounts.test_second_factor import Phone, set_up
 from tests.protocols.outbound.openid_provider import CLIENT_ID, CLIENT_SECRET, PERSON, OpenIdProvider, running_provider
+from tests.rows import each_row
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
 HERE = "192.0.2.1"
@@ -94,7 +95,7 @@ async def test_the_way_to_a_device(browser: Browser, provider: OpenIdProvider) -
     assert back.headers["location"] == "/accounts/go?user_code=ABCD-EFGH"
 
 
-@pytest.mark.parametrize(("account_type", "offered"), [("example", 0), ("EXAMPLE", 2), ("nobody", 2), ("", 2)])
+@each_row(("account_type", "offered"), [("example", 0), ("EXAMPLE", 2), ("nobody", 2), ("", 2)])
 async def test_account_type_selects_one(
     browser: Browser, provider: OpenIdProvider, account_type: str, offered: int
 ) -> None:
@@ -106,7 +107,7 @@ async def test_account_type_selects_one(
         assert shown.headers["location"].startswith(f"{provider.issuer}/authorize?")
 
 
-@pytest.mark.parametrize("path", ["authorize", "signin"])
+@each_row("path", ["authorize", "signin"])
 async def test_a_wanted_login_is_asked_of_the_provider_too(
     browser: Browser, provider: OpenIdProvider, path: str
 ) -> None:
@@ -139,7 +140,7 @@ def other_key() -> RSAKey:
     return RSAKey.generate_key(2048, {"kid": "first"})
 
 
-@pytest.mark.parametrize(
+@each_row(
     "claims",
     [
         {"nonce": "another"},
@@ -158,7 +159,6 @@ def other_key() -> RSAKey:
         {"sub": "x" * 256},
         {"sub": 7},
     ],
-    ids=str,
 )
 async def test_an_id_token_with_wrong_claims(
     browser: Browser, provider: OpenIdProvider, claims: dict[str, object]
@@ -230,7 +230,7 @@ async def test_userinfo_is_not_asked_for_what_the_token_says(browser: Browser, p
     assert "/userinfo" not in provider.asked
 
 
-@pytest.mark.parametrize("userinfo", [{"sub": "another"}, {"sub": None}, {}])
+@each_row("userinfo", [{"sub": "another"}, {"sub": None}, {}])
 async def test_userinfo_about_somebody_else_is_not_believed(
     browser: Browser, provider: OpenIdProvider, services: Services, userinfo: dict[str, object]
 ) -> None:
@@ -240,7 +240,7 @@ async def test_userinfo_about_somebody_else_is_not_believed(
     assert (await ada(services)).account_type == "LOCAL"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "content_type", "status", "reason"),
     [
         (
@@ -302,7 +302,7 @@ async def test_a_state_lasts_ten_minutes(browser: Browser, provider: OpenIdProvi
     assert (await come_back(browser, url)).status_code == 400
 
 
-@pytest.mark.parametrize("state", ["", "ff" * 16, "x", "ü"])
+@each_row("state", ["", "ff" * 16, "x", "ü"])
 async def test_a_state_that_never_was(browser: Browser, provider: OpenIdProvider, state: str) -> None:
     await leave(browser)
     assert (await browser.open("external/callback", code="code-0", state=state)).status_code == 400
@@ -334,9 +334,7 @@ async def test_a_begun_sign_in_is_stored_sealed(browser: Browser, services: Serv
 # Providers that refuse or fail
 
 
-@pytest.mark.parametrize(
-    "back", [{"error": "access_denied", "code": ""}, {"code": ""}, {"iss": "https://another.example.org"}]
-)
+@each_row("back", [{"error": "access_denied", "code": ""}, {"code": ""}, {"iss": "https://another.example.org"}])
 async def test_error_responses_of_the_provider(
     browser: Browser, provider: OpenIdProvider, back: dict[str, str]
 ) -> None:
@@ -439,7 +437,7 @@ async def test_a_local_account_is_taken_over_by_its_proven_owner(
     assert (user.account_type, user.password_hash) == ("example", None)
 
 
-@pytest.mark.parametrize("verified", [False, "false", None, 1, "yes"])
+@each_row("verified", [False, "false", None, 1, "yes"])
 async def test_an_unverified_address_is_not_used(
     browser: Browser, provider: OpenIdProvider, services: Services, verified: object
 ) -> None:

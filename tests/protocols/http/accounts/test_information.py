@@ -16,8 +16,8 @@ FAR_SECONDS = NOW_MS // 1000
 UNAUTHORIZED = "Please provide a valid authorization header"
 
 
-@pytest.mark.parametrize("path", ["/accounts/tokenInfo", "/v1.1/accounts/tokenInfo"])
-@pytest.mark.parametrize(
+@each_row("path", ["/accounts/tokenInfo", "/v1.1/accounts/tokenInfo"])
+@each_row(
     ("token", "about"),
     [
         (ADA_TOKEN, {"device_id": None, "user_id": ADA, "client_id": DASHBOARD, "expires_in": FAR_SECONDS}),
@@ -68,8 +68,8 @@ async def test_without_a_valid_token(accounts: httpx.AsyncClient, method: str, p
     assert answer.headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("root", ["/accounts", "/v1.1/accounts"])
-@pytest.mark.parametrize("form", [True, False])
+@each_row("root", ["/accounts", "/v1.1/accounts"])
+@each_row("form", [True, False])
 async def test_a_token_is_checked(accounts: httpx.AsyncClient, root: str, form: bool) -> None:
     url = accounts.base_url.copy_with(path=f"{root}/checkToken")
 
@@ -124,7 +124,7 @@ async def test_an_application_revokes_tokens_of_its_own(accounts: httpx.AsyncCli
     assert await revoke(server, server) == 200
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "issuer"),
     [
         ("/.well-known/oauth-authorization-server", "http://localhost"),

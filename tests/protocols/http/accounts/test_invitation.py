@@ -11,6 +11,7 @@ from storage.keys import OrganizationKey
 from tests.broker.accounts.test_resets import mails
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import Browser, Form
+from tests.rows import each_row
 
 WEEK_MS = 7 * 86_400_000
 GRACE, PASSWORD = "grace@example.org", "12345678"
@@ -121,7 +122,7 @@ async def test_a_dry_run_invites_nobody(services: Services, browser: Browser) ->
     assert counts(await invite(services)) == (1, 0, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("entry", "field"),
     [
         ({"email": "grace"}, "invitations[0].email"),

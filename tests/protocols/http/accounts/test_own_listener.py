@@ -18,6 +18,7 @@ from tests.factories import World
 from tests.protocols.http.accounts.browser import Browser, Form, give_password
 from tests.protocols.http.accounts.test_pages import cookies_of
 from tests.protocols.http.certificates import contexts
+from tests.rows import each_row
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "s"}
 PUBLIC = "https://accounts.example.org"
@@ -97,7 +98,7 @@ async def test_the_accounts_paths_of_the_common_listener_do_not_change(
     assert device["verification_uri"] == "https://cloud.example.org/accounts/go"
 
 
-@pytest.mark.parametrize("path", ["accounts/token", "v1.1/users/self", "v1.1/messages", "nothing"])
+@each_row("path", ["accounts/token", "v1.1/users/self", "v1.1/messages", "nothing"])
 async def test_nothing_else_is_there(own: Browser, path: str) -> None:
     for answer in (await own.client.get(path), await own.client.post(path, data={"grant_type": "client_credentials"})):
         assert answer.status_code == 404

@@ -33,6 +33,7 @@ from tests.broker.accounts.oauth_world import (
 from tests.factories import ADA, BOB
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import PASSWORD, Browser, Form, give_password
+from tests.rows import each_row
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
 MINUTES = 60_000
@@ -127,8 +128,8 @@ async def test_another_person_may_sign_in(browser: Browser, oauth: OAuthWorld, p
 # Errors of the request
 
 
-@pytest.mark.parametrize("path", ["authorize", "signin"])
-@pytest.mark.parametrize(
+@each_row("path", ["authorize", "signin"])
+@each_row(
     ("changed", "text"),
     [
         ({"client_id": "ff" * 16}, "Invalid parameter: client_id"),
@@ -154,10 +155,8 @@ async def test_other_errors_go_to_the_application(browser: Browser) -> None:
     assert back.startswith(f"{CALLBACK}#error=unauthorized_client")
 
 
-@pytest.mark.parametrize(
-    "forged", ["client_id=x&redirect_uri=https://evil.example.org", "https://evil.example.org", ""]
-)
-@pytest.mark.parametrize("path", ["/accounts/login", "/accounts/consent"])
+@each_row("forged", ["client_id=x&redirect_uri=https://evil.example.org", "https://evil.example.org", ""])
+@each_row("path", ["/accounts/login", "/accounts/consent"])
 async def test_a_forged_continue_is_no_open_redirect(browser: Browser, path: str, forged: str) -> None:
     shown = await browser.open("authorize", **ASKED)
     fields = Form(shown.text).fields | {"email": "ada-example", "password": PASSWORD, "continue": forged}
@@ -503,7 +502,7 @@ async def test_sign_out(browser: Browser, path: str) -> None:
     assert (await browser.open(path, redirect_uri=CALLBACK)).headers["location"] == f"{CALLBACK}?status=logout"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "query",
     ["", "redirect_uri=https://evil.example.org", f"redirect_uri={CALLBACK}/", f"redirect_uri={CALLBACK}&" * 2],
 )

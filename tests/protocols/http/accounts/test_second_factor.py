@@ -22,6 +22,7 @@ from tests.broker.accounts.test_resets import code_for_ada
 from tests.factories import ADA
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import PASSWORD, Browser
+from tests.rows import each_row
 
 ASKED: Final = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
 STEP_MS: Final = 30_000
@@ -202,7 +203,7 @@ async def test_a_new_password_by_mail_does_not_remove_it(browser: Browser, phone
     assert title(asked) == "Enter your code"
 
 
-@pytest.mark.parametrize("client", [WEB, MOBILE, TV])
+@each_row("client", [WEB, MOBILE, TV])
 async def test_no_grant_takes_a_password(phone: Phone, oauth: OAuthWorld, client: str) -> None:
     form = {"username": "ada@example.org", "password": PASSWORD, "code": phone.next_code()}
     for authorization in ("", basic(client)):

@@ -8,6 +8,7 @@ from broker.services import Services
 from config.settings import Accounts, Limits, Settings
 from tests.broker.accounts.oauth_world import CALLBACK, WEB
 from tests.protocols.http.accounts.browser import Browser, Form
+from tests.rows import each_row
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "s"}
 GRACE = {"email": " grace@example.org ", "password": "12345678", "fullName": "Grace"}
@@ -44,7 +45,7 @@ class TestOpen:
         shown = await browser.open("signup", user_code="ABCD-EFGH")
         assert (await browser.send(shown, **GRACE)).headers["location"] == "/accounts/go?user_code=ABCD-EFGH"
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("changed", "status", "text"),
         [
             ({"email": "ADA@example.org"}, 409, "Email already registered."),

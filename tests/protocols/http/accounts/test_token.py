@@ -10,6 +10,7 @@ from broker.errors import StorageUnavailable
 from broker.services import Services
 from tests.broker.accounts.oauth_world import CALLBACK, PAGE, SECRETS, SERVER, TV, WEB, OAuthWorld, basic
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
@@ -118,8 +119,8 @@ async def test_other_tokens_are_not_refreshed_on_the_rest_root(api: httpx.AsyncC
     check_headers(answer, cors=False)
 
 
-@pytest.mark.parametrize("path", ["/token", "/device/code"])
-@pytest.mark.parametrize("is_known", [True, False])
+@each_row("path", ["/token", "/device/code"])
+@each_row("is_known", [True, False])
 async def test_a_body_that_is_too_long_is_a_flat_refusal_without_a_traceback(
     accounts: httpx.AsyncClient, path: str, is_known: bool
 ) -> None:

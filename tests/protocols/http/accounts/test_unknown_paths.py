@@ -1,12 +1,12 @@
 """Answers to unknown paths and wrong methods."""
 
 import httpx
-import pytest
 
 from tests.protocols.http.accounts.browser import Browser, check_headers
+from tests.rows import each_row
 
 OF_BROWSERS = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-PATHS = pytest.mark.parametrize(
+PATHS = each_row(
     ("path", "status", "words", "allowed"),
     [
         ("login", 405, "only for the form of another page", "OPTIONS, POST"),
@@ -29,7 +29,7 @@ async def test_a_browser_gets_a_page(browser: Browser, path: str, status: int, w
 
 
 @PATHS
-@pytest.mark.parametrize("accept", ["*/*", "application/json", ""])
+@each_row("accept", ["*/*", "application/json", ""])
 async def test_a_program_gets_json(
     accounts: httpx.AsyncClient, accept: str, path: str, status: int, words: str, allowed: str | None
 ) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -11,10 +12,12 @@ from broker.monetization.port import Checkout, ManualProcessor, PaymentFailed, P
 from broker.services import Services
 from config.settings import Address
 from tests.broker.accounts.oauth_world import provision_application
-from tests.browser import Chromium
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
 from tests.protocols.http.accounts.test_chromium import site
+
+if TYPE_CHECKING:  # most processes that collect tests have no use for Selenium
+    from tests.browser import Chromium
 
 pytestmark = pytest.mark.processes
 
@@ -58,7 +61,7 @@ async def test_the_button_leads_to_the_processor_and_to_the_application(
     world: World,
     collector: Collector,
     elsewhere: str,
-    window: Chromium,
+    window: "Chromium",
     is_open: bool,
 ) -> None:
     collector.url = elsewhere if is_open else ""

@@ -18,6 +18,7 @@ from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.plugin_distribution import install_plugins
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.connectors.conftest import NOTIFICATIONS, PROVIDER_AUTH, REFERER, Browser, bind, pull, quiet
+from tests.rows import each_row
 from tests.third_party_cloud import ACCOUNT
 
 PLUGIN = """
@@ -171,7 +172,7 @@ async def test_a_verifier_for_another_request_token(oauth1: Browser, outside: Cl
     assert (await oauth1.device())["cloudAuthorization"] == "UNAUTHORIZED"
 
 
-@pytest.mark.parametrize("answer", [b"", b"oauth_token=rt", b"nobody there"])
+@each_row("answer", [b"", b"oauth_token=rt", b"nobody there"])
 async def test_no_request_token_is_a_bad_gateway(oauth1: Browser, outside: Cloud, answer: bytes) -> None:
     outside.answers["/request_token"] = answer
     begun = await oauth1.api.post(PROVIDER_AUTH, headers=bearer(ADA_TOKEN) | {"Referer": REFERER})

@@ -34,13 +34,14 @@ from tests.protocols.http.connectors.conftest import (
     query_of,
     signed,
 )
+from tests.rows import each_row
 from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
 
 CALLBACK = f"/cloudconnectors/{LIGHT_TYPE}/auth"
 UNKNOWN = "ff" * 16
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "device", "token", "status"),
     [
         ("POST", UNKNOWN, ADA_TOKEN, 404),
@@ -93,7 +94,7 @@ async def test_a_type_without_connector_is_a_conflict(api: httpx.AsyncClient, me
     assert (answer.status_code, answer.json()["error"]["message"]) == (409, "Device type has no cloud connector.")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "referer",
     [
         None,
@@ -124,7 +125,7 @@ async def test_only_scheme_and_host_of_the_referer_count(browser: Browser, refer
     assert (await browser.begin(headers={"Referer": referer})).status_code == 302
 
 
-@pytest.mark.parametrize(
+@each_row(
     "about",
     [
         {"data": {"token": ADA_TOKEN}},
@@ -136,7 +137,7 @@ async def test_the_token_may_be_in_the_body(api: httpx.AsyncClient, browser: Bro
     assert answer.status_code == 302
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "about", "page"),
     [
         (PROVIDER_AUTH, {}, "authorize"),
@@ -160,7 +161,7 @@ async def test_mobile_that_is_no_boolean_is_refused(browser: Browser) -> None:
         assert answer.json()["error"]["errors"] == [[{"field": "mobile", "messages": ["Boolean field only"]}]]
 
 
-@pytest.mark.parametrize("body", [b"not json", b'{"mobile": 7}', b'{"token": 7}'])
+@each_row("body", [b"not json", b'{"mobile": 7}', b'{"token": 7}'])
 async def test_an_invalid_body(api: httpx.AsyncClient, browser: Browser, body: bytes) -> None:
     assert (await browser.begin(content=body)).status_code == 400
     assert (await api.post(PROVIDER_AUTH, headers={"Referer": REFERER}, content=body)).status_code == 401
@@ -189,7 +190,7 @@ def refused(answer: httpx.Response) -> bool:
     ]
 
 
-@pytest.mark.parametrize("query", ["", "?state=", "?state=made-up&code=1", "?code=1"])
+@each_row("query", ["", "?state=", "?state=made-up&code=1", "?code=1"])
 async def test_an_unknown_state(api: httpx.AsyncClient, browser: Browser, query: str) -> None:
     assert refused(await api.get(CALLBACK + query))
 
@@ -233,7 +234,7 @@ async def test_only_the_latest_states_of_a_device_are_kept(browser: Browser) -> 
     assert (await browser.agree(others[-1])).headers["Location"] == REFERER
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "error"),
     [
         ("error=access_denied", "access_denied"),
@@ -279,7 +280,7 @@ async def test_a_notification_for_a_type_without_connector(api: httpx.AsyncClien
     assert (await api.post(NOTIFICATIONS)).status_code == 409
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("about", "status"),
     [
         ({"content": b'{"changes":[]}'}, 403),

@@ -11,6 +11,7 @@ from protocols.http.accounts.go import console_page
 from protocols.http.console.pages import DASHBOARDS, PAGES
 from tests.factories import ADA, KITCHEN, LIGHT_TYPE
 from tests.protocols.http.console.conftest import proof_in, sign_in
+from tests.rows import each_row
 
 PATHS = [*("/console" + page.path for page in PAGES), f"/console/devices/{KITCHEN}"]
 PATHS += [page.path.replace("<id_>", LIGHT_TYPE if "/types/" in page.path else KITCHEN) for page in DASHBOARDS]
@@ -21,8 +22,9 @@ async def test_the_root_leads_to_the_console(browser: httpx.AsyncClient) -> None
     assert (answer.status_code, answer.headers["location"]) == (302, "/console")
 
 
-@pytest.mark.parametrize("path", PATHS)
+@each_row("path", PATHS)
 async def test_the_sign_in_leads_back_to_the_page_that_was_asked_for(browser: httpx.AsyncClient, path: str) -> None:
+    browser.cookies.clear()
     answer = await sign_in(browser, path)
     assert (answer.status_code, answer.headers["location"]) == (302, path)
     shown = await browser.get(path)
