@@ -121,7 +121,7 @@ export function follow(work, ms, feed) {
     isDue = true;
     if (!isAt) plan(began + pause(ms) - Date.now());
   };
-  const wait = () => (isHeard ? HEARD_MS : pause(feed ? Math.max(ms, LOST_MS) : ms));
+  const wait = () => pause(isHeard ? HEARD_MS : feed ? Math.max(ms, LOST_MS) : ms);
   async function again() {
     if (document.hidden) return plan(wait());
     [isAt, isDue, began] = [true, false, Date.now()];
