@@ -271,6 +271,38 @@ class SubscriptionReported(Fact):
     at_ms: Milliseconds
 
 
+@dataclass(frozen=True, slots=True)
+class WorkProgressed(Fact):
+    """Long work went on, was changed or ended (reference 27.22). Equal facts say the same, however often."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadProgressed(WorkProgressed):
+    """The upload of an approved list."""
+
+    upload_id: str
+    device_type: DeviceTypeKey
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProgressed(WorkProgressed):
+    """A task of device management, as a whole or on one of its devices. `task` is its key."""
+
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveriesProgressed(WorkProgressed):
+    """Notifications of a subscription were answered, given up, or are delivered again. `subscription` is its key."""
+
+    subscription: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackupProgressed(WorkProgressed):
+    """The latest backup that an operator began."""
+
+
 class FactPhase(IntEnum):
     """When a handler is called with a fact. Every handler of one phase is called before any handler of the next."""
 

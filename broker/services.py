@@ -212,5 +212,5 @@ async def _open_rooms(
         rules=rules,
         subscriptions=subscriptions,
         provisioning=provisioning,
-        operating=await open_operating(core),
+        operating=await open_operating(core, accounts, device_types, subscriptions),
     )

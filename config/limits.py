@@ -19,6 +19,7 @@ PAGE_COUNT_DEFAULT: Final = 100
 PAGE_COUNT_MAX: Final = 100
 IDS_MAX: Final = 100  # ids in sdids and dids lists
 EVENT_PATTERN_MAX_CHARACTERS: Final = 64
+WORKS_TOLD: Final = 1_000  # works whose hints wait for their turn: reference 27.22
 CURSOR_MAX_CHARACTERS: Final = 128  # reference 9.3
 
 NAME_MAX_CHARACTERS: Final = 64

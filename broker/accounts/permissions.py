@@ -262,6 +262,13 @@ class Permissions:
                 return
         raise PermissionDenied(f"{' or '.join(sorted(roles))} of the organization")
 
+    async def require_role(self, caller: Caller, type_: GuardedType, roles: Collection[Role]) -> None:
+        """The caller is an application of the type's organization, or a member in one of these roles whose token has
+        WRITE on the type. Raises PermissionDenied."""
+        await self.require_organization(caller, type_.organization, roles)
+        if caller.user is not None:
+            await self.require_granted(caller, caller.user, type_, Permission.WRITE)
+
     async def require_type(self, caller: Caller, type_: GuardedType, *, user: UserKey | None = None) -> None:
         """Check that the caller may use a device type. Unpublished and protected types are for the members of their
         organization and for callers with a token of one of its applications; of a trial's application, if the trial

@@ -84,9 +84,12 @@ class DeviceWork:
         base_url: Callable[[], str],
         *,
         stop: Callable[[int], None],
+        progressed: Callable[[int], None],
     ) -> None:
-        """`settled` is told of each change of a device task. Images are below `base_url`. `stop` ends a roll-out."""
+        """`settled` is told of each end of a step of a device task, `progressed` of the task when a step begins. Images
+        are below `base_url`. `stop` ends a roll-out."""
         self._database = database
+        self._progressed = progressed
         self._clock = clock
         self._timers = timers
         self._configurations = configurations
@@ -229,7 +232,10 @@ class DeviceWork:
 
     async def _begin(self, chosen: _Chosen) -> DeviceTaskRecord | None:
         now_ms = self._clock.now_ms()
-        return await self._database.write(lambda tx: move(tx, chosen.entry.key, DeviceTaskStatus.PROCESSING, now_ms))
+        return await self._database.write(
+            lambda tx: move(tx, chosen.entry.key, DeviceTaskStatus.PROCESSING, now_ms),
+            announce=lambda _: self._progressed(chosen.task.key),
+        )
 
     async def _operate(self, session: ManagedSession, chosen: _Chosen, work: _Work) -> None:
         request, failure, is_lost = unpacked(chosen.task.request), None, False
@@ -316,7 +322,7 @@ class DeviceWork:
                 return False
             case Rest(step):
                 self._forget(session)
-                await self._database.write(partial(_set_step, entry.key, step=step, now_ms=now_ms))
+                await self._set_step(entry, step=step, now_ms=now_ms)
                 return False
             case Go(step, seconds, tries, is_restart):
                 changes: dict[str, Any] = {"step": step, "tries": tries}
@@ -324,13 +330,18 @@ class DeviceWork:
                     changes |= {"restarts": entry.restarts + 1, "attempts": entry.attempts + 1}
                 if step is Step.OFFER and entry.download is None:
                     changes["download"] = secrets.token_hex(5)[:9]
-                await self._database.write(partial(_set_step, entry.key, now_ms=now_ms, **changes))
+                await self._set_step(entry, now_ms=now_ms, **changes)
                 if not seconds:
                     return True
                 if (update := self._updates.get(device)) is not None:
                     update.due_ms = self._clock.steady_ms() + seconds * 1000
                 self._wake_in(device, seconds)
                 return device in self._heard
+
+    async def _set_step(self, entry: DeviceTaskRecord, **changes: Any) -> None:
+        await self._database.write(
+            partial(_set_step, entry.key, **changes), announce=lambda _: self._progressed(entry.task)
+        )
 
     @property
     def sessions(self) -> int:

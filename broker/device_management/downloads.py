@@ -10,6 +10,7 @@ import trio
 from broker.clock import Clock
 from broker.device_management.images import Images
 from broker.errors import NotFound
+from broker.facts import Router, TaskProgressed
 from broker.loops import repeat
 from config.limits import DOWNLOAD_KEPT_HOURS
 from storage.database import Database, Transaction
@@ -36,9 +37,10 @@ class DownloadStatistics:
 
 
 class Downloads:
-    def __init__(self, database: Database, clock: Clock, images: Images) -> None:
+    def __init__(self, database: Database, clock: Clock, router: Router, images: Images) -> None:
         self._database = database
         self._clock = clock
+        self._router = router
         self._images = images
         # How far each device has fetched its image, where that is not yet in the store.
         self._fetched: dict[int, int] = {}
@@ -67,6 +69,7 @@ class Downloads:
         self._bytes_sent += size
         if position > self.fetched(entry):
             self._fetched[entry.key] = position
+            self._router.publish(TaskProgressed(entry.task))
 
     def fetched(self, entry: DeviceTaskRecord) -> int:
         """How many bytes of its image the device has fetched."""

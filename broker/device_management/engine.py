@@ -42,7 +42,7 @@ from broker.device_management.states import (
 from broker.device_management.timers import Timers
 from broker.devices.presence import Presence
 from broker.devices.registry import Device
-from broker.facts import DeviceDeleted, FactPhase, Router
+from broker.facts import DeviceDeleted, FactPhase, Router, TaskProgressed
 from broker.loops import Wakeup, repeat
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
@@ -85,13 +85,22 @@ class Engine:
     ) -> None:
         self._database = database
         self._clock = clock
+        self._router = router
         self._presence = presence
         self._configurations = configurations
         self._properties = properties
         self._timers = Timers(clock.now_ms)  # schedules and expiries, which people name
         self._waits = Timers(clock.steady_ms)  # minutes that have to pass, whatever the wall clock does meanwhile
         self.work = DeviceWork(
-            database, clock, self._waits, configurations, operations, self._settled, base_url, stop=self._stop_rollout
+            database,
+            clock,
+            self._waits,
+            configurations,
+            operations,
+            self._settled,
+            base_url,
+            stop=self._stop_rollout,
+            progressed=self.progressed,
         )
         self._wakeup = Wakeup()
         self._nursery: trio.Nursery | None = None
@@ -129,6 +138,11 @@ class Engine:
         if task.scheduled_on is not None and task.status == TaskStatus.SCHEDULED:
             self._timers.set(("schedule", task.key), task.scheduled_on, partial(self._begin_scheduled, task.key))
         self._wakeup.set()
+        self.progressed(task.key)
+
+    def progressed(self, task: int) -> None:
+        """What the calls show of a task has changed."""
+        self._router.publish(TaskProgressed(task))
 
     async def cancel_device_tasks(self, task: int) -> None:
         """Cancel what has not ended of a cancelled task."""
@@ -146,6 +160,7 @@ class Engine:
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: move_task(tx, task, TaskStatus.REQUESTED, now_ms))
         self._wakeup.set()
+        self.progressed(task)
 
     def _begin_expiry(self, task: int) -> None:
         self._start(("expiry", task), partial(self._expire, task))
@@ -191,6 +206,8 @@ class Engine:
             elif status is DeviceTaskStatus.CANCEL_REQUESTED:
                 self.work.wake(moved.after.device)
         self.work.rollouts.settled(moves)
+        for task in {moved.after.task for moved in moves}:
+            self.progressed(task)
 
     def _device_deleted(self, fact: DeviceDeleted) -> None:
         self.work.drop(fact.device)
@@ -251,6 +268,7 @@ class Engine:
             queued = await self._database.write(lambda tx: queue_some(tx, task.key, self._clock.now_ms()))
             for device in queued.devices:
                 self.work.wake(device)
+            self.progressed(task.key)
             is_last = queued.is_last
         if task.expires_on <= self._clock.now_ms():  # its timer came while it was being queued
             self._begin_expiry(task.key)

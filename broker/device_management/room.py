@@ -44,7 +44,7 @@ async def open_device_management(
     properties = Properties(database, clock, devices.registry, devices.presence, objects)
     images = Images(database, clock, core.settings.state_dir / "images", max_bytes=settings.image_max_bytes)
     await images.resume()
-    downloads = Downloads(database, clock, images)
+    downloads = Downloads(database, clock, core.router, images)
     core.life.worker("downloads", downloads.flush_forever, save=downloads.flush, statistics=downloads.statistics)
     operations = Operations(objects, properties, clock)
     engine = Engine(

@@ -222,7 +222,7 @@ class Tasks:
             note(tx, AuditEvent.TASK_CANCELLED, f"task {task.id}", now_ms=now_ms)
             return moved
 
-        moved = await self._database.write(work)
+        moved = await self._database.write(work, announce=lambda _: self._engine.progressed(task.key))
         await self._engine.cancel_device_tasks(task.key)
         return await self.shown(moved)
 
@@ -239,7 +239,11 @@ class Tasks:
                 tx.tasks.put(replace(now, phase=Phase.OPEN, modified_on=now_ms))
                 note(tx, AuditEvent.ROLLOUT_CONTINUED, f"task {task.id}", now_ms=now_ms)
 
-        await self._database.write(work, announce=lambda _: self._engine.work.rollouts.forget(task.key))
+        def tell(_: None) -> None:
+            self._engine.work.rollouts.forget(task.key)
+            self._engine.progressed(task.key)
+
+        await self._database.write(work, announce=tell)
         return await self.shown(task)
 
     async def cancel_on(self, entry: DeviceTaskRecord) -> DeviceTaskRecord:
@@ -275,6 +279,8 @@ class Tasks:
     def _announce(self, before: DeviceTaskRecord, after: DeviceTaskRecord | None) -> None:
         if after is not None and after.status != before.status:
             self._engine.changed([Moved(before, after)])
+        elif after is not None:  # the owner has accepted an update
+            self._engine.progressed(after.task)
 
 
 def _note(tx: Transaction, event: AuditEvent, entry: DeviceTaskRecord, now_ms: Milliseconds) -> None:

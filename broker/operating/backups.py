@@ -1,6 +1,7 @@
 """Backups that the operator begins on a page: one at a time, in the background, with their progress."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ import trio
 
 from broker.clock import Clock
 from broker.errors import Conflict
+from broker.facts import BackupProgressed, Router
 from broker.operating.port import BackupFailedError, Machine
 from broker.trace.audit import AuditEvent, AuditLog, entry_of
 from broker.trace.origin import Origin, current_origin, enter
@@ -39,8 +41,9 @@ class KeptBackup:
 
 
 class Backups:
-    def __init__(self, clock: Clock, audit: AuditLog, folder: Path, keep: int) -> None:
+    def __init__(self, clock: Clock, router: Router, audit: AuditLog, folder: Path, keep: int) -> None:
         self._clock = clock
+        self._router = router
         self._audit = audit
         self.folder: Final = folder
         self._keep = keep
@@ -55,6 +58,7 @@ class Backups:
         self.latest = Progress("running", self._clock.now_ms())
         self._wanted = machine, current_origin()
         self._wakeup.set()
+        self._tell()
         return self.latest
 
     async def kept(self, machine: Machine) -> Sequence[KeptBackup]:
@@ -74,8 +78,12 @@ class Backups:
                 enter(Origin())
 
     async def _make(self, machine: Machine, progress: Progress) -> None:
+        loop = trio.lowlevel.current_trio_token()
+
         def copied(more: int, total: int) -> None:  # in the thread that copies
             progress.done, progress.total = progress.done + more, total
+            with suppress(trio.RunFinishedError):  # the thread may outlive the loop by one piece
+                loop.run_sync_soon(self._tell, idempotent=True)
 
         try:
             made = await machine.back_up(self.folder, keep=self._keep, copied=copied)
@@ -91,3 +99,7 @@ class Backups:
         outcome = "done" if progress.status == "done" else "failed"
         about = f"file {progress.file}" if progress.file else ""
         self._audit.put(entry_of(AuditEvent.COMMAND, about, now_ms=now_ms, outcome=outcome, command="backup"))
+        self._tell()
+
+    def _tell(self) -> None:
+        self._router.publish(BackupProgressed())

@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from broker.accounts.room import AccountsRoom
 from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
 from broker.errors import StorageUnavailable
 from broker.operating.backups import Backups
 from broker.operating.overview import Overview, overview
 from broker.operating.port import Machine
+from broker.operating.progress import ProgressFeed
+from broker.subscriptions.room import SubscriptionsRoom
 
 
 @dataclass(slots=True)
@@ -15,6 +19,7 @@ class OperatingRoom:
 
     core: Core
     backups: Backups
+    progress: ProgressFeed
     started_on: int
     machine: Machine | None = field(default=None)
 
@@ -28,9 +33,15 @@ class OperatingRoom:
         return await overview(self.core, self.the_machine(), self.started_on)
 
 
-async def open_operating(core: Core) -> OperatingRoom:
+async def open_operating(
+    core: Core, accounts: AccountsRoom, device_types: DeviceTypesRoom, subscriptions: SubscriptionsRoom
+) -> OperatingRoom:
     settings = core.settings
     folder = settings.console.backup_dir or settings.state_dir / "backups"
-    backups = Backups(core.clock, core.audit, folder, settings.console.keep_backups)
+    backups = Backups(core.clock, core.router, core.audit, folder, settings.console.keep_backups)
     core.life.worker("backups", backups.work_forever)
-    return OperatingRoom(core, backups, core.clock.now_ms())
+    progress = ProgressFeed(
+        core.database, core.clock, core.router, accounts, device_types.catalog, subscriptions.subscriptions
+    )
+    core.life.worker("progress", progress.tell_forever)
+    return OperatingRoom(core, backups, progress, core.clock.now_ms())

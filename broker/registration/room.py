@@ -28,7 +28,7 @@ async def open_registration(
     database, clock = core.database, core.clock
     trust = Trust(database, clock)
     await trust.reload()
-    uploads = Uploads(database, clock)
+    uploads = Uploads(database, clock, core.router)
     core.life.worker("approved lists", uploads.work_forever, statistics=uploads.statistics)
     return RegistrationRoom(
         trust=trust,

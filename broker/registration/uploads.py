@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
+from broker.facts import Router, UploadProgressed
 from broker.loops import Wakeup, repeat
 from config.limits import APPROVED_ROWS_MAX
 from storage.database import Database, Transaction
@@ -61,9 +62,10 @@ class UploadStatistics:
 class Uploads:
     """The worker. Call `wake` when there is a new upload."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
         self._database = database
         self._clock = clock
+        self._router = router
         self._wakeup = Wakeup()
         self._files = self._refused = self._taken = self._rejected = 0
 
@@ -98,7 +100,8 @@ class Uploads:
         upload = replace(upload, total=len(rows))
         while (done := upload.succeeded + upload.failed) < len(rows):
             some = rows[done : done + _ROWS_AT_ONCE]
-            upload = await self._database.write(partial(_take, upload, some, self._clock.now_ms()))
+            taking = partial(_take, upload, some, self._clock.now_ms())
+            upload = await self._database.write(taking, announce=self._tell)
         await self._save(replace(upload, status="Completed"))
         self._files += 1
         self._taken += upload.succeeded
@@ -109,7 +112,12 @@ class Uploads:
         return UploadStatistics(self._files, self._refused, self._taken, self._rejected)
 
     async def _save(self, upload: ApprovedUploadRecord) -> None:
-        await self._database.write(lambda tx: tx.approved_lists.save_upload(upload))
+        await self._database.write(
+            lambda tx: tx.approved_lists.save_upload(upload), announce=lambda _: self._tell(upload)
+        )
+
+    def _tell(self, upload: ApprovedUploadRecord) -> None:
+        self._router.publish(UploadProgressed(upload.id, upload.device_type))
 
 
 def _take(upload: ApprovedUploadRecord, rows: Sequence[str], now_ms: int, tx: Transaction) -> ApprovedUploadRecord:

@@ -6,6 +6,7 @@ from broker.accounts.room import AccountsRoom
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
+from broker.facts import DeliveriesProgressed
 from broker.mail import Mails
 from broker.messages.room import MessagesRoom
 from broker.subscriptions.creation import Creation
@@ -69,7 +70,7 @@ async def open_subscriptions(
     entries = Entries(database, devices.registry, messages.history)
     signers = Signers(database, core.vault, clock)
     outlets = Outlets()
-    sender = Sender(database, clock, endings, outlets, entries, ids, signers, callbacks, streams)
+    sender = Sender(database, clock, core.router, endings, outlets, entries, ids, signers, callbacks, streams)
     reader = Reader(database, clock, core.router, devices.registry, outlets, sender.send)
     upkeep = Upkeep(
         database, clock, keep_days=settings.subscriptions.keep_days, keep_bytes=settings.subscriptions.keep_bytes
@@ -93,6 +94,7 @@ async def open_subscriptions(
         if (outlet := outlets.get(key)) is not None:
             outlet.pending += count
         sender.look_for_due()
+        core.router.publish(DeliveriesProgressed(key))
 
     log = DeliveryLog(
         database,

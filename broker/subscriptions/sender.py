@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
+from broker.facts import DeliveriesProgressed, Router
 from broker.loops import Wakeup, repeat
 from broker.subscriptions.endings import Endings
 from broker.subscriptions.entries import Entries
@@ -64,6 +65,7 @@ class Sender:
         self,
         database: Database,
         clock: Clock,
+        router: Router,
         endings: Endings,
         outlets: Outlets,
         entries: Entries,
@@ -75,6 +77,7 @@ class Sender:
         """Without `callbacks` or `streams`, every attempt on them fails."""
         self._database = database
         self._clock = clock
+        self._router = router
         self._endings = endings
         self._outlets = outlets
         self._entries = entries
@@ -256,6 +259,8 @@ class Sender:
             raise
         # Until now they were due in the store, and must not be taken for those that wait.
         self._under_way -= settled.keys()
+        for subscription in {one.subscription for one in settled.values()}:
+            self._router.publish(DeliveriesProgressed(subscription))
         latest_ms = self._clock.now_ms() + _LONGEST_DELAY_MS
         times = [one.next_on for one in settled.values() if one.next_on is not None]
         if any(not self._looked_on < next_on <= latest_ms for next_on in times):

@@ -1,15 +1,18 @@
 """The event feed, /events (reference 19.4 and 20)."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import msgpack
 import msgspec
 
 from broker.accounts.permissions import Permission, Reach
-from broker.accounts.tokens import TokenKind
-from broker.errors import REQUIRED, PermissionDenied, Unauthorized, ValidationFailed, too_long
+from broker.accounts.tokens import Caller, TokenKind
+from broker.errors import INVALID, REQUIRED, PermissionDenied, Unauthorized, ValidationFailed, too_long
+from broker.operating.progress import Follower, Hint, Work
 from broker.routing.events import EventNames, EventSubscriber, FeedEvent
 from config.limits import EVENT_PATTERN_MAX_CHARACTERS
 from protocols.websocket.feeds import acts_for, named_ids
@@ -24,32 +27,39 @@ _to_json = msgspec.json.Encoder().encode
 _to_message_pack = msgpack.Packer().pack
 
 
-def _object(event: FeedEvent) -> dict[str, object]:
+def _object(event: FeedEvent | Hint) -> dict[str, object]:
     return {"event": event.name, "ts": event.ts, "data": event.data}
 
 
-def _json(event: FeedEvent) -> bytes:
+def _json(event: FeedEvent | Hint) -> bytes:
     return encode_text_frame(_to_json(_object(event)))
 
 
-def _message_pack(event: FeedEvent) -> bytes:
+def _message_pack(event: FeedEvent | Hint) -> bytes:
     return encode_frame(_to_message_pack(_object(event)))
 
 
-_ENCODINGS: Final = {FrameForm.JSON: _json, FrameForm.MESSAGE_PACK: _message_pack}
+_ENCODINGS: Final[dict[FrameForm, Callable[[FeedEvent | Hint], bytes]]] = {
+    FrameForm.JSON: _json,
+    FrameForm.MESSAGE_PACK: _message_pack,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class EventSelection:
-    """Selects events: those that match all given filters, among those that the token may receive."""
+    """Selects events: those that match all given filters, among those that the token may receive.
+
+    Without `names` there are no events, only hints of the progress of long work: of these kinds, by this token.
+    """
 
     reach: Reach
-    names: EventNames
+    names: EventNames | None
     devices: frozenset[DeviceKey] | None = None
     user: UserKey | None = None
+    progress: frozenset[Work] = frozenset()
 
     def concerns(self, event: FeedEvent) -> bool:
-        if event.name not in self.names:
+        if self.names is None or event.name not in self.names:
             return False
         caller, device = self.reach.caller, event.device
         if event.application not in {None, caller.application}:
@@ -72,8 +82,9 @@ async def select_events(rooms: WebSocketRooms, request: HandshakeRequest) -> Eve
     Raises:
         Unauthorized: no token, or one that is not valid.
         DeviceNotFound, UserNotFound: something named does not exist.
-        PermissionDenied: a device or a user named is not the caller's to read.
-        ValidationFailed: too many ids or patterns, or an application that names neither a user nor a device.
+        PermissionDenied: a device or a user named is not the caller's to read, or the progress is not for the caller.
+        ValidationFailed: too many ids or patterns, an application that names neither a user nor a device, or progress
+            of something unknown.
     """
     if not request.token:
         raise Unauthorized
@@ -88,29 +99,55 @@ async def select_events(rooms: WebSocketRooms, request: HandshakeRequest) -> Eve
             raise PermissionDenied(f"READ on device {device.id}")
     if user is not None and not await acts_for(rooms, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
-    if caller.kind is TokenKind.APPLICATION and user is None and not devices:
-        raise ValidationFailed.of("uid", REQUIRED)
     patterns = named_ids(request, "events", "event")
+    progress = await _followed(rooms, caller, request)
+    # Who asks for progress gets events, too, only by their names.
+    has_events = bool(patterns) or not progress
+    if has_events and caller.kind is TokenKind.APPLICATION and user is None and not devices:
+        raise ValidationFailed.of("uid", REQUIRED)
     if any(len(pattern) > EVENT_PATTERN_MAX_CHARACTERS for pattern in patterns):
         raise ValidationFailed.of("events", too_long(EVENT_PATTERN_MAX_CHARACTERS))
     await rooms.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
     keys = frozenset(device.key for device in devices) or None
-    return EventSelection(reach, EventNames(patterns), keys, None if user is None else user.key)
+    names = EventNames(patterns) if has_events else None
+    return EventSelection(reach, names, keys, None if user is None else user.key, progress)
+
+
+async def _followed(rooms: WebSocketRooms, caller: Caller, request: HandshakeRequest) -> frozenset[Work]:
+    """The kinds of long work that the request names. Raises ValidationFailed, PermissionDenied."""
+    try:
+        kinds = frozenset(map(Work, named_ids(request, "progress")))
+    except ValueError as error:
+        raise ValidationFailed.of("progress", INVALID) from error
+    if kinds and caller.kind is TokenKind.DEVICE:
+        raise PermissionDenied("progress with a device token")
+    await rooms.operating.progress.require(caller, kinds)
+    return kinds
 
 
 class EventFeed(Watcher[EventSelection]):
     """One subscriber of the event feed."""
 
-    def _subscribed(self) -> AbstractContextManager[None]:
-        return self._rooms.routing.events.subscribe(
-            EventSubscriber(
-                self._selection.concerns,
-                self._connection.offer,
-                _ENCODINGS[self.form],
-                self._selection.reach.caller.token,
-                self._close,
-            )
+    @cached_property
+    def _follower(self) -> Follower:
+        """One for the whole connection: a hint on its way must not be lost when the selection is checked."""
+        return Follower(self._selection.progress, self._request.token or "", self._tell)
+
+    def _tell(self, hint: Hint) -> None:
+        self._connection.offer(_ENCODINGS[self.form](hint))
+
+    @contextmanager
+    def _subscribed(self) -> Iterator[None]:
+        encode, offer = _ENCODINGS[self.form], self._connection.offer
+        subscriber = EventSubscriber(
+            self._selection.concerns, offer, encode, self._selection.reach.caller.token, self._close
         )
+        with self._rooms.routing.events.subscribe(subscriber):
+            if not self._follower.kinds:
+                yield
+                return
+            with self._rooms.operating.progress.follow(self._follower):
+                yield
 
     async def _select(self) -> EventSelection:
         return await select_events(self._rooms, self._request)

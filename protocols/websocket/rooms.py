@@ -8,6 +8,7 @@ from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.room import MessagesRoom
+from broker.operating.room import OperatingRoom
 from broker.registration.room import RegistrationRoom
 from broker.routing.room import RoutingRoom
 
@@ -38,3 +39,6 @@ class WebSocketRooms(Protocol):
 
     @property
     def routing(self) -> RoutingRoom: ...
+
+    @property
+    def operating(self) -> OperatingRoom: ...

@@ -20,7 +20,6 @@ from config.limits import (
 from protocols.http.calls import ANY_TOKEN, USER_OR_APPLICATION, Accepts, InQuery, RestCall
 from protocols.http.openapi import samples
 from protocols.http.rest.managed import CONFIGURED_TYPE, MANAGED_DEVICE, ManagementCalls
-from protocols.http.rest.named import require_role
 from protocols.http.schema import Amount, Count, Data, Id, Offset, Shape, Timestamp, TypeId, about, one_of, time_ms
 from storage.device_management import ManagementRecord
 
@@ -165,7 +164,7 @@ class DevicePropertyCalls(ManagementCalls):
         reach = await self._permissions.reach(caller)
         is_itself = caller.kind is TokenKind.DEVICE and reach.allows(device, Permission.READ)
         if not (is_itself or reach.allows_type(device.owner, device.type.record, Permission.READ)):
-            await require_role(self._permissions, caller, device.type.record, ADMINISTRATORS)
+            await self._permissions.require_role(caller, device.type.record, ADMINISTRATORS)
         return device
 
     async def _visible_type(self, caller: Caller, dtid: str) -> DeviceType:

@@ -20,7 +20,6 @@ from protocols.http.bodies import chunks_within
 from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Counted, RestCall
 from protocols.http.openapi import samples
 from protocols.http.rest.managed import CONFIGURED_TYPE, CONFIGURERS, ManagementCalls
-from protocols.http.rest.named import require_role
 from protocols.http.schema import (
     Count,
     Data,
@@ -102,7 +101,7 @@ class ImageCalls(ManagementCalls):
     async def _image(self, caller: Caller, dtid: str, update_id: str) -> FoundImage:
         type_ = await self._types.find(dtid)
         image = await self._management.images.find(type_, update_id)
-        await require_role(self._permissions, caller, type_.record, CONFIGURERS)
+        await self._permissions.require_role(caller, type_.record, CONFIGURERS)
         return FoundImage(image, type_)
 
     @RestCall(

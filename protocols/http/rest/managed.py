@@ -12,7 +12,7 @@ from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from protocols.http.calls import Chapter, RestCalls, SharedFinder
 from protocols.http.reading import Query
-from protocols.http.rest.named import Named, require_role
+from protocols.http.rest.named import Named
 
 DEVICE_MANAGEMENT: Final = Chapter(
     "Device management",
@@ -62,5 +62,5 @@ class ManagementCalls(RestCalls):
         dtid = query.text("dtid", required=True)
         query.check()
         type_ = await self._types.find(dtid or "")
-        await require_role(self._permissions, caller, type_.record, ADMINISTRATORS)
+        await self._permissions.require_role(caller, type_.record, ADMINISTRATORS)
         return type_

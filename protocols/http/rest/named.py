@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Final
 
-from broker.accounts.permissions import ADMINISTRATORS, Permission, Permissions, Role
+from broker.accounts.permissions import ADMINISTRATORS, Permission, Role
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller, TokenKind
 from broker.device_types.catalog import DeviceType
@@ -11,17 +11,7 @@ from broker.device_types.room import DeviceTypesRoom
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from protocols.http.calls import SharedFinder
-from storage.records import DeviceTypeRecord, UserRecord
-
-
-async def require_role(
-    permissions: Permissions, caller: Caller, type_: DeviceTypeRecord, roles: Collection[Role]
-) -> None:
-    """The caller is an application of the type's organization, or a member in one of these roles whose token has WRITE
-    on the type. Raises PermissionDenied."""
-    await permissions.require_organization(caller, type_.organization, roles)
-    if caller.user is not None:
-        await permissions.require_granted(caller, caller.user, type_, Permission.WRITE)
+from storage.records import UserRecord
 
 
 class Named:
@@ -53,7 +43,7 @@ class Named:
     async def type_for(self, caller: Caller, dtid: str, roles: Collection[Role]) -> DeviceType:
         """The same for other roles. Raises DeviceTypeNotFound, PermissionDenied."""
         type_ = await self._device_types.find(dtid)
-        await require_role(self._permissions, caller, type_.record, roles)
+        await self._permissions.require_role(caller, type_.record, roles)
         return type_
 
     async def managed_device(self, caller: Caller, did: str) -> Device:
@@ -64,7 +54,7 @@ class Named:
         device = await self._devices.find(did)
         reach = await self._permissions.reach(caller)
         if caller.kind is TokenKind.APPLICATION or not reach.allows(device, Permission.MANAGE):
-            await require_role(self._permissions, caller, device.type.record, ADMINISTRATORS)
+            await self._permissions.require_role(caller, device.type.record, ADMINISTRATORS)
         return device
 
 

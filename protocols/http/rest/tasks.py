@@ -13,7 +13,6 @@ from broker.devices.registry import Device
 from protocols.http.calls import ANY_TOKEN, NOTHING, USER, USER_OR_APPLICATION, InQuery, RestCall
 from protocols.http.openapi import samples
 from protocols.http.rest.managed import MANAGED_DEVICE, ManagementCalls
-from protocols.http.rest.named import require_role
 from protocols.http.rest.task_requests import (
     AcceptanceAnswer,
     Cancel,
@@ -62,7 +61,7 @@ class TaskCalls(ManagementCalls):
         """A task, for administrators of the organization that owns its type."""
         task = await self._management.tasks.find(tid)
         type_ = await self._types.get(task.device_type)
-        await require_role(self._permissions, caller, type_.record, ADMINISTRATORS)
+        await self._permissions.require_role(caller, type_.record, ADMINISTRATORS)
         return task
 
     async def _entry(self, caller: Caller, tid: str, did: str) -> DeviceTaskRecord:
@@ -88,7 +87,7 @@ class TaskCalls(ManagementCalls):
     )
     async def create(self, caller: Caller, body: NewTask) -> Data[TaskObject]:
         type_ = await self._types.find(body.dtid)
-        await require_role(self._permissions, caller, type_.record, ADMINISTRATORS)
+        await self._permissions.require_role(caller, type_.record, ADMINISTRATORS)
         request, scheduled_on = requested(body)
         created = await self._management.tasks.create(type_, request, scheduled_on=scheduled_on)
         return Data(TaskObject(**task_members(created, type_), status=created.record.status))

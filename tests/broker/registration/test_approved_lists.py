@@ -169,7 +169,9 @@ async def test_a_restart_continues_after_the_last_saved_rows(
 
 async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceType) -> None:
     idle = ApprovedLists(
-        services.core.database, services.core.clock, Uploads(services.core.database, services.core.clock)
+        services.core.database,
+        services.core.clock,
+        Uploads(services.core.database, services.core.clock, services.core.router),
     )
     for _ in range(APPROVED_UPLOADS_WAITING):
         await idle.upload(meters, b"vdid\n")

@@ -1,7 +1,11 @@
 """The operator's pages, as a person goes through them (reference 27.21)."""
 
+import time
+from typing import Final
+
 import httpx
 
+from tests.daemon import LIGHT_TYPE
 from tests.e2e.console.test_developer import go
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOB_EMAIL, Site
@@ -33,6 +37,30 @@ def test_a_backup_is_made_and_found_again(ada: User) -> None:
     go(ada, "/operator/backups")
     ada.sees("done", "#latest")
     ada.sees("trunkline-", "#kept th")
+
+
+#: What would come by the clock never comes; what follows a frame of the feed at once does.
+WITHOUT_A_CLOCK: Final = """
+const real = window.setTimeout;
+window.setTimeout = (work, ms, ...more) => (ms >= 4500 ? 0 : real(work, ms, ...more));
+"""
+
+
+def test_the_progress_of_a_backup_and_of_a_task_comes_without_polling(ada: User, site: Site) -> None:
+    go(ada, "/operator/backups")
+    ada.sees("Make a backup")
+    ada.browser.driver.execute_script(WITHOUT_A_CLOCK)
+    file = ada.browser.texts("#latest code")
+    site.of_ada_at_the_console(ada, "POST", "/operator/backups", None)
+    ada.eventually(lambda: ada.browser.texts("#latest code") not in (file, []))
+    tomorrow = int(time.time() * 1000) + 86_400_000
+    task = {"dtid": LIGHT_TYPE, "taskType": "R", "property": "serverProperties.site", "scheduledOn": tomorrow}
+    made = site.of_ada_at_the_console(ada, "POST", "/devicemgmt/tasks", task)["id"]
+    go(ada, f"/developer/tasks/{made}")
+    ada.sees("scheduled", "#standing")
+    ada.browser.driver.execute_script(WITHOUT_A_CLOCK)
+    site.of_ada_at_the_console(ada, "PUT", f"/devicemgmt/tasks/{made}", {"status": "CANCELLED"})
+    ada.sees("cancelled", "#standing .badge")
 
 
 def test_others_are_told_that_a_page_is_not_for_them(ada: User, site: Site) -> None:

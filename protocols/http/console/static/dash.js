@@ -2,6 +2,7 @@
 
 import { attempt, accessToken, curlLine, get, REST, Refused } from "./api.js";
 import { $, fill, h, showText, whole } from "./dom.js";
+import { follow as hear } from "./sockets.js";
 
 export const page = $("#page");
 export const id = page.dataset.id;
@@ -56,7 +57,8 @@ const ROLE_MS = 5000;
 let needsRole = false;
 let follows = false;
 
-// Shows what a page has to say, and why not when it may not. A page that follows nothing asks whether the role is there.
+// Shows what a page has to say, and why not when it may not. A page that reads nothing again and again by the clock asks
+// whether the role is there.
 export async function show(load) {
   try {
     await load();
@@ -92,6 +94,8 @@ export async function organizations() {
 }
 
 const SLOWEST_MS = 60000;
+const HEARD_MS = 30000;  // with a feed: a hint may be left out when very much goes on
+const LOST_MS = 5000;
 let usedOn = Date.now();
 for (const kind of ["pointerdown", "keydown", "focus"]) addEventListener(kind, () => { usedOn = Date.now(); }, { passive: true });
 
@@ -99,22 +103,54 @@ for (const kind of ["pointerdown", "keydown", "focus"]) addEventListener(kind, (
 export const pause = (ms) => Math.max(ms, Math.min(SLOWEST_MS, ms * (1 + (Date.now() - usedOn) / 60000)));
 
 // Again and again while the page is seen. A role that is lost meanwhile is told at once; a lost connection is shown.
-export function follow(work, ms) {
-  follows = true;
-  let timer = 0;
-  const again = async () => {
-    if (!document.hidden) {
-      try {
-        if (await work() === false) return;
-      } catch (error) {
-        if (error instanceof Refused && [401, 403, 404].includes(error.status)) return refuse(error);
-        if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
-      }
-    }
-    timer = setTimeout(again, pause(ms));
+// `work` answers false when there is nothing more to follow, or after how many ms it must come again at the latest.
+// With `feed`, the clock counts only while there is no feed; with one, `ms` is the least time between two times of `work`.
+export function follow(work, ms, feed) {
+  follows ||= !feed;
+  let timer = 0, began = Date.now(), isAt = false, isDue = false, isHeard = false, isOver = false, stop = () => {};
+  const plan = (wait) => {
+    clearTimeout(timer);
+    if (!isOver) timer = setTimeout(again, Math.max(0, wait));
   };
-  timer = setTimeout(again, ms);
-  return () => clearTimeout(timer);
+  const end = () => {
+    isOver = true;
+    clearTimeout(timer);
+    stop();
+  };
+  const soon = () => {
+    isDue = true;
+    if (!isAt) plan(began + pause(ms) - Date.now());
+  };
+  const wait = () => pause(isHeard ? HEARD_MS : feed ? Math.max(ms, LOST_MS) : ms);
+  async function again() {
+    if (document.hidden) return plan(wait());
+    [isAt, isDue, began] = [true, false, Date.now()];
+    let latest = Infinity;
+    try {
+      const told = await work();
+      if (told === false) return end();
+      if (typeof told === "number") latest = told;
+    } catch (error) {
+      if (error instanceof Refused && [401, 403, 404].includes(error.status)) {
+        end();
+        return refuse(error);
+      }
+      if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
+    } finally {
+      isAt = false;
+    }
+    return isDue ? soon() : plan(Math.min(Math.max(latest, pause(ms)), wait()));
+  }
+  plan(ms);
+  if (feed) {
+    const told = (yes) => () => {
+      isHeard = yes;
+      soon();  // what came while there was no feed; or the role is lost, and the feed with it
+    };
+    stop = hear("events", { progress: feed.of }, (frame) => { if (feed.concerns?.(frame.data) ?? true) soon(); }, told(true), told(false));
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(); });
+  }
+  return end;
 }
 
 const MOST = 10000;

@@ -39,6 +39,10 @@ async function watch(uploadId) {
   return !isOver;
 }
 
+async function goOn(uploadId) {
+  if (await watch(uploadId)) follow(() => watch(uploadId), 500, { of: "upload", concerns: (data) => data.uploadId === uploadId });
+}
+
 function send(elements) {
   const file = elements.file.files[0];
   const typed = elements.ids.value.split(/\s+/).filter(Boolean);
@@ -50,7 +54,7 @@ function send(elements) {
   return (async () => {
     const { data } = await upload(WHITELIST, body, "text/csv", (gone, total) => fill(parts.upload, h("p", {}, "Sending…"), progress("Progress of sending", gone, total)));
     localStorage.setItem(KEPT, data.uploadId);
-    if (await watch(data.uploadId)) follow(() => watch(data.uploadId), 500);
+    await goOn(data.uploadId);
   })();
 }
 
@@ -104,6 +108,6 @@ await show(async () => {
     }, "quiet")));
   await Promise.all([entries(), certificates()]);
   const begun = localStorage.getItem(KEPT);
-  if (begun && await watch(begun)) follow(() => watch(begun), 500);
+  if (begun) await goOn(begun);
   $("#page").removeAttribute("aria-busy");
 });

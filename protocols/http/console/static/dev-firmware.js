@@ -106,5 +106,5 @@ await show(async () => {
     h("p", { class: "row checks" }, h("label", {}, h("input", { type: "checkbox", name: "needsAcceptance" }), "Each owner must accept it")),
   ], "Begin the roll-out", rollOut)), box("Roll-outs", rollouts.element)));
   await load();
-  if (await listRollouts() !== false) follow(listRollouts, 5000);
+  if (await listRollouts() !== false) follow(listRollouts, 5000, { of: "task", concerns: (data) => data.dtid === id });
 });

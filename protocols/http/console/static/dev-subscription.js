@@ -89,9 +89,13 @@ await show(async () => {
     // Older ones change only while some wait: all are read again then, the longer the list, the less often.
     const { total } = await get(`${PATH}/deliveries`, { status: "PENDING", count: 1 });
     const isChanged = total > 0 || total !== waiting;
-    if (isChanged && Date.now() - listedOn > Math.max(4000, parts.log.rows.length * 30)) {
+    const left = listedOn + Math.max(4000, parts.log.rows.length * 30) - Date.now();
+    if (isChanged && left <= 0) {
       waiting = total;
       await deliveries();
-    } else paintReplay();
-  }, 5000);
+      return undefined;
+    }
+    paintReplay();
+    return isChanged ? left : undefined;
+  }, 5000, { of: "deliveries", concerns: (data) => data.subscriptionId === id });
 });

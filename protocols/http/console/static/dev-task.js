@@ -53,8 +53,8 @@ async function load() {
     h("p", { class: "row" }, isOver ? null : button("Cancel the task", cancelAll, "danger small"),
       !isOver && task.taskParameters.update?.rollout ? button("Let a paused roll-out go on", change({ status: "PROCESSING" }, "The roll-out goes on.")) : null, sameCall("GET", `${PATH}/statuses`)));
   // Ten thousand devices are a hundred calls: only what has changed is asked for, and not too often.
-  const now = `${task.status} ${JSON.stringify(counts)}`, isDue = Date.now() - shownOn > Math.max(4000, counts.totalDevices * 30);
-  if (!isDue && (now === shown || counts.totalDevices > 500) && !isOver) return undefined;
+  const now = `${task.status} ${JSON.stringify(counts)}`, left = shownOn + Math.max(4000, counts.totalDevices * 30) - Date.now();
+  if (left > 0 && (now === shown || counts.totalDevices > 500) && !isOver) return left;
   [shown, shownOn] = [now, Date.now()];
   parts.devices.set(await everything(`${PATH}/statuses`, {}, (answer) => answer.data.statuses));
   return isOver ? false : undefined;
@@ -62,5 +62,5 @@ async function load() {
 
 await show(async () => {
   await organizations();
-  if (await load() !== false) follow(load, 2000);
+  if (await load() !== false) follow(load, 2000, { of: "task", concerns: (data) => data.id === id });
 });

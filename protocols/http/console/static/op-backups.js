@@ -35,5 +35,5 @@ async function load() {
 
 await show(async () => {
   await load();
-  follow(load, 1000);
+  follow(load, 1000, { of: "backup" });
 });

@@ -5,8 +5,9 @@ import { accessToken, reachable, REST } from "./api.js";
 const SILENCE_MS = 75000;  // the server sends a ping every 30 s
 const LONGEST_WAIT_MS = 15000;
 
-// `onOpen` is called each time there is a connection, first and again: what came between has to be fetched.
-export function follow(feed, parameters, onFrame, onOpen = () => {}) {
+// `onOpen` is called each time there is a connection, first and again: what came between has to be fetched. `onLost` is
+// called each time when there is none, or no more.
+export function follow(feed, parameters, onFrame, onOpen = () => {}, onLost = () => {}) {
   let socket = null;
   let failures = 0;
   let ended = false;
@@ -41,6 +42,7 @@ export function follow(feed, parameters, onFrame, onOpen = () => {}) {
       refused = !opened;  // the token may have ended
       failures += 1;
       if (failures > 1) reachable(feed, false);
+      onLost();
       const wait = Math.min(LONGEST_WAIT_MS, 250 * 2 ** failures);
       setTimeout(connect, wait * (0.5 + Math.random() / 2));
     });
