@@ -46,8 +46,6 @@ from tests.factories import (
 from tests.protocols.websocket.peers import Peers, closing
 from tests.rows import each_row
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 KINDS: dict[str, type[DeviceFact]] = {
     "device.new": DeviceCreated,
     "device.updated": DeviceUpdated,
@@ -120,7 +118,7 @@ HEARD_OF = [
 
 @each_row(("token", "query", "expected"), HEARD_OF)
 async def test_a_subscriber_gets_events_that_match_all_filters_and_its_permissions(
-    services: Services, peers: Peers, token: str, query: str, expected: list[str]
+    autojump_clock: MockClock, services: Services, peers: Peers, token: str, query: str, expected: list[str]
 ) -> None:
     async with await peers.connect(events(token, query)) as socket:
         for did in (KITCHEN, HALL, BOBS):
@@ -147,13 +145,13 @@ REFUSED = [
 
 @each_row(("token", "query", "status", "code"), REFUSED)
 async def test_a_selection_without_permission_fails_the_handshake(
-    peers: Peers, world: World, token: str, query: str, status: int, code: int
+    autojump_clock: MockClock, peers: Peers, world: World, token: str, query: str, status: int, code: int
 ) -> None:
     answered, _, body = await peers.refusal(events(token, query))
     assert (answered, body["error"]["code"]) == (status, code)
 
 
-async def test_without_a_token_the_handshake_fails(peers: Peers) -> None:
+async def test_without_a_token_the_handshake_fails(autojump_clock: MockClock, peers: Peers) -> None:
     status, _, body = await peers.refusal("/v1.1/events")
     assert (status, body["error"]["message"]) == (401, "Please provide a valid authorization header")
 
@@ -178,7 +176,7 @@ PATTERNS = [
 
 @each_row(("query", "expected"), PATTERNS)
 async def test_names_and_patterns_choose_the_events(
-    services: Services, peers: Peers, world: World, query: str, expected: list[str]
+    autojump_clock: MockClock, services: Services, peers: Peers, world: World, query: str, expected: list[str]
 ) -> None:
     async with await peers.connect(events(ADA_TOKEN, query)) as socket:
         for name in ALL:
@@ -188,7 +186,7 @@ async def test_names_and_patterns_choose_the_events(
 
 @pytest.mark.parametrize("name", KINDS)
 async def test_a_device_event_names_owner_application_device_and_type(
-    services: Services, peers: Peers, world: World, name: str
+    autojump_clock: MockClock, services: Services, peers: Peers, world: World, name: str
 ) -> None:
     async with await peers.connect(events(ADA_TOKEN)) as socket:
         await tell(services, name, KITCHEN)
@@ -201,14 +199,18 @@ async def test_a_device_event_names_owner_application_device_and_type(
         ]
 
 
-async def test_an_operators_change_has_no_application(services: Services, peers: Peers, world: World) -> None:
+async def test_an_operators_change_has_no_application(
+    autojump_clock: MockClock, services: Services, peers: Peers, world: World
+) -> None:
     async with await peers.connect(events(ADA_TOKEN)) as socket:
         await tell(services, "device.updated", KITCHEN, aid=None)
         [frame] = await heard(socket)
         assert "aid" not in frame["data"]
 
 
-async def test_a_status_event_names_owner_and_device(services: Services, peers: Peers, world: World) -> None:
+async def test_a_status_event_names_owner_and_device(
+    autojump_clock: MockClock, services: Services, peers: Peers, world: World
+) -> None:
     async with await peers.connect(events(ADA_TOKEN)) as socket:
         await tell(services, "device.status.online", KITCHEN)
         assert await heard(socket) == [
@@ -216,7 +218,9 @@ async def test_a_status_event_names_owner_and_device(services: Services, peers: 
         ]
 
 
-async def test_a_status_without_an_event_is_not_sent(services: Services, peers: Peers, world: World) -> None:
+async def test_a_status_without_an_event_is_not_sent(
+    autojump_clock: MockClock, services: Services, peers: Peers, world: World
+) -> None:
     async with await peers.connect(events(ADA_TOKEN)) as socket:
         services.core.router.publish(AvailabilityChanged(world.kitchen, "unknown", NOW_MS))
         assert await heard(socket) == []
@@ -233,7 +237,7 @@ async def test_a_status_without_an_event_is_not_sent(services: Services, peers: 
     ],
 )
 async def test_an_event_of_a_changed_profile_reaches_the_user_and_the_users_applications(
-    services: Services, peers: Peers, world: World, token: str, query: str, hears: bool
+    autojump_clock: MockClock, services: Services, peers: Peers, world: World, token: str, query: str, hears: bool
 ) -> None:
     async with await peers.connect(events(token, query)) as socket:
         services.core.router.publish(UserProfileUpdated(world.ada, ADA, NOW_MS))
@@ -242,7 +246,7 @@ async def test_an_event_of_a_changed_profile_reaches_the_user_and_the_users_appl
 
 
 async def test_a_client_that_writes_message_pack_gets_message_pack(
-    services: Services, peers: Peers, world: World
+    autojump_clock: MockClock, services: Services, peers: Peers, world: World
 ) -> None:
     async with (
         await peers.connect(events(ADA_TOKEN)) as packed,
@@ -254,7 +258,9 @@ async def test_a_client_that_writes_message_pack_gets_message_pack(
         assert msgpack.unpackb(await packed.get_message()) == json.loads(await text.get_message())
 
 
-async def test_a_revoked_token_ends_the_feed(services: Services, peers: Peers, world: World) -> None:
+async def test_a_revoked_token_ends_the_feed(
+    autojump_clock: MockClock, services: Services, peers: Peers, world: World
+) -> None:
     async with await peers.connect(events(ADA_TOKEN)) as socket:
         services.core.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
         assert await closing(socket) == (1008, "token revoked or expired")
