@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -248,12 +249,15 @@ def _is_harmless(heard: dict[str, Any], pages: set[str]) -> bool:
 @contextmanager
 def running_chromium() -> Iterator[Chromium]:
     """A headless Chromium that accepts certificates of unknown authorities."""
-    options = ChromeOptions()
-    # Chromium without its windows takes a quarter less processor time.
-    options.binary_location = shutil.which("chromium-headless-shell") or require_program("chromium")
-    for argument in _ARGUMENTS:
-        options.add_argument(argument)
-    options.accept_insecure_certs = True
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with Chrome(options=options, service=Service(require_program("chromedriver"))) as driver:
-        yield Chromium(driver)
+    with TemporaryDirectory() as folder:
+        options = ChromeOptions()
+        # Chromium without its windows takes a quarter less processor time.
+        options.binary_location = shutil.which("chromium-headless-shell") or require_program("chromium")
+        for argument in _ARGUMENTS:
+            options.add_argument(argument)
+        options.accept_insecure_certs = True
+        # Without its windows it would leave files that are downloaded in the folder of the tests.
+        options.add_experimental_option("prefs", {"download.default_directory": folder})
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        with Chrome(options=options, service=Service(require_program("chromedriver"))) as driver:
+            yield Chromium(driver)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from broker.accounts.tokens import Caller
@@ -383,24 +384,26 @@ async def test_an_export_goes_on_after_a_restart(opener: ServicesOpener, tmp_pat
         await services.messages.ingest.wait_committed()
         ada = await services.accounts.tokens.caller(ADA_TOKEN)
         export_id = await services.export.create(ada, asking(sdids=KITCHEN))
-        while not 0 < (await services.export.find(ada, export_id)).record.total_messages < total:
+        while not 0 < (begun := await services.export.find(ada, export_id)).record.total_messages < total:
             await trio.lowlevel.checkpoint()
+        assert begun.status is ExportStatus.IN_PROGRESS
+        assert 0 < (begun.progress or 0) < 100
     half = (tmp_path / "exports" / f"{export_id}.tgz").stat().st_size
     with (tmp_path / "exports" / f"{export_id}.tgz").open("ab") as file:
         file.write(b"what was written behind the last checkpoint")
-    async with opener() as services:
-        ada = await services.accounts.tokens.caller(ADA_TOKEN)
-        resumed = await services.export.find(ada, export_id)
-        assert resumed.status is ExportStatus.IN_PROGRESS
-        assert 0 < (resumed.progress or 0) < 100
-        done = await finished(services, ada, export_id)
-        assert done.record.total_messages == total
-        content = (tmp_path / "exports" / f"{export_id}.tgz").read_bytes()
-        assert len(content) > half
-        assert done.record.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest()
-        found = stamps(entries(content))
-        assert [ts for one in found.values() for ts in one] == [START + number for number in range(total)]
-        assert list(map(len, found.values())) == [10_000, 10_000, 10_000, 5]
+    with capture_logs() as logs:
+        async with opener() as services:
+            ada = await services.accounts.tokens.caller(ADA_TOKEN)
+            done = await finished(services, ada, export_id)
+    resumed = next(one for one in logs if one["event"] == "export_begun")
+    assert 0 < resumed["messages"] < total
+    assert done.record.total_messages == total
+    content = (tmp_path / "exports" / f"{export_id}.tgz").read_bytes()
+    assert len(content) > half
+    assert done.record.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest()
+    found = stamps(entries(content))
+    assert [ts for one in found.values() for ts in one] == [START + number for number in range(total)]
+    assert list(map(len, found.values())) == [10_000, 10_000, 10_000, 5]
 
 
 async def test_an_export_whose_beginning_is_lost_begins_again(opener: ServicesOpener, tmp_path: Path) -> None:
