@@ -119,23 +119,25 @@ class _Connection:
         self._is_over = False  # the peer has closed or broken the protocol
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            if self._is_writing:
-                nursery.start_soon(self._outbox.send_forever)
-            unauthenticated = trio.CancelScope()
-            nursery.start_soon(self._end_when_stopping, unauthenticated)
-            with self._scope:
-                # The time limit for the whole CONNECT.
-                self._scope.deadline = trio.current_time() + MQTT_CONNECT_SECONDS
-                offered, packets = await self._receive_connect()
-                admitted = await self._authenticate(offered) if offered is not None else None
-                unauthenticated.cancel()
-                if offered is not None and admitted is not None:
-                    await self._serve(*admitted, packets, offered.packet)
-            await self._say_goodbye()
-            self._nursery = None
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if self._is_writing:
+                    nursery.start_soon(self._outbox.send_forever)
+                unauthenticated = trio.CancelScope()
+                nursery.start_soon(self._end_when_stopping, unauthenticated)
+                with self._scope:
+                    # The time limit for the whole CONNECT.
+                    self._scope.deadline = trio.current_time() + MQTT_CONNECT_SECONDS
+                    offered, packets = await self._receive_connect()
+                    admitted = await self._authenticate(offered) if offered is not None else None
+                    unauthenticated.cancel()
+                    if offered is not None and admitted is not None:
+                        await self._serve(*admitted, packets, offered.packet)
+                await self._say_goodbye()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None  # commits may still acknowledge what the peer has sent
 
     def _send_now(self, data: bytes) -> int:
         """What the operating system takes at once. The task that writes the rest begins when it does not take all."""

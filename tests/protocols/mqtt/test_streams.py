@@ -88,6 +88,28 @@ async def test_acknowledgements_reach_a_peer_that_is_still_sending(server: Serve
     await peer.expect_end()
 
 
+async def test_a_commit_after_a_reset_harms_nobody(server: Server, dial: Dial, runner: Runner) -> None:
+    """Its acknowledgement finds a connection that has ended."""
+    peer = await dial()
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    kitchen = await server.services.devices.registry.find(KITCHEN)
+    assert isinstance(peer.stream, trio.SocketStream)
+    peer.stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    runner.hold_commits()
+    with capture_logs() as logs:
+        await peer.send(publish(1))
+        await runner.holds_commit.wait()
+        await peer.stream.aclose()
+        with trio.fail_after(10):
+            while server.services.routing.connections.is_online(kitchen.key):
+                await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked()
+        runner.commits.set()
+        await server.services.messages.ingest.wait_committed()
+    assert [entry for entry in logs if entry["log_level"] == "error"] == []
+
+
 async def test_a_reset_ends_only_its_connection(server: Server, dial: Dial) -> None:
     hall = await dial()
     await hall.send(connect(HALL, HALL_TOKEN))
