@@ -37,6 +37,7 @@ from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.errors import ListenerError
 from protocols.http.front_door import serve_http
+from protocols.hub import Hub
 from protocols.inherited import hand_over, inherited_sockets
 from protocols.interpreter import (
     collect_garbage_seldom,
@@ -180,7 +181,8 @@ async def _listen(
 ) -> dict[str, Address]:
     alarms = Alarms(services.core.life.stopping)
     connections.start_soon(alarms.ring_forever)
-    websocket = partial(serve_websocket_connection, services, alarms, mqtt=partial(serve_mqtt_connection, services))
+    carried = partial(serve_mqtt_connection, services)
+    websocket = partial(serve_websocket_connection, services, alarms, mqtt=carried, hub=Hub(connections))
     vitals = Vitals(services.core)
     reloading.others.append(vitals.renew)
     tls, optional, required = _contexts(settings, reloading)

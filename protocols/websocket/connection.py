@@ -1,8 +1,10 @@
 """An open WebSocket, for the device channel and the feeds (reference 19.1).
 
-Each connection has one task, which reads for the conversation. A second one writes as soon as the operating system has
-not taken all at once. What comes with time, pings and the end of silent connections, is done by a task that lives as
-long as that takes; alarms.py starts it. All frames go through one outbox, so they never interleave.
+Each connection has one task, which reads for the conversation. Where the connection is a plain socket and the
+conversation can take messages without waiting, the task parks the socket, and the hub reads (hub.py). A second task
+writes as soon as the operating system has not taken all at once. What comes with time, pings and the end of silent
+connections, is done by a task that lives as long as that takes; alarms.py starts it. All frames go through one outbox,
+so they never interleave.
 
 A connection always ends in the same order: reading stops, the conversation sends its last answers, the close frame
 follows, and the peer has a second for its own close frame. If the peer has gone, the connection ends at once.
@@ -10,8 +12,8 @@ follows, and the peer has a second for its own close frame. If the peer has gone
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
@@ -20,6 +22,7 @@ import trio
 from broker.errors import DomainError
 from broker.limits.overhead import Pace
 from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
+from protocols.hub import Hub
 from protocols.listeners import sender_at_once
 from protocols.outbox import Outbox
 from protocols.websocket.alarms import Alarm, Alarms
@@ -59,6 +62,10 @@ _TOO_SLOW: Final = (TRY_AGAIN_LATER, "reads too slowly")
 _EXPECTED_ENDS: Final = frozenset({NORMAL_CLOSURE, GOING_AWAY})
 
 _log = structlog.get_logger(__name__)
+
+
+#: Processes the messages of one turn without waiting; False when some are left, which `talk` goes on with.
+Take = Callable[[Sequence[str | bytes]], bool]
 
 
 class Conversation(Protocol):
@@ -105,7 +112,9 @@ class OpenWebSocket:
         "_faulty",
         "_goodbye",
         "_heard",
+        "_hub",
         "_is_beating",
+        "_is_taking",
         "_is_writing",
         "_next_ping",
         "_nursery",
@@ -119,6 +128,7 @@ class OpenWebSocket:
         "_said_all",
         "_send_at_once",
         "_stream",
+        "_take",
         "pace",
     )
 
@@ -129,11 +139,16 @@ class OpenWebSocket:
         stream: trio.abc.Stream,
         early: bytes,
         converse: "Callable[[OpenWebSocket], Conversation]",
+        hub: Hub | None = None,
     ) -> None:
-        """`early` is what the peer has sent behind its handshake. `alarms` must be ringing (`Alarms.ring_forever`)."""
+        """`early` is what the peer has sent behind its handshake. `alarms` must be ringing (`Alarms.ring_forever`).
+        The hub reads from the stream where it is a plain socket."""
         self._rooms = rooms
         self._stream = stream
         self._early = early
+        self._hub = hub if isinstance(stream, trio.SocketStream) else None
+        self._take: Take | None = None  # while the hub reads
+        self._is_taking = False  # the hub has read, and the task that is parked will be woken if the connection ends
         self._reader = FrameReader()
         self.pace: Pace = rooms.limits.overhead.pace()
         self._send_at_once = sender_at_once(stream)
@@ -176,13 +191,59 @@ class OpenWebSocket:
 
     # --- Receiving ---
 
-    async def receive(self) -> list[str | bytes] | None:
-        """The next messages, `str` for text and `bytes` for binary; None at the end."""
+    async def receive(self, take: Take | None = None) -> Sequence[str | bytes] | None:
+        """The next messages, `str` for text and `bytes` for binary; None at the end.
+
+        With `take`, messages may go there instead, turn by turn. This returns when it has returned False, or when
+        something is to be awaited before more is read; the caller checks whether its own queues have room.
+        """
         if self._ending is not None or self._peer_gone:
             return None
+        if self.pace.owed:
+            await self.pace.wait()
+        if take is not None and self._hub is not None and not (self._reader.is_behind or self._early):
+            await self._park(self._hub, take)
+            return ()
         received = await self._receive_turn()
-        if received is None:
-            return None
+        return None if received is None else self._messages(received)
+
+    async def _park(self, hub: Hub, take: Take) -> None:
+        """Have the hub process what comes, until something is to be awaited or the connection is over."""
+        assert isinstance(self._stream, trio.SocketStream)  # noqa: S101 - otherwise there is no hub
+        self._take = take
+        try:
+            if not await hub.read(self._stream.socket, self._take_read):
+                self._hub = None
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._peer_gone = True
+        if self._ending is not None:
+            self._reading.cancel()
+
+    def _take_read(self, data: bytes) -> bool:
+        """Process what the hub has read. Returns whether it may go on."""
+        if not data:
+            self._peer_gone = True
+            return False
+        take = self._take
+        assert take is not None  # noqa: S101 - `_park` has set it
+        # A connection that ends now ends after the messages that came before: the task must not be cancelled yet.
+        self._is_taking = True
+        try:
+            received = self._feed(data)
+            if received.controls or received.fragments:
+                self._hear_controls(received)
+            goes_on = take(received.messages)
+        finally:
+            self._is_taking = False
+        return goes_on and self._ending is None and not (self._reader.is_behind or self.pace.owed)
+
+    def _messages(self, received: Received) -> Sequence[str | bytes]:
+        if received.controls or received.fragments:
+            self._hear_controls(received)
+        return received.messages
+
+    def _hear_controls(self, received: Received) -> None:
+        """The frames of a turn that are no messages."""
         pings: list[PingFrame] = []
         for control in received.controls:
             if isinstance(control, PingFrame):
@@ -196,10 +257,9 @@ class OpenWebSocket:
             for ping in pings[-PONGS_OF_TURN:]:
                 self._outbox.offer(encode_pong_frame(ping.payload))
             self._conversation.pinged()
-        if overhead := len(received.controls) + received.fragments:
-            self.pace.spend(overhead)
-            self._conversation.heard_overhead(overhead, len(pings))
-        return received.messages
+        overhead = len(received.controls) + received.fragments
+        self.pace.spend(overhead)
+        self._conversation.heard_overhead(overhead, len(pings))
 
     async def _receive_turn(self) -> Received | None:
         """The frames of the connection's next turn; None at the end of the stream."""
@@ -212,6 +272,9 @@ class OpenWebSocket:
             data, self._early = self._early or await self._receive_some(), b""
             if not data:
                 return None
+        return self._feed(data)
+
+    def _feed(self, data: bytes | bytearray) -> Received:
         self._heard = trio.current_time()
         try:
             return self._reader.feed(data)
@@ -254,15 +317,13 @@ class OpenWebSocket:
                 self._set_alarm()
         return True
 
-    @contextmanager
-    def in_one_go(self) -> Iterator[None]:
-        """The frames that this block sends leave together, at its end."""
+    def cork(self) -> None:
+        """The frames that are sent from now on leave together, at `uncork`."""
         self._outbox.cork()
-        try:
-            yield
-        finally:
-            self._outbox.uncork()
-            self._note_taken()
+
+    def uncork(self) -> None:
+        self._outbox.uncork()
+        self._note_taken()
 
     @property
     def has_room(self) -> bool:
@@ -352,7 +413,8 @@ class OpenWebSocket:
         if self._ending is not None:
             return
         self._ending = (code, reason)
-        self._reading.cancel()
+        if not self._is_taking:
+            self._reading.cancel()
         if not self._peer_closed and code not in _EXPECTED_ENDS:
             self._rooms.core.refusals.note("websocket_closed", reason=reason, code=code)
 

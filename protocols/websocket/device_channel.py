@@ -198,6 +198,11 @@ class DeviceChannel:
         """The ids of the channel's devices, in the order of their registration."""
         return tuple(self._registered)
 
+    @property
+    def answers_waiting(self) -> int:
+        """The answers and acknowledgements that have not left yet."""
+        return len(self._line)
+
     def statistics(self) -> ChannelStatistics:
         return ChannelStatistics(len(self._registered), len(self._under_way), len(self._line))
 

@@ -6,7 +6,7 @@ one write once they are durable.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
@@ -32,6 +32,7 @@ from broker.limits.meters import Channel
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
+from protocols.hub import Hub
 from protocols.peers import authenticated
 from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import peer_certificate
@@ -83,6 +84,7 @@ async def serve_websocket_connection(
     stream: trio.abc.Stream,
     *,
     mqtt: Carried | None = None,
+    hub: Hub | None = None,
 ) -> None:
     """Serve one connection to its end.
 
@@ -93,8 +95,9 @@ async def serve_websocket_connection(
         early: what the client has sent behind the head.
         stream: the rest of the connection.
         mqtt: serves MQTT at its path.
+        hub: reads from the devices that are plain sockets.
     """
-    connection = await _shake_hands(rooms, alarms, head, early, stream, carries_mqtt=mqtt is not None)
+    connection = await _shake_hands(rooms, alarms, head, early, stream, carries_mqtt=mqtt is not None, hub=hub)
     if isinstance(connection, OpenWebSocket):
         await connection.run()
     elif connection is not None and mqtt is not None:
@@ -102,7 +105,14 @@ async def serve_websocket_connection(
 
 
 async def _shake_hands(
-    rooms: WebSocketRooms, alarms: Alarms, head: bytes, early: bytes, stream: trio.abc.Stream, *, carries_mqtt: bool
+    rooms: WebSocketRooms,
+    alarms: Alarms,
+    head: bytes,
+    early: bytes,
+    stream: trio.abc.Stream,
+    *,
+    carries_mqtt: bool,
+    hub: Hub | None,
 ) -> OpenWebSocket | Tunnel | None:
     handshake = Handshake(head, stream, rooms.core.refusals)
     try:
@@ -125,7 +135,7 @@ async def _shake_hands(
         if request.token:
             authenticated()
         await handshake.accept()
-        return OpenWebSocket(rooms, alarms, stream, early, conversation)
+        return OpenWebSocket(rooms, alarms, stream, early, conversation, hub)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return None
 
@@ -191,6 +201,8 @@ class DeviceConversation:
         self._connection = connection
         self._registrations: dict[str, _Registration] = {}
         self._destinations: dict[tuple[str, str], Device] = {}
+        #: What must wait, and the messages behind it.
+        self._left: tuple[ActionOffered | RegistrationRequested, Iterator[str | bytes]] | None = None
         self._deadline = trio.current_time() + REGISTRATION_SECONDS
 
     @property
@@ -208,23 +220,64 @@ class DeviceConversation:
 
     async def talk(self) -> None:
         connection, ingest = self._connection, self._ingest
-        while (payloads := await connection.receive()) is not None:
-            with connection.in_one_go():
-                await self._handle(payloads)
+        while True:
+            # Only who is no stranger is parked: the sockets of strangers may be closed while they are read.
+            payloads = await connection.receive(self._take if self._registrations else None)
+            if payloads is None:
+                return
+            if payloads:
+                self._take(payloads)
+            while self._left is not None:
+                await self._go_on(*self._left)
             if not ingest.has_room:
                 await ingest.wait_room()
             if not connection.has_room:
                 await connection.wait_written()
-            if self._channel.statistics().answers_waiting > ANSWERS_WAITING:
+            if self._channel.answers_waiting > ANSWERS_WAITING:
                 await self._wait_settled()
 
-    async def _handle(self, payloads: Sequence[str | bytes]) -> None:
-        """Process the messages of one turn, in order. Only registrations and new destinations of Actions wait."""
+    def _take(self, payloads: Sequence[str | bytes]) -> bool:
+        """Process the messages of one turn, in order. Returns False when some are left in `_left`, or when something is
+        to be awaited before the next turn."""
+        connection = self._connection
+        connection.cork()
+        try:
+            self._handle(iter(payloads))
+        finally:
+            connection.uncork()
+        return (
+            self._left is None
+            and connection.has_room
+            and self._ingest.has_room
+            and self._channel.answers_waiting <= ANSWERS_WAITING
+        )
+
+    async def _go_on(self, waits: ActionOffered | RegistrationRequested, payloads: Iterator[str | bytes]) -> None:
+        """Process what is left of a turn."""
+        self._connection.cork()
+        try:
+            if isinstance(waits, ActionOffered):
+                verdict = await self._submit_action(waits)
+                self._settle_when_durable([(waits, verdict)])
+                if isinstance(verdict, DomainError):
+                    self._connection.pace.spend()
+            else:
+                await self._register(waits)
+                self._connection.pace.spend()
+            self._left = None
+            self._handle(payloads)
+        finally:
+            self._connection.uncork()
+
+    def _handle(self, payloads: Iterator[str | bytes]) -> None:
+        """Process messages in order, until one must wait: a registration, or an Action to a new destination. That one
+        and all behind it are then in `_left`."""
         receive, submit, registrations = self._channel.receive, self._ingest.submit, self._registrations
-        overhead = len(payloads)
+        overhead = 0
         dropped: list[DroppedField] | None = [] if self._channel.ack else None
         verdicts: list[tuple[ChannelOffer, Position | DomainError]] = []
         for payload in payloads:
+            overhead += 1
             for event in receive(payload):
                 if type(event) is MessageOffered:
                     try:
@@ -240,19 +293,22 @@ class DeviceConversation:
                         if dropped:
                             dropped.clear()
                 elif type(event) is ActionOffered:
-                    if (event.sdid, event.ddid) not in self._destinations:
-                        # `after_commit` covers the rows since the last `await`, so it must come before the next one.
-                        self._settle_when_durable(verdicts)
-                        verdicts = []
-                    verdict = await self._submit_action(event)
+                    destination = self._destinations.get((event.sdid, event.ddid))
+                    if destination is None:
+                        self._left = event, payloads
+                        break
+                    verdict = self._send_action(event, destination)
                     overhead -= not isinstance(verdict, DomainError)
                     verdicts.append((event, verdict))
                 elif type(event) is RegistrationRequested:
-                    self._settle_when_durable(verdicts)
-                    verdicts = []
-                    await self._register(event)
+                    self._left = event, payloads
+                    break
                 else:
                     self._act((event,))
+            if self._left is not None:
+                overhead -= 1  # `_go_on` counts it
+                break
+        # `after_commit` covers the rows since the last `await`, so it comes before the next one.
         self._settle_when_durable(verdicts)
         if overhead:  # frames that no message came of
             self._connection.pace.spend(overhead)
@@ -341,19 +397,26 @@ class DeviceConversation:
     # --- Messages and Actions ---
 
     async def _submit_action(self, offer: ActionOffered) -> Position | DomainError:
-        source = self._registrations.get(offer.sdid)
+        """Send an Action whose destination is to be found first."""
         try:
-            destination = self._destinations.get((offer.sdid, offer.ddid))
-            if destination is None and source is not None:
-                destination = await self._find_destination(offer)
-                source = self._registrations.get(offer.sdid)  # it may have ended meanwhile
-            if source is None or destination is None:
+            if offer.sdid not in self._registrations:
+                raise DeviceNotRegistered
+            destination = await self._find_destination(offer)
+        except (DomainError, StoreError) as error:
+            refusal = refusal_for(error)
+            note_refusal(self._rooms.core.refusals, "websocket", refusal)
+            return refusal
+        return self._send_action(offer, destination)
+
+    def _send_action(self, offer: ActionOffered, destination: Device) -> Position | DomainError:
+        try:
+            source = self._registrations.get(offer.sdid)
+            if source is None:  # it has ended meanwhile
                 raise DeviceNotRegistered
             if not source.reach.allows(destination, Permission.WRITE):
                 raise PermissionDenied(f"WRITE on device {offer.ddid}")
             return self._ingest.submit_action(source.device, destination, offer.data, offer.ts)
-        except (DomainError, StoreError) as error:
-            refusal = refusal_for(error)
+        except DomainError as refusal:
             note_refusal(self._rooms.core.refusals, "websocket", refusal)
             return refusal
 
@@ -408,7 +471,7 @@ class DeviceConversation:
 
     async def _wait_settled(self) -> None:
         """Wait until all submitted messages are durable or refused, and their answers are sent."""
-        if self._channel.statistics().answers_waiting:
+        if self._channel.answers_waiting:
             with suppress(StorageUnavailable):
                 await self._ingest.wait_committed()
 

@@ -16,6 +16,7 @@ from wsproto.events import CloseConnection, Event, Message, Ping, RejectConnecti
 
 from broker.services import Services
 from protocols.http.heads import read_head, split_head
+from protocols.hub import Hub
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
@@ -33,6 +34,7 @@ class Peers:
         self.services = services
         self._nursery = nursery
         self._alarms = Alarms(services.core.life.stopping)
+        self._hub = Hub(nursery)
         self.ring_alarms = self._alarms.ring_forever
         self.failures: list[Exception] = []
 
@@ -89,7 +91,7 @@ class Peers:
         try:
             head, early = split_head(await whole_head(stream))
             mqtt = partial(serve_mqtt_connection, self.services)
-            await serve_websocket_connection(self.services, self._alarms, head, early, stream, mqtt=mqtt)
+            await serve_websocket_connection(self.services, self._alarms, head, early, stream, mqtt=mqtt, hub=self._hub)
         except Exception as error:
             # Closing the stream lets the test end, and its end cancels us: the error would be forgotten.
             self.failures.append(error)
