@@ -18,13 +18,13 @@ from storage.records import MessageRow
 _decode = msgspec.json.Decoder().decode
 
 
-def message_frame(row: MessageRow, device: Device, mid: str) -> bytes:
+def message_text(row: MessageRow, device: Device, mid: str) -> str:
     """A live frame as JSON. All subscribers of a message share one frame."""
     owned, typed = device.record, device.type.record
     return (
         f'{{"mid":"{mid}","data":{row.data},"ts":{row.ts},"sdtid":"{typed.id}","cts":{row.cts},'
         f'"uid":"{owned.owner_id}","mv":{row.mv},"sdid":"{owned.id}","boid":"{typed.organization_id}"}}'
-    ).encode()
+    )
 
 
 def message_entry(message: Message) -> bytes:
@@ -53,7 +53,7 @@ def _action_members(action: Action) -> str:
 
 
 def message_object(row: MessageRow, device: Device, mid: str) -> dict[str, Any]:
-    """The members of `message_frame`."""
+    """The members of `message_text`."""
     return {
         "mid": mid,
         "data": _decode(row.data),

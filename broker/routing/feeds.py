@@ -5,7 +5,7 @@ a grant changes. A batch of stored messages becomes one joined block of frames f
 the same devices.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,9 +32,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class FeedEncoding:
-    """One wire form; subscribers with the same object share the encoded frames."""
+    """One wire form; subscribers with the same object share the encoded frames, which are joined."""
 
-    message: Callable[[MessageRow, Device], bytes]
+    messages: Callable[[Sequence[tuple[MessageRow, Device]]], bytes]
     action: Callable[[Action], bytes]
 
 
@@ -103,8 +103,7 @@ class Feeds:
             for subscriber in subscribers:
                 encoding = subscriber.encoding
                 if (joined := frames.get(encoding)) is None:
-                    encode = encoding.message
-                    joined = frames[encoding] = b"".join([encode(row, device) for row, device in pairs])
+                    joined = frames[encoding] = encoding.messages(pairs)
                 _offer(subscriber, joined, len(pairs))
                 self._offered += len(pairs)
 

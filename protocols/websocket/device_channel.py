@@ -65,6 +65,7 @@ from protocols.websocket.errors import (
     code_and_text,
 )
 from protocols.websocket.frames import (
+    CID_MAX_CHARACTERS,
     ActionFrame,
     ClientFrame,
     FrameForm,
@@ -75,10 +76,12 @@ from protocols.websocket.frames import (
     ServerFrame,
     UnregisterFrame,
     acknowledgement,
+    client_frame,
     decode_client_frame,
     device_list,
     error_frame,
     json_text,
+    members_of_text,
     stored,
 )
 from protocols.websocket.wire import NORMAL_CLOSURE, POLICY_VIOLATION
@@ -214,16 +217,32 @@ class DeviceChannel:
             return ()
         if self._trust is not None and (ending := self._count_stranger(1)):
             return ending
-        frame = decode_client_frame(payload)
+        members = members_of_text(payload) if type(payload) is str else None
+        if members is None:
+            frame = decode_client_frame(payload)
+        else:
+            sdid, cid, kind = members.sdid, members.cid, members.type
+            if (
+                (kind == "message" or (kind is None and members.ddid is None))
+                and sdid in self._registered
+                and (cid is None or (type(cid) is str and len(cid) <= CID_MAX_CHARACTERS))
+                and (data := bytes(members.data))[:1] == b"{"
+            ):  # nearly every frame; the ways below say the same of it
+                self.form = FrameForm.JSON
+                if (meter := self._registered[sdid]) is not None:
+                    try:
+                        meter.count()
+                    except RateLimitExceeded as over:
+                        return self._refuse(over, cid, FrameForm.JSON) if self.ack else ()
+                offer = MessageOffered(sdid, data, members.ts, cid)
+                if self.ack:
+                    self._line.append(offer)
+                return (offer,)
+            frame = client_frame(members)
+        return self._receive_frame(frame)
+
+    def _receive_frame(self, frame: ClientFrame) -> tuple[ChannelEvent, ...]:
         self.form = frame.form
-        if type(frame) is MessageFrame and frame.data is not None and frame.sdid in self._registered:
-            # Nearly every frame; the ways below say the same of it.
-            if (meter := self._registered[frame.sdid]) is not None:
-                try:
-                    meter.count()
-                except RateLimitExceeded as over:
-                    return self._refuse_message(over, frame)
-            return self._offer_known(frame.sdid, frame.data, frame)
         if not isinstance(frame, RegisterFrame) and (refusal := self._count(frame)) is not None:
             return self._refuse_message(refusal, frame)
         match frame:
@@ -286,10 +305,7 @@ class DeviceChannel:
             return self._refuse_message(sdid, frame)
         if frame.data is None:
             return self._refuse_message(ValidationFailed.of("data", REQUIRED), frame)
-        return self._offer_known(sdid, frame.data, frame)
-
-    def _offer_known(self, sdid: str, data: msgspec.Raw, frame: MessageFrame) -> tuple[ChannelEvent, ...]:
-        offer = MessageOffered(sdid, json_text(data), frame.ts, frame.cid, frame.form)
+        offer = MessageOffered(sdid, json_text(frame.data), frame.ts, frame.cid, frame.form)
         if self.ack:
             self._line.append(offer)
         return (offer,)
@@ -400,13 +416,20 @@ class DeviceChannel:
         """
         if not self.ack:
             return ()
+        line = self._line
+        frames: list[ServerFrame] = []
         for offer, verdict in verdicts:
             if isinstance(verdict, str):
-                warnings = offer.warnings if isinstance(offer, MessageOffered) else ()
-                offer.answer = stored(verdict, offer.cid, offer.form, warnings)
+                warnings = offer.warnings if type(offer) is MessageOffered else ()
+                answer = stored(verdict, offer.cid, offer.form, warnings)
             else:
-                offer.answer = error_frame(verdict, offer.cid, offer.form)
-        return self._what_is_due()
+                answer = error_frame(verdict, offer.cid, offer.form)
+            if line and line[0] is offer:  # mostly the offers are settled in their order
+                line.popleft()
+                frames.append(answer)
+            else:
+                offer.answer = answer
+        return self._what_is_due(frames)
 
     def registration_timed_out(self) -> tuple[ChannelEvent, ...]:
         """The time for the first registration is over. Called once; has no effect on a channel with devices."""
@@ -465,9 +488,9 @@ class DeviceChannel:
         self._line.extend(said)
         return ()
 
-    def _what_is_due(self) -> tuple[ChannelEvent, ...]:
+    def _what_is_due(self, frames: list[ServerFrame]) -> tuple[ChannelEvent, ...]:
+        """These frames, and what waited for them alone."""
         line = self._line
-        frames: list[ServerFrame] = []
         ending: tuple[ChannelClose, ...] = ()
         while line:
             head = line[0]

@@ -1,6 +1,6 @@
 """The live feed, /live: every message of the selected devices, as soon as it is stored (reference 19.2)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,12 +16,12 @@ from broker.errors import PermissionDenied, Unauthorized, ValidationFailed, too_
 from broker.messages.ingest import Ingest
 from broker.routing.feeds import FeedEncoding, Subscriber
 from config.limits import IDS_MAX
-from protocols.rendering import action_frame, action_object, message_frame, message_object
+from protocols.rendering import action_frame, action_object, message_object, message_text
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.watcher import Watcher
-from protocols.websocket.wire import encode_frame, encode_text_frame
+from protocols.websocket.wire import encode_frame, encode_frames, encode_text_frame
 from storage.keys import DeviceKey, DeviceTypeKey, Position, UserKey
 from storage.records import MessageRow
 
@@ -47,8 +47,12 @@ class RecentMids:
             mid = self._known[position] = self._mid(position)
         return mid
 
-    def find(self, position: Position) -> str:
-        """The mid, worked out anew unless it was kept."""
+    @property
+    def find(self) -> Callable[[Position], str]:
+        """Gives the mid of a position, worked out anew unless it was kept."""
+        return self._find if self._known else self._mid
+
+    def _find(self, position: Position) -> str:
         return self._known.get(position) or self._mid(position)
 
 
@@ -63,21 +67,21 @@ def encodings(ingest: Ingest) -> Mapping[FrameForm, FeedEncoding]:
     """The encodings of messages and Actions, one object for each form, so that subscribers share frames."""
     mid = recent_mids(ingest).kept
 
-    def json_message(row: MessageRow, device: Device) -> bytes:
-        return encode_text_frame(message_frame(row, device, mid(row.position)))
+    def json_messages(pairs: Sequence[tuple[MessageRow, Device]]) -> bytes:
+        return encode_frames([message_text(row, device, mid(row.position)) for row, device in pairs])
 
     def json_action(action: Action) -> bytes:
         return encode_text_frame(action_frame(action))
 
-    def packed_message(row: MessageRow, device: Device) -> bytes:
-        return encode_frame(_to_message_pack(message_object(row, device, mid(row.position))))
+    def packed_messages(pairs: Sequence[tuple[MessageRow, Device]]) -> bytes:
+        return encode_frames(_to_message_pack(message_object(row, device, mid(row.position))) for row, device in pairs)
 
     def packed_action(action: Action) -> bytes:
         return encode_frame(_to_message_pack(action_object(action)))
 
     return {
-        FrameForm.JSON: FeedEncoding(json_message, json_action),
-        FrameForm.MESSAGE_PACK: FeedEncoding(packed_message, packed_action),
+        FrameForm.JSON: FeedEncoding(json_messages, json_action),
+        FrameForm.MESSAGE_PACK: FeedEncoding(packed_messages, packed_action),
     }
 
 

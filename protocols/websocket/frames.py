@@ -4,9 +4,8 @@ A client speaks JSON (text frames, or binary ones that begin with `{`) or Messag
 answer has the form of the frame that it answers. `decode_client_frame` never raises: a frame that cannot be accepted
 becomes a `RefusedFrame`.
 
-A frame is decoded at most twice. The first decoding is typed and fast, and every valid frame passes it. Only when a
-member has a wrong type, the second decoding takes member by member, so that the refusal can name what is wrong and
-still carry the `cid`.
+The first decoding of a frame is typed and fast, and every valid frame passes it. Only when a member has a wrong type,
+the frame is decoded again, member by member, so that the refusal can name what is wrong and still carry the `cid`.
 """
 
 import math
@@ -20,6 +19,7 @@ from msgspec import Raw
 from broker.device_types.dropped import DroppedField
 from broker.errors import BadRequest, DomainError
 from broker.nesting import check_nesting
+from config.limits import JSON_NESTING_MAX
 from protocols.websocket.errors import WrongCid, code_and_text
 from protocols.websocket.message_pack import check_message_pack_nesting
 
@@ -94,8 +94,8 @@ class RefusedFrame(msgspec.Struct, frozen=True, gc=False):
 ClientFrame: TypeAlias = MessageFrame | ActionFrame | RegisterFrame | UnregisterFrame | ListFrame | RefusedFrame
 
 
-class _Members(msgspec.Struct, gc=False):
-    """The members of all client frames. Other members are skipped; null means absent."""
+class Members(msgspec.Struct, gc=False):
+    """The members of all client frames, as `client_frame` takes them. Others are skipped; null means absent."""
 
     type: str | None = None
     sdid: str | None = None
@@ -132,8 +132,8 @@ _MESSAGE_PACK_NIL = Raw(b"\xc0")
 _NUMBER_STARTS = frozenset("-0123456789")
 _NOT_A_CID = "x" * (CID_MAX_CHARACTERS + 1)  # stands for a `cid` of a wrong type: too long, so it gets the same refusal
 
-_members_of_json = msgspec.json.Decoder(_Members).decode
-_members_of_message_pack = msgspec.msgpack.Decoder(_Members).decode
+_members_of_json = msgspec.json.Decoder(Members).decode
+_members_of_message_pack = msgspec.msgpack.Decoder(Members).decode
 _untyped_members_of_json = msgspec.json.Decoder(_UntypedMembers).decode
 _untyped_members_of_message_pack = msgspec.msgpack.Decoder(_UntypedMembers).decode
 _action_data = msgspec.json.Decoder(_ActionData).decode
@@ -164,10 +164,20 @@ def decode_client_frame(payload: str | bytes) -> ClientFrame:
         members = _read(payload, form)
     except ValueError:  # not JSON, not UTF-8, no object, or nested too deeply
         return RefusedFrame(BadRequest(), form=form)
-    return _frame(members, form)
+    return client_frame(members, form)
 
 
-def _read(payload: str | bytes, form: FrameForm) -> _Members:
+def members_of_text(text: str) -> Members | None:
+    """The members of a text frame; None for most frames that are refused, which `decode_client_frame` takes."""
+    try:
+        if len(text) > JSON_NESTING_MAX:  # a shorter text cannot nest too deeply
+            check_nesting(text)
+        return _members_of_json(text)
+    except ValueError:
+        return None
+
+
+def _read(payload: str | bytes, form: FrameForm) -> Members:
     if form is not _JSON:
         binary = cast("bytes", payload)
         check_message_pack_nesting(binary)
@@ -184,15 +194,9 @@ def _read(payload: str | bytes, form: FrameForm) -> _Members:
         return _decode_each(_untyped_members_of_json(text), form)
 
 
-def _frame(members: _Members, form: FrameForm) -> ClientFrame:
+def client_frame(members: Members, form: FrameForm = FrameForm.JSON) -> ClientFrame:
+    """The frame that has these members."""
     cid = members.cid
-    if (
-        form is _JSON
-        and (members.type == "message" or (members.type is None and members.ddid is None))
-        and (cid is None or (type(cid) is str and len(cid) <= CID_MAX_CHARACTERS))
-    ):  # nearly every frame; the rules below say the same of it
-        data = members.data
-        return MessageFrame(members.sdid, None if data in _NO_JSON else data, members.ts, cid)
     if isinstance(cid, int):
         cid = str(cid)
     kind = _kind(members, form)
@@ -211,7 +215,7 @@ def _frame(members: _Members, form: FrameForm) -> ClientFrame:
             return RefusedFrame(BadRequest(), None, cid, form)
 
 
-def _kind(members: _Members, form: FrameForm) -> Kind | None:
+def _kind(members: Members, form: FrameForm) -> Kind | None:
     kind = members.type
     if kind is None:
         return "action" if members.ddid is not None and _carries_actions(members.data, form) else "message"
@@ -220,7 +224,7 @@ def _kind(members: _Members, form: FrameForm) -> Kind | None:
     return cast("Kind", kind) if kind in _KINDS else None
 
 
-def _message_or_action(members: _Members, kind: Kind, cid: str | None, form: FrameForm) -> ClientFrame:
+def _message_or_action(members: Members, kind: Kind, cid: str | None, form: FrameForm) -> ClientFrame:
     try:
         data = _as_json(members.data, form)
     except (ValueError, TypeError):  # MessagePack has values that JSON has not
@@ -262,15 +266,15 @@ def _carries_actions(data: Raw, form: FrameForm) -> bool:
     return found.actions not in _NO_JSON
 
 
-def _token(members: _Members) -> str | None:
+def _token(members: Members) -> str | None:
     given = members.capital_authorization
     if given is None:
         given = members.authorization
     return None if given is None else token_in(given) or ""
 
 
-def _decode_each(members: _UntypedMembers, form: FrameForm) -> _Members:
-    return _Members(
+def _decode_each(members: _UntypedMembers, form: FrameForm) -> Members:
+    return Members(
         type=_text(members.type, form),
         sdid=_text(members.sdid, form),
         ddid=_text(members.ddid, form),
@@ -370,7 +374,9 @@ def device_list(sdids: tuple[str, ...], cid: str | None, form: FrameForm) -> Ser
 
 def stored(mid: str, cid: str | None, form: FrameForm, warnings: tuple[DroppedField, ...] = ()) -> ServerFrame:
     """The answer to a message or an Action, once it is stored. `warnings`: the fields that were not kept."""
-    if form is _JSON and not warnings and (cid is None or _is_bare(cid)):  # as the encoder would write it
+    if (
+        form is _JSON and not warnings and (cid is None or (cid.isalnum() and cid.isascii()) or _is_bare(cid))
+    ):  # as the encoder would write it
         return f'{{"data":{{"mid":"{mid}"}}}}' if cid is None else f'{{"data":{{"mid":"{mid}","cid":"{cid}"}}}}'
     if warnings:
         return _render(_Warned(_Stored(mid, cid), warnings), form)

@@ -56,7 +56,7 @@ from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake, HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.tunnel import Tunnel
-from protocols.websocket.wire import encode_frame
+from protocols.websocket.wire import encode_frames
 from storage.keys import Position
 from storage.sql import StoreError
 
@@ -457,7 +457,7 @@ class DeviceConversation:
         for event in events:
             match event:
                 case ChannelAnswer(frames):
-                    self._connection.say(b"".join(map(encode_frame, frames)))
+                    self._connection.say(encode_frames(frames))
                 case DeviceUnregistered(sdid):
                     self._registrations.pop(sdid).link.close()
                 case ChannelClose(code, reason):

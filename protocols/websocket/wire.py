@@ -6,6 +6,7 @@ as much as the message itself.
 """
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -29,6 +30,8 @@ POLICY_VIOLATION: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
 INTERNAL_ERROR: Final = 1011
 TRY_AGAIN_LATER: Final = 1013
+
+_NOT_UTF8: Final = "text is not UTF-8"
 
 _length_of_16_bits = struct.Struct("!H").unpack_from
 _length_of_64_bits = struct.Struct("!Q").unpack_from
@@ -107,6 +110,8 @@ class FrameReader:
             used = self._read(data, received)
         except WireError as error:
             raise WireError(error.code, error.reason, received) from error
+        except UnicodeDecodeError as error:
+            raise WireError(INVALID_DATA, _NOT_UTF8, received) from error
         if data is kept:
             del kept[:used]
         elif used < len(data):
@@ -142,7 +147,7 @@ class FrameReader:
             mask = from_bytes(buffer[mask_at:begin] * ((length + 3) >> 2), "little")
             payload = (from_bytes(buffer[begin:at], "little") ^ mask).to_bytes(length + 3, "little")[:length]
             if first == _WHOLE_TEXT:
-                messages.append(_text(payload))
+                messages.append(payload.decode())
             elif first == _WHOLE_BINARY:
                 messages.append(payload)
             elif first & 0x8:
@@ -204,7 +209,7 @@ def _text(payload: bytes) -> str:
     try:
         return payload.decode()
     except UnicodeDecodeError:
-        raise WireError(INVALID_DATA, "text is not UTF-8") from None
+        raise WireError(INVALID_DATA, _NOT_UTF8) from None
 
 
 def _close(payload: bytes) -> CloseFrame:
@@ -236,6 +241,21 @@ def encode_text_frame(payload: bytes) -> bytes:
     return _head(_WHOLE_TEXT, length) + payload
 
 
+def encode_frames(payloads: Iterable[str | bytes]) -> bytes:
+    """Messages as frames, joined. Short texts of ASCII, as most are, take half of the time of `encode_frame`."""
+    joined: list[bytes] = []
+    quick: list[str] = []
+    for payload in payloads:
+        if type(payload) is str and (length := len(payload)) < _QUICK_CHARACTERS and payload.isascii():
+            quick += (_TEXT_HEADS[length], payload)
+        else:
+            joined += ("".join(quick).encode("latin-1"), encode_frame(payload))
+            quick.clear()
+    # One character of Latin-1 is one byte, so that heads and texts are encoded together.
+    last = "".join(quick).encode("latin-1")
+    return b"".join((*joined, last)) if joined else last
+
+
 def encode_ping_frame(payload: bytes = b"") -> bytes:
     return _head(_FIN | _PING, len(payload)) + payload
 
@@ -261,4 +281,7 @@ def _head(first: int, length: int) -> bytes:
     return struct.pack("!BBQ", first, 127, length)
 
 
+_QUICK_CHARACTERS: Final = 2048
+#: The heads of text frames by the length of the text; each byte as a character of Latin-1.
+_TEXT_HEADS: Final = tuple(_head(_WHOLE_TEXT, length).decode("latin-1") for length in range(_QUICK_CHARACTERS))
 _SHORT_TEXT: Final = tuple(bytes((_WHOLE_TEXT, length)) for length in range(126))

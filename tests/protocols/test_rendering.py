@@ -12,8 +12,8 @@ from protocols.rendering import (
     action_frame,
     action_object,
     message_entry,
-    message_frame,
     message_object,
+    message_text,
     snapshot_object,
 )
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, Position, UserKey
@@ -59,7 +59,7 @@ def test_a_search_entry_has_the_documented_members() -> None:
 
 
 def test_a_live_frame_has_the_same_members_and_the_billing_organization() -> None:
-    assert json.loads(message_frame(ROW, DEVICE, "m7")) == json.loads(message_entry(MESSAGE)) | {"boid": "o1"}
+    assert json.loads(message_text(ROW, DEVICE, "m7")) == json.loads(message_entry(MESSAGE)) | {"boid": "o1"}
 
 
 def test_an_action_entry_has_the_documented_members() -> None:
@@ -82,7 +82,8 @@ def test_an_action_frame_has_the_same_members_and_the_billing_organization() -> 
 
 
 @pytest.mark.parametrize(
-    "encoded", [message_entry(MESSAGE), message_frame(ROW, DEVICE, "m7"), action_entry(ACTION), action_frame(ACTION)]
+    "encoded",
+    [message_entry(MESSAGE), message_text(ROW, DEVICE, "m7").encode(), action_entry(ACTION), action_frame(ACTION)],
 )
 def test_everything_is_compact_and_keeps_data_as_it_was_stored(encoded: bytes) -> None:
     assert encoded == msgspec.json.format(encoded, indent=-1)
@@ -90,7 +91,7 @@ def test_everything_is_compact_and_keeps_data_as_it_was_stored(encoded: bytes) -
 
 
 def test_objects_have_the_members_of_frames() -> None:
-    assert message_object(ROW, DEVICE, "m7") == json.loads(message_frame(ROW, DEVICE, "m7"))
+    assert message_object(ROW, DEVICE, "m7") == json.loads(message_text(ROW, DEVICE, "m7"))
     assert action_object(ACTION) == json.loads(action_frame(ACTION))
 
 

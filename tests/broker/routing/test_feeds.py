@@ -1,6 +1,6 @@
 """The firehose: each message reaches the subscribers that watch its device, encoded once for all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -21,11 +21,11 @@ class Codec:
     def __init__(self, mark: str = "") -> None:
         self.encoded: list[int] = []
         self.mark = mark
-        self.encoding = FeedEncoding(message=self.message, action=self.action)
+        self.encoding = FeedEncoding(messages=self.messages, action=self.action)
 
-    def message(self, row: MessageRow, device: Device) -> bytes:
-        self.encoded.append(row.position)
-        return f"{self.mark}{device.key}:{row.position};".encode()
+    def messages(self, pairs: Sequence[tuple[MessageRow, Device]]) -> bytes:
+        self.encoded += (row.position for row, _ in pairs)
+        return "".join(f"{self.mark}{device.key}:{row.position};" for row, device in pairs).encode()
 
     def action(self, action: Action) -> bytes:
         self.encoded.append(action.position)

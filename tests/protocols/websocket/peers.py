@@ -34,7 +34,7 @@ class Peers:
         self.services = services
         self._nursery = nursery
         self._alarms = Alarms(services.core.life.stopping)
-        self._hub = Hub(nursery)
+        self.hub = Hub(nursery)
         self.ring_alarms = self._alarms.ring_forever
         self.failures: list[Exception] = []
 
@@ -91,7 +91,7 @@ class Peers:
         try:
             head, early = split_head(await whole_head(stream))
             mqtt = partial(serve_mqtt_connection, self.services)
-            await serve_websocket_connection(self.services, self._alarms, head, early, stream, mqtt=mqtt, hub=self._hub)
+            await serve_websocket_connection(self.services, self._alarms, head, early, stream, mqtt=mqtt, hub=self.hub)
         except Exception as error:
             # Closing the stream lets the test end, and its end cancels us: the error would be forgotten.
             self.failures.append(error)
@@ -122,22 +122,22 @@ class PlainPeer:
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
-        self._wire = WSConnection(ConnectionType.CLIENT)
+        self.wire = WSConnection(ConnectionType.CLIENT)
         self._events: list[Event] = []
 
     async def shake_hands(self, path: str) -> None:
-        await self.stream.send_all(self._wire.send(Request(host="localhost", target=path)))
+        await self.stream.send_all(self.wire.send(Request(host="localhost", target=path)))
         await self.event()
 
     def encoded(self, *frames: Mapping[str, object]) -> bytes:
-        return b"".join(self._wire.send(TextMessage(json.dumps(frame))) for frame in frames)
+        return b"".join(self.wire.send(TextMessage(json.dumps(frame))) for frame in frames)
 
     async def send(self, *frames: Mapping[str, object]) -> None:
         """Send these frames in one write."""
         await self.stream.send_all(self.encoded(*frames))
 
     async def send_event(self, event: Event) -> None:
-        await self.stream.send_all(self._wire.send(event))
+        await self.stream.send_all(self.wire.send(event))
 
     async def event(self) -> Event:
         """The next frame of any kind; a message is returned whole."""
@@ -152,8 +152,8 @@ class PlainPeer:
         while not self._events:
             data = await self.stream.receive_some()
             assert data, "the server hung up without a word"
-            self._wire.receive_data(bytes(data))
-            self._events.extend(self._wire.events())
+            self.wire.receive_data(bytes(data))
+            self._events.extend(self.wire.events())
         return self._events.pop(0)
 
     async def said(self) -> Any:

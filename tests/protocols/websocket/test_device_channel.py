@@ -19,7 +19,10 @@ from broker.errors import (
     TimestampInFuture,
     Unauthorized,
 )
+from broker.limits.meters import Meter
+from broker.limits.refusals import RateLimitExceeded, Standing
 from config.limits import UNREGISTERED_FRAMES_MAX
+from config.rates import Rate
 from protocols.websocket.device_channel import (
     ActionOffered,
     ChannelAnswer,
@@ -36,6 +39,7 @@ from protocols.websocket.device_channel import (
 from protocols.websocket.frames import FrameForm
 
 TOKEN = "2" * 32
+_STANDING = Standing(limit=Rate(1, 1), remaining=Rate(0, 0), reset_seconds=Rate(1, 1))
 ORGANIZATION = "0f" * 16
 
 
@@ -288,6 +292,49 @@ def test_message_with_all_members() -> None:
     (event,) = channel.receive('{"sdid":"b","type":"message","data":{ "x":1.50 },"ts":5,"cid":9}')
     assert event == MessageOffered("b", b'{ "x":1.50 }', 5, "9")
     assert frames(channel.settle([(event, "m1")])) == [{"data": {"mid": "m1", "cid": "9"}}]
+
+
+_MEMBERS = {
+    "type": st.sampled_from(["message", "MESSAGE", "action", "list", "ping", None, 1]),
+    "sdid": st.sampled_from(["a", "b", "c", "", None, 1]),
+    "ddid": st.sampled_from(["a", "", None]),
+    "data": st.sampled_from([{"a": 1}, {}, {"actions": [1]}, '{"a": 2}', "no", "", 7, [1], None, True, "\xe9"]),
+    "ts": st.sampled_from([1, 1.5, -1, "1", True, None]),
+    "cid": st.sampled_from(["1", "x-y", "\xe9", '"', "c" * 256, "c" * 257, "", 7, 1.5, True, None]),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=_MEMBERS), st.sampled_from([None, 1]), st.booleans(), st.booleans())
+def test_a_text_frame_means_what_the_same_bytes_mean(
+    members: dict[str, object], indent: int | None, ack: bool, is_metered: bool
+) -> None:
+    """Text frames of messages take a short way, binary ones do not."""
+    text = json.dumps(members, indent=indent)
+    given: list[list[object]] = []
+    for payload in (text, text.encode()):
+        channel, counted = registered_channel("a", "b", ack=ack), Counted()
+        if is_metered:
+            channel = DeviceChannel(ack=ack)
+            for sdid in ("a", "b"):
+                say(channel, type="register", sdid=sdid, Authorization=f"bearer {TOKEN}")
+                channel.registration_accepted(sdid, counted)
+        said = [channel.receive(payload) for _ in range(3)]
+        given.append([said, counted.calls, channel.answers_waiting, channel.form])
+    assert repr(given[0]) == repr(given[1])
+
+
+class Counted(Meter):
+    """Refuses the third call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    __slots__ = ("calls",)
+
+    def count(self) -> None:
+        if self.calls == 2:
+            raise RateLimitExceeded(1, "MINUTE", _STANDING)
+        self.calls += 1
 
 
 def test_action_with_all_members() -> None:

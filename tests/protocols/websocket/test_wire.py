@@ -23,6 +23,7 @@ from protocols.websocket.wire import (
     WireError,
     encode_close_frame,
     encode_frame,
+    encode_frames,
     encode_ping_frame,
     encode_pong_frame,
 )
@@ -202,6 +203,21 @@ def test_wsproto_reads_what_is_written(length: int) -> None:
     for one in ("x" * length, b"x" * length, "ä" * length):
         parts = [event.data for event in _as_seen_by_wsproto(encode_frame(one)) if isinstance(event, Message)]
         assert type(one)().join(parts) == one
+
+
+_LENGTHS = st.sampled_from([0, 1, 125, 126, 2047, 2048, 65535, 65536])
+
+
+@given(
+    st.lists(
+        st.text()
+        | st.binary()
+        | st.builds(lambda length: "x" * length, _LENGTHS)
+        | st.builds(lambda length: "\xe9" * length, _LENGTHS)
+    )
+)
+def test_frames_that_are_written_together_are_those_that_are_written_alone(payloads: list[str | bytes]) -> None:
+    assert encode_frames(payloads) == b"".join(map(encode_frame, payloads))
 
 
 def test_wsproto_reads_control_frames() -> None:
