@@ -281,7 +281,7 @@ def _head(first: int, length: int) -> bytes:
     return struct.pack("!BBQ", first, 127, length)
 
 
-_QUICK_CHARACTERS: Final = 2048
+_QUICK_CHARACTERS: Final = 1024
 #: The heads of text frames by the length of the text; each byte as a character of Latin-1.
 _TEXT_HEADS: Final = tuple(_head(_WHOLE_TEXT, length).decode("latin-1") for length in range(_QUICK_CHARACTERS))
 _SHORT_TEXT: Final = tuple(bytes((_WHOLE_TEXT, length)) for length in range(126))
