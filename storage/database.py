@@ -56,6 +56,7 @@ from storage.tasks import TaskStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
 from storage.trials import TrialStore
+from storage.writer_thread import WriterThread
 
 T = TypeVar("T")
 _READERS = 4
@@ -203,6 +204,7 @@ class Database:
         """At most `readers` reads run at once."""
         self._engine = engine
         self._run_sync = run_sync
+        self._thread = WriterThread() if run_sync is _run_in_thread else None
         self._write_limiter = trio.CapacityLimiter(1)
         self._reader_count = readers
         self._read_limiter = trio.CapacityLimiter(readers)
@@ -311,6 +313,8 @@ class Database:
                     await self._commit_open_group()
                 self._refuse_from_now_on()
                 await self._run_sync(self._close)
+                if self._thread is not None:
+                    self._thread.end()
 
     def _refuse_from_now_on(self) -> None:
         with self._readers_lock:
@@ -324,8 +328,11 @@ class Database:
         self._wanted = trio.Event()
         began = group.began = time.perf_counter()
         try:
-            with trio.CancelScope(shield=True):
-                await self._run_sync(lambda: self._commit(group), limiter=self._write_limiter)
+            if self._thread is not None:
+                await self._thread.run(partial(self._commit, group))
+            else:
+                with trio.CancelScope(shield=True):
+                    await self._run_sync(partial(self._commit, group), limiter=self._write_limiter)
         except StoreError as error:
             group.error = self.last_error = error
             self._failures += 1
@@ -367,15 +374,21 @@ class Database:
                 job.error = job.error or error
 
     def _commit_together(self, transaction: Transaction, group: Group, works: Sequence[_Work]) -> None:
-        connection = transaction.connection
+        connection, log = transaction.connection, transaction.messages
+        is_plain = bool(group.messages) and not (group.actions or group.failed or works)
+        if is_plain and log.append_alone(group.messages, head=group.head):
+            return
         try:
             connection.begin(write=True)
             if group.row_count:
-                transaction.messages.append(group.messages, group.actions, group.failed, head=group.head)
+                log.append(group.messages, group.actions, group.failed, head=group.head)
+            else:
+                log.save_head()
             for job in works:
                 _run_in_savepoint(transaction, job)
             connection.commit()
         except BaseException:  # whatever it is: no transaction must stay open; raised again
+            log.forget()
             with suppress(StoreError):
                 connection.rollback()
             raise

@@ -4,6 +4,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import cast
 
 import pytest
 import trio
@@ -429,6 +430,62 @@ async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: 
 
 
 # The journal
+
+
+async def test_messages_alone_are_one_statement(engine: SqliteEngine) -> None:
+    statements: list[str] = []
+    database = Database(engine, run_sync=run_inline)
+    journal = Journal(database, head=Position(0))
+    async with running(database):
+        append(journal)
+        await journal.wait_committed()
+        await database.write(
+            lambda tx: cast("SqliteConnection", tx.connection).driver.set_trace_callback(statements.append)
+        )
+        statements.clear()
+        append(journal)
+        append(journal)
+        await journal.wait_committed()
+        assert [statement.split()[0] for statement in statements] == ["INSERT"]
+        await database.write(lambda tx: cast("SqliteConnection", tx.connection).driver.set_trace_callback(None))
+        assert await database.read(lambda tx: tx.messages.head()) == 3
+
+
+async def test_positions_of_rows_that_were_stored_alone_and_deleted_are_not_used_again(engine: SqliteEngine) -> None:
+    """Rows alone do not save the highest position: whatever may delete them saves it first."""
+    database = Database(engine, run_sync=run_inline)
+    journal = Journal(database, head=Position(0))
+    async with running(database):
+        for _ in range(3):
+            append(journal)
+        await journal.wait_committed()
+    database = Database(engine, run_sync=run_inline)
+    async with running(database):  # another process, which has not appended itself
+        await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+        assert await database.read(lambda tx: tx.messages.head()) == 3
+    database = Database(engine, run_sync=run_inline)
+    journal = Journal(database, head=Position(3))
+    async with running(database):
+        append(journal)
+        await journal.wait_committed()
+        with pytest.raises(LookupError):
+            await database.write(fail_after_writing)
+        append(journal)
+        await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+        assert await database.read(lambda tx: tx.messages.head()) == 5
+
+
+async def test_the_highest_position_is_saved_again_after_a_commit_that_failed(
+    database: Database, journal: Journal, breakable: BreakableEngine
+) -> None:
+    append(journal)
+    await journal.wait_committed()
+    breakable.error = StoreError("no")
+    with pytest.raises(StoreError):
+        await database.write(put("a", 1))
+    breakable.error = None
+    await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+    assert await database.read(lambda tx: tx.messages.head()) == 1
 
 
 async def test_all_kinds_of_rows_share_one_sequence_of_positions(database: Database, journal: Journal) -> None:
