@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from storage import journal as journal_module
+from storage.commit_delay import CommitDelay
 from storage.database import Database, Group, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
@@ -430,6 +431,43 @@ async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: 
 
 
 # The journal
+
+
+class AlwaysWait(CommitDelay):
+    """Waits for three rows for as long as it takes."""
+
+    def until(self, rows: int, now: float) -> float | None:
+        return None if self.is_enough(rows) else now + 1_000
+
+    def is_enough(self, rows: int) -> bool:
+        return rows >= 3
+
+
+async def test_a_commit_that_waits_begins_when_enough_rows_came(
+    database: Database, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_delay", AlwaysWait())
+    append(journal)
+    await wait_all_tasks_blocked()
+    append(journal)
+    await wait_all_tasks_blocked()
+    assert database.statistics().waiting_rows == 2
+    append(journal)
+    await journal.wait_committed()
+    assert (database.statistics().commits, database.statistics().rows) == (1, 3)
+
+
+async def test_a_commit_that_waits_is_made_when_the_writer_stops(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(engine, run_sync=run_inline)
+    monkeypatch.setattr(database, "_delay", AlwaysWait())
+    journal = Journal(database, head=Position(0))
+    async with running(database):
+        append(journal)
+        await wait_all_tasks_blocked()
+    async with running(Database(engine, run_sync=run_inline)) as again:
+        assert await again.read(rows_in("message")) == 1
 
 
 async def test_messages_alone_are_one_statement(engine: SqliteEngine) -> None:
