@@ -53,6 +53,10 @@ class DeviceStore:
     def by_id(self, id_: str) -> DeviceRecord | None:
         return self._found("d.id = :id", {"id": id_})
 
+    def by_token(self, hash_: bytes) -> DeviceRecord | None:
+        """The device whose token has this hash."""
+        return self._found("d.key = (SELECT device FROM device_token WHERE hash = :hash)", {"hash": hash_})
+
     def _found(self, condition: str, parameters: Mapping[str, object]) -> DeviceRecord | None:
         row = self._db.execute(_SELECT + condition, parameters).one()
         return self._record(row) if row else None
