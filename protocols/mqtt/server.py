@@ -15,7 +15,7 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
-from broker.limits.meters import Channel
+from broker.limits.meters import Channel, Meter
 from broker.routing.connections import DeviceLink
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
@@ -235,7 +235,7 @@ class _Connection:
         self._outbox.put(self._session.take_output())
         return (event, packets[1:]) if isinstance(event, CredentialsOffered) else (None, ())
 
-    async def _authenticate(self, offered: CredentialsOffered) -> tuple[Device, Caller] | None:
+    async def _authenticate(self, offered: CredentialsOffered) -> tuple[Device, Caller, Meter | None] | None:
         try:
             if self._rooms.core.life.stopping.is_set():
                 raise StorageUnavailable
@@ -245,7 +245,7 @@ class _Connection:
             if (meter := self._rooms.limits.meters.of(Channel.MQTT, caller)) is not None:
                 meter.check()
             authenticated()
-            return device, caller
+            return device, caller, meter
         except (DomainError, StoreError) as error:
             refusal = refusal_for(error)
             self._outbox.put(self._session.refuse(connect_reason(refusal)))
@@ -260,10 +260,11 @@ class _Connection:
                 concerning((await self._rooms.devices.registry.find(device_id)).id)
         note_refusal(refusals, "mqtt", refusal)
 
-    def _link(self, device: Device, caller: Caller, connect: Connect, packets: Sequence[Packet]) -> DeviceLink:
+    def _link(
+        self, device: Device, caller: Caller, meter: Meter | None, connect: Connect, packets: Sequence[Packet]
+    ) -> DeviceLink:
         structlog.contextvars.bind_contextvars(device=device.id)
         caller.act()
-        meter = self._rooms.limits.meters.of(Channel.MQTT, caller)
         exchange = MqttExchange(self._rooms, device, meter, self._session, self._outbox, self._end_reading)
         exchange.left = packets
         self._exchange, self._connect = exchange, connect
