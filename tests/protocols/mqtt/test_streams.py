@@ -244,7 +244,7 @@ async def test_memory_is_bounded_while_the_store_does_not_commit(server: Server,
 
 
 async def test_a_connected_device_costs_two_tasks(server: Server) -> None:
-    """The reader and the sender; the task that waits for a stop has ended."""
+    """The reader and the sender."""
     ours, theirs = memory_stream_pair()
     before = trio.lowlevel.current_statistics().tasks_living
     async with trio.open_nursery() as nursery:
@@ -255,3 +255,16 @@ async def test_a_connected_device_costs_two_tasks(server: Server) -> None:
         await wait_all_tasks_blocked()
         assert trio.lowlevel.current_statistics().tasks_living == before + 2
         nursery.cancel_scope.cancel()
+
+
+async def test_a_connected_device_on_a_socket_costs_one_task(server: Server, dial: Dial) -> None:
+    """The task that has accepted it: who reads and writes for all is there already."""
+    peer, hall = await dial(), await dial()
+    await hall.send(connect(HALL, HALL_TOKEN))
+    await hall.expect(ACCEPTED)
+    await wait_all_tasks_blocked()
+    before = trio.lowlevel.current_statistics().tasks_living
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    await wait_all_tasks_blocked()
+    assert trio.lowlevel.current_statistics().tasks_living == before
