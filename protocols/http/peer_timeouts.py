@@ -33,6 +33,11 @@ class PeerTimeouts:
         self._scopes: dict[trio.CancelScope, float] = {}  # each open wait, and how long it may last after a stop
         self._stopped_at = math.inf
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the daemon stops."""
+        return self._stopped_at < math.inf
+
     def limit(self, seconds: float, *, in_flight: bool) -> _Wait:
         """Cancel the block after `seconds`.
 
