@@ -253,7 +253,7 @@ class DirectCalls:
         received = None if parked is None else await parked.wait(partial(self._send, stream=stream, send_now=None))
         if parked is None or received is None:
             return await self._following(stream)
-        with self.timeouts.limit(parked.deadline - trio.current_time(), in_flight=False):
+        with self.timeouts.until(parked.deadline, in_flight=False):
             return await self._whole_head(received, stream)
         return b""
 

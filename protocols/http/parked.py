@@ -3,6 +3,7 @@
 What `at_once` does not accept, ends the wait: the connection's task answers it, as if it had read it itself.
 """
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
@@ -15,6 +16,7 @@ from broker.errors import StorageUnavailable
 from broker.trace.origin import Origin, enter
 from protocols.http.answers import Answer
 from protocols.http.at_once import Accepted, MessagesAtOnce
+from protocols.http.heads import HEAD_BYTES
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import PlainRequest, plain_request
 from protocols.http.this_request import ThisRequest, answering
@@ -107,7 +109,7 @@ class ParkedConnection:
         while True:
             # The time limit does not move with each message: when it comes, it is known whether there was one.
             is_read = True
-            with self._listener.timeouts.limit(self.deadline - trio.current_time(), in_flight=False) as self._scope:
+            with self._listener.timeouts.until(self.deadline, in_flight=False) as self._scope:
                 is_read = await self._hub.read(self._socket, self._take)
             waited, self._scope = self._scope, None
             if self._in_flight:
@@ -123,8 +125,17 @@ class ParkedConnection:
             if not waited.cancelled_caught:
                 left, self._left = self._left, b""
                 return left
-            if self._listener.timeouts.is_stopped or trio.current_time() >= self.deadline:
+            if self._listener.timeouts.is_stopped:
                 return b""
+            if trio.current_time() >= self.deadline:
+                return self._late()
+
+    def _late(self) -> bytes:
+        """What lies in the socket although the time is over: the daemon was paused."""
+        try:
+            return os.read(self._socket.fileno(), HEAD_BYTES)
+        except OSError:
+            return b""
 
     def _take(self, received: bytes) -> bool:
         """Accept the message that the hub has read. Returns whether the hub may go on."""
