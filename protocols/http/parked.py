@@ -181,9 +181,9 @@ class ParkedConnection:
         except Exception as bug:  # noqa: BLE001 - as above
             answer = self._listener.refused_message(bug)
         self._in_flight = False
-        self._answer(request, began, answer)
         if self._idle is not None:
-            self._idle.set()
+            self._idle.set()  # the task goes on after this call
+        self._answer(request, began, answer)
 
     def _answer(self, request: ThisRequest, began: float, answer: Answer) -> None:
         self.has_answered = True
