@@ -203,7 +203,12 @@ def sender_at_once(stream: trio.abc.Stream) -> Callable[[bytes], int] | None:
 
     None for TLS streams, which cannot do that. The function must not run while another task sends on this stream.
     """
-    return partial(_send_at_once, stream.socket) if isinstance(stream, trio.SocketStream) else None
+    return sending_at_once(stream) if isinstance(stream, trio.SocketStream) else None
+
+
+def sending_at_once(stream: trio.SocketStream) -> Callable[[bytes], int]:
+    """The same for a stream that can."""
+    return partial(_send_at_once, stream.socket)
 
 
 def _send_at_once(socket: trio.socket.SocketType, data: bytes) -> int:
