@@ -32,7 +32,7 @@ from protocols.http.plain_requests import PlainRequest, plain_request
 from protocols.http.this_request import ThisRequest, answering
 from protocols.listeners import Stream, sender_at_once
 from protocols.metrics.vitals import Traffic
-from protocols.peers import Peer, current_peer
+from protocols.peers import Peer, current_peer, turn_of_strangers
 from protocols.proxies import TrustedProxies
 from protocols.tls import peer_certificate
 from storage.sql import StoreError
@@ -201,6 +201,7 @@ class DirectCalls:
         """The head of the next request, and what came with it; empty at the connection's end."""
         with self._timeouts.limit(KEEP_ALIVE_SECONDS, in_flight=False):
             received = bytes(await stream.receive_some(HEAD_BYTES))
+            await turn_of_strangers()
             if not received or is_whole(received):
                 return received
             head = bytearray(received)

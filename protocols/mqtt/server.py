@@ -182,6 +182,7 @@ class _Connection:
                 if self._fault is not None:
                     self._session.fail(self._fault)
                 return None, ()
+        await turn_of_strangers()
         try:
             (event,) = self._session.receive(packets[0])
         except ProtocolError as fault:

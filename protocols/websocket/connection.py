@@ -231,7 +231,7 @@ class OpenWebSocket:
             data = b""
         if not data:
             self._peer_gone = True
-            await turn_of_strangers()
+        await turn_of_strangers()
         return data
 
     # --- Sending ---
