@@ -36,7 +36,7 @@ from protocols.http.this_request import ThisRequest, answering
 from protocols.hub import Hub
 from protocols.listeners import Stream, sender_at_once
 from protocols.metrics.vitals import Traffic
-from protocols.peers import Peer, current_peer
+from protocols.peers import Peer, current_peer, turn_of_strangers
 from protocols.proxies import TrustedProxies
 from protocols.tls import peer_certificate
 from storage.sql import StoreError
@@ -245,7 +245,9 @@ class DirectCalls:
     async def _following(self, stream: Stream) -> bytes:
         """The head of the next request, and what came with it; empty at the connection's end."""
         with self.timeouts.limit(KEEP_ALIVE_SECONDS, in_flight=False):
-            return await self._whole_head(bytes(await stream.receive_some(HEAD_BYTES)), stream)
+            received = bytes(await stream.receive_some(HEAD_BYTES))
+            await turn_of_strangers()
+            return await self._whole_head(received, stream)
         return b""
 
     async def _following_parked(self, parked: ParkedConnection | None, stream: Stream) -> bytes:

@@ -22,6 +22,7 @@ from broker.limits.overhead import Pace
 from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
 from protocols.listeners import sender_at_once
 from protocols.outbox import Outbox
+from protocols.peers import turn_of_strangers
 from protocols.websocket.alarms import Alarm, Alarms
 from protocols.websocket.errors import code_and_text
 from protocols.websocket.frames import FrameForm, ping
@@ -230,6 +231,7 @@ class OpenWebSocket:
             data = b""
         if not data:
             self._peer_gone = True
+        await turn_of_strangers()
         return data
 
     # --- Sending ---
