@@ -22,7 +22,7 @@ run: $(VENV)/.installed
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
-# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end.
+# Files stay in one piece, and tests/scheduling.py says who runs which: pytest-xdist must leave their order alone.
 PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
 PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 # Lint is one process after the other: the tests use the other processors.
@@ -43,9 +43,9 @@ unit: $(VENV)/.installed-test
 test:
 	$(BESIDE) lint tests
 
-# One worker more than processors, because tests with other programs often wait.
+# Two workers more than processors: half of all take the tests with other programs, which often wait.
 tests: $(VENV)/.installed-test
-	$(PYTEST) -n $$(($(PROCESSORS) + 1))
+	$(PYTEST) -n $$(($(PROCESSORS) + 2))
 
 again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \

@@ -59,6 +59,11 @@ OPEN_PACKETS_PER_TURN: Final = 16  # MQTT packets where each may become many del
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 HUB_CONNECTIONS_PER_TURN: Final = 64  # connections that the hub has read from before other tasks run
 HUB_BYTES_PER_TURN: Final = 64 * 1024  # and what they have sent together
+HUB_TASKS_PER_TURN: Final = 8  # of these connections, those whose tasks go on
+STRANGERS_PER_TURN: Final = 8  # tasks of strangers that go on, of one listener
+LINGERING_PER_TURN: Final = 8  # connections that are ending, and are read from
+LINGERING_CONNECTIONS: Final = 200  # reference 21.6: of one listener, whose peers have not closed yet
+LINGERING_SECONDS: Final = 1
 
 USER_TOKEN_SECONDS: Final = 1_209_600
 APPLICATION_TOKEN_SECONDS: Final = 86_400

@@ -19,10 +19,12 @@ import structlog
 import trio
 from outcome import Error, Value
 
-from config.limits import HUB_BYTES_PER_TURN, HUB_CONNECTIONS_PER_TURN
+from config.limits import HUB_BYTES_PER_TURN, HUB_CONNECTIONS_PER_TURN, HUB_TASKS_PER_TURN
 
 _READ_BYTES: Final = 16 * 1024
 _POLLED: Final = 512
+#: A connection whose task goes on counts for so many others: the task's turn takes longer than what the hub has called.
+_CONNECTIONS_OF_A_TASK: Final = HUB_CONNECTIONS_PER_TURN // HUB_TASKS_PER_TURN - 1
 
 Take = Callable[[bytes], bool]
 
@@ -140,9 +142,10 @@ class Hub:
             else:
                 if not goes_on:
                     self._wake(number, parked, Value(None))
+                    connections += _CONNECTIONS_OF_A_TASK
             connections += 1
             size += len(received)
-            if connections == HUB_CONNECTIONS_PER_TURN or size >= HUB_BYTES_PER_TURN:
+            if connections >= HUB_CONNECTIONS_PER_TURN or size >= HUB_BYTES_PER_TURN:
                 await trio.lowlevel.checkpoint()
                 connections, size = 0, 0
 

@@ -16,15 +16,16 @@ from broker.trace.refusals import Refusals
 from config.settings import Address, Settings
 from protocols.accepting import Episodes, accept_forever, at_once
 from protocols.inherited import open_tcp
-from protocols.peers import Peer, set_peer
+from protocols.lingering import LINGERING_BYTES, Lingering
+from protocols.peers import Peer, current_peer, set_peer, turn_of_strangers
 from protocols.proxies import TrustedProxies
 from protocols.proxy_protocol import ProxyHeaderError, receive_source
 from protocols.tls import TlsContext, TlsStream, server_stream
+from protocols.turnstile import Turnstile
 
 TLS_HANDSHAKE_SECONDS: Final = 10.0
 PROXY_HEADER_SECONDS: Final = 3.0
 BACKLOG: Final = 2048
-_LINGER_BYTES = 1024 * 1024
 _TOO_MANY: Final = "too many unauthenticated connections"
 
 Stream = trio.SocketStream | TlsStream
@@ -131,7 +132,9 @@ async def serve_tcp(
     task_status.started(Address(host, port))
     await accept_forever(
         listeners,
-        partial(_contain, handle, protocol, refusals, entrance, ssl_context),
+        partial(
+            _contain, handle, protocol, refusals, entrance, ssl_context, Turnstile(connections), Lingering(connections)
+        ),
         _admit_all if entrance is None else entrance.admit,
         protocol=protocol,
         connections=connections,
@@ -149,6 +152,8 @@ async def _contain(
     refusals: Refusals,
     entrance: Entrance | None,
     ssl_context: TlsContext | None,
+    turnstile: Turnstile,
+    lingering: Lingering,
     socket_stream: trio.SocketStream,
     admitted: Peer,
 ) -> None:
@@ -160,6 +165,7 @@ async def _contain(
             peer = await entrance.client(admitted, socket_stream)
         if peer is None:
             return
+        peer.turnstile, peer.lingering = turnstile, lingering
         set_peer(peer)
         enter(Origin(peer.address))
         if ssl_context is not None:
@@ -171,9 +177,14 @@ async def _contain(
     except* Exception:  # noqa: BLE001 - a bug must end only its connection
         _log.exception("connection_failed", protocol=protocol)
     finally:
-        if peer is not None and peer.place is not None:
-            peer.place.leave()
-        await trio.aclose_forcefully(stream)
+        try:
+            await turn_of_strangers()  # they may have left at one moment
+        finally:
+            if peer is not None and peer.place is not None:
+                peer.place.leave()
+            if stream is not socket_stream:
+                await trio.aclose_forcefully(stream)
+            socket_stream.socket.close()
 
 
 def _address_of(stream: trio.SocketStream) -> str:
@@ -203,7 +214,12 @@ def sender_at_once(stream: trio.abc.Stream) -> Callable[[bytes], int] | None:
 
     None for TLS streams, which cannot do that. The function must not run while another task sends on this stream.
     """
-    return partial(_send_at_once, stream.socket) if isinstance(stream, trio.SocketStream) else None
+    return sending_at_once(stream) if isinstance(stream, trio.SocketStream) else None
+
+
+def sending_at_once(stream: trio.SocketStream) -> Callable[[bytes], int]:
+    """The same for a stream that can."""
+    return partial(_send_at_once, stream.socket)
 
 
 def _send_at_once(socket: trio.socket.SocketType, data: bytes) -> int:
@@ -213,14 +229,20 @@ def _send_at_once(socket: trio.socket.SocketType, data: bytes) -> int:
         return 0
 
 
-async def end_gently(stream: trio.abc.Stream, *, most: int = _LINGER_BYTES) -> None:
+async def end_gently(stream: trio.abc.Stream, *, most: int = LINGERING_BYTES) -> None:
     """Send the end of the stream, then read and discard until the peer has closed. The caller sets a time limit.
 
-    At most `most` bytes are read.
+    At most `most` bytes are read. When it is no more than usual, and a listener has accepted the connection, this
+    returns at once: the listener's `Lingering` reads on when the caller has closed the stream.
 
     If a TCP connection were closed with unread bytes, it would be reset, and bytes on the way to the peer be lost.
     """
     below = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    peer = current_peer()
+    if peer.lingering is not None and isinstance(below, trio.SocketStream) and most <= LINGERING_BYTES:
+        if peer.lingering.take(below.socket, peer.place):
+            peer.place = None
+        return
     if isinstance(below, trio.abc.HalfCloseableStream):
         await below.send_eof()
     unread = most

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.limits.strangers import Place
+from protocols.lingering import Lingering
+from protocols.turnstile import Turnstile
 
 
 @dataclass(eq=False, slots=True)
@@ -20,6 +22,9 @@ class Peer:
     is_proxy: bool = False
     #: The place that the connection takes until the peer is authenticated; None afterwards.
     place: Place | None = None
+    #: What the listener's connections share.
+    turnstile: Turnstile | None = None
+    lingering: Lingering | None = None
 
 
 _current: Final[ContextVar[Peer]] = ContextVar("peer")
@@ -33,6 +38,14 @@ def current_peer() -> Peer:
 def set_peer(peer: Peer) -> None:
     """For listeners: `peer` is who this task and those that it starts serve."""
     _current.set(peer)
+
+
+async def turn_of_strangers() -> None:
+    """Wait until this connection may go on, if nobody is authenticated on it. The caller has waited for the peer, who
+    may have woken hundreds of connections at one moment."""
+    peer = _current.get(None)
+    if peer is not None and peer.place is not None and peer.turnstile is not None:
+        await peer.turnstile.enter()
 
 
 def authenticated() -> None:

@@ -26,7 +26,7 @@ from tests.programs import require_program
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS: Final = 20
+PATIENCE_SECONDS: Final = 60  # for what takes a second on an idle machine
 _LOOK_EVERY_SECONDS: Final = 0.02
 DESKTOP, PHONE = (1280, 800), (360, 740)  # CSS pixels
 # Chromium runs as root in CI, where its sandbox cannot; /dev/shm is small in containers.
@@ -185,6 +185,10 @@ class Chromium:
     def focused(self) -> str:
         """The name of what has the focus, as a screen reader says it."""
         return self.driver.switch_to.active_element.accessible_name
+
+    def focuses(self, name: str) -> None:
+        """Wait until what has this name has the focus: a page that is loaded gives it away only when it is drawn."""
+        self.wait(lambda: self.focused == name)
 
     def cookies(self) -> dict[str, dict[str, Any]]:
         """All of them, whatever they are for, by name."""

@@ -4,6 +4,7 @@ import datetime as dt
 import gc
 import re
 import shutil
+import signal
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
@@ -24,13 +25,20 @@ from tests.fakes import FakeClock
 from tests.fork_server import commands_forked
 from tests.properties import register_profiles
 from tests.quick_httpx import quick_clients
+from tests.scheduling import FromBothEnds, programs_first
 
 if TYPE_CHECKING:  # most tests have no use for Selenium
+    from xdist.remote import Producer
+
     from tests.browser import Chromium
 
 
 # Tests leave little garbage and hold many objects: fewer searches for garbage save an eighth of the processor time.
 gc.set_threshold(50_000, 20, 100)
+
+# A shell that starts the tests in the background lets them, and all that they start, ignore what Ctrl-C sends.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 register_profiles()
 
@@ -44,8 +52,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """End-to-end tests first: their files take longest, and one that came last would keep one processor busy alone."""
-    items.sort(key=lambda item: "/e2e/" not in item.nodeid)
+    programs_first(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> FromBothEnds | None:
+    """For files in one piece, as in Makefile."""
+    return FromBothEnds(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

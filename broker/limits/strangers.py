@@ -59,6 +59,10 @@ class Place:
         """May be called more than once."""
         self._strangers.forget(self)
 
+    def pass_on(self, end: Callable[[], None]) -> None:
+        """From now on, this ends the connection. It may be called once more when the connection has ended."""
+        self._end = end
+
     def end_connection(self) -> None:
         self.leave()
         self._end()

@@ -214,6 +214,7 @@ def uint(value: int) -> bytes:
     return value.to_bytes((value.bit_length() + 7) // 8, "big")
 
 
+@lru_cache(maxsize=64)
 def content_format(number: int) -> tuple[int, bytes]:
     """The option Content-Format."""
     return Option.CONTENT_FORMAT, uint(number)

@@ -134,13 +134,15 @@ def _number(value: bytes | None) -> int | None:
 
 #: The formats of a payload that is `data` itself, without an envelope: for devices whose Manifest has a transform.
 BARE: Final = (TEXT, OCTETS)
+_REQUEST_FORMATS: Final = frozenset({None, JSON, CBOR, *BARE})
+_ACCEPTED: Final = frozenset({None, JSON, CBOR})
 
 
 def check_formats(request: CoapRequest) -> None:
     """Raises UnsupportedFormat or NotAcceptable unless formats are JSON, CBOR or, for requests, a bare payload."""
-    if request.format not in (None, JSON, CBOR, *BARE):
+    if request.format not in _REQUEST_FORMATS:
         raise UnsupportedFormat
-    if request.accept not in (None, JSON, CBOR):
+    if request.accept not in _ACCEPTED:
         raise NotAcceptable
 
 

@@ -54,6 +54,11 @@ MAX_WAITING_PER_TOKEN: Final = 64
 
 _DISCOVERY: Final = b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
 _WELL_KNOWN: Final = (b".well-known", b"core")
+#: The method of a path, which has a device token behind these segments.
+_METHODS: Final[dict[tuple[bytes, ...], int]] = {
+    (b"v1.1", b"messages"): int(Code.POST),
+    (b"v1.1", b"actions"): int(Code.GET),
+}
 
 
 class _Body(msgspec.Struct):
@@ -127,20 +132,15 @@ class Resources:
         Raises:
             DomainError: the request is refused.
         """
-        *collection, last = request.path or (b"",)
-        match tuple(collection):
-            case (b"v1.1", b"messages"):
-                if request.method != Code.POST:
-                    raise MethodNotAllowed
-            case (b"v1.1", b"actions"):
-                if request.method != Code.GET:
-                    raise MethodNotAllowed
-            case _:
-                self._reply(session, incoming, self._discover(session, request, now))
-                return
+        method = _METHODS.get(request.path[:-1])
+        if method is None:
+            self._reply(session, incoming, self._discover(session, request, now))
+            return
+        if request.method != method:
+            raise MethodNotAllowed
         check_formats(request)
         enter(session.origin)
-        token = last.decode("ascii", "replace")
+        token = request.path[-1].decode("ascii", "replace")
         known = self._rooms.devices.registry.by_token_nowait(token)
         if known is None or token in self._unknown:
             self._look_up(token, session, incoming, request)

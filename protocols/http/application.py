@@ -12,6 +12,7 @@ from config.limits import MAX_BODY_BYTES
 from protocols.http import answers, errors
 from protocols.http.accounts import install_accounts
 from protocols.http.allowances import Allowances, paths_by_address
+from protocols.http.at_once import MessagesAtOnce
 from protocols.http.console.pages import console_blueprint
 from protocols.http.direct import DirectCalls
 from protocols.http.dispatch import Dispatcher
@@ -24,6 +25,7 @@ from protocols.http.rest.named import Named
 from protocols.http.rest.nouns import TO_COME
 from protocols.http.through_quart import begin
 from protocols.http.websocket_paths import answer_other_methods
+from protocols.hub import Hub
 from protocols.metrics.vitals import Traffic, Vitals
 from protocols.proxies import TrustedProxies
 
@@ -39,7 +41,7 @@ _ANSWER_SECONDS: Final = 60
 def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | None = None) -> QuartTrio:
     """Build the application of a listener. On the secure listener devices register with their certificates."""
     app = _new_app(services, has_websockets=True)
-    guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
+    guard = _guard(services)
     dispatcher = Dispatcher(guard, Named(services.accounts, services.device_types, services.devices))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
     dispatcher.install_refusals(app, TO_COME)
@@ -60,8 +62,18 @@ def build_accounts_app(services: Services) -> QuartTrio:
     return app
 
 
+def _guard(services: Services) -> Guard:
+    return Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
+
+
 def short_way(
-    app: QuartTrio, services: Services, timeouts: PeerTimeouts, traffic: Traffic, *, hsts_seconds: int = 0
+    app: QuartTrio,
+    services: Services,
+    timeouts: PeerTimeouts,
+    traffic: Traffic,
+    *,
+    hub: Hub | None = None,
+    hsts_seconds: int = 0,
 ) -> DirectCalls:
     """The short way of the plain calls of this application. What they do not know of, the application answers."""
     return DirectCalls(
@@ -72,6 +84,8 @@ def short_way(
         timeouts,
         traffic,
         TrustedProxies.of(services.core.settings),
+        at_once=MessagesAtOnce(services, _guard(services)),
+        hub=hub,
         hsts_seconds=hsts_seconds,
     )
 

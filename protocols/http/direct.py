@@ -19,25 +19,28 @@ import trio
 from quart import Quart, Response
 from werkzeug.exceptions import HTTPException
 
+from broker.accounts.tokens import TokenKind
 from broker.errors import BodyTooLarge, DomainError
 from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
 from protocols.http.allowances import EXPOSED, Allowances
 from protocols.http.answers import CORS, REST_ROOT, Answer
+from protocols.http.at_once import POST_MESSAGES, MessagesAtOnce
 from protocols.http.errors import failure_answer, refusal_answer
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS, date_line, is_whole, read_head, refuse_head
+from protocols.http.parked import KEEP_ALIVE_SECONDS, ParkedConnection
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import PlainRequest, plain_request
 from protocols.http.this_request import ThisRequest, answering
+from protocols.hub import Hub
 from protocols.listeners import Stream, sender_at_once
 from protocols.metrics.vitals import Traffic
-from protocols.peers import Peer, current_peer
+from protocols.peers import Peer, current_peer, turn_of_strangers
 from protocols.proxies import TrustedProxies
 from protocols.tls import peer_certificate
 from storage.sql import StoreError
 
-KEEP_ALIVE_SECONDS: Final = 75
 SEND_SECONDS: Final = 30.0
 #: A body that takes longer to come goes the long way, where it has more time.
 _BODY_SECONDS: Final = 1.0
@@ -58,6 +61,7 @@ class _Route(NamedTuple):
     endpoint: Endpoint
     rule: str  # as in the log
     names: Mapping[str, str]  # those in the path
+    is_message: bool  # `at_once` may accept it
 
 
 class DirectCalls:
@@ -73,15 +77,22 @@ class DirectCalls:
         traffic: Traffic,
         proxies: TrustedProxies,
         *,
+        at_once: MessagesAtOnce,
+        hub: Hub | None,
         hsts_seconds: int = 0,
     ) -> None:
-        """`endpoints` are the plain calls by the names that they have as endpoints of `app`."""
+        """`endpoints` are the plain calls by the names that they have as endpoints of `app`.
+
+        The hub reads from connections of devices that post messages; None where no connection can be parked.
+        """
+        self.at_once = at_once
+        self.timeouts = timeouts
+        self._hub = hub
         self._endpoints = endpoints
         self._router = app.url_map.bind("localhost")
         self._route = lru_cache(_ROUTES_KEPT)(self._routed)  # bounded: the paths of plain requests are short
         self._allowances = allowances
         self._refusals = refusals
-        self._timeouts = timeouts
         self._traffic = traffic
         self._proxies = proxies
         self._hsts = f"strict-transport-security: max-age={hsts_seconds}\r\n".encode() if hsts_seconds else b""
@@ -95,6 +106,9 @@ class DirectCalls:
             The bytes of the first request that is not, as far as they have come; empty at the connection's end.
         """
         peer, certificate, send_now = current_peer(), peer_certificate(stream), sender_at_once(stream)
+        # A connection that comes back from the long way is also one of Hypercorn's, which may close it.
+        may_park = begin is None and not peer.is_proxy
+        parked: ParkedConnection | None = None
         head, asked, route = b"", None, None
         while received:
             # Most clients send the same head again and again.
@@ -121,8 +135,15 @@ class DirectCalls:
             # Who made the call, has not sent what comes next. And thousands of connections may be idle.
             enter(Origin(peer.address))
             answering(None)
+            if not (may_park and route.is_message and _is_of_device(request, peer)):
+                del request, received
+                received = await self._following(stream)
+                continue
             del request, received
-            received = await self._following(stream)
+            parked = parked or self._parked(stream, peer)
+            head, asked = b"", None  # thousands of connections may be idle, and a parked one has its own
+            received = await self._following_parked(parked, stream)
+            may_park = parked is not None and parked.has_answered  # otherwise this client sends in another way
         return received
 
     def _routed(self, method: str, path: str) -> _Route | None:
@@ -133,7 +154,9 @@ class DirectCalls:
         except HTTPException:
             return None
         endpoint = self._endpoints.get(rule.endpoint)
-        return None if endpoint is None else _Route(endpoint, rule.rule, names)
+        if endpoint is None:
+            return None
+        return _Route(endpoint, rule.rule, names, is_message=rule.endpoint == POST_MESSAGES)
 
     def _client(self, peer: Peer, asked: PlainRequest) -> str:
         return Forwarded(asked.headers).client(peer.address, self._proxies) if peer.is_proxy else peer.address
@@ -142,7 +165,7 @@ class DirectCalls:
         """The request with its body; fewer bytes when the body does not come, and more when more than it has come."""
         missing = asked.head_length + asked.body_length - len(received)
         if missing > 0:
-            with self._timeouts.limit(_BODY_SECONDS, in_flight=False):
+            with self.timeouts.limit(_BODY_SECONDS, in_flight=False):
                 while missing > 0 and (more := await stream.receive_some(missing)):
                     received += more
                     missing -= len(more)
@@ -158,8 +181,30 @@ class DirectCalls:
                 raise TypeError(f"{method} {route.rule} is no plain call")
         except Exception as error:  # noqa: BLE001 - a bug must end only its request
             answer = self._refused(error, method, route.rule)
+        return self.finished(request, began, answer)
+
+    # --- Parked connections --------------------------------------------------------------------------------------
+
+    def _parked(self, stream: Stream, peer: Peer) -> ParkedConnection | None:
+        if self._hub is None or not isinstance(stream, trio.SocketStream):
+            return None
+        return ParkedConnection(self, self._hub, stream, address=peer.address)
+
+    def is_message(self, asked: PlainRequest) -> bool:
+        """Whether a request is one for `at_once`."""
+        route = self._route(asked.method, asked.path)
+        return route is not None and route.is_message
+
+    def finished(self, request: ThisRequest, began: float, answer: Answer) -> bytes:
+        """Count an answer, and render it. `began` is the time.perf_counter when the request had come."""
         self._traffic.answered(time.perf_counter() - began, answer.status)
         return self._rendered(answer, self._allowances.standing(request))
+
+    def refused_message(self, error: Exception) -> Answer:
+        """The answer about an error of a request for which `is_message`."""
+        return self._refused(error, "POST", f"{REST_ROOT}/messages")
+
+    # --- Answers -----------------------------------------------------------------------------------------------------
 
     def _refused(self, error: Exception, method: str, rule: str) -> Answer:
         """As Quart does it: of several errors at once, the first one counts."""
@@ -192,25 +237,43 @@ class DirectCalls:
         sent = 0 if send_now is None else send_now(answer)
         if sent == len(answer):
             return
-        with self._timeouts.limit(SEND_SECONDS, in_flight=True) as scope:
+        with self.timeouts.limit(SEND_SECONDS, in_flight=True) as scope:
             await stream.send_all(answer[sent:])
         if scope.cancelled_caught:
             raise trio.BrokenResourceError("the peer does not read")
 
     async def _following(self, stream: Stream) -> bytes:
         """The head of the next request, and what came with it; empty at the connection's end."""
-        with self._timeouts.limit(KEEP_ALIVE_SECONDS, in_flight=False):
+        with self.timeouts.limit(KEEP_ALIVE_SECONDS, in_flight=False):
             received = bytes(await stream.receive_some(HEAD_BYTES))
-            if not received or is_whole(received):
-                return received
-            head = bytearray(received)
-            with self._timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
-                await read_head(stream, head)
-            if scope.cancelled_caught:
-                await refuse_head(stream, HTTPStatus.REQUEST_TIMEOUT, self._refusals)
-                return b""
-            return bytes(head)
+            await turn_of_strangers()
+            return await self._whole_head(received, stream)
         return b""
+
+    async def _following_parked(self, parked: ParkedConnection | None, stream: Stream) -> bytes:
+        """The same for a connection of a device, whose messages are answered meanwhile."""
+        received = None if parked is None else await parked.wait(partial(self._send, stream=stream, send_now=None))
+        if parked is None or received is None:
+            return await self._following(stream)
+        with self.timeouts.until(parked.deadline, in_flight=False):
+            return await self._whole_head(received, stream)
+        return b""
+
+    async def _whole_head(self, received: bytes, stream: Stream) -> bytes:
+        if not received or is_whole(received):
+            return received
+        head = bytearray(received)
+        with self.timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
+            await read_head(stream, head)
+        if scope.cancelled_caught:
+            await refuse_head(stream, HTTPStatus.REQUEST_TIMEOUT, self._refusals)
+            return b""
+        return bytes(head)
+
+
+def _is_of_device(request: ThisRequest, peer: Peer) -> bool:
+    """Whether the peer is a device that has shown its token. Strangers may lose their connections at any time."""
+    return peer.place is None and request.caller is not None and request.caller.kind is TokenKind.DEVICE
 
 
 async def _within(body: bytes, limit: int) -> bytes:

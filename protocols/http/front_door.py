@@ -33,6 +33,7 @@ from protocols.http.heads import (
 )
 from protocols.http.hypercorn_adapter import HypercornAdapter
 from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.hub import Hub
 from protocols.listeners import Entrance, Stream, serve_tcp
 from protocols.metrics.vitals import Vitals
 from protocols.peers import current_peer
@@ -81,7 +82,8 @@ async def serve_http(
         app.after_request(partial(add_hsts, hsts_seconds))
     refusals, limits = services.core.refusals, services.limits
     timeouts, traffic = PeerTimeouts(grace_seconds=settings.grace_seconds), vitals.traffic_of(current_listener())
-    direct = short_way(app, services, timeouts, traffic, hsts_seconds=hsts_seconds)
+    hub = Hub(connections) if ssl_context is None else None
+    direct = short_way(app, services, timeouts, traffic, hub=hub, hsts_seconds=hsts_seconds)
     adapter = HypercornAdapter(
         app,
         timeouts=timeouts,

@@ -17,7 +17,12 @@ _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
 
 def token_in_header() -> str | None:
     """The bearer token in the header of the request, which need not be valid."""
-    given = _BEARER.fullmatch(this_request().authorization)
+    return bearer(this_request().authorization)
+
+
+def bearer(authorization: str) -> str | None:
+    """The bearer token in this header."""
+    given = _BEARER.fullmatch(authorization)
     return given[1] if given is not None else None
 
 
@@ -59,13 +64,13 @@ class Guard:
         caller = request.caller = await self._tokens.caller(token)
         caller.act()
         authenticated()
-        refusal = None if channel is None else self._count(caller, channel)
+        refusal = None if channel is None else self.count(caller, channel)
         if caller.kind not in accepted:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")
         await self._admission.check_caller(caller, request_certificate())
         return caller, refusal
 
-    def _count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
+    def count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
         """Count the call, and note where the caller stands for the headers of the answer."""
         request = this_request()
         request.channel = channel

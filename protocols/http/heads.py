@@ -12,6 +12,7 @@ import trio
 from broker.ids import new_id
 from broker.trace.refusals import Refusals
 from protocols.listeners import Stream, end_gently
+from protocols.peers import turn_of_strangers
 from protocols.refusals import rest_error_body
 
 HEAD_BYTES: Final = 16 * 1024
@@ -35,7 +36,10 @@ async def read_head(stream: trio.abc.ReceiveStream, head: bytearray) -> None:
         # No method begins with a byte below "!". Hypercorn's parser, h11, refuses what is not HTTP.
         if head and head[0] < 0x21 and head != b"\r":
             return
-        received = await stream.receive_some(HEAD_BYTES - len(head))
+        try:
+            received = await stream.receive_some(HEAD_BYTES - len(head))
+        finally:
+            await turn_of_strangers()
         if not received:
             return
         head += received

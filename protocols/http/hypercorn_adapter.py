@@ -43,10 +43,11 @@ from broker.registration.certificates import ClientCertificate
 from broker.trace.refusals import Refusals
 from protocols.http.bodies import STATE_KEY as BODY_KEY
 from protocols.http.bodies import HeldBody
-from protocols.http.direct import KEEP_ALIVE_SECONDS, DirectCalls
+from protocols.http.direct import DirectCalls
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade
 from protocols.http.hypercorn_stream import HypercornStream
+from protocols.http.parked import KEEP_ALIVE_SECONDS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.peers import STATE_KEY
 from protocols.http.pipelining import PIPELINE_KEY

@@ -33,13 +33,22 @@ class PeerTimeouts:
         self._scopes: dict[trio.CancelScope, float] = {}  # each open wait, and how long it may last after a stop
         self._stopped_at = math.inf
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the daemon stops."""
+        return self._stopped_at < math.inf
+
     def limit(self, seconds: float, *, in_flight: bool) -> _Wait:
         """Cancel the block after `seconds`.
 
         After a stop, a block that serves a request in flight may last for the grace period; others end at once.
         """
+        return self.until(trio.current_time() + seconds, in_flight=in_flight)
+
+    def until(self, deadline: float, *, in_flight: bool) -> _Wait:
+        """The same at a time of trio's clock."""
         grace = self._grace_seconds if in_flight else 0.0
-        deadline = min(trio.current_time() + seconds, self._stopped_at + grace)
+        deadline = min(deadline, self._stopped_at + grace)
         return _Wait(self._scopes, trio.CancelScope(deadline=deadline), grace)
 
     def stop(self, *, at_once: bool) -> None:

@@ -31,7 +31,7 @@ from protocols.mqtt.packets import Connect, Packet, ProtocolError, ReasonCode
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.outbox import Outbox
-from protocols.peers import authenticated
+from protocols.peers import authenticated, turn_of_strangers
 from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import TlsContext, peer_certificate
 from storage.sql import StoreError
@@ -223,10 +223,12 @@ class _Connection:
     async def _receive_connect(self) -> tuple[CredentialsOffered | None, Sequence[Packet]]:
         """The credentials of the peer's CONNECT, and the packets that came with it; None for any other first packet."""
         while not (packets := await self._receive()):
+            await turn_of_strangers()
             if self._is_over:
                 if self._fault is not None:
                     self._session.fail(self._fault)
                 return None, ()
+        await turn_of_strangers()
         try:
             (event,) = self._session.receive(packets[0])
         except ProtocolError as fault:

@@ -25,6 +25,7 @@ from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
 from protocols.hub import Hub
 from protocols.listeners import sender_at_once
 from protocols.outbox import Outbox
+from protocols.peers import turn_of_strangers
 from protocols.websocket.alarms import Alarm, Alarms
 from protocols.websocket.errors import code_and_text
 from protocols.websocket.frames import FrameForm, ping
@@ -293,6 +294,7 @@ class OpenWebSocket:
             data = b""
         if not data:
             self._peer_gone = True
+        await turn_of_strangers()
         return data
 
     # --- Sending ---

@@ -15,7 +15,7 @@ from tests.daemon import device_token
 from tests.programs import require_dtls
 
 DEVICES = 60
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 60
 STATE = '{"data":{"state":true}}'
 #: The option `-k` takes bytes, so this device has a printable token.
 KEY = "sixteen bytes ok"

@@ -10,7 +10,7 @@ from trio_websocket import open_websocket_url
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, device_token, run_command, running_daemon
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 MANIFEST = {
     "fields": [{"name": "intensity", "valueClass": "Integer"}, {"name": "state", "valueClass": "Boolean"}],
     "transform": {

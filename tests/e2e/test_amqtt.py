@@ -16,7 +16,7 @@ from tests.e2e.conftest import Rest
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 T = TypeVar("T")
 
 

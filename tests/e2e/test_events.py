@@ -30,7 +30,7 @@ from tests.e2e.test_monetization import trunkline
 from tests.e2e.test_websocket import connect
 from tests.programs import require_program
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 BOB, BOB_EMAIL, BOB_TOKEN = "b0b0" * 8, "bob@example.org", "35" * 16
 
 _BOB = f"""

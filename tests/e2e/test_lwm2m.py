@@ -40,7 +40,7 @@ from tests.factories import KITCHEN, KITCHEN_TOKEN
 from tests.programs import require_dtls, require_node_module, require_program
 from tests.protocols.coap.lwm2m.conftest import Management
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 PSK_CLIENTS = ("coap-client-openssl", "coap-client-gnutls")
 _SCRIPT = Path(__file__).with_name("coap_node.js")
 

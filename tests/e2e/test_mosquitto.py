@@ -12,7 +12,7 @@ from tests.daemon import Daemon, device_id, device_token
 from tests.e2e.conftest import Rest
 from tests.programs import require_program
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 VERSIONS = ["mqttv31", "mqttv311", "mqttv5"]
 
 

@@ -15,7 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from tests.daemon import ADA, LIGHT_TYPE, Daemon, device_id, device_token
 from tests.e2e.conftest import Rest
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 VERSIONS = [MQTTProtocolVersion.MQTTv31, MQTTProtocolVersion.MQTTv311, MQTTProtocolVersion.MQTTv5]
 NewDevice = Callable[[], int]
 

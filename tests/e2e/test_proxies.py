@@ -20,7 +20,7 @@ from tests.protocols.mqtt.peers import ACCEPTED
 from tests.protocols.mqtt.peers import connect as mqtt_connect
 
 EXAMPLES = Path(__file__).parent.parent.parent / "config" / "proxies"
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 ADA, BOB = "127.0.0.2", "127.0.0.3"  # the proxy connects from 127.0.0.1
 FORGED = "X-Forwarded-For: 6.6.6.6\r\nForwarded: for=6.6.6.6;proto=https\r\n"
 

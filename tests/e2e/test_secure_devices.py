@@ -18,7 +18,7 @@ from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, 
 from tests.programs import require_dtls, require_program
 from tests.protocols.mqtt.peers import ACCEPTED, connect, puback, publish, refused
 
-PATIENCE_SECONDS: Final = 20
+PATIENCE_SECONDS: Final = 60
 SECURE_TYPE: Final = "dt" + "5e" * 16
 STATE: Final = '{"state":true}'
 

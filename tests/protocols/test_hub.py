@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from config.limits import HUB_BYTES_PER_TURN, HUB_CONNECTIONS_PER_TURN
+from config.limits import HUB_BYTES_PER_TURN, HUB_CONNECTIONS_PER_TURN, HUB_TASKS_PER_TURN
 from protocols import hub as hub_module
 from protocols.hub import Hub
 from tests.properties import examples
@@ -255,6 +255,16 @@ async def test_other_tasks_run_after_so_many_connections(dial: Dial) -> None:
     steps = await _taken_in_each_turn(peers)
     assert sum(steps) == len(peers)
     assert max(steps) <= 2 * HUB_CONNECTIONS_PER_TURN  # trio runs ready tasks in any order
+
+
+async def test_other_tasks_run_after_a_few_whose_tasks_go_on(dial: Dial) -> None:
+    peers = [dial(lambda _received: False) for _ in range(6 * HUB_TASKS_PER_TURN)]
+    await wait_all_tasks_blocked()
+    for peer in peers:
+        peer.ours.sendall(b"x")
+    steps = await _taken_in_each_turn(peers)
+    assert sum(steps) == len(peers)
+    assert max(steps) <= 2 * HUB_TASKS_PER_TURN
 
 
 async def test_other_tasks_run_after_so_many_bytes(dial: Dial) -> None:

@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.limits.strangers import Strangers
-from config.limits import UNAUTHENTICATED_SECONDS
+from config.limits import STRANGERS_PER_TURN, UNAUTHENTICATED_SECONDS
 from config.settings import Address
+from protocols.http.heads import read_head
 from protocols.listeners import PROXY_HEADER_SECONDS, Entrance, Stream, end_gently, sender_at_once, serve_tcp
 from protocols.peers import authenticated, current_peer
 from protocols.proxies import TrustedProxies
@@ -112,6 +113,54 @@ async def test_end_gently_lets_a_peer_that_still_sends_read_the_last_bytes(nurse
         while data := await stream.receive_some():
             received += data
     assert received == answered
+
+
+async def test_a_connection_that_ends_gently_has_no_task(nursery: trio.Nursery, mock_clock: MockClock) -> None:
+    """Its place is kept until the peer has closed."""
+    over = trio.Event()
+
+    async def leave(stream: Stream) -> None:
+        await stream.send_all(b"bye")
+        await end_gently(stream)
+        over.set()
+
+    door = entrance()
+    address = await listening(nursery, leave, door)
+    async with await trio.open_tcp_stream(address.host, address.port) as stream:
+        await over.wait()
+        assert await stream.receive_some() == b"bye"
+        assert await stream.receive_some() == b""
+        await wait_all_tasks_blocked()
+        assert door.strangers.statistics().connections == 1
+    await wait_all_tasks_blocked(0.01)
+    assert door.strangers.statistics().connections == 0
+
+
+async def test_strangers_who_leave_at_one_moment_end_a_few_in_each_turn(
+    nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    ended = 0
+
+    async def read(stream: Stream) -> None:
+        nonlocal ended
+        try:
+            await read_head(stream, bytearray())
+        finally:
+            ended += 1
+
+    count = 8 * STRANGERS_PER_TURN
+    strangers = Strangers(in_all=count, of_one_address=count)
+    address = await listening(nursery, read, Entrance(strangers, TrustedProxies()))
+    peers = [await trio.open_tcp_stream(address.host, address.port) for _ in range(count)]
+    await wait_all_tasks_blocked(0.01)
+    assert strangers.statistics().connections == count
+    for peer in peers:
+        peer.socket.close()
+    left, most = 0, 0
+    while ended < count:
+        await trio.lowlevel.checkpoint()
+        left, most = ended, max(most, ended - left)
+    assert most <= 2 * STRANGERS_PER_TURN  # trio runs ready tasks in any order
 
 
 # Who may have a connection

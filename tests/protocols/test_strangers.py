@@ -1,5 +1,7 @@
 """Whose connections take a place among the unauthenticated ones, over all TCP listeners (reference 21.6)."""
 
+import os
+import select
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
@@ -10,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from trio_websocket import WebSocketConnection, open_websocket_url
 
 from broker.services import Services
-from config.limits import UNAUTHENTICATED_CONNECTIONS
+from config.limits import STRANGERS_PER_TURN, UNAUTHENTICATED_CONNECTIONS
 from config.settings import Address
 from protocols.http.front_door import serve_http
 from protocols.mqtt.server import serve_mqtt
@@ -95,6 +97,37 @@ async def test_a_websocket_with_a_valid_token_is_none_of_a_stranger(
     url = f"ws://{http}/v1.1/{path}Authorization=bearer+{ADA_TOKEN}"
     async with open_websocket_url(url):
         assert await strangers(services) == 0
+
+
+@pytest.mark.parametrize(
+    ("protocol", "sent"),
+    [
+        ("http", b"GET /v1.1/users/self HTTP/1.1\r\nHost: a\r\n\r\n"),
+        ("http", b"\x16\x03\x01"),
+        ("mqtt", b"\0\0"),
+        ("mqtt", b"\x10\xff\xff\x03"),
+    ],
+)
+async def test_strangers_who_send_at_one_moment_are_answered_a_few_in_each_turn(
+    services: Services, http: Address, mqtt: Address, mock_clock: MockClock, protocol: str, sent: bytes
+) -> None:
+    address = {"http": http, "mqtt": mqtt}[protocol]
+    peers = [await trio.open_tcp_stream(address.host, address.port) for _ in range(8 * STRANGERS_PER_TURN)]
+    assert await strangers(services) == len(peers)
+    for peer in peers:
+        os.write(peer.socket.fileno(), sent)
+    answered, most = 0, 0
+    while answered < len(peers):
+        await trio.lowlevel.checkpoint()
+        now = sum(_has_answer(peer) for peer in peers)
+        answered, most = now, max(most, now - answered)
+    assert most <= 2 * STRANGERS_PER_TURN  # trio runs ready tasks in any order
+    for peer in peers:
+        await peer.aclose()
+
+
+def _has_answer(peer: trio.SocketStream) -> bool:
+    return bool(select.select([peer.socket.fileno()], [], [], 0)[0])
 
 
 async def test_a_listener_that_has_waited_long_admits_when_another_listener_has_no_room(

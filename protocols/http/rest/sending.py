@@ -1,6 +1,6 @@
 """Sending a message or an Action (reference 9.1): the bodies of both calls, and the way into the store."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -113,22 +113,23 @@ class Sending:
     async def message(self, caller: Caller, body: NewMessage) -> StoredMessage:
         device = await self._writable(caller, body.sdid or caller.device_id)
         charge_to(device)
-        await self._ingest.wait_room()
-        payload = _payload(body.data, anything=device.manifest.takes_any_payload)
+        if not self._ingest.has_room:
+            await self._ingest.wait_room()
+        payload = payload_of(body.data, anything=device.manifest.takes_any_payload)
         dropped: list[DroppedField] = []
-        stored = await self._stored(self._ingest.submit(device, payload, _ts(body.ts), dropped))
-        warnings = [MessageWarning(one.field, one.message) for one in dropped]
-        return StoredMessage(stored.data, warnings or UNSET)
+        stored = await self._stored(self._ingest.submit(device, payload, time_of(body.ts), dropped))
+        return stored_message(stored.data.mid, dropped)
 
     async def action(self, caller: Caller, body: NewMessage | NewAction) -> Data[Sent]:
-        data = _payload(body.data)
+        data = payload_of(body.data)
         destination = await self._writable(caller, body.ddid or caller.device_id)
         source = destination
         if body.sdid and body.sdid != destination.id:
             source = await self._writable(caller, body.sdid)
         charge_to(source, by_day=destination)
-        await self._ingest.wait_room()
-        return await self._stored(self._ingest.submit_action(source, destination, data, _ts(body.ts)))
+        if not self._ingest.has_room:
+            await self._ingest.wait_room()
+        return await self._stored(self._ingest.submit_action(source, destination, data, time_of(body.ts)))
 
     async def _writable(self, caller: Caller, device_id: str | None) -> Device:
         device = await self._devices.find(device_id or "")
@@ -140,7 +141,13 @@ class Sending:
         return Data(Sent(self._ingest.mid(position)))
 
 
-def _payload(raw: Raw, *, anything: bool = False) -> bytes:
+def stored_message(mid: str, dropped: Iterable[DroppedField]) -> StoredMessage:
+    """What the sender of a stored message is told."""
+    warnings = [MessageWarning(one.field, one.message) for one in dropped]
+    return StoredMessage(Sent(mid), warnings or UNSET)
+
+
+def payload_of(raw: Raw, *, anything: bool = False) -> bytes:
     """The JSON text of an object, which may come as one or as a text that holds one (reference 8.4).
 
     A device whose Manifest has a transform may send `anything`: a text is its bytes, everything else is JSON. Raises
@@ -159,7 +166,7 @@ def _payload(raw: Raw, *, anything: bool = False) -> bytes:
     return text
 
 
-def _ts(given: Raw) -> object:
+def time_of(given: Raw) -> object:
     """The time as it came, a text with a number as the number. `Ingest` refuses what is no time."""
     if not has_value(given):
         return None

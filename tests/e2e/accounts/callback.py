@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-_TIMEOUT_SECONDS: Final = 20
+_TIMEOUT_SECONDS: Final = 60
 _PAGE: Final = b"<!doctype html><html lang=en><title>Back</title><h1>Back at the application</h1></html>"
 
 

@@ -23,10 +23,12 @@ LOOKS: Final = {
 }
 # The rules of the Web Content Accessibility Guidelines, and the best practices of the authors of axe.
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+#: Those that look at colors. Nothing else differs in the dark, says tests/protocols/http/accounts/test_style.py.
+COLOR_RULES: Final = ["color-contrast", "link-in-text-block"]
 #: Of the rules that a page passes, their number is enough: axe describes no element of them.
 _FIND: Final = """
-const [tags, done] = arguments;
-axe.run({runOnly: tags, resultTypes: ["violations"]}).then(
+const [type, values, done] = arguments;
+axe.run({runOnly: {type, values}, resultTypes: ["violations"]}).then(
   ({passes, violations}) => done({
     passes: passes.length,
     findings: violations.flatMap(({id, nodes}) => nodes.map(({html}) => `${id}: ${html}`)),
@@ -247,14 +249,15 @@ def test_a_page_has_no_overflow_and_no_findings_of_axe(
             person.browser.screenshot(screenshots / f"{lead_to.__name__}.{name}.png")
         assert person.browser.overhang() == 0, name
         if size == PHONE:  # the findings of axe do not depend on the size
-            assert findings(person.browser, node_folder) == [], name
+            assert findings(person.browser, node_folder, dark=dark) == [], name
 
 
-def findings(browser: Chromium, node_folder: Path) -> list[str]:
-    """The accessibility violations that axe finds, with their elements."""
+def findings(browser: Chromium, node_folder: Path, *, dark: bool) -> list[str]:
+    """The accessibility violations that axe finds, with their elements; in the dark only those of colors."""
     if not browser.driver.execute_script("return 'axe' in window"):
         browser.driver.execute_script((node_folder / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8"))
-    found = browser.driver.execute_async_script(_FIND, RULES)
+    looked_for = ("rule", COLOR_RULES) if dark else ("tag", RULES)
+    found = browser.driver.execute_async_script(_FIND, *looked_for)
     assert "error" not in found, found["error"]
     assert found["passes"], "axe looked at nothing"
     findings: list[str] = found["findings"]
@@ -265,4 +268,6 @@ def test_axe_would_find_something(person: Person, site: Site, node_folder: Path)
     """axe finds too little contrast, also in a headless browser."""
     person.asked_by(WEB)
     person.browser.driver.execute_script("document.querySelector('button').style.color = 'rgb(90, 140, 210)'")
-    assert [finding.split(":")[0] for finding in findings(person.browser, node_folder)] == ["color-contrast"]
+    for dark in (False, True):
+        found = findings(person.browser, node_folder, dark=dark)
+        assert [finding.split(":")[0] for finding in found] == ["color-contrast"]

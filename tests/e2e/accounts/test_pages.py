@@ -20,7 +20,7 @@ def test_a_wrong_password_is_said_and_the_right_one_goes_on(person: Person, site
     person.sign_in(password="wrong horse")
     assert person.browser.alert == WRONG
     assert person.browser.labelled(NAME_LABEL).get_attribute("value") == ADA_EMAIL
-    assert person.browser.focused == "Password"
+    person.browser.focuses("Password")
     person.sign_in()
     assert query_of(person.agree()).keys() == {"code", "state"}
 

@@ -20,7 +20,7 @@ def test_setting_it_up_signing_in_with_it_and_turning_it_off(person: Person, sit
     person.asked_by(MOBILE, **CHALLENGE)
     person.sign_in(OWN_EMAILS[0])
     assert person.browser.heading == "Enter your code"
-    assert person.browser.focused == CODE
+    person.browser.focuses(CODE)
     person.browser.fill(CODE, "000")
     person.browser.press("Continue")
     assert "This code is not right" in person.browser.alert

@@ -9,7 +9,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.browser import PHONE, Chromium
 from tests.daemon import ADA_EMAIL
 from tests.e2e.accounts.callback import query_of
-from tests.e2e.accounts.person import NAME_LABEL, Person
+from tests.e2e.accounts.person import CODE_LABEL, NAME_LABEL, Person
 from tests.e2e.accounts.world import PASSWORD, TV, WEB, Site
 
 FINGER_PIXELS = 44  # WCAG 2.5.5
@@ -19,13 +19,13 @@ FINGER_PIXELS = 44  # WCAG 2.5.5
 def test_with_the_keyboard_alone(person: Person, site: Site, tabs: int, button: str, told: str) -> None:
     browser = person.browser
     person.asked_by(WEB)
-    assert browser.focused == NAME_LABEL
+    browser.focuses(NAME_LABEL)
     browser.keys(ADA_EMAIL, Keys.TAB)
-    assert browser.focused == "Password"
+    browser.focuses("Password")
     browser.leaving(lambda: browser.keys(PASSWORD, Keys.ENTER))
     assert browser.heading == "Allow access?"
     browser.keys(*[Keys.TAB] * tabs)
-    assert browser.focused == button
+    browser.focuses(button)
     browser.leaving(lambda: browser.keys(Keys.ENTER))
     assert told in query_of(site.callback.take())
 
@@ -34,17 +34,20 @@ def test_a_code_is_typed_with_the_keyboard_alone(person: Person) -> None:
     browser = person.browser
     code = person.new_user_code(TV)
     person.visit("go")
+    browser.focuses(NAME_LABEL)
     browser.leaving(lambda: browser.keys(ADA_EMAIL, Keys.TAB, PASSWORD, Keys.ENTER))
+    browser.focuses(CODE_LABEL)
     browser.leaving(lambda: browser.keys(code, Keys.ENTER))
     assert browser.heading == "Connect this device?"
     browser.keys(Keys.TAB)
-    assert browser.focused == "Allow"
+    browser.focuses("Allow")
     browser.leaving(lambda: browser.keys(Keys.ENTER))
     assert browser.heading == "Device connected"
 
 
 def test_the_focus_is_visible(person: Person) -> None:
     person.asked_by(WEB)
+    person.browser.focuses(NAME_LABEL)
     for _ in range(4):  # both fields, the button, the link
         outline = person.browser.driver.switch_to.active_element.value_of_css_property("outline-width")
         assert float(outline.removesuffix("px")) >= 2, person.browser.focused

@@ -133,4 +133,4 @@ def test_their_pages_have_no_overflow_and_no_findings_of_axe(ada: User, place: s
             size, dark = LOOKS[name]
             ada.browser.show(size, dark=dark)
             assert ada.browser.overhang() == 0, (path, name)
-            assert findings(ada.browser, node_folder) == [], (path, name)
+            assert findings(ada.browser, node_folder, dark=dark) == [], (path, name)

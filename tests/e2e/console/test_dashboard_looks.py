@@ -50,5 +50,5 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(ada: User, screenshots: P
             if ada.browser.overhang():
                 wrong.append(f"{path}, {name}: wider than the screen")
             if size == PHONE:
-                wrong += [f"{path}, {name}: {one}" for one in findings(ada.browser, node_folder)]
+                wrong += [f"{path}, {name}: {one}" for one in findings(ada.browser, node_folder, dark=dark)]
     assert wrong == [], "\n".join(wrong)

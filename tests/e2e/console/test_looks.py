@@ -107,7 +107,7 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(
             if ada.browser.overhang():
                 wrong.append(f"{lead_to.__name__}, {name}: wider than the screen")
             if size == PHONE:  # the findings of axe do not depend on the size
-                wrong += [f"{lead_to.__name__}, {name}: {one}" for one in findings(ada.browser, node_folder)]
+                wrong += [f"{lead_to.__name__}, {name}: {one}" for one in findings(ada.browser, node_folder, dark=dark)]
     assert wrong == [], "\n".join(wrong)
 
 
@@ -115,4 +115,6 @@ def test_axe_would_find_something(ada: User, node_folder: Path) -> None:
     """axe looks into these pages although their policy lets no text become HTML."""
     ada.browser.driver.execute_script("document.querySelector('#content h1').style.color = 'rgb(140, 140, 140)'")
     ada.browser.show(PHONE, dark=False)
-    assert {finding.split(":")[0] for finding in findings(ada.browser, node_folder)} == {"color-contrast"}
+    for dark in (False, True):
+        found = findings(ada.browser, node_folder, dark=dark)
+        assert {finding.split(":")[0] for finding in found} == {"color-contrast"}

@@ -1,5 +1,6 @@
 """Plain calls have a short way past Hypercorn and Quart, and nobody can tell by the answer which way it took."""
 
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,20 +10,26 @@ from typing import Any, Final, cast
 import pytest
 import trio
 from structlog.testing import capture_logs
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.limits.meters import Channel
 from broker.limits.overhead import Overhead
+from broker.messages.ingest import Ingest
 from broker.services import Services
 from config.limits import UNCOUNTED_BODY_BYTES
+from config.rates import Rate
 from config.settings import Address, Limits, Settings
+from protocols import listeners
 from protocols.http.application import build_app
+from protocols.http.at_once import Accepted, MessagesAtOnce
 from protocols.http.direct import DirectCalls
 from protocols.http.front_door import serve_http
 from protocols.http.hypercorn_stream import HypercornStream
+from protocols.http.parked import KEEP_ALIVE_SECONDS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import plain_request
 from protocols.http.rest.sending import Sending
+from storage.database import Database
 from storage.sql import StoreError
 from tests.factories import (
     ADA,
@@ -463,3 +470,207 @@ async def test_what_comes_behind_the_last_request_changes_nothing(short: Address
                 async with connected(address) as client:
                     answers = await client.end(sent + behind)
                 assert re.findall(rb"HTTP/1.1 ([0-9]+) ", answers) == [b"200"], sent + behind
+
+
+# --- Connections of devices, which the hub reads from ---
+
+
+@pytest.fixture
+def accepted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each request that the hub has read and that looks like a message: whether it was accepted at once."""
+    found: list[bool] = []
+    accept = MessagesAtOnce.accept
+
+    def noting(at_once: MessagesAtOnce, *arguments: Any) -> Accepted | None:
+        found.append(False)
+        result = accept(at_once, *arguments)
+        found[-1] = result is not None
+        return result
+
+    monkeypatch.setattr(MessagesAtOnce, "accept", noting)
+    return found
+
+
+async def test_messages_of_a_parked_connection_are_answered_as_on_the_long_way(
+    short: Address, long: Address, accepted: list[bool]
+) -> None:
+    posts = [sent for sent in PLAIN if sent.startswith(b"POST")]
+    more = (
+        post('{"data":{"state":true,"opne":1,"a":{"b":2}}}'),
+        post('{"data":{"state":true},"ts":"1760000000000","type":"MESSAGE"}'),
+        post(f'{{"sdid":"{KITCHEN}","data":{{"state":true}}}}'),
+        post(f'{{"sdid":"{HALL}","data":{{"state":true}}}}'),
+        post('{"data":"text"}'),
+        post('{"sdid":5,"ts":[],"data":{}}'),
+        post(BODY, KITCHEN_TOKEN, "/messages?count=x&type=action"),
+        post(BODY, KITCHEN_TOKEN.upper()),
+    )
+    for sent in (*posts, *more):
+        async with connected(short) as one, connected(long) as other:
+            for _ in range(2):
+                assert await one.ask(post(BODY)) == await other.ask(post(BODY))
+            assert accepted.pop()
+            assert await one.ask(sent) == await other.ask(sent), sent
+            assert await one.ask(post(BODY)) == await other.ask(post(BODY)), sent
+    assert accepted.count(True) > 10
+    assert accepted.count(False) > 10
+
+
+async def test_a_parked_connection_counts_and_is_charged_as_on_the_long_way(
+    services: Services, short: Address, long: Address, accepted: list[bool]
+) -> None:
+    caller = await services.accounts.tokens.caller(KITCHEN_TOKEN)
+    meter = services.limits.meters.of(Channel.MESSAGES, caller)
+    assert meter is not None
+    answers = []
+    for address in (short, long):
+        meter.rate = Rate(meter.rate.minute - meter.standing().remaining.minute + 3, 99_999)
+        async with connected(address) as client:
+            before = services.messages.ingest.statistics().messages
+            answers.append([await client.ask(post(BODY)) for _ in range(5)])
+            assert services.messages.ingest.statistics().messages - before == 3
+    mine, theirs = [[re.sub(rb"x-rate-limit-(limit|reset): .*", b"", one) for one in some] for some in answers]
+    assert mine == theirs
+    assert [answer[:13] for answer in answers[0]] == [b"HTTP/1.1 200 "] * 3 + [b"HTTP/1.1 429 "] * 2
+    assert accepted == [True, True, False, False]
+
+
+async def test_a_commit_that_fails_and_a_bug_are_answered_alike_on_a_parked_connection(
+    services: Services, short: Address, long: Address, accepted: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("disk")
+
+    def break_(*_: object) -> None:
+        raise KeyError("bug")
+
+    async with connected(short) as one, connected(long) as other:
+        for client in (one, other):
+            await client.ask(post(BODY))
+        for where, name, failure, status in (
+            (Database, "_commit", fail, b"503"),
+            (Ingest, "submit", break_, b"500"),
+            (Ingest, "mid", break_, b"500"),
+        ):
+            with monkeypatch.context() as patch, capture_logs() as logs:
+                patch.setattr(where, name, failure)
+                answers = [await client.ask(post(BODY)) for client in (one, other)]
+            assert answers[0] == answers[1]
+            assert answers[0].startswith(b"HTTP/1.1 %b " % status)
+            mine, theirs = [
+                {name: value for name, value in entry.items() if name not in {"error_id", "exc_info"}}
+                for entry in logs
+                if entry["event"].startswith("http_")
+            ]
+            assert mine == theirs
+        assert (await one.ask(post(BODY))).startswith(b"HTTP/1.1 200 ")
+    assert len(accepted) == 4
+
+
+class Commits:
+    """Holds back the commits of the store."""
+
+    def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._go_on = trio.Event()
+        self._commit = database._commit_open_group
+        self.begun = trio.Event()
+        monkeypatch.setattr(database, "_commit_open_group", self._held)
+
+    async def _held(self) -> None:
+        self.begun.set()
+        with trio.CancelScope(shield=True):
+            await self._go_on.wait()
+            await self._commit()
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+async def test_what_comes_while_a_message_is_in_flight_waits_for_its_answer(
+    services: Services, short: Address, left: Left, accepted: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the other ways: answers come in the order of the requests, and the end of the stream loses none."""
+    behind = get(f"/devices/{KITCHEN}", ADA_TOKEN, "Connection: close")
+    for more, expected in ((post(BODY) + behind, [b"200"] * 3), (behind, [b"200"] * 2), (b"", [b"200"])):
+        async with await trio.open_tcp_stream(short.host, short.port) as stream:
+            await stream.send_all(post(BODY))
+            await stream.receive_some()
+            with monkeypatch.context() as patch:
+                commits = Commits(services.core.database, patch)
+                await stream.send_all(post(BODY))
+                await commits.begun.wait()
+                if more:
+                    await stream.send_all(more)
+                else:
+                    await stream.send_eof()
+                await wait_all_tasks_blocked()
+                commits.go_on()
+                received = b""
+                while part := await stream.receive_some():
+                    received += part
+            assert re.findall(rb"HTTP/1.1 ([0-9]+) ", received) == expected
+    assert accepted == [True, True, True]
+
+
+async def test_a_client_that_does_not_read_gets_its_whole_answer_later(
+    short: Address, accepted: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the operating system does not take at once, the connection's task sends."""
+    monkeypatch.setattr(listeners, "_send_at_once", lambda sock, data: os.write(sock.fileno(), data[:10]))
+    async with connected(short) as client:
+        expected = await client.ask(post(BODY))
+        for sent in (post(BODY), post('{"data":{"state":5}}'), post(f'{{"data":{{"state":true}},"ts":{"9" * 15}}}')):
+            answer = await client.ask(sent)
+            assert answer.startswith(b"HTTP/1.1 ")
+        assert await client.ask(post(BODY)) == expected
+    assert accepted == [True, True, False, True]
+
+
+async def test_a_parked_connection_ends_after_the_keep_alive_time_since_its_last_answer(
+    short: Address, accepted: list[bool], mock_clock: MockClock
+) -> None:
+    async with await trio.open_tcp_stream(short.host, short.port) as stream:
+        for _ in range(3):
+            await stream.send_all(post(BODY))
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+            await wait_all_tasks_blocked()
+            mock_clock.jump(KEEP_ALIVE_SECONDS - 1)
+            await wait_all_tasks_blocked()
+        mock_clock.jump(1)
+        assert await stream.receive_some() == b""
+    assert accepted == [True, True]
+
+
+async def test_a_message_that_came_while_the_daemon_was_paused_is_answered(
+    short: Address, accepted: list[bool], mock_clock: MockClock
+) -> None:
+    """As test_front_door.py has it for other requests: the keep-alive time is over, and bytes lie in the socket."""
+    async with await trio.open_tcp_stream(short.host, short.port) as stream:
+        for seconds in (0, KEEP_ALIVE_SECONDS + 1, KEEP_ALIVE_SECONDS + 1):
+            await wait_all_tasks_blocked()
+            await stream.send_all(post(BODY))
+            mock_clock.jump(seconds)
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_parked_connection_answers_what_is_in_flight_and_ends_when_the_daemon_stops(
+    services: Services, short: Address, accepted: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        await trio.open_tcp_stream(short.host, short.port) as busy,
+        await trio.open_tcp_stream(short.host, short.port) as idle,
+    ):
+        for stream in (busy, idle):
+            for _ in range(2):
+                await stream.send_all(post(BODY))
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+        with monkeypatch.context() as patch:
+            commits = Commits(services.core.database, patch)
+            await busy.send_all(post(BODY))
+            await commits.begun.wait()
+            services.core.life.stopping.set()
+            assert await idle.receive_some() == b""
+            commits.go_on()
+            assert (await busy.receive_some()).startswith(b"HTTP/1.1 200 ")
+            assert await busy.receive_some() == b""
+    assert accepted == [True, True, True]

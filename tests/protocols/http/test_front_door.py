@@ -21,10 +21,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.settings import Address
-from protocols.http.direct import KEEP_ALIVE_SECONDS
 from protocols.http.front_door import FrontDoor, serve_http
 from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS
 from protocols.http.hypercorn_adapter import HypercornAdapter
+from protocols.http.parked import KEEP_ALIVE_SECONDS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import REQUEST_FRAMES
 from protocols.listeners import serve_tcp
