@@ -23,7 +23,8 @@ run: $(VENV)/.installed
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
 # The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end.
-PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
+# One worker more than processors, because tests often wait: for sockets, threads and other programs.
+WORKERS = $(shell $(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')
 PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 # Lint is one process after the other: the tests use the other processors.
 BESIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=none
@@ -38,14 +39,13 @@ check:
 	$(BESIDE) lint unit
 
 unit: $(VENV)/.installed-test
-	$(PYTEST) -n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
+	$(PYTEST) -n $(WORKERS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
 
 test:
 	$(BESIDE) lint tests
 
-# One worker more than processors, because tests with other programs often wait.
 tests: $(VENV)/.installed-test
-	$(PYTEST) -n $$(($(PROCESSORS) + 1))
+	$(PYTEST) -n $(WORKERS)
 
 again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \
