@@ -22,9 +22,9 @@ run: $(VENV)/.installed
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
-# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end.
 # One worker more than processors, because tests often wait: for sockets, threads and other programs.
 WORKERS = $(shell $(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')
+# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end.
 PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 # Lint is one process after the other: the tests use the other processors.
 BESIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=none
