@@ -8,14 +8,15 @@ _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE_BYTES = 1024 * 1024
 
 # The event loop releases the interpreter lock at each system call, and a busy worker thread keeps the lock for this
-# long. With Python's default of 5 ms, the event loop stalled.
-_SWITCH_SECONDS = 0.0005
+# long. With Python's default of 5 ms, the event loop stalled; with 0.5 ms, the store's writer waited for a busy event
+# loop several times in each commit.
+_SWITCH_SECONDS = 0.00005
 
 _NEW_CONTAINERS = 50_000
 
 
 def switch_threads_often() -> None:
-    """Let a waiting thread have the interpreter lock after 0.5 ms."""
+    """Let a waiting thread have the interpreter lock after 0.05 ms."""
     sys.setswitchinterval(_SWITCH_SECONDS)
 
 

@@ -90,7 +90,7 @@ def _halved(is_readable: Callable[[int], bool], damaged: int, readable: int) -> 
 
 
 def read_around(
-    read: Callable[[int, int | None], Iterator[Sequence[Any]]], first: int, last: int
+    read: Callable[[int, int | None], Iterator[Sequence[Any]]], first: int, last: Callable[[], int]
 ) -> Iterator[Sequence[Any]]:
     """The rows from the position `first` on, without those that cannot be read.
 
@@ -98,7 +98,7 @@ def read_around(
         read: the rows from a position on, in order, at most so many; the position is the first value of each row. (The
             search for the rows behind a position would begin on the page of that position, which may be damaged.)
         first: where to begin.
-        last: no row has a higher position.
+        last: the highest position of a row, asked for when there is damage.
     """
 
     def is_readable(at: int) -> bool:
@@ -124,4 +124,4 @@ def read_around(
                 yield single
                 at = single[0] + 1
             return
-        at = first_readable(is_readable, at, last)
+        at = first_readable(is_readable, at, last())

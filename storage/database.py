@@ -22,6 +22,7 @@ from storage.approved_lists import ApprovedListStore
 from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
 from storage.codes import CodeStore
+from storage.commit_delay import CommitDelay
 from storage.connectors import ConnectorStore
 from storage.deliveries import DeliveryStore
 from storage.device_management import DeviceManagementStore
@@ -56,6 +57,7 @@ from storage.tasks import TaskStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
 from storage.trials import TrialStore
+from storage.writer_thread import WriterThread
 
 T = TypeVar("T")
 _READERS = 4
@@ -153,6 +155,8 @@ class Group:
     error: StoreError | None = None
     #: When the writer took it, by time.perf_counter.
     began: float = 0.0
+    #: How long its commit took without the processor time of the writer.
+    disk_seconds: float = 0.0
 
     @property
     def row_count(self) -> int:
@@ -203,6 +207,7 @@ class Database:
         """At most `readers` reads run at once."""
         self._engine = engine
         self._run_sync = run_sync
+        self._thread = WriterThread() if run_sync is _run_in_thread else None
         self._write_limiter = trio.CapacityLimiter(1)
         self._reader_count = readers
         self._read_limiter = trio.CapacityLimiter(readers)
@@ -211,6 +216,8 @@ class Database:
         self._writer: Transaction | None = None
         self._closed = False
         self._wanted = trio.Event()
+        self._delay = CommitDelay()
+        self._gathered: trio.Event | None = None  # while a commit waits for more rows
         self._commits = self._rows = self._failures = 0
         self._failing = _Failing()
         #: How long the commits took that succeeded, from the writer's call to its return.
@@ -296,6 +303,8 @@ class Database:
     def request_commit(self) -> None:
         """Tell the writer that the open group is not empty."""
         self._wanted.set()
+        if self._gathered is not None and self._delay.is_enough(self.open_group.row_count):
+            self._gathered.set()
 
     async def commit_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the one writer. When it is cancelled, it commits what was accepted and closes the store."""
@@ -304,6 +313,8 @@ class Database:
             while True:
                 if not self._wanted.is_set():  # waiting for a set event would cost a turn of a busy loop
                     await self._wanted.wait()
+                if (until := self._delay.until(self.open_group.row_count, trio.current_time())) is not None:
+                    await self._gather(until)
                 await self._commit_open_group()
         finally:
             with trio.CancelScope(shield=True):
@@ -311,6 +322,8 @@ class Database:
                     await self._commit_open_group()
                 self._refuse_from_now_on()
                 await self._run_sync(self._close)
+                if self._thread is not None:
+                    self._thread.end()
 
     def _refuse_from_now_on(self) -> None:
         with self._readers_lock:
@@ -319,13 +332,25 @@ class Database:
         self.open_group = Group(error=StoreError("the store is closed"))
         self.open_group.ended.set()
 
+    async def _gather(self, until: float) -> None:
+        self._gathered = trio.Event()
+        try:
+            with trio.move_on_at(until):
+                await self._gathered.wait()
+        finally:
+            self._gathered = None
+        self._delay.waited(self.open_group.row_count)
+
     async def _commit_open_group(self) -> None:
         group, self.open_group = self.open_group, Group()
         self._wanted = trio.Event()
         began = group.began = time.perf_counter()
         try:
-            with trio.CancelScope(shield=True):
-                await self._run_sync(lambda: self._commit(group), limiter=self._write_limiter)
+            if self._thread is not None:
+                await self._thread.run(partial(self._commit, group))
+            else:
+                with trio.CancelScope(shield=True):
+                    await self._run_sync(partial(self._commit, group), limiter=self._write_limiter)
         except StoreError as error:
             group.error = self.last_error = error
             self._failures += 1
@@ -345,15 +370,24 @@ class Database:
         for callback in group.callbacks:
             _isolated(callback, group.error)
         group.ended.set()
+        if self._thread is not None:  # on the loop, as in tests, the disk's time is not the clock's
+            self._delay.committed(
+                group.row_count,
+                disk_seconds=group.disk_seconds,
+                waiting=self.open_group.row_count,
+                now=trio.current_time(),
+            )
 
     def _commit(self, group: Group) -> None:
         transaction = self._writer
         if transaction is None:
             raise StoreError("the store is not open")
+        began, worked = time.perf_counter(), time.thread_time()
         try:
             self._commit_together(transaction, group, group.works)
         except StoreDamagedError:
             self._commit_apart(transaction, group)
+        group.disk_seconds = time.perf_counter() - began - (time.thread_time() - worked)
 
     def _commit_apart(self, transaction: Transaction, group: Group) -> None:
         """Commit the rows, then each work: one of them has met damage, and SQLite takes nothing after that."""
@@ -367,15 +401,21 @@ class Database:
                 job.error = job.error or error
 
     def _commit_together(self, transaction: Transaction, group: Group, works: Sequence[_Work]) -> None:
-        connection = transaction.connection
+        connection, log = transaction.connection, transaction.messages
+        is_plain = bool(group.messages) and not (group.actions or group.failed or works)
+        if is_plain and log.append_alone(group.messages, head=group.head):
+            return
         try:
             connection.begin(write=True)
             if group.row_count:
-                transaction.messages.append(group.messages, group.actions, group.failed, head=group.head)
+                log.append(group.messages, group.actions, group.failed, head=group.head)
+            else:
+                log.save_head()
             for job in works:
                 _run_in_savepoint(transaction, job)
             connection.commit()
         except BaseException:  # whatever it is: no transaction must stay open; raised again
+            log.forget()
             with suppress(StoreError):
                 connection.rollback()
             raise

@@ -3,6 +3,10 @@
 A row is appended without an index entry, because the rows of one commit belong to many devices, and each row would
 change another page of every index. After some two thousand such rows, or when the folds ask for it, all of them
 get their entries at once. A search by device reads the index, and then scans the rows that have no entry yet.
+
+Messages alone are one statement, which is a transaction of its own: each statement more has the writer's thread wait
+for the interpreter lock several times. So the counter of the highest position is behind them. The rows themselves say
+how far, and the counter is saved before anything may delete rows.
 """
 
 import re
@@ -31,6 +35,7 @@ _Parameters = Mapping[str, Any]
 _NONE: _Parameters = {}
 Table = Literal["message", "action"]
 _TABLES: Sequence[Table] = ("message", "action")
+_LOG: Sequence[Table | Literal["failed_message"]] = (*_TABLES, "failed_message")
 _COLUMNS: Mapping[Table, str] = {"message": ", ".join(_MESSAGE), "action": ", ".join(_ACTION)}
 _TS: Mapping[Table, int] = {"message": _MESSAGE.index("ts"), "action": _ACTION.index("ts")}
 
@@ -98,6 +103,9 @@ class MessageStore:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
         self._index_after = 0  # later, when the last try met a damaged page
+        self._head: Position | None = None  # as far as this object has appended
+        self._indexed: int | None = None  # the counter, while it is known
+        self._is_head_saved = False
 
     # The log
 
@@ -110,15 +118,40 @@ class MessageStore:
         head: int,
     ) -> None:
         """Add rows that already have their positions; `head` is the highest position ever assigned."""
+        self._head, self._is_head_saved = Position(head), False
         if messages:
             self._db.insert_many("message", _MESSAGE, messages, same=_AT_FIRST)
         if actions:
             self._db.insert_many("action", _ACTION, actions, same=_AT_FIRST)
         if failed:
             self._db.insert_many("failed_message", _FAILED, failed)
-        self.set_counter("head", head)
-        if head - self.counter("indexed") >= _UNINDEXED:
+        self.save_head()
+        if self._is_index_due(head):
             self.index()
+
+    def append_alone(self, messages: Sequence[MessageRow], *, head: Position) -> bool:
+        """Add messages without a transaction around it. Returns False, and adds nothing, when there is more to do."""
+        if self._is_index_due(head):
+            return False
+        self._db.insert_many("message", _MESSAGE, messages, same=_AT_FIRST)
+        self._head, self._is_head_saved = head, False
+        return True
+
+    def save_head(self) -> None:
+        """Save the highest position, before others in the transaction may delete its row."""
+        if not self._is_head_saved:
+            self._head = self.head() if self._head is None else self._head
+            self.set_counter("head", self._head)
+            self._is_head_saved = True
+
+    def forget(self) -> None:
+        """The transaction is undone."""
+        self._indexed, self._is_head_saved = None, False
+
+    def _is_index_due(self, head: int) -> bool:
+        if self._indexed is None:
+            self._indexed = self.counter("indexed")
+        return head - self._indexed >= _UNINDEXED
 
     def failed(self, device: DeviceKey, *, offset: int, limit: int) -> tuple[list[FailedMessageRow], int]:
         """A page of the failed messages of a device, newest first; and their number."""
@@ -134,8 +167,12 @@ class MessageStore:
         return found, sure(counted)["number"]
 
     def head(self) -> Position:
-        """The highest position ever assigned: a position is never used twice, even after everything was deleted."""
-        return Position(self.counter("head"))
+        """The highest position ever stored: a position is never used twice, even after everything was deleted."""
+        found = [Position(self.counter("head"))]
+        for table in _LOG:
+            with suppress(StoreDamagedError):
+                found.append(self.last_position(table))
+        return max(found)
 
     def index(self) -> None:
         """Make the index entries of all rows that have none."""
@@ -154,6 +191,7 @@ class MessageStore:
             self._index_after = head + _UNINDEXED
             raise
         self.set_counter("indexed", head)
+        self._indexed = head
 
     def counter(self, name: str) -> int:
         """A number of the log, by its name; 0 if there is none."""
@@ -212,7 +250,7 @@ class MessageStore:
                 {**parameters, "first": first, "limit": most},
             ).tuples()
 
-        return read_around(read, position + 1, self.head())
+        return read_around(read, position + 1, self.head)
 
     def after_of(self, devices: Collection[DeviceKey], position: Position) -> list[MessageRow]:
         """The devices' rows after `position`, those of each device in order."""
@@ -239,7 +277,7 @@ class MessageStore:
             found += [row for row in self.after(max(position, indexed)) if row.device in wanted]
         return found
 
-    def last_position(self, table: Table = "message") -> Position:
+    def last_position(self, table: Table | Literal["failed_message"] = "message") -> Position:
         """The position of the last row; 0 when there is none."""
         row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - constants
         return Position(row["position"] or 0) if row else Position(0)

@@ -107,6 +107,7 @@ class BreakableConnection:
     def __init__(self, engine: BreakableEngine, connection: SqliteConnection) -> None:
         self._engine = engine
         self._connection = connection
+        self._is_begun = False
 
     @property
     def driver(self) -> sqlite3.Connection:
@@ -116,6 +117,8 @@ class BreakableConnection:
         return self._connection.execute(sql, parameters)
 
     def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any], **same: Any) -> None:
+        if self._engine.error is not None and not self._is_begun:  # a transaction of its own
+            raise self._engine.error
         self._connection.insert_many(table, columns, rows, **same)
 
     def json_has(self, column: str, parameter: str) -> str:
@@ -135,14 +138,17 @@ class BreakableConnection:
 
     def begin(self, *, write: bool) -> None:
         self._connection.begin(write=write)
+        self._is_begun = True
 
     def commit(self) -> None:
         if self._engine.error is not None:
             raise self._engine.error
         self._connection.commit()
+        self._is_begun = False
 
     def rollback(self) -> None:
         self._connection.rollback()
+        self._is_begun = False
 
     def close(self) -> None:
         self._connection.close()

@@ -4,12 +4,14 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import cast
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from storage import journal as journal_module
+from storage.commit_delay import CommitDelay
 from storage.database import Database, Group, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
@@ -429,6 +431,99 @@ async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: 
 
 
 # The journal
+
+
+class AlwaysWait(CommitDelay):
+    """Waits for three rows for as long as it takes."""
+
+    def until(self, rows: int, now: float) -> float | None:
+        return None if self.is_enough(rows) else now + 1_000
+
+    def is_enough(self, rows: int) -> bool:
+        return rows >= 3
+
+
+async def test_a_commit_that_waits_begins_when_enough_rows_came(
+    database: Database, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_delay", AlwaysWait())
+    append(journal)
+    await wait_all_tasks_blocked()
+    append(journal)
+    await wait_all_tasks_blocked()
+    assert database.statistics().waiting_rows == 2
+    append(journal)
+    await journal.wait_committed()
+    assert (database.statistics().commits, database.statistics().rows) == (1, 3)
+
+
+async def test_a_commit_that_waits_is_made_when_the_writer_stops(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(engine, run_sync=run_inline)
+    monkeypatch.setattr(database, "_delay", AlwaysWait())
+    journal = Journal(database, head=Position(0))
+    async with running(database):
+        append(journal)
+        await wait_all_tasks_blocked()
+    async with running(Database(engine, run_sync=run_inline)) as again:
+        assert await again.read(rows_in("message")) == 1
+
+
+async def test_messages_alone_are_one_statement(engine: SqliteEngine) -> None:
+    statements: list[str] = []
+    database = Database(engine, run_sync=run_inline)
+    journal = Journal(database, head=Position(0))
+    async with running(database):
+        append(journal)
+        await journal.wait_committed()
+        await database.write(
+            lambda tx: cast("SqliteConnection", tx.connection).driver.set_trace_callback(statements.append)
+        )
+        statements.clear()
+        append(journal)
+        append(journal)
+        await journal.wait_committed()
+        assert [statement.split()[0] for statement in statements] == ["INSERT"]
+        await database.write(lambda tx: cast("SqliteConnection", tx.connection).driver.set_trace_callback(None))
+        assert await database.read(lambda tx: tx.messages.head()) == 3
+
+
+async def test_positions_of_rows_that_were_stored_alone_and_deleted_are_not_used_again(engine: SqliteEngine) -> None:
+    """Rows alone do not save the highest position: whatever may delete them saves it first."""
+    database = Database(engine, run_sync=run_inline)
+    journal = Journal(database, head=Position(0))
+    async with running(database):
+        for _ in range(3):
+            append(journal)
+        await journal.wait_committed()
+    database = Database(engine, run_sync=run_inline)
+    async with running(database):  # another process, which has not appended itself
+        await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+        assert await database.read(lambda tx: tx.messages.head()) == 3
+    database = Database(engine, run_sync=run_inline)
+    journal = Journal(database, head=Position(3))
+    async with running(database):
+        append(journal)
+        await journal.wait_committed()
+        with pytest.raises(LookupError):
+            await database.write(fail_after_writing)
+        append(journal)
+        await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+        assert await database.read(lambda tx: tx.messages.head()) == 5
+
+
+async def test_the_highest_position_is_saved_again_after_a_commit_that_failed(
+    database: Database, journal: Journal, breakable: BreakableEngine
+) -> None:
+    append(journal)
+    await journal.wait_committed()
+    breakable.error = StoreError("no")
+    with pytest.raises(StoreError):
+        await database.write(put("a", 1))
+    breakable.error = None
+    await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+    assert await database.read(lambda tx: tx.messages.head()) == 1
 
 
 async def test_all_kinds_of_rows_share_one_sequence_of_positions(database: Database, journal: Journal) -> None:

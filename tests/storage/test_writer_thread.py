@@ -1,0 +1,72 @@
+"""The writer's thread: results, errors, and callers that are cancelled."""
+
+import threading
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from storage.writer_thread import WriterThread
+
+
+async def test_functions_run_in_one_thread_and_return_their_results() -> None:
+    writer = WriterThread()
+    threads = [await writer.run(threading.current_thread) for _ in range(3)]
+    assert len(set(threads)) == 1
+    assert threads[0] is not threading.current_thread()
+    writer.end()
+    threads[0].join(10)
+    assert not threads[0].is_alive()
+
+
+async def test_an_error_is_raised_in_the_caller_and_the_thread_goes_on() -> None:
+    writer = WriterThread()
+    with pytest.raises(ZeroDivisionError):
+        await writer.run(lambda: 1 / 0)
+    assert await writer.run(lambda: 7) == 7
+    writer.end()
+
+
+async def test_a_cancelled_caller_waits_for_the_end_of_its_function() -> None:
+    writer = WriterThread()
+    may_end, ended = threading.Event(), []
+
+    def work() -> None:
+        assert may_end.wait(10)
+        ended.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run, work)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        may_end.set()
+    assert ended == [True]
+    writer.end()
+
+
+async def test_a_thread_that_has_ended_begins_again() -> None:
+    writer = WriterThread()
+    writer.end()
+    assert await writer.run(lambda: 1) == 1
+    writer.end()
+    assert await writer.run(lambda: 2) == 2
+    writer.end()
+
+
+def test_a_loop_that_has_ended_meanwhile_does_not_end_the_thread() -> None:
+    writer = WriterThread()
+    held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        assert may_end.wait(10)
+
+    async def begin() -> None:
+        await writer.run(lambda: None)
+        writer._jobs.put((hold, trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()))
+
+    trio.run(begin)
+    assert held.wait(10)
+    may_end.set()
+    assert trio.run(writer.run, lambda: 2) == 2
+    writer.end()
