@@ -41,6 +41,23 @@ class Life:
         self._statistics: dict[str, Statistics] = {}
         #: Set when the daemon begins to stop: every open connection then ends in its protocol's own way.
         self.stopping = trio.Event()
+        self._ended_by_stop: set[trio.CancelScope] = set()
+
+    def end_with_stop(self, scope: trio.CancelScope) -> None:
+        """Cancel the scope when the daemon begins to stop; until `forget` it is kept. A task of its own for each
+        connection that waits for this would cost more than the connection."""
+        self._ended_by_stop.add(scope)
+        if self.stopping.is_set():
+            scope.cancel()
+
+    def forget(self, scope: trio.CancelScope) -> None:
+        """The scope has ended, or goes on when the daemon stops."""
+        self._ended_by_stop.discard(scope)
+
+    async def _end_when_stopping(self) -> None:
+        await self.stopping.wait()
+        for scope in tuple(self._ended_by_stop):
+            scope.cancel()
 
     def worker(self, name: str, run: Run, *, save: Save | None = None, statistics: Statistics | None = None) -> None:
         """Register a worker.
@@ -70,6 +87,7 @@ class Life:
         """Run the workers while the block lasts, then save what they hold, however the block ends."""
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_stopping)
                 for worker in self._workers:
                     await nursery.start(worker.run)
                 yield

@@ -54,7 +54,7 @@ MQTT_TOPIC_ALIASES: Final = 16
 MQTT_SESSION_SECONDS: Final = 7 * 86_400
 MQTT_PROPERTIES_MAX: Final = 50  # of one packet of version 5.0
 
-TURNS_BETWEEN_CONNECTIONS: Final = 8  # turns of the loop from a listener's new connection to its next one
+TURNS_BETWEEN_CONNECTIONS: Final = 4  # turns of the loop from a listener's new connection to its next one
 OPEN_PACKETS_PER_TURN: Final = 16  # MQTT packets where each may become many deliveries (reference 16.6)
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 HUB_CONNECTIONS_PER_TURN: Final = 64  # connections that the hub has read from before other tasks run

@@ -42,7 +42,7 @@ class Hub:
     """Has a task while sockets are parked, in the nursery of the connections."""
 
     def __init__(self, connections: trio.Nursery) -> None:
-        self._connections = connections
+        self.connections = connections
         self._parked: dict[int, _Parked] = {}  # by descriptor
         self._epoll: select.epoll | None = None
         self._running = trio.CancelScope()
@@ -95,7 +95,7 @@ class Hub:
                 epoll.close()
                 raise
             self._epoll, self._running = epoll, trio.CancelScope()
-            self._connections.start_soon(self._run, epoll, self._running)
+            self.connections.start_soon(self._run, epoll, self._running)
         else:
             self._epoll.register(number, select.EPOLLIN)
 

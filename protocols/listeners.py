@@ -162,7 +162,6 @@ async def _contain(
             return
         set_peer(peer)
         enter(Origin(peer.address))
-        socket_stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
         if ssl_context is not None:
             stream = server_stream(socket_stream, ssl_context)
             await _shake_hands(stream, protocol, refusals)

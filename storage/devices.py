@@ -22,6 +22,7 @@ _NEXT_KEY = (
     "SELECT coalesce(max(known.key), 0) + 1 FROM (SELECT max(key) AS key FROM device"
     " UNION ALL SELECT value FROM counter WHERE name = 'removed device') AS known"
 )
+_KEYS_AT_ONCE = 500  # in one statement; SQLite and PostgreSQL take 32,766 at least
 _LIKE = re.compile("[%_!]")  # what LIKE does not take as itself
 _KEYS_OF_OWNER = "SELECT key FROM device WHERE owner = :owner AND deleted_on IS NULL"
 _OWNED = (
@@ -52,6 +53,10 @@ class DeviceStore:
 
     def by_id(self, id_: str) -> DeviceRecord | None:
         return self._found("d.id = :id", {"id": id_})
+
+    def by_token(self, hash_: bytes) -> DeviceRecord | None:
+        """The device whose token has this hash."""
+        return self._found("d.key = (SELECT device FROM device_token WHERE hash = :hash)", {"hash": hash_})
 
     def _found(self, condition: str, parameters: Mapping[str, object]) -> DeviceRecord | None:
         row = self._db.execute(_SELECT + condition, parameters).one()
@@ -217,12 +222,17 @@ class DeviceStore:
 
     def presence(self, device: DeviceKey) -> PresenceRecord | None:
         row = self._db.execute("SELECT * FROM presence WHERE device = :device", {"device": device}).one()
-        return PresenceRecord(**{**dict(row), "is_connected": bool(row["is_connected"])}) if row else None
+        return _presence(row) if row else None
 
     def presences(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, PresenceRecord]:
         """The presences of those of the devices that have one."""
-        found = (self.presence(device) for device in devices)
-        return {record.device: record for record in found if record is not None}
+        keys, found = list(devices), {}
+        for begin in range(0, len(keys), _KEYS_AT_ONCE):
+            given = {f"device_{index}": key for index, key in enumerate(keys[begin : begin + _KEYS_AT_ONCE])}
+            names = ", ".join(f":{name}" for name in given)
+            for row in self._db.execute(f"SELECT * FROM presence WHERE device IN ({names})", given):  # noqa: S608 - names
+                found[DeviceKey(row["device"])] = _presence(row)
+        return found
 
     def put_presences(self, presences: Iterable[PresenceRecord]) -> None:
         rows = [tuple(getattr(presence, name) for name in _PRESENCE) for presence in presences]
@@ -240,6 +250,10 @@ class DeviceStore:
         """The devices that have set their own status to online."""
         rows = self._db.execute("SELECT device FROM presence WHERE availability = 'online' AND is_connected = 0")
         return {row["device"] for row in rows}
+
+
+def _presence(row: Mapping[str, Any]) -> PresenceRecord:
+    return PresenceRecord(**{**dict(row), "is_connected": bool(row["is_connected"])})
 
 
 def _device(row: Mapping[str, Any], shared_with: frozenset[UserKey]) -> DeviceRecord:

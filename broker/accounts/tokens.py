@@ -1,7 +1,7 @@
 """Bearer tokens of users, applications and devices, and the callers that they authenticate (reference 4.6)."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -11,7 +11,7 @@ import trio
 
 from broker.accounts.issuance import Issuance, Lifetimes
 from broker.accounts.wrong_tokens import WrongTokens
-from broker.changes import Changes
+from broker.changes import Changes, ReadsTogether
 from broker.clock import Clock
 from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import DeviceChanged, FactPhase, Router, TokenRevoked
@@ -21,7 +21,7 @@ from broker.trace.origin import acting
 from config.limits import EXPIRY_SWEEP_SECONDS
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, OrganizationKey, UserKey
-from storage.records import RefreshTokenRecord, TokenRecord
+from storage.records import DeviceRecord, RefreshTokenRecord, TokenRecord
 
 T = TypeVar("T")
 #: The id of the console application (reference 4.10).
@@ -31,6 +31,8 @@ _SWEEPS_PER_PURGE = 300
 _PURGED_AT_ONCE = 1_000
 
 _Revocable = TokenRecord | RefreshTokenRecord
+#: The caller, and the record of its device.
+_Resolved = tuple["Caller", DeviceRecord | None]
 
 _log = structlog.get_logger(__name__)
 
@@ -104,6 +106,7 @@ class Tokens:
         self._held: dict[bytes, Caller] = {}
         self._wrong = wrong
         self._changes = Changes()
+        self._reads: ReadsTogether[bytes, _Resolved] = ReadsTogether(self._read, self._changes)
         router.subscribe(TokenRevoked, self._forget, FactPhase.STATE)
         router.subscribe(DeviceChanged, self._forget_device, FactPhase.STATE)
 
@@ -114,11 +117,16 @@ class Tokens:
             Unauthorized: it is unknown, expired or revoked.
             TooManyWrongTokens: it is not in memory, and too many unknown ones came from this address.
         """
+        return (await self.caller_and_record(token))[0]
+
+    async def caller_and_record(self, token: str) -> tuple[Caller, DeviceRecord | None]:
+        """The same, and the record of a device whose token was read just now; None when it was in memory."""
         hashed = token_hash(token)
-        caller = self._known.get(hashed) or await self._load(hashed)
+        known = self._known.get(hashed)
+        caller, record = (known, None) if known is not None else await self._load(hashed)
         if caller.expires_on is not None and caller.expires_on <= self._clock.now_ms():
             raise Unauthorized
-        return caller
+        return caller, record
 
     def caller_nowait(self, token: str) -> Caller | None:
         """The caller, if its token is cached and valid."""
@@ -144,18 +152,22 @@ class Tokens:
             del self._held[hashed]
             self._router.publish(TokenRevoked(hashed))
 
-    async def _load(self, hashed: bytes) -> Caller:
+    async def _load(self, hashed: bytes) -> _Resolved:
         if (held := self._held.get(hashed)) is not None:
-            return held
+            return held, None
         self._wrong.check(hashed)
-        caller = await self._changes.settled(lambda: self._database.read(lambda tx: _resolve(tx, hashed)))
-        if caller is None:
+        found = await self._reads.get(hashed)
+        if found is None:
             self._wrong.note(hashed)
             raise Unauthorized
-        self._known[hashed] = caller
+        self._known[hashed] = found[0]
         if len(self._known) > _CACHED_TOKENS:
             self._known.popitem(last=False)
-        return caller
+        return found
+
+    async def _read(self, hashes: Collection[bytes]) -> Mapping[bytes, _Resolved]:
+        wanted = tuple(hashes)
+        return await self._database.read(lambda tx: _resolve(tx, wanted))
 
     async def information(self, token: str) -> TokenInformation:
         """Raises Unauthorized."""
@@ -282,12 +294,21 @@ def _application_of_device(tx: Transaction, caller: Caller) -> str | None:
     return application.id if application is not None else None
 
 
-def _resolve(tx: Transaction, hashed: bytes) -> Caller | None:
-    if (device_token := tx.devices.token_by_hash(hashed)) is not None:
-        device = tx.devices.device(device_token.device)
-        if device is None:
-            return None
-        return Caller(kind=TokenKind.DEVICE, token=hashed, expires_on=None, device=device.key, device_id=device.id)
+def _resolve(tx: Transaction, hashes: Collection[bytes]) -> dict[bytes, _Resolved]:
+    """Those of the tokens that there are."""
+    found: dict[bytes, _Resolved] = {}
+    for hashed in hashes:
+        if (device := tx.devices.by_token(hashed)) is not None:
+            kind = TokenKind.DEVICE
+            caller = Caller(kind=kind, token=hashed, expires_on=None, device=device.key, device_id=device.id)
+            found[hashed] = caller, device
+        elif (other := _resolve_other(tx, hashed)) is not None:
+            found[hashed] = other, None
+    return found
+
+
+def _resolve_other(tx: Transaction, hashed: bytes) -> Caller | None:
+    """The caller of a token that is not a device's."""
     token = tx.accounts.token(hashed)
     application = tx.accounts.application(token.application) if token is not None else None
     if token is None or application is None:

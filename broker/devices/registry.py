@@ -160,13 +160,13 @@ class Devices:
             PermissionDenied: a valid token, but not of a device.
             SourceDeviceDisabled: the device is disabled.
         """
-        caller = await self._tokens.caller(token)
+        before = self._changes.count
+        caller, record = await self._tokens.caller_and_record(token)
         if caller.kind is not TokenKind.DEVICE:
             raise PermissionDenied("a device token")
         if caller.device_id != device_id or caller.device is None:
             raise Unauthorized
-        device = await self.get(caller.device)
-        await self._tokens.caller(token)  # it may have been revoked while the device was loaded
+        device = await self._of_token(token, caller.device, record, before)
         if not device.enabled:
             raise SourceDeviceDisabled
         return device, caller
@@ -178,12 +178,22 @@ class Devices:
             Unauthorized: a token that is not valid.
             PermissionDenied: a valid token, but not of a device.
         """
-        caller = await self._tokens.caller(token)
+        before = self._changes.count
+        caller, record = await self._tokens.caller_and_record(token)
         if caller.device is None:
             raise PermissionDenied("a device token")
-        device = await self.get(caller.device)
+        return await self._of_token(token, caller.device, record, before), caller
+
+    async def _of_token(self, token: str, key: DeviceKey, record: DeviceRecord | None, before: int) -> Device:
+        """The device of this token. `record` was read together with the token, when so many changes were noted."""
+        if (device := self._live.get(key)) is not None:
+            return device
+        if record is not None:
+            type_ = await self._types.get(record.device_type)
+            device = self._share(record, type_) if self._changes.count == before else None
+        device = device or await self.get(key)
         await self._tokens.caller(token)  # it may have been revoked while the device was loaded
-        return device, caller
+        return device
 
     def by_token_nowait(self, token: str) -> tuple[Device, Caller] | None:
         """The same without waiting; None unless token and device are in memory, as after a recent request."""
@@ -237,7 +247,10 @@ class Devices:
         found = await self._read(choose)
         if found is None:
             raise DeviceNotFound(device_id)
-        record, type_ = found
+        return self._share(*found)
+
+    def _share(self, record: DeviceRecord, type_: DeviceType) -> Device:
+        """The one object for this device, which is made of the record if there is none."""
         device = self._live.get(record.key)
         if device is None:
             device = self._live[record.key] = Device(record, type_)

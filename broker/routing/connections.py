@@ -6,11 +6,10 @@ closed with a reason. The late cleanup of the old connection cannot harm the new
 itself. A take-over does not take the device offline: the device has a link at every moment.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, Self
 
 import structlog
 
@@ -46,26 +45,49 @@ class CloseReason(Enum):
 
 
 class DeviceLink:
-    """One device on one connection. The connection bounds its own queue behind `deliver`."""
+    """One device on one connection: registered while its `with` block lasts. The connection bounds its own queue behind
+    `deliver`."""
 
-    __slots__ = ("_close", "_deliver", "device", "dropped", "is_allowed", "protocol", "token")
+    __slots__ = (
+        "_close",
+        "_connections",
+        "_deliver",
+        "device",
+        "dropped",
+        "is_allowed",
+        "is_exclusive",
+        "protocol",
+        "token",
+    )
 
     def __init__(
         self,
+        connections: "Connections",
         device: Device,
         protocol: str,
         token: bytes,
         deliver: Callable[[Action], bool] | None,
         close: Callable[[CloseReason], None],
         is_allowed: Callable[[], bool],
+        *,
+        is_exclusive: bool,
     ) -> None:
+        self._connections = connections
         self.device = device
+        self.is_exclusive = is_exclusive
         self.is_allowed = is_allowed
         self.protocol = protocol
         self.token = token
         self.dropped = 0
         self._deliver = deliver
         self._close = close
+
+    def __enter__(self) -> Self:
+        self._connections.enter(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connections.leave(self)
 
     def offer(self, action: Action) -> bool:
         """Hand an Action to the connection. A slow device loses its own Actions and never slows the router."""
@@ -126,7 +148,6 @@ class Connections:
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.EFFECT)
         router.subscribe(ApplicationGrantsChanged, self._grants_changed, FactPhase.EFFECT)
 
-    @contextmanager
     def connect(
         self,
         device: Device,
@@ -137,8 +158,8 @@ class Connections:
         deliver: Callable[[Action], bool] | None,
         close: Callable[[CloseReason], None],
         is_allowed: Callable[[], bool] = lambda: True,
-    ) -> Iterator[DeviceLink]:
-        """Register an authenticated connection for as long as the block lasts.
+    ) -> DeviceLink:
+        """An authenticated connection, which is registered for as long as the block lasts.
 
         Args:
             device: the device that the connection belongs to.
@@ -150,25 +171,26 @@ class Connections:
             close: called on the loop when the broker ends the link; must return at once.
             is_allowed: asked, without waiting, when shares or grants have changed; always true for a device token.
         """
-        link = DeviceLink(device, protocol, token, deliver, close, is_allowed)
-        incumbent = self._exclusive.get(device.key) if exclusive else None
-        was_online = self.is_online(device.key)
-        self._links.setdefault(device.key, []).append(link)
-        if exclusive:
-            self._exclusive[device.key] = link
-        try:
-            if incumbent is not None:
-                self._takeovers += 1
-                # The old connection may take long to close; from now on it gets no Actions and does not count.
-                self._remove(incumbent)
-                incumbent.close(CloseReason.REPLACED)
-            connected = DeviceConnectedAgain if was_online else DeviceWentOnline
-            self._router.publish(connected(device.key, protocol, self._clock.now_ms()))
-            yield link
-        finally:
-            self._remove(link)
+        return DeviceLink(self, device, protocol, token, deliver, close, is_allowed, is_exclusive=exclusive)
 
-    def _remove(self, link: DeviceLink) -> None:
+    def enter(self, link: DeviceLink) -> None:
+        """Register the link. An exclusive one replaces the one before."""
+        key = link.device.key
+        incumbent = self._exclusive.get(key) if link.is_exclusive else None
+        was_online = self.is_online(key)
+        self._links.setdefault(key, []).append(link)
+        if link.is_exclusive:
+            self._exclusive[key] = link
+        if incumbent is not None:
+            self._takeovers += 1
+            # The old connection may take long to close; from now on it gets no Actions and does not count.
+            self.leave(incumbent)
+            incumbent.close(CloseReason.REPLACED)
+        connected = DeviceConnectedAgain if was_online else DeviceWentOnline
+        self._router.publish(connected(key, link.protocol, self._clock.now_ms()))
+
+    def leave(self, link: DeviceLink) -> None:
+        """The link has ended, or was replaced."""
         key = link.device.key
         if self._exclusive.get(key) is link:  # a newer connection may have replaced this one
             del self._exclusive[key]

@@ -149,6 +149,9 @@ class Events:
         device = self._devices.get_nowait(fact.device)
         if device is None or fact.availability not in {"online", "offline"}:
             return
+        if not self._subscribers:  # each connection comes by here
+            self._events += 1
+            return
         data = {"uid": device.owner_id, "did": device.id}
         self._tell(FeedEvent(f"device.status.{fact.availability}", fact.at_ms, data, device.owner, _subject(device)))
 

@@ -123,6 +123,10 @@ class Answers3(Answers):
         return b""  # only clients send it
 
 
+#: They know nothing of a connection, so all of these versions share them.
+ANSWERS_3: Final = Answers3()
+
+
 class Answers5(Answers):
     """Version 5.0.
 
@@ -192,7 +196,7 @@ def _told(text: str) -> Properties:
 def answers_for(level: int, properties: Properties = NO_PROPERTIES) -> Answers:
     """`properties` are those of the CONNECT."""
     if level < MQTT_5:
-        return Answers3()
+        return ANSWERS_3
     return Answers5(
         maximum_packet_size=properties.maximum_packet_size,
         tells_problems=properties.request_problem_information != 0,

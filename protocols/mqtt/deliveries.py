@@ -32,7 +32,7 @@ from protocols.mqtt.packets import (
 )
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import MqttSession
-from protocols.mqtt.values import Properties
+from protocols.mqtt.values import NO_PROPERTIES, Properties
 from protocols.outbox import Outbox
 from protocols.refusals import error_id_of, note_refusal
 from storage.keys import Position
@@ -96,7 +96,8 @@ class Deliveries:
     async def begin(self, connect: Connect) -> None:
         """Accept the connection, with a session that begins or goes on. Raises StoreError."""
         client_id = connect.client_id or (new_id() if connect.level == MQTT_5 else "")
-        properties = connack_properties(connect, client_id, self._settings)
+        is_told = connect.level == MQTT_5
+        properties = connack_properties(connect, client_id, self._settings) if is_told else NO_PROPERTIES
         if self._sessions is None:
             self._outbox.put(self._session.accept(properties))
             return

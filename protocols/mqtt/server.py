@@ -15,7 +15,8 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
-from broker.limits.meters import Channel
+from broker.limits.meters import Channel, Meter
+from broker.routing.connections import DeviceLink
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
@@ -37,6 +38,8 @@ from storage.sql import StoreError
 
 _GOODBYE_SECONDS = 1.0
 _RECEIVE_BYTES = 65536
+
+_log = structlog.get_logger(__name__)
 
 
 async def serve_mqtt(
@@ -75,30 +78,42 @@ def serve_mqtt_connection(
     rooms: MqttRooms, stream: trio.abc.Stream, *, hub: Hub | None = None
 ) -> Coroutine[Any, Any, None]:
     """Serve one connection from its first byte to its last. The hub reads from it where it is a plain socket."""
-    return _Connection(rooms, stream, hub).run()  # a coroutine around this one would be held for as long
+    if hub is None or not isinstance(stream, trio.SocketStream):
+        return _serve_alone(rooms, stream)
+    return _Connection(rooms, stream, hub, hub.connections).run()  # a coroutine around it would be held for as long
+
+
+async def _serve_alone(rooms: MqttRooms, stream: trio.abc.Stream) -> None:
+    async with trio.open_nursery() as nursery:
+        await _Connection(rooms, stream, None, nursery).run()
 
 
 class _Connection:
     __slots__ = (
+        "_connect",
         "_exchange",
         "_fault",
         "_has_peer",
         "_heard_at",
         "_hub",
         "_ingest",
+        "_is_broken",
+        "_is_ended",
         "_is_over",
-        "_is_writing",
-        "_nursery",
         "_outbox",
         "_reader",
         "_rooms",
         "_scope",
         "_send_at_once",
         "_session",
+        "_silence_seconds",
         "_stream",
+        "_tasks",
+        "_writing",
     )
 
-    def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream, hub: Hub | None) -> None:
+    def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream, hub: Hub | None, tasks: trio.Nursery) -> None:
+        """`tasks` is where the task runs that writes."""
         self._rooms = rooms
         self._stream = stream
         # In the open topic space, each packet may become many deliveries.
@@ -107,51 +122,67 @@ class _Connection:
         self._session = MqttSession()
         self._send_at_once = sender_at_once(stream)
         self._outbox = Outbox(stream.send_all, send_now=None if self._send_at_once is None else self._send_now)
-        self._is_writing = self._send_at_once is None
-        self._nursery: trio.Nursery | None = None  # while the connection is served
-        self._scope = trio.CancelScope()  # of the waits for the peer's packets
+        self._tasks: trio.Nursery | None = tasks  # until the connection has ended
+        self._writing: trio.CancelScope | None = None  # of the task that writes, once there is one
+        self._is_broken = False  # that task has failed
+        self._scope: trio.CancelScope  # of the present wait for the peer's packets
+        self._connect: Connect | None = None  # until it is answered
         self._exchange: MqttExchange | None = None  # once the device is known
         self._fault: ProtocolError | None = None
         self._ingest = rooms.messages.ingest
-        self._hub = hub if isinstance(stream, trio.SocketStream) else None
+        self._hub = hub
         self._heard_at = 0.0  # when the latest complete packet came
+        self._silence_seconds = math.inf  # so long the peer may be silent
         self._has_peer = True
         self._is_over = False  # the peer has closed or broken the protocol
+        self._is_ended = False  # nothing more is to be read
 
     async def run(self) -> None:
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                if self._is_writing:
-                    nursery.start_soon(self._outbox.send_forever)
-                unauthenticated = trio.CancelScope()
-                nursery.start_soon(self._end_when_stopping, unauthenticated)
-                with self._scope:
-                    # The time limit for the whole CONNECT.
-                    self._scope.deadline = trio.current_time() + MQTT_CONNECT_SECONDS
-                    offered, packets = await self._receive_connect()
-                    admitted = await self._authenticate(offered) if offered is not None else None
-                    unauthenticated.cancel()
-                    if offered is not None and admitted is not None:
-                        await self._serve(*admitted, packets, offered.packet)
+            if self._send_at_once is None:
+                self._begin_to_write(self._tasks)
+            link = await self._admit()
+            if link is not None and self._exchange is not None:
+                with link:
+                    try:
+                        await self._serve(self._exchange)
+                    finally:
+                        self._exchange.leave()
+            if not self._is_broken:
                 await self._say_goodbye()
-                nursery.cancel_scope.cancel()
         finally:
-            self._nursery = None  # commits may still acknowledge what the peer has sent
+            self._tasks = None  # commits may still acknowledge what the peer has sent
+            if self._writing is not None:
+                self._writing.cancel()
 
     def _send_now(self, data: bytes) -> int:
         """What the operating system takes at once. The task that writes the rest begins when it does not take all."""
         sent = 0 if self._send_at_once is None else self._send_at_once(data)
-        if sent < len(data) and not self._is_writing and self._nursery is not None:
-            self._is_writing = True
-            self._nursery.start_soon(self._outbox.send_forever)
+        if sent < len(data) and self._writing is None:
+            self._begin_to_write(self._tasks)
         return sent
 
-    async def _end_when_stopping(self, unauthenticated: trio.CancelScope) -> None:
-        """When the daemon stops, end a connection without a device. The broker closes connections of devices."""
-        with unauthenticated:
-            await self._rooms.core.life.stopping.wait()
-            self._scope.cancel()
+    def _begin_to_write(self, tasks: trio.Nursery | None) -> None:
+        if tasks is not None:
+            self._writing = trio.CancelScope()
+            tasks.start_soon(self._write, self._writing)
+
+    async def _write(self, writing: trio.CancelScope) -> None:
+        """Send what waits. The nursery may have tasks of other connections: no error leaves this one."""
+        with writing:
+            try:
+                await self._outbox.send_forever()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the peer has gone
+            except Exception:  # noqa: BLE001 - a bug must end only its connection
+                _log.exception("connection_failed", protocol="mqtt")
+            self._is_broken = True
+            self._end_reading()
+
+    def _end_reading(self) -> None:
+        """Nothing more is to be read from the peer: its fault, or the store's, or the broker closes the connection."""
+        self._is_ended = True
+        self._scope.cancel()
 
     async def _receive(self) -> Sequence[Packet]:
         """The packets of the connection's next turn; none while a packet is incomplete, and at the end."""
@@ -159,9 +190,9 @@ class _Connection:
             await trio.lowlevel.checkpoint()
             return self._decode(b"")
         received = await self._stream.receive_some(_RECEIVE_BYTES)
-        return self._decode(received) if received else self._end()
+        return self._decode(received) if received else self._hear_the_end()
 
-    def _end(self) -> Sequence[Packet]:
+    def _hear_the_end(self) -> Sequence[Packet]:
         """The peer has closed."""
         self._has_peer, self._is_over = False, True
         return ()
@@ -173,6 +204,21 @@ class _Connection:
             note_fault(self._rooms.core.refusals, fault)
             self._is_over, self._fault = True, fault.again()  # the raised one refers to this frame, and to what came
             return fault.packets  # the packets before the fault are processed
+
+    async def _admit(self) -> DeviceLink | None:
+        """Read the CONNECT. Returns the link of its device; None when there is none, or it comes too late."""
+        life = self._rooms.core.life
+        # The time limit for the whole CONNECT. When the daemon stops, the broker closes connections of devices only.
+        with trio.CancelScope(deadline=trio.current_time() + MQTT_CONNECT_SECONDS) as self._scope:
+            life.end_with_stop(self._scope)
+            try:
+                offered, packets = await self._receive_connect()
+                admitted = None if offered is None else await self._authenticate(offered)
+                if offered is not None and admitted is not None:
+                    return self._link(*admitted, offered.packet, packets)
+            finally:
+                life.forget(self._scope)
+        return None
 
     async def _receive_connect(self) -> tuple[CredentialsOffered | None, Sequence[Packet]]:
         """The credentials of the peer's CONNECT, and the packets that came with it; None for any other first packet."""
@@ -189,7 +235,7 @@ class _Connection:
         self._outbox.put(self._session.take_output())
         return (event, packets[1:]) if isinstance(event, CredentialsOffered) else (None, ())
 
-    async def _authenticate(self, offered: CredentialsOffered) -> tuple[Device, Caller] | None:
+    async def _authenticate(self, offered: CredentialsOffered) -> tuple[Device, Caller, Meter | None] | None:
         try:
             if self._rooms.core.life.stopping.is_set():
                 raise StorageUnavailable
@@ -199,7 +245,7 @@ class _Connection:
             if (meter := self._rooms.limits.meters.of(Channel.MQTT, caller)) is not None:
                 meter.check()
             authenticated()
-            return device, caller
+            return device, caller, meter
         except (DomainError, StoreError) as error:
             refusal = refusal_for(error)
             self._outbox.put(self._session.refuse(connect_reason(refusal)))
@@ -214,48 +260,55 @@ class _Connection:
                 concerning((await self._rooms.devices.registry.find(device_id)).id)
         note_refusal(refusals, "mqtt", refusal)
 
-    async def _serve(self, device: Device, caller: Caller, packets: Sequence[Packet], connect: Connect) -> None:
+    def _link(
+        self, device: Device, caller: Caller, meter: Meter | None, connect: Connect, packets: Sequence[Packet]
+    ) -> DeviceLink:
         structlog.contextvars.bind_contextvars(device=device.id)
         caller.act()
-        exchange = self._exchange = MqttExchange(
-            self._rooms,
-            device,
-            self._rooms.limits.meters.of(Channel.MQTT, caller),
-            self._session,
-            self._outbox,
-            self._scope.cancel,
-        )
-        with self._rooms.routing.connections.connect(
+        exchange = MqttExchange(self._rooms, device, meter, self._session, self._outbox, self._end_reading)
+        exchange.left = packets
+        self._exchange, self._connect = exchange, connect
+        return self._rooms.routing.connections.connect(
             device,
             protocol="MQTT",
             token=caller.token,
             exclusive=True,
             deliver=exchange.deliveries.deliver,
             close=exchange.close,
-        ):
-            settings = self._rooms.core.settings.mqtt
-            try:
-                if not await self._begin(exchange, connect):
-                    return
-                await self._read_on(exchange, packets, keep_alive(connect, settings) * 1.5 or math.inf)
-            finally:
-                if trio.current_time() >= self._scope.deadline:
-                    self._session.part(Reason(ReasonCode.KEEP_ALIVE_TIMEOUT))
-                exchange.leave()
+        )
+
+    async def _serve(self, exchange: MqttExchange) -> None:
+        """Answer the CONNECT, then process packets until one side ends the connection or the peer is silent."""
+        while not self._is_ended:
+            with trio.CancelScope() as self._scope:
+                if self._connect is None or await self._begin(exchange, self._connect):
+                    await self._read_on(exchange)
+                return
+            if not self._session.is_open:
+                return
+            if trio.current_time() >= self._heard_at + self._silence_seconds:
+                self._session.part(Reason(ReasonCode.KEEP_ALIVE_TIMEOUT))
+                return
 
     async def _begin(self, exchange: MqttExchange, connect: Connect) -> bool:
         """Accept the connection, with its session; False when it cannot be."""
+        self._connect = None
+        self._scope.deadline = trio.current_time() + MQTT_CONNECT_SECONDS
         try:
             await exchange.deliveries.begin(connect)
         except StoreError as error:
             if not self._session.is_closed:
                 self._outbox.put(self._session.refuse(connect_reason(refusal_for(error))))
             return False
+        self._heard_at = trio.current_time()
+        self._silence_seconds = keep_alive(connect, self._rooms.core.settings.mqtt) * 1.5 or math.inf
         return self._session.is_open
 
-    async def _read_on(self, exchange: MqttExchange, packets: Sequence[Packet], silence_seconds: float) -> None:
-        ingest, outbox, scope = self._ingest, self._outbox, self._scope
-        self._heard_at = trio.current_time()
+    async def _read_on(self, exchange: MqttExchange) -> None:
+        """Process packets until the connection is over. After a wait for the hub, a time limit may come too early: it
+        does not move with each packet."""
+        ingest, outbox, scope, silence_seconds = self._ingest, self._outbox, self._scope, self._silence_seconds
+        packets = exchange.left
         while True:
             if packets:  # an incomplete packet does not count against silence
                 self._heard_at = trio.current_time()
@@ -277,36 +330,21 @@ class _Connection:
                 self._heard_at = trio.current_time()
             if exchange.left:
                 packets = exchange.left
-            elif self._hub is None or self._reader.is_behind:
-                scope.deadline = self._heard_at + silence_seconds
+                continue
+            scope.deadline = self._heard_at + silence_seconds
+            if self._hub is None or self._reader.is_behind:
                 packets = await self._receive()
             else:
-                scope.deadline = math.inf
-                if not await self._park(self._hub, silence_seconds):
-                    scope.deadline = self._heard_at + silence_seconds
-                    return
-                packets = exchange.left
-
-    async def _park(self, hub: Hub, silence_seconds: float) -> bool:
-        """Have the hub process what comes, until something is to be awaited or the connection is over. Returns False
-        when the peer was silent for too long."""
-        stream = self._stream
-        assert isinstance(stream, trio.SocketStream)  # noqa: S101 - otherwise there is no hub
-        while True:
-            # The time limit does not move with each packet: when it comes, it is known whether there was one.
-            with trio.CancelScope(deadline=self._heard_at + silence_seconds) as waiting:
-                if not await hub.read(stream.socket, self._take):
+                assert isinstance(self._stream, trio.SocketStream)  # noqa: S101 - otherwise there is no hub
+                if not await self._hub.read(self._stream.socket, self._take):
                     self._hub = None
-            if not waiting.cancelled_caught:
-                return True
-            if trio.current_time() >= self._heard_at + silence_seconds:
-                return False
+                packets = exchange.left
 
     def _take(self, received: bytes) -> bool:
         """Process what the hub has read. Returns whether it may go on."""
         exchange = self._exchange
         assert exchange is not None  # noqa: S101 - the connection is parked by a device
-        packets = self._decode(received) if received else self._end()
+        packets = self._decode(received) if received else self._hear_the_end()
         if packets:
             self._heard_at = trio.current_time()
             exchange.handle(packets)
@@ -322,7 +360,7 @@ class _Connection:
         """Send the outstanding acknowledgements, then close."""
         if self._exchange is not None:
             await self._exchange.wait_acknowledged()
-        with trio.move_on_after(_GOODBYE_SECONDS):
+        with trio.move_on_after(_GOODBYE_SECONDS) as self._scope:
             if self._has_peer:
                 self._outbox.put(self._session.farewell)
             await self._outbox.wait_empty()

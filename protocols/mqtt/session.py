@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import assert_never
 
-from protocols.mqtt.answers import Answers, Answers3, Reason, Reasons, answers_for
+from protocols.mqtt.answers import ANSWERS_3, Answers, Reason, Reasons, answers_for
 from protocols.mqtt.encoding import PINGRESP, encode_connack_5
 from protocols.mqtt.packets import (
     MQTT_5,
@@ -202,7 +202,7 @@ class MqttSession:
     def __init__(self, *, receive_maximum: int = RECEIVE_MAXIMUM) -> None:
         self.state = MqttSessionState.AWAITING_CONNECT
         #: The words of the peer's version, known since its CONNECT.
-        self.answers: Answers = Answers3()
+        self.answers: Answers = ANSWERS_3
         #: The last packet to the peer, which says why the server ends the connection; empty when nothing can be said.
         self.farewell = b""
         self.level = 0

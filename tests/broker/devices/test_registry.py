@@ -24,6 +24,7 @@ from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,
     BOBS,
+    BOBS_TOKEN,
     HALL,
     HALL_TOKEN,
     KITCHEN,
@@ -197,6 +198,57 @@ async def test_a_device_authenticates_with_its_own_token(services: Services, wor
     assert device is await services.devices.registry.find(KITCHEN)
     assert (caller.device, caller.device_id, caller.token) == (world.kitchen, KITCHEN, token_hash(KITCHEN_TOKEN))
     assert caller.expires_on is None
+
+
+async def test_devices_that_connect_together_are_found_with_few_reads(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token and device in one read, and one read for all that come while another one runs."""
+    light = await services.device_types.catalog.get(world.light_type)
+    database, found, reads = services.core.database, set[str](), 0
+    read = database.read
+
+    async def counting(work: Callable[[Transaction], Any]) -> Any:
+        nonlocal reads
+        reads += 1
+        await wait_all_tasks_blocked()  # until all wait
+        return await read(work)
+
+    async def connect(device_id: str, token: str) -> None:
+        device, caller = await services.devices.registry.authenticate(device_id, token)
+        assert (device.id, device.key, device.type) == (caller.device_id, caller.device, light)
+        found.add(device.id)
+
+    monkeypatch.setattr(database, "read", counting)
+    async with trio.open_nursery() as nursery:
+        for device_id, token in ((KITCHEN, KITCHEN_TOKEN), (HALL, HALL_TOKEN), (BOBS, BOBS_TOKEN)):
+            nursery.start_soon(connect, device_id, token)
+    assert found == {KITCHEN, HALL, BOBS}
+    assert reads == 2
+
+
+async def test_a_device_that_changes_while_it_authenticates_is_read_again(opener: ServicesOpener) -> None:
+    runner = HeldRunner()
+    async with opener(run_sync=runner) as services:
+        world = await build_world(services.core.database, services.core.vault)
+        light = await services.device_types.catalog.get(world.light_type)
+        refused: list[str] = []
+
+        async def connect() -> None:
+            with pytest.raises(SourceDeviceDisabled):
+                await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
+            refused.append(KITCHEN)
+
+        runner.hold_reads()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connect)
+            await wait_all_tasks_blocked()  # token and record were read, and the record is about to become old
+            held = runner.reads
+            runner.release_later_reads()
+            kitchen = await services.devices.registry.find(KITCHEN)
+            await services.devices.inventory.change(kitchen, DeviceChanges(enabled=False))
+            held.set()
+        assert (refused, kitchen.type) == ([KITCHEN], light)
 
 
 @each_row(

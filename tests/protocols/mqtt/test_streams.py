@@ -15,10 +15,11 @@ from trio.testing import (
 )
 
 from config.settings import Address
+from protocols import listeners
 from protocols.mqtt.exchange import MqttExchange
 from protocols.mqtt.packets import Packet, Publish
 from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
-from protocols.outbox import OUTBOX_BYTES
+from protocols.outbox import OUTBOX_BYTES, Outbox
 from tests.factories import (
     HALL,
     HALL_TOKEN,
@@ -244,7 +245,7 @@ async def test_memory_is_bounded_while_the_store_does_not_commit(server: Server,
 
 
 async def test_a_connected_device_costs_two_tasks(server: Server) -> None:
-    """The reader and the sender; the task that waits for a stop has ended."""
+    """The reader and the sender."""
     ours, theirs = memory_stream_pair()
     before = trio.lowlevel.current_statistics().tasks_living
     async with trio.open_nursery() as nursery:
@@ -255,3 +256,69 @@ async def test_a_connected_device_costs_two_tasks(server: Server) -> None:
         await wait_all_tasks_blocked()
         assert trio.lowlevel.current_statistics().tasks_living == before + 2
         nursery.cancel_scope.cancel()
+
+
+async def test_a_connected_device_on_a_socket_costs_one_task(server: Server, dial: Dial) -> None:
+    """The task that has accepted it: who reads and writes for all is there already."""
+    peer, hall = await dial(), await dial()
+    await hall.send(connect(HALL, HALL_TOKEN))
+    await hall.expect(ACCEPTED)
+    await wait_all_tasks_blocked()
+    before = trio.lowlevel.current_statistics().tasks_living
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    await wait_all_tasks_blocked()
+    assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+async def test_what_a_socket_does_not_take_at_once_is_written_by_a_task_that_ends_with_the_connection(
+    server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "_send_at_once", lambda _socket, _data: 0)
+    await wait_all_tasks_blocked()
+    before = trio.lowlevel.current_statistics().tasks_living
+    peer = await dial()
+    await peer.send(connect(), publish(1))
+    await peer.expect(ACCEPTED, puback(1))
+    await _wait_for_tasks(before + 3)  # the connection's, its writer and the hub
+    await peer.send(DISCONNECT)
+    await peer.expect_end()
+    await peer.stream.aclose()
+    await _wait_for_tasks(before)
+
+
+async def _wait_for_tasks(count: int) -> None:
+    with trio.fail_after(10):
+        while trio.lowlevel.current_statistics().tasks_living != count:
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"), [(trio.BrokenResourceError(), []), (ValueError("a bug"), ["connection_failed"])]
+)
+async def test_what_cannot_be_written_ends_only_its_connection(
+    server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch, error: Exception, logged: list[str]
+) -> None:
+    usual, takes_nothing = listeners._send_at_once, trio.Event()
+    monkeypatch.setattr(
+        listeners, "_send_at_once", lambda socket, data: 0 if takes_nothing.is_set() else usual(socket, data)
+    )
+    hall, peer = await dial(), await dial()
+    await hall.send(connect(HALL, HALL_TOKEN))
+    await peer.send(connect())
+    for one in (hall, peer):
+        await one.expect(ACCEPTED)
+
+    async def fail(_outbox: Outbox) -> None:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    monkeypatch.setattr(Outbox, "send_forever", fail)
+    takes_nothing.set()
+    with capture_logs() as logs:
+        await peer.send(PINGREQ)
+        await peer.expect_end()
+    assert [entry["event"] for entry in logs] == logged
+    takes_nothing = trio.Event()
+    await hall.send(publish(7, topic=HALL_MESSAGES))
+    await hall.expect(puback(7))
