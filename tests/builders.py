@@ -21,7 +21,7 @@ from config.settings import Settings
 from storage.database import Database, Engine, RunSync, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from tests.factories import NOW_MS
-from tests.fakes import FakeClock, run_inline
+from tests.fakes import BreakableConnection, BreakableEngine, FakeClock, OnTheLoop, run_inline
 
 T = TypeVar("T")
 
@@ -62,10 +62,10 @@ class ServicesOpener:
     ) -> AbstractAsyncContextManager[Services]:
         """`engine`, `clock` and `ports` replace what the opener was made with."""
         engine = engine or self._engine
-        if run_sync is run_inline and isinstance(engine, _MigratedEngine):
-            database: Database = _InlineDatabase(engine)
+        is_on_loop = run_sync is run_inline or isinstance(run_sync, OnTheLoop)
+        if is_on_loop and _is_migrated(engine):
+            database: Database = _InlineDatabase(engine, run_sync=run_sync)
         else:
-            # Reads on the event loop follow each other: one reader is enough.
             database = Database(engine, run_sync=run_sync, readers=1 if run_sync is run_inline else 4)
         return open_services(self._settings, database, self._vault, clock or self._clock, **(self._ports | ports))
 
@@ -95,14 +95,15 @@ class _MigratedEngine(SqliteEngine):
         """Nothing is to do: the file was made with the whole schema. To look for steps takes three milliseconds."""
 
 
+def _is_migrated(engine: Engine) -> bool:
+    return isinstance(engine.engine if isinstance(engine, BreakableEngine) else engine, _MigratedEngine)
+
+
 class _InlineDatabase(Database):
     """Reads and writes through one connection, because on the event loop they follow each other.
 
     A connection parses the whole schema when it is first used: that and its end take a tenth of a test with services.
     """
-
-    def __init__(self, engine: _MigratedEngine) -> None:
-        super().__init__(engine, run_sync=run_inline, readers=1)
 
     def _open(self) -> None:
         self._writer = Transaction(self._engine.open(read_only=False))
@@ -115,7 +116,7 @@ class _InlineDatabase(Database):
 def _changing_nothing(work: Callable[[Transaction], T], transaction: Transaction) -> T:
     """The product's readers refuse to write (`query_only`); this connection has to be able to."""
     connection = transaction.connection
-    assert isinstance(connection, SqliteConnection)
+    assert isinstance(connection, SqliteConnection | BreakableConnection)
     before = connection.driver.total_changes
     try:
         return work(transaction)

@@ -1,5 +1,6 @@
 """Stand-ins for what tests must hold in their own hands: the time, and where blocking work runs."""
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -8,7 +9,7 @@ import trio
 from broker.clock import Clock
 from broker.trace.refusals import Refusals
 from storage.database import EngineConnection
-from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import Milliseconds
 from storage.sql import QueryResult
 
@@ -49,7 +50,11 @@ def new_refusals(clock: Clock | None = None) -> Refusals:
     return Refusals(clock or Clock(), lambda _entry: None)
 
 
-class HeldRunner:
+class OnTheLoop:
+    """What runs blocking work on the event loop: reads and writes follow each other (tests/builders.py)."""
+
+
+class HeldRunner(OnTheLoop):
     """Runs blocking work on the loop, and holds it for as long as a test wants.
 
     A commit is held before it runs, a read after it ran: what it found may be old by the time it is looked at.
@@ -88,21 +93,25 @@ class BreakableEngine:
     """SQLite whose commits fail while `error` is set, as they do on a full or broken disk."""
 
     def __init__(self, engine: SqliteEngine) -> None:
-        self._engine = engine
+        self.engine = engine
         self.error: Exception | None = None
 
     def migrate(self) -> None:
-        self._engine.migrate()
+        self.engine.migrate()
 
     def open(self, *, read_only: bool) -> EngineConnection:
-        return _BreakableConnection(self, self._engine.open(read_only=read_only))
+        return BreakableConnection(self, self.engine.open(read_only=read_only))
 
 
-class _BreakableConnection:
-    def __init__(self, engine: BreakableEngine, connection: EngineConnection) -> None:
+class BreakableConnection:
+    def __init__(self, engine: BreakableEngine, connection: SqliteConnection) -> None:
         self._engine = engine
         self._connection = connection
         self._is_begun = False
+
+    @property
+    def driver(self) -> sqlite3.Connection:
+        return self._connection.driver
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult:
         return self._connection.execute(sql, parameters)

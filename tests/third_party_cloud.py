@@ -22,6 +22,8 @@ from hypercorn.trio import serve
 from quart import Response, request
 from quart_trio import QuartTrio
 
+from tests.protocols.http.routes import SharingApp
+
 CLIENT, SECRET = "trunkline-client", "trunkline secret"
 ACCOUNT = "ada@cloud"
 
@@ -109,7 +111,7 @@ class ThirdPartyCloud:
 
 
 def _app(cloud: ThirdPartyCloud) -> QuartTrio:
-    app = QuartTrio("cloud")
+    app = SharingApp("cloud")
 
     @app.before_request
     async def note() -> Response | None:

@@ -274,41 +274,38 @@ def test_a_text_keeps_its_lines_and_loses_control_characters() -> None:
 # Refused mails
 
 
-@pytest.mark.parametrize("to", NO_ADDRESSES)
-async def test_a_mail_to_what_is_no_address_is_refused(
-    open_office: OpenOffice, autojump_clock: MockClock, to: str
-) -> None:
+async def test_a_mail_to_what_is_no_address_is_refused(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     async with open_office() as office:
-        with pytest.raises(ValidationFailed) as caught:
-            await office.send(to)
-        assert [(finding.field, finding.messages) for finding in caught.value.findings] == [("to", ("Invalid email",))]
-        assert await office.waiting() == []
+        for to in NO_ADDRESSES:
+            with pytest.raises(ValidationFailed) as caught:
+                await office.send(to)
+            findings = [(finding.field, finding.messages) for finding in caught.value.findings]
+            assert findings == [("to", ("Invalid email",))], to
+            assert await office.waiting() == [], to
 
 
-@pytest.mark.parametrize(
-    "subject",
-    [
-        "Hi\r\nBcc: eve@example.org",
-        "Hi\nBcc: eve@example.org",
-        "Hi\rBcc: eve@example.org",
-        "Hi\r\n\r\nother text",
-        "Hi\x00",
-        "Hi\x0b",
-        "Hi\x85Bcc: eve@example.org",
-        "Hi\u2028Bcc: eve@example.org",
-        "Hi\u2029",
-        "Hi\ud800",
-        "x" * 501,
-    ],
+NO_SUBJECTS = (
+    "Hi\r\nBcc: eve@example.org",
+    "Hi\nBcc: eve@example.org",
+    "Hi\rBcc: eve@example.org",
+    "Hi\r\n\r\nother text",
+    "Hi\x00",
+    "Hi\x0b",
+    "Hi\x85Bcc: eve@example.org",
+    "Hi\u2028Bcc: eve@example.org",
+    "Hi\u2029",
+    "Hi\ud800",
+    "x" * 501,
 )
-async def test_a_subject_that_is_no_line_is_refused(
-    open_office: OpenOffice, autojump_clock: MockClock, subject: str
-) -> None:
+
+
+async def test_a_subject_that_is_no_line_is_refused(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     async with open_office() as office:
-        with pytest.raises(ValidationFailed) as caught:
-            await office.send(mail=RuleMail(subject=subject, body=""))
-        assert caught.value.findings[0].field == "subject"
-        assert await office.waiting() == []
+        for subject in NO_SUBJECTS:
+            with pytest.raises(ValidationFailed) as caught:
+                await office.send(mail=RuleMail(subject=subject, body=""))
+            assert caught.value.findings[0].field == "subject", repr(subject)
+            assert await office.waiting() == [], repr(subject)
 
 
 async def test_a_text_that_is_too_long_is_refused(open_office: OpenOffice, autojump_clock: MockClock) -> None:

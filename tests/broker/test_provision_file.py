@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ def example(*, whole: bool = False) -> dict[str, Any]:
     return tomllib.loads(re.sub(r"^#(?=[\[a-z])", "", text, flags=re.MULTILINE) if whole else text)
 
 
+@cache
 def schema() -> "jsonschema.Draft202012Validator":
     import jsonschema  # which takes a second
 

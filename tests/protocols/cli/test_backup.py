@@ -61,9 +61,11 @@ def test_a_passphrase_comes_from_the_first_line_of_a_file(config: Path, tmp_path
     assert restored.exit_code == 0, restored.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
+def test_what_cannot_be_done_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(config.parent)
+    Path("phrase").write_text("correct horse\n")
+    Path("empty").touch()
+    for arguments, status, said in (
         (["backup", "one.tar", "--without-key", "--passphrase-file", "phrase"], 2, "exclude each other"),
         (["backup", "one.tar", "--keep", "2"], 2, "is not a directory"),
         (["backup", "one.tar", "--passphrase-file", "missing"], 2, "No such file"),
@@ -72,17 +74,11 @@ def test_a_passphrase_comes_from_the_first_line_of_a_file(config: Path, tmp_path
         (["backup", "missing/one.tar"], 1, "No such file or directory"),
         (["restore", "missing.tar"], 1, "No such file or directory"),
         (["restore", "phrase"], 1, "not a backup"),
-    ],
-)
-def test_what_cannot_be_done_is_said(
-    config: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int, said: str
-) -> None:
-    monkeypatch.chdir(config.parent)
-    Path("phrase").write_text("correct horse\n")
-    Path("empty").touch()
-    done = run(*arguments, "--config", config)
-    assert (done.exit_code, said in done.stderr) == (status, True), done.stderr
-    assert not Path("one.tar").exists()
+    ):
+        done = run(*arguments, "--config", config)
+        assert (done.exit_code, said in done.stderr) == (status, True), (arguments, done.stderr)
+        assert not Path("one.tar").exists(), arguments
+        assert Path("phrase").read_text() == "correct horse\n", arguments
 
 
 def test_without_a_store_there_is_nothing_to_back_up_and_nothing_is_made(tmp_path: Path) -> None:

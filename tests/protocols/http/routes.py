@@ -12,8 +12,11 @@ from werkzeug.routing import Map
 _MAPS: dict[tuple[str, ...], Map] = {}
 
 
-class _SharingApp(QuartTrio):
-    """Collects its routes. The first application with the same ones makes their map, and the others take it."""
+class SharingApp(QuartTrio):
+    """An application of a test or of a stand-in. It collects its routes.
+
+    The first application with the same ones makes their map, and the others take it.
+    """
 
     _map: Map
 
@@ -49,5 +52,5 @@ class _SharingApp(QuartTrio):
 def shared_routes() -> Iterator[None]:
     """Making the map takes half of the time of a test that asks one call."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("protocols.http.application.QuartTrio", _SharingApp)
+        patch.setattr("protocols.http.application.QuartTrio", SharingApp)
         yield

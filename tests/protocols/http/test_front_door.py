@@ -205,7 +205,7 @@ async def test_two_lengths_of_one_body_are_refused_and_end_the_connection(raw: R
     assert answers.count(b"HTTP/1.1") == 1 + bool(before)
 
 
-@pytest.mark.parametrize("lines", [b"\r\n", b"\n", b"\r\n\r\n\n"])
+@each_row("lines", [b"\r\n", b"\n", b"\r\n\r\n\n"])
 async def test_empty_lines_before_a_request_are_ignored(raw: Raw, stream: trio.SocketStream, lines: bytes) -> None:
     """RFC 9112, 2.2: before the first one, between two in one segment, and before a later one."""
     answers = await raw(lines + GET_DEVICE + lines + GET_DEVICE_AND_CLOSE)

@@ -15,6 +15,8 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.datastructures import Headers
 
+from tests.protocols.http.routes import SharingApp
+
 KEY, WEBHOOK_SECRET = "sk_test_of_the_stand_in", "whsec_of_the_stand_in"
 _REQUIRED = {
     "mode": "payment",
@@ -92,7 +94,7 @@ class StripeStandIn:
             task_status.started()
 
     def _app(self) -> QuartTrio:
-        app = QuartTrio("stripe")
+        app = SharingApp("stripe")
 
         @app.before_request
         async def refuse() -> Response | None:

@@ -10,13 +10,13 @@ from broker.services import Services
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.factories import World
-from tests.fakes import run_inline
+from tests.fakes import OnTheLoop, run_inline
 from tests.protocols.websocket.peers import Peers, open_peers
 
 T = TypeVar("T")
 
 
-class Disk:
+class Disk(OnTheLoop):
     """Runs blocking work inline; commits wait while it is held, and fail while it is broken."""
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ FRAMES: list[tuple[dict[str, object], int, str]] = [
 
 
 @pytest.mark.parametrize(("frame", "code", "message"), FRAMES)
-@pytest.mark.parametrize("form", [ask_json, ask_packed])
+@each_row("form", [ask_json, ask_packed])
 async def test_a_refused_frame(
     socket: WebSocketConnection, form: Form, frame: dict[str, object], code: int, message: str
 ) -> None:

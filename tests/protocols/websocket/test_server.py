@@ -172,9 +172,11 @@ async def test_a_device_registers_and_speaks(peers: Peers, services: Services, w
 
 
 REGISTRATIONS = [
-    ({"sdid": KITCHEN, "Authorization": f"bearer {KITCHEN_TOKEN}"}, None),
-    ({"sdid": KITCHEN, "authorization": ADA_TOKEN}, None),
-    ({"sdid": KITCHEN, "Authorization": APPLICATION_TOKEN}, None),
+    {"sdid": KITCHEN, "Authorization": f"bearer {KITCHEN_TOKEN}"},
+    {"sdid": KITCHEN, "authorization": ADA_TOKEN},
+    {"sdid": KITCHEN, "Authorization": APPLICATION_TOKEN},
+]
+REFUSED_REGISTRATIONS = [
     ({"sdid": KITCHEN}, (401, "Please provide a valid authorization header")),
     ({"sdid": KITCHEN, "Authorization": UNKNOWN}, (401, "Please provide a valid authorization header")),
     ({"sdid": KITCHEN, "Authorization": "basic x"}, (401, "Please provide a valid authorization header")),
@@ -188,19 +190,28 @@ REGISTRATIONS = [
 
 
 @pytest.mark.parametrize("path", [CHANNEL, WITH_ACK])
-@pytest.mark.parametrize(("frame", "refusal"), REGISTRATIONS)
-async def test_registration(
-    peers: Peers, services: Services, path: str, frame: dict[str, object], refusal: tuple[int, str] | None
+@pytest.mark.parametrize("frame", REGISTRATIONS)
+async def test_registration(peers: Peers, services: Services, path: str, frame: dict[str, object]) -> None:
+    socket = await peers.connect(path)
+    await say(socket, type="register", cid="r", **frame)
+    if path == WITH_ACK:
+        assert await said(socket) == {"data": {**OK, "cid": "r"}}
+    answer = await ask(socket, type="list")
+    assert answer["data"]["message"] == [frame["sdid"]]
+    assert services.routing.connections.statistics().devices_online == 1
+
+
+@each_row("path", [CHANNEL, WITH_ACK])
+@each_row(("frame", "refusal"), REFUSED_REGISTRATIONS)
+async def test_a_refused_registration(
+    peers: Peers, services: Services, path: str, frame: dict[str, object], refusal: tuple[int, str]
 ) -> None:
     socket = await peers.connect(path)
     await say(socket, type="register", cid="r", **frame)
-    if refusal is not None:
-        assert await said(socket) == error(*refusal, cid="r")
-    elif path == WITH_ACK:
-        assert await said(socket) == {"data": {**OK, "cid": "r"}}
+    assert await said(socket) == error(*refusal, cid="r")
     answer = await ask(socket, type="list")
-    assert answer["data"]["message"] == ([] if refusal else [frame["sdid"]])
-    assert services.routing.connections.statistics().devices_online == (0 if refusal else 1)
+    assert answer["data"]["message"] == []
+    assert services.routing.connections.statistics().devices_online == 0
 
 
 async def test_read_without_write_is_not_enough(peers: Peers, services: Services, world: World) -> None:

@@ -102,13 +102,13 @@ async def test_wrong_codes_are_slowed_down(browser: Browser, oauth: OAuthWorld, 
     assert (await browser.send(entry, user_code=device["user_code"])).status_code == 200
 
 
-@pytest.mark.parametrize("code", ["", "x", "<script>", "AAAA-AAAA-AAAA", "A" * 5000, "aaaa-aaaa", "\0", "ü"])
-async def test_texts_that_are_no_user_code(browser: Browser, services: Services, code: str) -> None:
+async def test_texts_that_are_no_user_code(browser: Browser, services: Services) -> None:
     entry = await browser.open((await browser.sign_in(await browser.open("go"))).headers["location"])
-    answer = await browser.send(entry, user_code=code)
-    assert answer.status_code == 404
-    assert "This code is not valid." in answer.text
-    assert "<script>" not in answer.text
+    for code in ("", "x", "<script>", "AAAA-AAAA-AAAA", "A" * 5000, "aaaa-aaaa", "\0", "ü"):
+        answer = await browser.send(entry, user_code=code)
+        assert answer.status_code == 404, code
+        assert "This code is not valid." in answer.text, code
+        assert "<script>" not in answer.text, code
 
 
 async def test_guesses_are_counted_by_address(browser: Browser, services: Services) -> None:
