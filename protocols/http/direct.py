@@ -169,6 +169,7 @@ class DirectCalls:
                 while missing > 0 and (more := await stream.receive_some(missing)):
                     received += more
                     missing -= len(more)
+                    await turn_of_strangers()
         return received
 
     async def _answer(self, request: ThisRequest, method: str, route: _Route) -> bytes:

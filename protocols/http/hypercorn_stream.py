@@ -15,6 +15,7 @@ from protocols.http.heads import HEAD_SECONDS, is_websocket_upgrade, is_whole, r
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import Pipeline
 from protocols.listeners import Stream, end_gently
+from protocols.peers import turn_of_strangers
 
 _HELD_BYTES: Final = 64 * 1024
 #: Hypercorn keeps ten chunks of a body that its application has not read yet.
@@ -102,6 +103,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         if self.is_idle and self.has_begun_head:
             return await self._rest_of_head(most)
         received = bytes(await self._stream.receive_some(most))
+        await turn_of_strangers()
         self.pipeline.read()
         if not received or not self.is_idle:
             return received
@@ -128,6 +130,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             self._head_due = trio.current_time() + HEAD_SECONDS
         with self._timeouts.limit(self._head_due - trio.current_time(), in_flight=False) as scope:
             received = bytes(await self._stream.receive_some(most))
+            await turn_of_strangers()
         if scope.cancelled_caught:
             return await self._refuse_slow_head()
         self.pipeline.read()

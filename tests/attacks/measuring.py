@@ -1,6 +1,7 @@
 """What an attack does to an innocent client and to the daemon's memory: before, during, and five seconds after."""
 
 import multiprocessing
+import os
 import socket
 import statistics
 import threading
@@ -115,7 +116,7 @@ def damage_of(
 @contextmanager
 def running(attack: Callable[[], None], attackers: int) -> Iterator[None]:
     """Runs `attack` in processes of its own, and ends them."""
-    processes = [multiprocessing.Process(target=attack, daemon=True) for _ in range(attackers)]
+    processes = [multiprocessing.Process(target=_from_elsewhere, args=(attack,), daemon=True) for _ in range(attackers)]
     for process in processes:
         process.start()
     try:
@@ -125,6 +126,12 @@ def running(attack: Callable[[], None], attackers: int) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.join()
+
+
+def _from_elsewhere(attack: Callable[[], None]) -> None:
+    """Attackers have machines of their own: here they take what processors the daemon and its client leave."""
+    os.nice(19)
+    attack()
 
 
 def reads_a_device(daemon: Daemon) -> Exchange:
