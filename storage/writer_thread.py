@@ -16,8 +16,8 @@ _Job = tuple[Callable[[], Any], trio.lowlevel.Task, trio.lowlevel.TrioToken]
 class WriterThread:
     """Runs functions one after the other in one thread, which waits for the next one.
 
-    `trio.to_thread` looks for a thread each time, names it and copies the context: with small commits, that and the
-    waits for the interpreter lock in between are a tenth of the processor time.
+    `trio.to_thread` looks for a thread, names it and copies the context for each call, and a busy store commits
+    hundreds of times a second.
     """
 
     def __init__(self) -> None:
