@@ -50,7 +50,7 @@ class SharingApp(QuartTrio):
 
 @contextmanager
 def shared_routes() -> Iterator[None]:
-    """Making the map takes half of the time of a test that asks one call."""
+    """Making the map takes a good part of the time of a test that asks one call."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("protocols.http.application.QuartTrio", SharingApp)
         yield

@@ -89,6 +89,14 @@ async def test_no_route_forgets_the_token(services: Services, api: httpx.AsyncCl
             error_of(await api.request(method, path, content=b"not json"), 401)
 
 
+async def test_no_route_compiles_the_functions_that_build_urls(services: Services) -> None:
+    """Fails first when Werkzeug asks for them in another way than `protocols/http/application.py` expects."""
+    for rule in build_app(services).url_map.iter_rules():
+        for append_unknown in (False, True):
+            with pytest.raises(NotImplementedError):
+                rule.build({}, append_unknown)
+
+
 @each_row(
     ("path", "token", "status"),
     [
