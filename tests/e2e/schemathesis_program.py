@@ -1,11 +1,13 @@
-"""Schemathesis as a program of its own, which also writes how often each operation was answered with which status.
+"""Schemathesis as a program that runs it for each line of its input, and counts how each operation was answered.
 
-It searches seldom for garbage, of which it has little, and writes no report with every request and answer: both take
-processor time. The first argument is the file for the statuses.
+It is imported once: each run is a fork. It searches seldom for garbage, of which it has little, and writes no report
+with every request and answer: both take processor time. A line is JSON: the arguments of Schemathesis, the file for the
+statuses, and the one for what Schemathesis prints. The line of the answer is the exit status.
 """
 
 import gc
 import json
+import os
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -26,9 +28,23 @@ def after_call(
     _statuses[f"{case.method} {case.operation.path}"][response.status_code] += 1
 
 
-if __name__ == "__main__":
-    _, file, *sys.argv[1:] = sys.argv
+def _run(arguments: list[str], statuses: str, output: str) -> None:
+    with open(output, "wb") as file:  # noqa: PTH123 - a descriptor
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    sys.argv[1:] = arguments
     try:
         command()
     finally:
-        Path(file).write_text(json.dumps(_statuses), encoding="utf-8")
+        Path(statuses).write_text(json.dumps(_statuses), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            _run(*json.loads(line))
+            sys.exit()
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201 - the answer

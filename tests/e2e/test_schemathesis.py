@@ -6,10 +6,13 @@ here exactly those. Nothing is allowed without a token, or with a token of a kin
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +48,7 @@ DEVICES: Final = 60
 #: The device whose token is used: what others may delete are the ones behind it.
 SPEAKER: Final = 0
 OWNED: Final = [device_id(number) for number in range(4, DEVICES)]
-SECONDS: Final = 280
+ROOT: Final = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -101,6 +104,7 @@ class ServedDocument:
     """A daemon, and the document that it serves."""
 
     daemon: Daemon
+    schemathesis: "subprocess.Popen[str]"
     folder: Path
     served: str
 
@@ -138,16 +142,18 @@ class ServedDocument:
         settings.write_text(
             settings_of(dictionaries_of(world) | {"devices": devices}, examples, tried_in_examples), encoding="utf-8"
         )
-        command: list[str | Path] = [sys.executable, "-P", SCHEMATHESIS, statuses, "--config-file", settings]
-        command += ["run", described, "--phases", phases]
+        command = ["--config-file", str(settings), "run", str(described), "--phases", phases]
         command += ["--url", self.daemon.base_url, "--header", f"Authorization: bearer {token}", "--no-color"]
         # Those are for the secure listener (test_secure_devices.py).
         left_out = (
             "^/cert/|^/trials/.*(metadata|rules)" if phases == "coverage" else "^/cert/"
         )  # any object is valid there
         command += ["--exclude-path-regex", left_out]
-        ran = subprocess.run(command, check=False, cwd=self.folder, capture_output=True, text=True, timeout=SECONDS)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        output = described.with_suffix(".output")
+        assert self.schemathesis.stdin is not None
+        assert self.schemathesis.stdout is not None
+        print(json.dumps([command, str(statuses), str(output)]), file=self.schemathesis.stdin, flush=True)
+        assert self.schemathesis.stdout.readline() == "0\n", output.read_text(encoding="utf-8")
         return Found(kind, document, _read(statuses))
 
 
@@ -180,7 +186,29 @@ def served_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     settings = f'{NO_STREAMS}[trials]\nsessions = "on"\n'
     with running_daemon(folder, devices=DEVICES, settings=settings) as daemon:
         served = httpx.get(f"{daemon.base_url}/openapi.json").raise_for_status().text
-        yield ServedDocument(daemon, folder, served)
+        with _running_schemathesis(folder) as schemathesis:
+            yield ServedDocument(daemon, schemathesis, folder, served)
+
+
+@contextmanager
+def _running_schemathesis(folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    environment = {
+        "PATH": os.environ["PATH"],  # no more: each request looks for proxies in all variables, twice
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis"),  # tables of Unicode, which take a second to make
+    }
+    with subprocess.Popen(
+        [sys.executable, "-P", SCHEMATHESIS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # also the run of a test that took too long
 
 
 def test_a_user_gets_what_the_document_says(served_document: ServedDocument) -> None:
