@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Never
+from typing import IO, Final, Never
 
 #: Modules of the commands that tests start most often.
 _COMMANDS = ("serve", "provision", "user", "rule", "device_types", "monetization", "audit", "statistics", "demo")
@@ -66,6 +66,8 @@ class ForkedProcess:
 class ForkServer:
     """The server's process, from the first command on."""
 
+    NUMBER_BYTES: Final = _NUMBER_BYTES  # of each of the two reports: the command's process and its exit status
+
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
@@ -74,6 +76,25 @@ class ForkServer:
         self, arguments: Sequence[str | Path], environment: Mapping[str, str], *, stderr: IO[str] | None
     ) -> ForkedProcess:
         """Start the program `arguments[0]` with a pipe for its output."""
+        request = json.dumps([list(map(str, arguments)), dict(environment), str(Path.cwd())]).encode()
+        report, theirs = socket.socketpair()
+        read, write = os.pipe()
+        with theirs, open(write, "w", encoding="utf-8") as stdout:  # noqa: PTH123 - a descriptor
+            errors = 2 if stderr is None else stderr.fileno()
+            self._send(request, [0, stdout.fileno(), errors, theirs.fileno()])
+        return ForkedProcess(report, open(read, encoding="utf-8"))  # noqa: PTH123 - of the caller from now on
+
+    def hand_over(self, connection: socket.socket) -> None:
+        """Start the command of a request that came from another process (tests/forked_program.py)."""
+        request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, _REPORT + 1)
+        try:
+            if len(descriptors) == _REPORT + 1:
+                self._send(request, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _send(self, request: bytes, descriptors: list[int]) -> None:
         if self._requests is None:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -81,13 +102,7 @@ class ForkServer:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
                 )
-        request = json.dumps([list(map(str, arguments)), dict(environment), str(Path.cwd())]).encode()
-        report, theirs = socket.socketpair()
-        read, write = os.pipe()
-        with theirs, open(write, "w", encoding="utf-8") as stdout:  # noqa: PTH123 - a descriptor
-            errors = 2 if stderr is None else stderr.fileno()
-            socket.send_fds(self._requests, [request], [0, stdout.fileno(), errors, theirs.fileno()])
-        return ForkedProcess(report, open(read, encoding="utf-8"))  # noqa: PTH123 - of the caller from now on
+        socket.send_fds(self._requests, [request], descriptors)
 
     def close(self) -> None:
         if self._requests is not None and self._process is not None:

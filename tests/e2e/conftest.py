@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.daemon import APPLICATION_TOKEN, USER_TOKEN, Daemon, bearer, device_id, running_daemon
+from tests.forked_program import forked_program
 
 DEVICES = 200
 
@@ -56,6 +57,14 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Itera
             folder = tmp_path_factory.mktemp("daemon")
             running = stack.enter_context(running_daemon(folder, devices=DEVICES, settings=tls))
         yield running
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The program `trunkline` for shells and `subprocess`. Its commands are forks, which SIGKILL does not reach."""
+    folder = tmp_path_factory.mktemp("program")
+    with forked_program(folder):
+        yield folder / "trunkline"
 
 
 @pytest.fixture(scope="session")

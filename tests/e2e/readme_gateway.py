@@ -19,6 +19,7 @@ from typing import IO, Any, Final
 import httpx
 
 from tests.daemon import TRUNKLINE, bearer
+from tests.forked_program import forked_program
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # for what takes a second on an idle machine
@@ -229,7 +230,8 @@ def running_gateway(folder: Path) -> Iterator[Gateway]:
             printed = eventually(output.read_text, lambda text: "console/enter" in text, 0.1)
             gateway = Gateway(folder, printed)
             gateway.config.write_text(_CONFIGURATION.format(state=state), encoding="utf-8")
-            yield gateway
+            with forked_program(folder / "bin"):  # in the PATH of all blocks
+                yield gateway
         finally:
             process.terminate()
             _end(int(pid.read_text(encoding="utf-8")), process.pid)

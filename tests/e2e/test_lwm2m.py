@@ -25,7 +25,6 @@ from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
 from tests.benchmarks.coap_server import add_devices
 from tests.daemon import (
-    TRUNKLINE,
     USER_TOKEN,
     Daemon,
     bearer,
@@ -212,9 +211,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Itera
         yield daemon
 
 
-def _simulate(daemon: Daemon) -> list[str]:
+def _simulate(program: Path, daemon: Daemon) -> list[str]:
     address = daemon.addresses["lwm2m_dtls"]
-    return [str(TRUNKLINE), "simulate", "--protocol", "lwm2m", "--address", address, "--device", device_id(0)]
+    return [str(program), "simulate", "--protocol", "lwm2m", "--address", address, "--device", device_id(0)]
 
 
 def _wait_availability(daemon: Daemon, device: str, wanted: str) -> None:
@@ -226,19 +225,21 @@ def _wait_availability(daemon: Daemon, device: str, wanted: str) -> None:
         found = answer.json()["data"].get("availability")
 
 
-def test_the_simulated_device_is_online_while_it_is_registered(daemon: Daemon) -> None:
-    with subprocess.Popen(_simulate(daemon), env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)}) as process:
+def test_the_simulated_device_is_online_while_it_is_registered(daemon: Daemon, program: Path) -> None:
+    with subprocess.Popen(
+        _simulate(program, daemon), env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)}
+    ) as process:
         _wait_availability(daemon, device_id(0), "online")
         assert "lwm2m" in command_output("statistics", "--config", daemon.config)
         process.terminate()
 
 
-def test_the_daemon_stops_at_once_with_registered_devices(tmp_path: Path) -> None:
+def test_the_daemon_stops_at_once_with_registered_devices(tmp_path: Path, program: Path) -> None:
     require_dtls()
     with (
         running_daemon(tmp_path, devices=1, settings='[lwm2m]\ndtls_bind = "127.0.0.1:0"\n') as daemon,
         subprocess.Popen(
-            _simulate(daemon),
+            _simulate(program, daemon),
             env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)},
             stderr=subprocess.DEVNULL,
         ) as process,

@@ -26,9 +26,9 @@ PROGRAMS: Final = {"curl": "curl", "MQTT": "mosquitto_pub", "CoAP": "coap-client
 
 
 @contextmanager
-def pasted(line: str) -> Iterator[None]:
+def pasted(line: str, program: Path) -> Iterator[None]:
     """The line runs in a shell, until it ends or is ended."""
-    environment = {**os.environ, "PATH": f"{TRUNKLINE.parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
     with subprocess.Popen(
         ["bash", "-c", line], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
     ) as shell:
@@ -44,7 +44,9 @@ def line_of(user: User) -> str:
     return user.browser.driver.find_element(By.CSS_SELECTOR, "#way pre").text
 
 
-def test_from_the_printed_link_to_the_first_point_of_ones_own_device(tmp_path: Path, chromium: Chromium) -> None:
+def test_from_the_printed_link_to_the_first_point_of_ones_own_device(
+    tmp_path: Path, chromium: Chromium, program: Path
+) -> None:
     """Opening the link is the first click. Nothing has to be read or typed."""
     require_program("curl")
     command = [str(TRUNKLINE), "demo", "--state", str(tmp_path / "demo"), "--http-port", "0", "--mqtt-port", "0"]
@@ -62,7 +64,7 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(tmp_path: P
         user.sees("Waiting for the first message")
         user.click("Show me the line")
         user.sees("Hide the token")
-        with pasted(line_of(user)):
+        with pasted(line_of(user), program):
             user.sees("Your device is connected", "#waiting")
         user.sees("taken", "#trail")
         user.eventually(lambda: chromium.texts(".chart .latest")[0] != "no data")
@@ -75,31 +77,33 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(tmp_path: P
 
 
 def test_every_line_that_a_page_shows_works_when_it_is_pasted(
-    ada: User, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ada: User, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path
 ) -> None:
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{tmp_path}")
-    for number, (way, program) in enumerate(PROGRAMS.items(), start=2):
-        found = require_program(program)
+    for number, (way, name) in enumerate(PROGRAMS.items(), start=2):
+        found = require_program(name)
         if way == "CoAP":
             (tmp_path / "coap-client").symlink_to(found)
         ada.open(f"/devices/{device_id(number)}")
         ada.click("Show me the line")
         ada.sees("Hide the token")
         ada.click(way)
-        with pasted(line_of(ada)):
+        with pasted(line_of(ada), program):
             ada.sees("Your device is connected", "#waiting")
             ada.sees("taken", "#trail")
     ada.open(f"/devices/{device_id(5)}")
     ada.click("Show me the line")
     ada.sees("Hide the token")
     ada.click("WebSocket")
-    with pasted(line_of(ada).replace("example.light", "example.smart_light")):  # which the program has built in
+    with pasted(
+        line_of(ada).replace("example.light", "example.smart_light"), program
+    ):  # which the program has built in
         ada.sees("online", "#standing")
         ada.sees("Your device is connected", "#waiting")
     ada.sees("offline", "#standing")
 
 
-def test_an_update_waits_for_the_owner(ada: User, site: Site) -> None:
+def test_an_update_waits_for_the_owner(ada: User, site: Site, program: Path) -> None:
     """The line for LWM2M registers a device; its maker's update is installed after the owner has accepted it."""
     require_dtls()
     did = device_id(6)
@@ -107,7 +111,7 @@ def test_an_update_waits_for_the_owner(ada: User, site: Site) -> None:
     ada.click("Show me the line")
     ada.sees("Hide the token")
     ada.click("LWM2M")
-    with pasted(line_of(ada).replace("example.light", "example.smart_light")):
+    with pasted(line_of(ada).replace("example.light", "example.smart_light"), program):
         ada.sees("online", "#standing")
         images = f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2.0.0"
         image = site.of_ada("POST", images, content=b"new software")["data"]["updateId"]
