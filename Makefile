@@ -43,9 +43,14 @@ unit: $(VENV)/.installed-test
 test:
 	$(BESIDE) lint tests
 
+# Daemons wait for the disk at each commit: where 8 GiB of memory are free for files, the tests' files are there.
+FOLDER_OF_TESTS = $$(free=$$(df -k --output=avail /dev/shm 2>/dev/null | tail -n 1); \
+  [ "$${free:-0}" -gt 8388608 ] && root=/dev/shm || root=$${TMPDIR:-/tmp}; mktemp -d "$$root/trunkline-tests.XXXXXX")
+
 # Two workers more than processors: half of all take the tests with other programs, which often wait.
 tests: $(VENV)/.installed-test
-	$(PYTEST) -n $$(($(PROCESSORS) + 2))
+	folder=$(FOLDER_OF_TESTS); if TMPDIR=$$folder $(PYTEST) -n $$(($(PROCESSORS) + 2)); then rm -rf "$$folder" || true; \
+	  else echo "the files of the tests that failed: $$folder"; exit 1; fi
 
 again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \
