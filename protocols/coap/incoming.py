@@ -16,6 +16,8 @@ MAX_REMEMBERED: Final = 512
 ENTRY_BYTES: Final = 450
 ANSWERED_BYTES: Final = 300
 
+_PASSED_AT_ONCE: Final = 64
+
 _NO_MESSAGE: Final = CoapMessage(RST, Code.EMPTY, 0)
 
 
@@ -44,12 +46,18 @@ class Incoming:
 
 
 class Remembered:
-    """The requests of one peer by message id, the oldest first."""
+    """The requests of one peer by message id, the oldest first.
 
-    __slots__ = ("_by_id", "bytes_held")
+    The dictionary alone would do, but it finds its oldest entry by passing over all that were removed before it: 4 µs
+    for each new request when one is removed for each.
+    """
+
+    __slots__ = ("_by_id", "_order", "_passed", "bytes_held")
 
     def __init__(self) -> None:
         self._by_id: dict[int, Incoming] = {}  # 64 bytes less for each than an OrderedDict
+        self._order: list[Incoming | None] = []  # from `_passed` on; those that were replaced are among them
+        self._passed = 0
         self.bytes_held = 0
 
     def duplicate(self, message: CoapMessage, now: float) -> Incoming | None:
@@ -60,12 +68,17 @@ class Remembered:
         known = self._by_id.get(message.message_id)
         return known if known is not None and known.token == message.token and known.expires > now else None
 
+    def has(self, message_id: int) -> bool:
+        """Whether a request with this message id is remembered, whether it can still have duplicates or not."""
+        return message_id in self._by_id
+
     def add(self, message: CoapMessage, now: float) -> Incoming:
         """Remember a new request."""
         if (former := self._by_id.pop(message.message_id, None)) is not None:
             self.bytes_held -= former.weight
         self.forget(now, MAX_REMEMBERED - 1)
         incoming = self._by_id[message.message_id] = Incoming(message, now + EXCHANGE_LIFETIME)
+        self._order.append(incoming)
         self.bytes_held += ENTRY_BYTES + len(message.payload)
         return incoming
 
@@ -79,10 +92,18 @@ class Remembered:
 
     def forget(self, now: float, most: int = MAX_REMEMBERED) -> None:
         """Forget the requests that can have no duplicates any more, and the oldest ones over `most`."""
-        by_id = self._by_id
-        while by_id:
-            oldest = next(iter(by_id.values()))
-            if oldest.expires > now and len(by_id) <= most:
-                return
-            del by_id[oldest.message_id]
-            self.bytes_held -= oldest.weight
+        order, at = self._order, self._passed
+        while at < len(order):
+            oldest = order[at]
+            assert oldest is not None  # noqa: S101 - only those before `_passed` are
+            if oldest.expires > now and len(order) - at <= most:
+                break
+            order[at] = None
+            at += 1
+            if self._by_id.get(oldest.message_id) is oldest:  # otherwise it was replaced
+                del self._by_id[oldest.message_id]
+                self.bytes_held -= oldest.weight
+        if at >= _PASSED_AT_ONCE:
+            del order[:at]
+            at = 0
+        self._passed = at
