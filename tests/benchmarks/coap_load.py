@@ -160,7 +160,9 @@ class Poster:
     def receive(self) -> list[tuple[float, bool]]:
         """Read the answers and send a request for each. Returns the latency of each, and whether it was accepted."""
         found = []
-        while (answer := self.peer.receive()) is not None:
+        for _ in range(len(self._sent)):  # more cannot have come: who awaits one answer makes one call for it
+            if (answer := self.peer.receive()) is None:
+                break
             if len(answer) < 6 or not answer[1]:
                 continue
             if answer[0] & 0x30 == 0:  # a separate response
