@@ -17,7 +17,7 @@ from tests.benchmarks.load import Result
 
 _MASK = b"\x37\xfa\x21\x3d"
 _TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
-_RECEIVE = 1 << 20
+_RECEIVE = 1 << 16  # with 1 << 20, Python asks for new memory at each read: 5.6 instead of 1.9 us for each message
 _PING_BEGINS = b'{"type":"ping"'
 
 
