@@ -13,8 +13,8 @@ EXCHANGE_LIFETIME: Final = COAP_EXCHANGE_SECONDS
 MAX_REMEMBERED: Final = 512
 #: The memory of a request beside its payload, and of an answered request beside its response: measured with many of
 #: them, rounded up.
-ENTRY_BYTES: Final = 450
-ANSWERED_BYTES: Final = 300
+ENTRY_BYTES: Final = 470
+ANSWERED_BYTES: Final = 320
 
 _PASSED_AT_ONCE: Final = 64
 
@@ -24,7 +24,17 @@ _NO_MESSAGE: Final = CoapMessage(RST, Code.EMPTY, 0)
 class Incoming:
     """One request, and the answer to its duplicates. Busy peers make the daemon hold many, so it is kept small."""
 
-    __slots__ = ("answer", "expires", "is_acknowledged", "is_answered", "message", "message_id", "token", "type")
+    __slots__ = (
+        "answer",
+        "expires",
+        "is_acknowledged",
+        "is_answered",
+        "is_forgotten",
+        "message",
+        "message_id",
+        "token",
+        "type",
+    )
 
     def __init__(self, message: CoapMessage, expires: float) -> None:
         self.message = message  # replaced when the request is answered
@@ -34,6 +44,7 @@ class Incoming:
         self.expires = expires
         self.is_acknowledged = message.type != CON
         self.is_answered = False
+        self.is_forgotten = False  # and so its bytes do not count
         #: The datagram for a duplicate. A duplicate of a NON gets none (RFC 7252, 4.3).
         self.answer: bytes | None = None
 
@@ -56,7 +67,8 @@ class Remembered:
 
     def __init__(self) -> None:
         self._by_id: dict[int, Incoming] = {}  # 64 bytes less for each than an OrderedDict
-        self._order: list[Incoming | None] = []  # from `_passed` on; those that were replaced are among them
+        #: From `_passed` on. Those whose message id another one has by now are among them, and count, too.
+        self._order: list[Incoming | None] = []
         self._passed = 0
         self.bytes_held = 0
 
@@ -74,8 +86,6 @@ class Remembered:
 
     def add(self, message: CoapMessage, now: float) -> Incoming:
         """Remember a new request."""
-        if (former := self._by_id.pop(message.message_id, None)) is not None:
-            self.bytes_held -= former.weight
         self.forget(now, MAX_REMEMBERED - 1)
         incoming = self._by_id[message.message_id] = Incoming(message, now + EXCHANGE_LIFETIME)
         self._order.append(incoming)
@@ -84,7 +94,7 @@ class Remembered:
 
     def settle(self, incoming: Incoming) -> None:
         """Mark a request as answered: drop its content, keep the answer for duplicates."""
-        if self._by_id.get(incoming.message_id) is incoming:  # otherwise it is forgotten already
+        if not incoming.is_forgotten:
             answer = ANSWERED_BYTES + len(incoming.answer or b"")
             self.bytes_held += answer - ENTRY_BYTES - len(incoming.message.payload)
         incoming.is_answered = True
@@ -100,9 +110,10 @@ class Remembered:
                 break
             order[at] = None
             at += 1
-            if self._by_id.get(oldest.message_id) is oldest:  # otherwise it was replaced
+            oldest.is_forgotten = True
+            self.bytes_held -= oldest.weight
+            if self._by_id.get(oldest.message_id) is oldest:  # otherwise another one has its message id
                 del self._by_id[oldest.message_id]
-                self.bytes_held -= oldest.weight
         if at >= _PASSED_AT_ONCE:
             del order[:at]
             at = 0
