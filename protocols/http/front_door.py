@@ -9,12 +9,14 @@ requests before; then Hypercorn gives the connection back.
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
+from typing import Final
 
 import trio
 
 from broker.services import Services
 from broker.trace.origin import Origin, current_listener, enter
 from broker.trace.refusals import Refusals
+from config.limits import TURNS_BETWEEN_LONG_WAYS
 from config.settings import Address
 from protocols.http.answers import add_hsts
 from protocols.http.application import build_accounts_app, build_app, short_way
@@ -39,9 +41,12 @@ from protocols.metrics.vitals import Vitals
 from protocols.peers import current_peer
 from protocols.proxies import TrustedProxies
 from protocols.tls import TlsContext
+from protocols.turnstile import Turnstile
 
 #: Called with the head of a request for a WebSocket, the bytes that came behind the head, and the connection.
 WebSocketServer = Callable[[bytes, bytes, Stream], Awaitable[None]]
+#: Hypercorn and Quart take some 2 ms for a request on a small gateway, in thirty steps of their tasks.
+_LONG_WAYS_PER_SECOND: Final = 100.0
 
 
 async def serve_http(
@@ -94,6 +99,7 @@ async def serve_http(
         takes_upgrades=websocket is not None,
         traffic=traffic,
         direct=direct,
+        turnstile=Turnstile(connections, at_once=1, turns=TURNS_BETWEEN_LONG_WAYS, per_second=_LONG_WAYS_PER_SECOND),
     )
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(

@@ -56,6 +56,7 @@ from protocols.metrics.vitals import Traffic
 from protocols.peers import Peer, current_peer
 from protocols.proxies import TrustedProxies
 from protocols.tls import peer_certificate
+from protocols.turnstile import Turnstile
 
 _DRAIN_SECONDS: Final = 2.0
 #: A connection whose time is over and for which bytes have come at the same moment needs so many turns of the loop to
@@ -83,10 +84,12 @@ class HypercornAdapter:
         takes_upgrades: bool = True,
         traffic: Traffic | None = None,
         direct: DirectCalls | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
         """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts, `traffic` counts.
 
-        `direct` gets each connection back after an answer, for the plain calls that follow.
+        `direct` gets each connection back after an answer, for the plain calls that follow. Strangers wait at the
+        `turnstile`.
 
         Without `takes_upgrades`, a request for a WebSocket is answered as any other.
         """
@@ -95,6 +98,7 @@ class HypercornAdapter:
         self._direct = direct
         self._refusals = refusals
         self._overhead = overhead
+        self._turnstile = turnstile
         self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies(), traffic or Traffic()))
         self._config = _config()
         self._bodies = bodies or BodyBudget()
@@ -109,7 +113,7 @@ class HypercornAdapter:
         Returns:
             The head of the request for a WebSocket, with the bytes that came behind it; empty at the connection's end.
         """
-        http_stream = HypercornStream(head, stream, self.timeouts, self._overhead, self._refusals)
+        http_stream = HypercornStream(head, stream, self.timeouts, self._overhead, self._refusals, self._turnstile)
         http_stream.takes_upgrades = self._takes_upgrades
         http_stream.direct = self._direct
         if not self._open:
