@@ -269,9 +269,8 @@ async def connected(address: Address) -> AsyncIterator[Client]:
         yield Client(stream)
 
 
-@pytest.mark.usefixtures("world")
 async def test_strangers_pass_a_turnstile_of_their_own_before_the_long_way(
-    services: Services, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    services: Services, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered = []
 
