@@ -74,6 +74,8 @@ async def _refused(error: DomainError | StoreError) -> Response:
 
 async def refused_by_http(error: HTTPException) -> Response:
     """Answer what Quart refuses: unknown paths, wrong methods, bodies that are too long or too slow."""
+    # The request keeps this error. With the frames that it has passed, it would keep the request, too.
+    error.__traceback__ = error.__context__ = None
     status = error.code or 500
     if status == 413:
         return await _refused(BodyTooLarge())

@@ -164,7 +164,10 @@ class _Http1Connection(h11.Connection):
         if self.their_state is h11.IDLE and (empty := _EMPTY_LINES.match(self.trailing_data[0])) is not None:
             # Before a request (RFC 9112, 2.2). All at once: one by one, thousands of them would stop the loop.
             self._receive_buffer.maybe_extract_at_most(empty.end())
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            raise error.with_traceback(None) from None  # it has passed a frame that refers to it
         if not isinstance(event, h11.Request):
             return event
         if not event.http_version.startswith(b"1."):
@@ -254,6 +257,16 @@ class _Server(TCPServer):
             pass
         finally:
             await self._close()
+            self._break_cycles()
+
+    def _break_cycles(self) -> None:
+        """All tasks of the connection have ended. Its objects refer to each other, and strangers decide how many
+        connections end: the collector of garbage would stop the loop for tens of milliseconds."""
+        self._http_stream.stop_idling = trio.lowlevel.checkpoint
+        own = vars(self)
+        for one in (own.get("_http"), own.get("_task_group"), self):
+            if one is not None:
+                vars(one).clear()
 
     async def _idle_timeout(self) -> None:
         """As TCPServer's; but after a pause of the whole process, what lies in the socket is read first."""
