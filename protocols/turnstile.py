@@ -12,7 +12,7 @@ from broker.limits.overhead import Bucket
 from config.limits import STRANGERS_PER_TURN
 
 #: Turns may be long because of others. Strangers do not wait for so many of those.
-_PAUSE_SECONDS: Final = 0.005
+_PAUSE_SECONDS: Final = 0.1
 
 
 class Turnstile:
