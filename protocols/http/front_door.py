@@ -34,6 +34,7 @@ from protocols.http.heads import (
     split_head,
 )
 from protocols.http.hypercorn_adapter import HypercornAdapter
+from protocols.http.long_forms import LongForms
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.hub import Hub
 from protocols.listeners import Entrance, Stream, serve_tcp
@@ -89,6 +90,9 @@ async def serve_http(
     timeouts, traffic = PeerTimeouts(grace_seconds=settings.grace_seconds), vitals.traffic_of(current_listener())
     hub = Hub(connections) if ssl_context is None else None
     direct = short_way(app, services, timeouts, traffic, hub=hub, hsts_seconds=hsts_seconds)
+    site = services.core.site
+    root = site.own_accounts if is_accounts else site.accounts
+    long_forms = LongForms(root, refusals, timeouts, traffic, entrance.proxies, hsts_seconds=hsts_seconds)
     adapter = HypercornAdapter(
         app,
         timeouts=timeouts,
@@ -104,7 +108,7 @@ async def serve_http(
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(
         bind,
-        FrontDoor(adapter, websocket, refusals, entrance.proxies, direct).serve_connection,
+        FrontDoor(adapter, websocket, refusals, entrance.proxies, direct, long_forms).serve_connection,
         protocol="http",
         refusals=refusals,
         connections=connections,
@@ -122,8 +126,10 @@ class FrontDoor:
         refusals: Refusals,
         proxies: TrustedProxies | None = None,
         direct: DirectCalls | None = None,
+        long_forms: LongForms | None = None,
     ) -> None:
         self._direct = direct
+        self._long_forms = long_forms
         self._refusals = refusals
         self._adapter = adapter
         self._websocket = websocket
@@ -148,7 +154,7 @@ class FrontDoor:
         upgrade = bytes(head)
         if self._direct is not None:
             upgrade = await self._direct.serve(upgrade, stream)
-        if not upgrade:
+        if not upgrade or (self._long_forms is not None and await self._long_forms.refuse(upgrade, stream)):
             return
         if self._websocket is None or not is_websocket_upgrade(upgrade):
             upgrade = await self._adapter.serve_connection(upgrade, stream)

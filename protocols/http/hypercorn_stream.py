@@ -197,13 +197,15 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             with trio.CancelScope(shield=True):
                 async with self._ending:
                     if not self.held.opened.is_set():
-                        with self._timeouts.limit(_LINGER_SECONDS, in_flight=False):
-                            await self._linger()
+                        await linger(self._stream, self._timeouts)
                         self.held.opened.set()  # the task that reads finds the end
         await self._stream.aclose()
 
-    async def _linger(self) -> None:
-        below = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async with _LINGERING:
-                await end_gently(below, most=_LINGER_BYTES)
+
+async def linger(stream: Stream, timeouts: PeerTimeouts) -> None:
+    """Send the end of the stream, and throw away the body that the peer sends."""
+    below = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    gone = suppress(trio.BrokenResourceError, trio.ClosedResourceError)
+    with timeouts.limit(_LINGER_SECONDS, in_flight=False), gone:
+        async with _LINGERING:
+            await end_gently(below, most=_LINGER_BYTES)
