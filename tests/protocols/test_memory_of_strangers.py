@@ -147,6 +147,8 @@ async def test_requests_that_hypercorn_serves_leave_next_to_nothing_to_the_colle
     for sent in (
         b"GET /nothing" + HEADLINES + b"\r\n",
         b"GET /accounts/go" + HEADLINES + b"\r\n",
+        b"GET /accounts/nothing" + HEADLINES + b"Accept: text/html\r\n\r\n",
+        b"GET /accounts/login" + HEADLINES + b"Accept: text/html\r\n\r\n",
         b"POST /accounts/token" + HEADLINES + b"Content-Length: 1000000\r\n\r\na=",
         b"POST /v1.1/devices" + HEADLINES + b"Content-Length: 1000000\r\n\r\n{",
     ):
