@@ -61,6 +61,7 @@ HUB_CONNECTIONS_PER_TURN: Final = 64  # connections that the hub has read from b
 HUB_BYTES_PER_TURN: Final = 64 * 1024  # and what they have sent together
 HUB_TASKS_PER_TURN: Final = 8  # of these connections, those whose tasks go on
 STRANGERS_PER_TURN: Final = 4  # tasks of strangers that go on, of one listener
+TURNS_BETWEEN_LONG_WAYS: Final = 8  # turns from one stranger that Hypercorn serves to the next one
 LINGERING_PER_TURN: Final = 8  # connections that are ending, and are read from
 LINGERING_CONNECTIONS: Final = 200  # reference 21.6: of one listener, whose peers have not closed yet
 LINGERING_SECONDS: Final = 1

@@ -136,3 +136,4 @@ class Lingering:
         os.close(number)
         if ending.place is not None:
             ending.place.leave()
+            ending.place = None  # which refers to `ending`; a cycle would wait for the collector of garbage

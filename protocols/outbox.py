@@ -121,6 +121,11 @@ class Outbox:
                 self._emptied = trio.Event()
             await self._emptied.wait()
 
+    def end(self) -> None:
+        """The connection has ended, and nothing more is sent. Both functions for that may refer to what has this queue,
+        which would then wait for the collector of garbage."""
+        self._send, self._send_now = _lose, None
+
     async def send_forever(self) -> None:
         """Send until cancelled; run by one task. Raises the stream's error when the peer has gone."""
         while True:
@@ -136,3 +141,7 @@ class Outbox:
                 if self._emptied is not None:
                     self._emptied.set()
                     self._emptied = None
+
+
+async def _lose(_data: bytes) -> None:
+    await trio.lowlevel.checkpoint()

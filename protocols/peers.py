@@ -40,12 +40,14 @@ def set_peer(peer: Peer) -> None:
     _current.set(peer)
 
 
-async def turn_of_strangers() -> None:
+async def turn_of_strangers(turnstile: Turnstile | None = None) -> None:
     """Wait until this connection may go on, if nobody is authenticated on it. The caller has waited for the peer, who
-    may have woken hundreds of connections at one moment."""
+    may have woken hundreds of connections at one moment. `turnstile` is by default the listener's."""
     peer = _current.get(None)
-    if peer is not None and peer.place is not None and peer.turnstile is not None:
-        await peer.turnstile.enter()
+    if peer is None or peer.place is None:
+        return
+    if (turnstile := turnstile or peer.turnstile) is not None:
+        await turnstile.enter()
 
 
 def authenticated() -> None:

@@ -11,16 +11,20 @@ import trio
 from broker.limits.overhead import Bucket
 from config.limits import STRANGERS_PER_TURN
 
-#: So many may pass without a look at the turns: a fleet that connects is no crowd.
-_PER_SECOND: Final = 4_000.0
+#: Turns may be long because of others. Strangers do not wait for so many of those.
+_PAUSE_SECONDS: Final = 0.1
 
 
 class Turnstile:
     """For the connections of one listener. It has a task while some of them wait."""
 
-    def __init__(self, connections: trio.Nursery) -> None:
+    def __init__(
+        self, connections: trio.Nursery, *, at_once: int = STRANGERS_PER_TURN, turns: int = 1, per_second: float = 4_000
+    ) -> None:
+        """In so many `turns` of the loop, so many go on `at_once`, when more than `per_second` come."""
         self._connections = connections
-        self._few = Bucket(at_once=STRANGERS_PER_TURN, per_second=_PER_SECOND)
+        self._at_once, self._turns = at_once, turns
+        self._few = Bucket(at_once=STRANGERS_PER_TURN, per_second=per_second)
         self._waiting = trio.lowlevel.ParkingLot()
 
     async def enter(self) -> None:
@@ -33,5 +37,9 @@ class Turnstile:
 
     async def _turn(self) -> None:
         while self._waiting:
-            self._waiting.unpark(count=STRANGERS_PER_TURN)
-            await trio.lowlevel.checkpoint()
+            self._waiting.unpark(count=self._at_once)
+            due = trio.current_time() + _PAUSE_SECONDS
+            for _ in range(self._turns):
+                await trio.lowlevel.checkpoint()
+                if trio.current_time() >= due:
+                    break

@@ -74,6 +74,7 @@ async def _refused(error: DomainError | StoreError) -> Response:
 
 async def refused_by_http(error: HTTPException) -> Response:
     """Answer what Quart refuses: unknown paths, wrong methods, bodies that are too long or too slow."""
+    forget_frames(error)
     status = error.code or 500
     if status == 413:
         return await _refused(BodyTooLarge())
@@ -88,6 +89,12 @@ async def refused_by_http(error: HTTPException) -> Response:
         route=route_of_request(),
     )
     return allow_methods(Answer(rest_error_body(status, text, error_id), status).response(), error)
+
+
+def forget_frames(error: HTTPException) -> None:
+    """The request keeps this error. With the frames that the error has passed, it would keep the request, too, and both
+    would wait for the collector of garbage."""
+    error.__traceback__ = error.__context__ = None
 
 
 def allow_methods(answer: Response, error: HTTPException) -> Response:

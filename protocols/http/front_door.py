@@ -9,12 +9,14 @@ requests before; then Hypercorn gives the connection back.
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
+from typing import Final
 
 import trio
 
 from broker.services import Services
 from broker.trace.origin import Origin, current_listener, enter
 from broker.trace.refusals import Refusals
+from config.limits import TURNS_BETWEEN_LONG_WAYS
 from config.settings import Address
 from protocols.http.answers import add_hsts
 from protocols.http.application import build_accounts_app, build_app, short_way
@@ -32,6 +34,7 @@ from protocols.http.heads import (
     split_head,
 )
 from protocols.http.hypercorn_adapter import HypercornAdapter
+from protocols.http.long_forms import LongForms
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.hub import Hub
 from protocols.listeners import Entrance, Stream, serve_tcp
@@ -39,9 +42,12 @@ from protocols.metrics.vitals import Vitals
 from protocols.peers import current_peer
 from protocols.proxies import TrustedProxies
 from protocols.tls import TlsContext
+from protocols.turnstile import Turnstile
 
 #: Called with the head of a request for a WebSocket, the bytes that came behind the head, and the connection.
 WebSocketServer = Callable[[bytes, bytes, Stream], Awaitable[None]]
+#: Hypercorn and Quart take some 2 ms for a request on a small gateway, in thirty steps of their tasks.
+_LONG_WAYS_PER_SECOND: Final = 100.0
 
 
 async def serve_http(
@@ -84,6 +90,9 @@ async def serve_http(
     timeouts, traffic = PeerTimeouts(grace_seconds=settings.grace_seconds), vitals.traffic_of(current_listener())
     hub = Hub(connections) if ssl_context is None else None
     direct = short_way(app, services, timeouts, traffic, hub=hub, hsts_seconds=hsts_seconds)
+    site = services.core.site
+    root = site.own_accounts if is_accounts else site.accounts
+    long_forms = LongForms(root, refusals, timeouts, traffic, entrance.proxies, hsts_seconds=hsts_seconds)
     adapter = HypercornAdapter(
         app,
         timeouts=timeouts,
@@ -94,11 +103,12 @@ async def serve_http(
         takes_upgrades=websocket is not None,
         traffic=traffic,
         direct=direct,
+        turnstile=Turnstile(connections, at_once=1, turns=TURNS_BETWEEN_LONG_WAYS, per_second=_LONG_WAYS_PER_SECOND),
     )
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(
         bind,
-        FrontDoor(adapter, websocket, refusals, entrance.proxies, direct).serve_connection,
+        FrontDoor(adapter, websocket, refusals, entrance.proxies, direct, long_forms).serve_connection,
         protocol="http",
         refusals=refusals,
         connections=connections,
@@ -116,8 +126,10 @@ class FrontDoor:
         refusals: Refusals,
         proxies: TrustedProxies | None = None,
         direct: DirectCalls | None = None,
+        long_forms: LongForms | None = None,
     ) -> None:
         self._direct = direct
+        self._long_forms = long_forms
         self._refusals = refusals
         self._adapter = adapter
         self._websocket = websocket
@@ -142,7 +154,7 @@ class FrontDoor:
         upgrade = bytes(head)
         if self._direct is not None:
             upgrade = await self._direct.serve(upgrade, stream)
-        if not upgrade:
+        if not upgrade or (self._long_forms is not None and await self._long_forms.refuse(upgrade, stream)):
             return
         if self._websocket is None or not is_websocket_upgrade(upgrade):
             upgrade = await self._adapter.serve_connection(upgrade, stream)

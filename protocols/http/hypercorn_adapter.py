@@ -56,6 +56,7 @@ from protocols.metrics.vitals import Traffic
 from protocols.peers import Peer, current_peer
 from protocols.proxies import TrustedProxies
 from protocols.tls import peer_certificate
+from protocols.turnstile import Turnstile
 
 _DRAIN_SECONDS: Final = 2.0
 #: A connection whose time is over and for which bytes have come at the same moment needs so many turns of the loop to
@@ -83,10 +84,12 @@ class HypercornAdapter:
         takes_upgrades: bool = True,
         traffic: Traffic | None = None,
         direct: DirectCalls | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
         """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts, `traffic` counts.
 
-        `direct` gets each connection back after an answer, for the plain calls that follow.
+        `direct` gets each connection back after an answer, for the plain calls that follow. Strangers wait at the
+        `turnstile`.
 
         Without `takes_upgrades`, a request for a WebSocket is answered as any other.
         """
@@ -95,6 +98,7 @@ class HypercornAdapter:
         self._direct = direct
         self._refusals = refusals
         self._overhead = overhead
+        self._turnstile = turnstile
         self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies(), traffic or Traffic()))
         self._config = _config()
         self._bodies = bodies or BodyBudget()
@@ -109,7 +113,7 @@ class HypercornAdapter:
         Returns:
             The head of the request for a WebSocket, with the bytes that came behind it; empty at the connection's end.
         """
-        http_stream = HypercornStream(head, stream, self.timeouts, self._overhead, self._refusals)
+        http_stream = HypercornStream(head, stream, self.timeouts, self._overhead, self._refusals, self._turnstile)
         http_stream.takes_upgrades = self._takes_upgrades
         http_stream.direct = self._direct
         if not self._open:
@@ -160,7 +164,10 @@ class _Http1Connection(h11.Connection):
         if self.their_state is h11.IDLE and (empty := _EMPTY_LINES.match(self.trailing_data[0])) is not None:
             # Before a request (RFC 9112, 2.2). All at once: one by one, thousands of them would stop the loop.
             self._receive_buffer.maybe_extract_at_most(empty.end())
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            raise error.with_traceback(None) from None  # it has passed a frame that refers to it
         if not isinstance(event, h11.Request):
             return event
         if not event.http_version.startswith(b"1."):
@@ -250,6 +257,16 @@ class _Server(TCPServer):
             pass
         finally:
             await self._close()
+            self._break_cycles()
+
+    def _break_cycles(self) -> None:
+        """All tasks of the connection have ended. Its objects refer to each other, and strangers decide how many
+        connections end: the collector of garbage would stop the loop for tens of milliseconds."""
+        self._http_stream.stop_idling = trio.lowlevel.checkpoint
+        own = vars(self)
+        for one in (own.get("_http"), own.get("_task_group"), self):
+            if one is not None:
+                vars(one).clear()
 
     async def _idle_timeout(self) -> None:
         """As TCPServer's; but after a pause of the whole process, what lies in the socket is read first."""

@@ -16,6 +16,7 @@ from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import Pipeline
 from protocols.listeners import Stream, end_gently
 from protocols.peers import turn_of_strangers
+from protocols.turnstile import Turnstile
 
 _HELD_BYTES: Final = 64 * 1024
 #: Hypercorn keeps ten chunks of a body that its application has not read yet.
@@ -38,10 +39,18 @@ class HypercornStream(trio.abc.HalfCloseableStream):
     """
 
     def __init__(
-        self, head: bytes, stream: Stream, timeouts: PeerTimeouts, overhead: Overhead, refusals: Refusals
+        self,
+        head: bytes,
+        stream: Stream,
+        timeouts: PeerTimeouts,
+        overhead: Overhead,
+        refusals: Refusals,
+        turnstile: Turnstile | None = None,
     ) -> None:
+        """Strangers wait at the `turnstile` before Hypercorn gets what they have sent."""
         self.pipeline = Pipeline(overhead)
         self._refusals = refusals
+        self._turnstile = turnstile
         self._head = head
         self._stream = stream
         self._timeouts = timeouts
@@ -95,6 +104,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             return b""
         if self._head:
             await trio.lowlevel.checkpoint()
+            await turn_of_strangers(self._turnstile)
             head, self._head = self._head, b""
             return head
         if self.held is not None and not self.is_idle:
@@ -103,7 +113,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         if self.is_idle and self.has_begun_head:
             return await self._rest_of_head(most)
         received = bytes(await self._stream.receive_some(most))
-        await turn_of_strangers()
+        await turn_of_strangers(self._turnstile)
         self.pipeline.read()
         if not received or not self.is_idle:
             return received
@@ -130,7 +140,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             self._head_due = trio.current_time() + HEAD_SECONDS
         with self._timeouts.limit(self._head_due - trio.current_time(), in_flight=False) as scope:
             received = bytes(await self._stream.receive_some(most))
-            await turn_of_strangers()
+            await turn_of_strangers(self._turnstile)
         if scope.cancelled_caught:
             return await self._refuse_slow_head()
         self.pipeline.read()
@@ -187,13 +197,15 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             with trio.CancelScope(shield=True):
                 async with self._ending:
                     if not self.held.opened.is_set():
-                        with self._timeouts.limit(_LINGER_SECONDS, in_flight=False):
-                            await self._linger()
+                        await linger(self._stream, self._timeouts)
                         self.held.opened.set()  # the task that reads finds the end
         await self._stream.aclose()
 
-    async def _linger(self) -> None:
-        below = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async with _LINGERING:
-                await end_gently(below, most=_LINGER_BYTES)
+
+async def linger(stream: Stream, timeouts: PeerTimeouts) -> None:
+    """Send the end of the stream, and throw away the body that the peer sends."""
+    below = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    gone = suppress(trio.BrokenResourceError, trio.ClosedResourceError)
+    with timeouts.limit(_LINGER_SECONDS, in_flight=False), gone:
+        async with _LINGERING:
+            await end_gently(below, most=_LINGER_BYTES)

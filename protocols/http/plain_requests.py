@@ -18,7 +18,7 @@ _HEAD: Final = re.compile(
     rb"((?:[A-Za-z0-9_-]+:[\t -~]*\r\n)+)\r\n"
 )
 _HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+")
-_LENGTH: Final = re.compile(rb"[0-9]{1,4}")
+_LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 #: What makes a request one that is not plain.
 _REFUSED: Final = frozenset({b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"})
 #: Of each of these there is one at most.
@@ -36,8 +36,9 @@ class PlainRequest:
     body_length: int
 
 
-def plain_request(received: bytes) -> PlainRequest | None:
-    """The request that these bytes begin with, whose body may be missing yet; None for one that is not plain."""
+def plain_request(received: bytes, *, longest_body: int | None = UNCOUNTED_BODY_BYTES) -> PlainRequest | None:
+    """The request that these bytes begin with, whose body may be missing yet; None for one that is not plain, or whose
+    body is longer than so many bytes."""
     match = _HEAD.match(received)
     if match is None:
         return None
@@ -59,7 +60,7 @@ def plain_request(received: bytes) -> PlainRequest | None:
         _HOST.fullmatch(single.get(b"host", b"")) is None
         or single.get(b"connection", b"keep-alive").lower() != b"keep-alive"
         or _LENGTH.fullmatch(length) is None
-        or int(length) > UNCOUNTED_BODY_BYTES
+        or (longest_body is not None and int(length) > longest_body)
     ):
         return None
     return PlainRequest(

@@ -152,6 +152,7 @@ class _Connection:
                 await self._say_goodbye()
         finally:
             self._tasks = None  # commits may still acknowledge what the peer has sent
+            self._outbox.end()
             if self._writing is not None:
                 self._writing.cancel()
 

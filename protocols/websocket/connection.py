@@ -186,9 +186,11 @@ class OpenWebSocket:
             self._nursery = None
             self._alarms.unset(self._alarm)
             self._conversation.leave()
-            # The conversation refers back to this object, so both wait for the collector of garbage. What a stranger
-            # has sent of a frame must not: it may be 64 KiB.
-            self._reader, self._early = FrameReader(), b""
+            # From now on nothing is offered, so no alarm is set. These three refer back to this object: it would wait
+            # for the collector of garbage, and strangers decide how many connections end.
+            self._ending = self._ending or (NORMAL_CLOSURE, "")
+            self._outbox.end()
+            del self._conversation, self._alarm
 
     # --- Receiving ---
 

@@ -1,14 +1,26 @@
-"""What a stranger has sent is freed when its connection ends, without waiting for the collector of garbage."""
+"""What a stranger has sent is freed when its connection ends, without waiting for the collector of garbage.
+
+So are the objects of the connection: the collector stops the loop for a millisecond for each thousand of them.
+"""
 
 import gc
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
+from config.settings import Address
+from protocols.http.front_door import serve_http
+from protocols.hub import Hub
+from protocols.mqtt.server import serve_mqtt
+from protocols.websocket.alarms import Alarms
+from protocols.websocket.server import serve_websocket_connection
+from tests.attacks.connections import BEGINNINGS
+from tests.factories import World
 from tests.protocols.mqtt.peers import Server
 from tests.protocols.websocket.peers import open_peers
 
@@ -59,3 +71,85 @@ async def test_of_a_frame_that_never_came_whole_nothing_stays(services: Services
             await wait_all_tasks_blocked()
 
         assert await grown(connect) < CONNECTIONS * BYTES / 4
+
+
+#: Objects of one connection that wait for the collector: those of a function of werkzeug's that refers to itself, which
+#: runs for each request that takes the long way.
+LEFT_BY_WERKZEUG = 15
+HEADLINES = b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+ANY = Address("127.0.0.1", 0)
+
+
+async def listen(services: Services, nursery: trio.Nursery) -> tuple[Address, Address]:
+    """HTTP with WebSocket, and MQTT."""
+    alarms = Alarms(services.core.life.stopping)
+    websocket = partial(serve_websocket_connection, services, alarms, hub=Hub(nursery))
+    nursery.start_soon(alarms.ring_forever)
+    return (
+        await nursery.start(partial(serve_http, services, ANY, nursery, websocket=websocket)),
+        await nursery.start(partial(serve_mqtt, services, ANY, connections=nursery)),
+    )
+
+
+async def garbage(connect: Callable[[], Awaitable[None]]) -> float:
+    """How many objects each connection leaves to the collector."""
+    await connect()
+    gc.collect()
+    for _ in range(CONNECTIONS):
+        await connect()
+    return gc.collect() / CONNECTIONS
+
+
+async def send_and_read(address: Address, sent: bytes) -> None:
+    async with await trio.open_tcp_stream(address.host, address.port) as stream:
+        await stream.send_all(sent)
+        while await stream.receive_some():
+            pass
+    await wait_all_tasks_blocked()
+
+
+async def send_and_go(address: Address, sent: bytes) -> None:
+    async with await trio.open_tcp_stream(address.host, address.port) as stream:
+        await stream.send_all(sent)
+        await wait_all_tasks_blocked()
+    await wait_all_tasks_blocked()
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_connections_leave_nothing_to_the_collector(
+    services: Services, world: World, nursery: trio.Nursery
+) -> None:
+    http, mqtt = await listen(services, nursery)
+    upgrade = BEGINNINGS["websocket"].partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    for address, sent in (
+        (http, b""),
+        (http, b"GET / HTTP/1.1\r\nX: "),
+        (http, upgrade),
+        (http, upgrade + b"\x81\xfe\xff\xff" + bytes(1_000)),
+        (mqtt, b""),
+        (mqtt, b"\x10\xff\xff\x03\0\x04MQTT"),
+    ):
+        assert await garbage(partial(send_and_go, address, sent)) < 1, sent
+    for address, sent in (
+        (http, b"GET / HTTP/1.1\r\nX: " + bytes(20_000)),
+        (http, b"GET / nothing\r\n\r\n"),
+        (mqtt, b"\x10\xff\xff\x03" + bytes(100)),
+        (mqtt, b"\xff\x03aaa"),
+    ):
+        assert await garbage(partial(send_and_read, address, sent)) < LEFT_BY_WERKZEUG, sent
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_requests_that_hypercorn_serves_leave_next_to_nothing_to_the_collector(
+    services: Services, world: World, nursery: trio.Nursery
+) -> None:
+    http, _ = await listen(services, nursery)
+    for sent in (
+        b"GET /nothing" + HEADLINES + b"\r\n",
+        b"GET /accounts/go" + HEADLINES + b"\r\n",
+        b"GET /accounts/nothing" + HEADLINES + b"Accept: text/html\r\n\r\n",
+        b"GET /accounts/login" + HEADLINES + b"Accept: text/html\r\n\r\n",
+        b"POST /accounts/token" + HEADLINES + b"Content-Length: 1000000\r\n\r\na=",
+        b"POST /v1.1/devices" + HEADLINES + b"Content-Length: 1000000\r\n\r\n{",
+    ):
+        assert await garbage(partial(send_and_read, http, sent)) < LEFT_BY_WERKZEUG, sent

@@ -1,12 +1,19 @@
 """Strangers who wake up at one moment, and how many of them go on in one turn of the loop."""
 
 from collections import Counter
+from itertools import pairwise
 
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.limits.overhead import Overhead
+from broker.limits.strangers import Place, Strangers
 from config.limits import STRANGERS_PER_TURN
+from protocols.http.hypercorn_stream import HypercornStream
+from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.peers import Peer, set_peer
 from protocols.turnstile import Turnstile
+from tests.fakes import new_refusals
 
 
 async def test_a_few_do_not_wait(nursery: trio.Nursery, mock_clock: MockClock) -> None:
@@ -34,6 +41,68 @@ async def test_a_crowd_goes_on_a_few_in_each_turn(nursery: trio.Nursery, mock_cl
         await trio.lowlevel.checkpoint()
         turn += 1
     assert max(passed.values()) <= 2 * STRANGERS_PER_TURN  # trio runs ready tasks in any order
+
+
+async def test_a_crowd_that_takes_much_work_goes_on_one_by_one(nursery: trio.Nursery, mock_clock: MockClock) -> None:
+    turnstile, turn, passed = Turnstile(nursery, at_once=1, turns=8, per_second=100), 0, list[int]()
+
+    async def come() -> None:
+        await turnstile.enter()
+        passed.append(turn)
+
+    for _ in range(20):
+        nursery.start_soon(come)
+    while len(passed) < 20:
+        await trio.lowlevel.checkpoint()
+        turn += 1
+    waited = passed[STRANGERS_PER_TURN:]
+    assert all(after - before in {7, 8, 9} for before, after in pairwise(waited))  # trio runs ready tasks in any order
+
+
+async def test_long_turns_let_more_of_a_crowd_go_on(nursery: trio.Nursery, mock_clock: MockClock) -> None:
+    turnstile, turn, passed = Turnstile(nursery, at_once=1, turns=8, per_second=0.001), 0, list[int]()
+
+    async def come() -> None:
+        await turnstile.enter()
+        passed.append(turn)
+
+    for _ in range(20):
+        nursery.start_soon(come)
+    while len(passed) < 20:
+        await trio.lowlevel.checkpoint()
+        mock_clock.jump(0.11)  # others have as much work
+        turn += 1
+    waited = passed[STRANGERS_PER_TURN:]
+    assert waited[-1] - waited[0] <= 2 * len(waited)
+
+
+async def test_hypercorn_gets_what_strangers_send_one_by_one(nursery: trio.Nursery, mock_clock: MockClock) -> None:
+    turnstile, turn, passed = Turnstile(nursery, at_once=1, turns=8, per_second=100), 0, list[int]()
+    strangers = Strangers(in_all=100, of_one_address=100)
+
+    async def receive(place: Place | None) -> None:
+        ours, theirs = trio.socket.socketpair()
+        with ours, theirs:
+            set_peer(Peer(place=place))
+            stream = HypercornStream(
+                b"head", trio.SocketStream(ours), PeerTimeouts(grace_seconds=1), Overhead(), new_refusals(), turnstile
+            )
+            assert await stream.receive_some() == b"head"
+            passed.append(turn)
+
+    for _ in range(20):
+        nursery.start_soon(receive, strangers.enter(None, print))
+    while len(passed) < 20:
+        await trio.lowlevel.checkpoint()
+        turn += 1
+    assert passed[-1] >= 7 * (20 - STRANGERS_PER_TURN - 1)
+    turn = 0
+    for _ in range(20):
+        nursery.start_soon(receive, None)  # somebody is authenticated on these
+    while len(passed) < 40:
+        await trio.lowlevel.checkpoint()
+        turn += 1
+    assert turn < 10
 
 
 async def test_who_is_cancelled_while_waiting_hinders_nobody(nursery: trio.Nursery, mock_clock: MockClock) -> None:

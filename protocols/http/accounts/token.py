@@ -12,12 +12,14 @@ from broker.accounts.token_server import TokenResponse
 from broker.errors import DomainError, TryLater
 from broker.ids import new_id
 from broker.trace.audit import AuditEvent
+from broker.trace.refusals import Refusals
 from config.limits import MAX_FORM_BYTES
-from protocols.http.answers import json_answer
+from protocols.http.answers import Answer, json_answer, plain_answer
 from protocols.http.errors import app_refusals, route_of_request
 from protocols.http.reading import read_body
 from protocols.refusals import note_refusal
 
+ENDPOINTS: Final = ("/token", "/device/code")
 _WAITING: Final = frozenset({"authorization_pending", "slow_down"})  # a device polls (RFC 8628, 3.5)
 _CREDENTIALS: Final = frozenset({"invalid_client", "invalid_grant"})
 
@@ -27,22 +29,17 @@ _log = structlog.get_logger(__name__)
 def token_blueprint(grants: TokenEndpoints) -> Blueprint:
     routes = Blueprint("token", __name__)
 
-    @routes.post("/token")
+    @routes.post(ENDPOINTS[0])
     async def token() -> Response:
         return _flat(await grants.token(await token_request()))
 
-    @routes.post("/device/code")
+    @routes.post(ENDPOINTS[1])
     async def device_code() -> Response:
         return _flat(await grants.device_code(await token_request()))
 
     @routes.errorhandler(DomainError)
     async def refused(error: DomainError) -> Response:
-        note_refusal(app_refusals(), "token_request", error)
-        name = "temporarily_unavailable" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else "invalid_request"
-        answer = json_answer({"error": name, "error_description": str(error)}, error.status)
-        if isinstance(error, TryLater):
-            answer.headers["Retry-After"] = str(error.retry_seconds)
-        return answer
+        return refusal_answer(error, app_refusals()).response()
 
     @routes.errorhandler(HTTPException)
     async def refused_by_http(error: HTTPException) -> Response:
@@ -57,6 +54,14 @@ def token_blueprint(grants: TokenEndpoints) -> Blueprint:
         return json_answer({"error": "server_error", "error_description": f"Unexpected error {error_id}"}, 400)
 
     return routes
+
+
+def refusal_answer(error: DomainError, refusals: Refusals) -> Answer:
+    """Log a refusal, and answer with it."""
+    note_refusal(refusals, "token_request", error)
+    name = "temporarily_unavailable" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else "invalid_request"
+    headers = (("Retry-After", str(error.retry_seconds)),) if isinstance(error, TryLater) else ()
+    return plain_answer({"error": name, "error_description": str(error)}, error.status)._replace(headers=headers)
 
 
 async def token_request() -> TokenRequest:

@@ -5,7 +5,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from protocols.http.accounts.caching import is_accounts_path
 from protocols.http.accounts.pages import error_page, protect
-from protocols.http.errors import allow_methods, refused_by_http
+from protocols.http.errors import allow_methods, forget_frames, refused_by_http
 
 _ONLY_FORMS = "This address is only for the form of another page. It cannot be opened by itself."
 
@@ -19,6 +19,7 @@ async def _refused(error: HTTPException) -> Response:
     # Browsers name text/html in Accept; a client that names no type, or `*/*` only, is a program.
     if not is_accounts_path() or "text/html" not in request.accept_mimetypes.values():
         return await refused_by_http(error)
+    forget_frames(error)
     if isinstance(error, MethodNotAllowed):
         return allow_methods(await protect(error_page(405, _ONLY_FORMS)), error)
     return await protect(error_page(404, "There is no such page here."))

@@ -29,6 +29,7 @@ from protocols.http.parked import KEEP_ALIVE_SECONDS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import plain_request
 from protocols.http.rest.sending import Sending
+from protocols.turnstile import Turnstile
 from storage.database import Database
 from storage.sql import StoreError
 from tests.factories import (
@@ -266,6 +267,26 @@ def without_what_varies(answer: bytes) -> bytes:
 async def connected(address: Address) -> AsyncIterator[Client]:
     async with await trio.open_tcp_stream(address.host, address.port) as stream:
         yield Client(stream)
+
+
+async def test_strangers_pass_a_turnstile_of_their_own_before_the_long_way(
+    services: Services, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = []
+
+    class Counting(Turnstile):
+        async def enter(self) -> None:
+            entered.append(1)
+            await super().enter()
+
+    monkeypatch.setattr("protocols.http.front_door.Turnstile", Counting)
+    async with listening(services, nursery) as address, connected(address) as client:
+        await client.ask(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert len(entered) == 1
+        await client.ask(get("/users/self/"))  # from now on, the peer is known
+        before = len(entered)
+        await client.ask(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert len(entered) == before
 
 
 async def test_both_ways_answer_plain_requests_alike(short: Address, long: Address, left: Left) -> None:
