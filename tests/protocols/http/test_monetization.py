@@ -32,6 +32,7 @@ from tests.factories import (
     World,
 )
 from tests.fakes import FakeClock
+from tests.plain_transport import PlainTransport
 from tests.rows import each_row
 
 FREE = {"type": "free", "name": "Free", "messageLimit": 150}
@@ -51,7 +52,7 @@ async def administrator(services: Services, world: World) -> None:
 
 @pytest.fixture
 async def pages(door: Address) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{door}", transport=PlainTransport()) as client:
         yield client
 
 
