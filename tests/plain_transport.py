@@ -24,7 +24,7 @@ class PlainTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Raises httpx.TransportError."""
         assert request.url.scheme == "http", "for servers without TLS"
-        seconds = request.extensions["timeout"]["read"]
+        timeouts = request.extensions["timeout"]
         place = request.url.host, request.url.port or 80
         idle = self._idle.setdefault(place, [])
         connection = None
@@ -35,16 +35,16 @@ class PlainTransport(httpx.AsyncBaseTransport):
             else:
                 kept.close()
         if connection is None:
-            with _named_errors(seconds, httpx.ConnectError, httpx.ConnectTimeout):
+            with _named_errors(timeouts["connect"], httpx.ConnectError, httpx.ConnectTimeout):
                 connection = await _Connection.open(*place)
         try:
-            with _named_errors(seconds, httpx.ReadError, httpx.ReadTimeout):
+            with _named_errors(timeouts["read"], httpx.ReadError, httpx.ReadTimeout):
                 await connection.send(request)
                 head = await connection.head()
         except BaseException:
             connection.close()
             raise
-        body = _Body(connection, idle, seconds)
+        body = _Body(connection, idle, timeouts["read"])
         extensions = {"http_version": b"HTTP/" + head.http_version, "reason_phrase": head.reason}
         return httpx.Response(head.status_code, headers=head.headers.raw_items(), stream=body, extensions=extensions)
 
@@ -122,7 +122,7 @@ class _Connection:
 
 
 class _Body(httpx.AsyncByteStream):
-    def __init__(self, connection: _Connection, idle: list[_Connection], seconds: float) -> None:
+    def __init__(self, connection: _Connection, idle: list[_Connection], seconds: float | None) -> None:
         self._connection: _Connection | None = connection
         self._idle = idle
         self._seconds = seconds
