@@ -6,7 +6,7 @@ handler runs before all of them have passed.
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Final
 
 from quart import Quart, Response, request
@@ -107,20 +107,38 @@ class _Refusal:
 
 
 class _Endpoint:
+    """One call of one listener. What it needs is made at its first request: a listener has 200 calls."""
+
     def __init__(self, call: RestCall, noun: RestCalls, guard: Guard, named: Named) -> None:
         self._call = call
-        self._handler = getattr(noun, call.handler)
-        self._admission = _Admission(call, guard)
-        self._find: Callable[..., Awaitable[Any]] | None = None
-        self._find_in_query: Callable[..., Awaitable[Any]] | None = None
-        on = call.on
+        self._noun = noun
+        self._guard = guard
+        self._named = named
+
+    @cached_property
+    def _handler(self) -> Callable[..., Awaitable[Any]]:
+        handler: Callable[..., Awaitable[Any]] = getattr(self._noun, self._call.handler)
+        return handler
+
+    @cached_property
+    def _admission(self) -> _Admission:
+        return _Admission(self._call, self._guard)
+
+    @cached_property
+    def _find(self) -> Callable[..., Awaitable[Any]] | None:
+        on = self._call.on
         if isinstance(on, SharedFinder):
-            self._find = partial(on.find, named)
-        elif isinstance(on, InQuery):
-            self._find_in_query = partial(on.find, noun)
-        elif not isinstance(on, Nothing):
-            self._find = partial(on, noun)
-        self._body = None if call.body is None else _Body(call)
+            return partial(on.find, self._named)
+        return None if isinstance(on, InQuery | Nothing) else partial(on, self._noun)
+
+    @cached_property
+    def _find_in_query(self) -> Callable[..., Awaitable[Any]] | None:
+        on = self._call.on
+        return partial(on.find, self._noun) if isinstance(on, InQuery) else None
+
+    @cached_property
+    def _body(self) -> "_Body | None":
+        return None if self._call.body is None else _Body(self._call)
 
     async def answer(self, **names: str) -> Response:
         """For Quart."""
