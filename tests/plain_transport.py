@@ -1,4 +1,4 @@
-"""A transport for httpx that asks servers on loopback without TLS, for a third of what httpx's own takes.
+"""A transport for httpx that asks servers on loopback without TLS. A request takes three quarters of its usual time.
 
 It sends a request in one piece, and checks what it sends and reads with h11, as httpx does. It keeps connections: a
 request takes one that is free, or opens one.
@@ -48,6 +48,12 @@ class PlainTransport(httpx.AsyncBaseTransport):
         extensions = {"http_version": b"HTTP/" + head.http_version, "reason_phrase": head.reason}
         return httpx.Response(head.status_code, headers=head.headers.raw_items(), stream=body, extensions=extensions)
 
+    async def end_of_kept(self) -> None:
+        """Wait until the server has closed the connections that are kept."""
+        for idle in self._idle.values():
+            for kept in idle:
+                await kept.wait_readable()
+
     async def aclose(self) -> None:
         for idle in self._idle.values():
             while idle:
@@ -74,6 +80,9 @@ class _Connection:
     def is_usable(self) -> bool:
         """Nothing is to be read between two requests: it would be the end."""
         return not self._socket.is_readable()
+
+    async def wait_readable(self) -> None:
+        await trio.lowlevel.wait_readable(self._socket)
 
     async def send(self, request: httpx.Request) -> None:
         head = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
