@@ -11,6 +11,7 @@ import secrets
 import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -32,6 +33,14 @@ EXAMPLE = Path(__file__).parent.parent / "config" / "connector.example.toml"
 HOOK_SECRET = "the cloud signs with this"
 
 Answer = Callable[[], Awaitable[Response]]
+_THEIRS = b"https://cloud.example.org"
+
+
+@cache
+def _example() -> bytes:
+    """The connector of the example, in JSON, which is read in no time."""
+    (entry,) = tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))["connectors"]
+    return msgspec.json.encode(entry)
 
 
 @dataclass
@@ -58,12 +67,11 @@ class ThirdPartyCloud:
 
     def connector(self) -> dict[str, Any]:
         """The entry of the example file, with this cloud's addresses."""
-        (entry,) = tomllib.loads(self.provision_file())["connectors"]
-        found: dict[str, Any] = entry
+        found: dict[str, Any] = msgspec.json.decode(_example().replace(_THEIRS, self.url.encode()))
         return found
 
     def provision_file(self) -> str:
-        return EXAMPLE.read_text(encoding="utf-8").replace("https://cloud.example.org", self.url)
+        return EXAMPLE.read_text(encoding="utf-8").replace(_THEIRS.decode(), self.url)
 
     def notification(self, payload: object) -> dict[str, Any]:
         """Body and headers of a signed notification."""

@@ -108,7 +108,8 @@ def short_way(
 
 
 def _new_app(services: Services, *, has_websockets: bool = False) -> QuartTrio:
-    app = QuartTrio("trunkline", root_path="/", static_folder=None)
+    # Without an `instance_path` Quart looks for one on the whole import path.
+    app = QuartTrio("trunkline", root_path="/", instance_path="/", static_folder=None)
     app.url_rule_class = _Route
     # A trailing slash is ignored and nothing is redirected (reference 1.3 and 1.4).
     app.url_map.strict_slashes = False

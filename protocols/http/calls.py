@@ -6,13 +6,13 @@ says who may make the call, and on which object a permission is checked.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from functools import cache, cached_property
 from inspect import signature
 from types import UnionType
-from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from quart import Response
 
@@ -225,15 +225,20 @@ class RestCall:
         kind = self.hints.get("query", self.query)
         return () if kind is None else get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
-    @property
+    @cached_property
     def body(self) -> Any:
         return self.hints.get("body")
+
+    @cached_property
+    def is_object(self) -> bool:
+        """Whether the handler takes the body as the JSON object that it is."""
+        return get_origin(self.body) is dict
 
     @property
     def takes_body(self) -> bool:
         return self.body is not None or self.accepts is not None
 
-    @property
+    @cached_property
     def reads_forms(self) -> bool:
         return self.accepts is not None and FORM in self.accepts.types and _is_shape(self.body)
 
@@ -243,7 +248,7 @@ class RestCall:
         returned = self.hints["return"]
         return self.answers.type if returned is Response else returned
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether all that the call needs of a request is its token, path, query and JSON: it has a short way, too."""
         return (
@@ -253,6 +258,10 @@ class RestCall:
             and self.accepts is None
             and self.hints["return"] is not Response
         )
+
+    @cached_property
+    def takes_query(self) -> bool:
+        return "query" in self.hints
 
     @cached_property
     def performer_parameter(self) -> str | None:
@@ -299,10 +308,10 @@ class RestCalls:
         return tuple(signature(cls).parameters)
 
     @classmethod
-    def declared(cls) -> Iterator[RestCall]:
+    @cache
+    def declared(cls) -> Sequence[RestCall]:
         """The declarations, in the order in which they stand in the class."""
-        for method in vars(cls).values():
-            yield from getattr(method, "declarations", ())
+        return tuple(call for method in vars(cls).values() for call in getattr(method, "declarations", ()))
 
 
 def _is_shape(kind: Any) -> bool:

@@ -6,8 +6,8 @@ handler runs before all of them have passed.
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, Final, get_origin
+from functools import cache, cached_property, partial
+from typing import Any, Final
 
 from quart import Quart, Response, request
 
@@ -52,10 +52,14 @@ class Dispatcher:
 
 def _route(app: Quart, call: RestCall, answer: Callable[..., Awaitable[Response]]) -> str:
     """The name of the endpoint."""
-    path = REST_ROOT + call.path.replace("{", "<").replace("}", ">")
     endpoint = f"{'not_yet' if call.capability else 'rest'}.{call}"
-    app.add_url_rule(path, endpoint, answer, methods=[call.method])
+    app.add_url_rule(_rule(call.path), endpoint, answer, methods=[call.method])
     return endpoint
+
+
+@cache  # every listener routes every call
+def _rule(path: str) -> str:
+    return REST_ROOT + path.replace("{", "<").replace("}", ">")
 
 
 async def _unknown_path(**_names: str) -> Response:
@@ -66,20 +70,19 @@ class _Admission:
     """The first check: who calls. A caller over its limit is refused later, after the object was found."""
 
     def __init__(self, call: RestCall, guard: Guard) -> None:
-        self._needs_certificate = call.needs_certificate
-        self._tokens = call.tokens
+        self._call = call
         self._guard = guard
         self._channel = _CHANNELS.get(call.counted)
         self._body = _Body(call) if call.has_token_in_body else None
 
     async def __call__(self) -> tuple[Caller | ClientCertificate | None, RateLimitExceeded | None]:
         """Raises Unauthorized, PermissionDenied."""
-        if self._needs_certificate:
+        if self._call.needs_certificate:
             return require_certificate(), None
-        if not self._tokens:
+        if not self._call.tokens:
             return None, None
         offered = None if self._body is None else await self._token_in(self._body)
-        return await self._guard.admitted(self._tokens, self._channel, offered)
+        return await self._guard.admitted(self._call.tokens, self._channel, offered)
 
     @staticmethod
     async def _token_in(body: "_Body") -> str | None:
@@ -104,27 +107,38 @@ class _Refusal:
 
 
 class _Endpoint:
+    """One call of one listener. What it needs is made at its first request: a listener has 200 calls."""
+
     def __init__(self, call: RestCall, noun: RestCalls, guard: Guard, named: Named) -> None:
-        self._handler = getattr(noun, call.handler)
-        self._admission = _Admission(call, guard)
-        self._find: Callable[..., Awaitable[Any]] | None = None
-        self._find_in_query: Callable[..., Awaitable[Any]] | None = None
-        on = call.on
+        self._call = call
+        self._noun = noun
+        self._guard = guard
+        self._named = named
+
+    @cached_property
+    def _handler(self) -> Callable[..., Awaitable[Any]]:
+        handler: Callable[..., Awaitable[Any]] = getattr(self._noun, self._call.handler)
+        return handler
+
+    @cached_property
+    def _admission(self) -> _Admission:
+        return _Admission(self._call, self._guard)
+
+    @cached_property
+    def _find(self) -> Callable[..., Awaitable[Any]] | None:
+        on = self._call.on
         if isinstance(on, SharedFinder):
-            self._find = partial(on.find, named)
-        elif isinstance(on, InQuery):
-            self._find_in_query = partial(on.find, noun)
-        elif not isinstance(on, Nothing):
-            self._find = partial(on, noun)
-        self._names = call.names
-        self._queries = call.queries
-        self._takes_query = "query" in call.hints
-        self._body = None if call.body is None else _Body(call)
-        self._is_timed = call.is_timed
-        self._is_secret = call.is_secret
-        self._performer = call.performer_parameter
-        self._object = call.object_parameter
-        self._texts = call.text_parameters
+            return partial(on.find, self._named)
+        return None if isinstance(on, InQuery | Nothing) else partial(on, self._noun)
+
+    @cached_property
+    def _find_in_query(self) -> Callable[..., Awaitable[Any]] | None:
+        on = self._call.on
+        return partial(on.find, self._noun) if isinstance(on, InQuery) else None
+
+    @cached_property
+    def _body(self) -> "_Body | None":
+        return None if self._call.body is None else _Body(self._call)
 
     async def answer(self, **names: str) -> Response:
         """For Quart."""
@@ -140,39 +154,40 @@ class _Endpoint:
         performer, refusal = await self._admission()
         found = None
         if self._find is not None:
-            found = await self._find(performer, *[names[name] for name in self._names])
+            found = await self._find(performer, *[names[name] for name in self._call.names])
         if refusal is not None:
             raise refusal
-        arguments = {parameter: names[name] for name, parameter in self._texts} | await self._read(performer, found)
-        answer = await self._handler(**arguments)
+        texts = {parameter: names[name] for name, parameter in self._call.text_parameters}
+        answer = await self._handler(**texts, **await self._read(performer, found))
         return answer if isinstance(answer, Response) else self._rendered(answer, started)
 
     async def _read(self, performer: Caller | ClientCertificate | None, found: object) -> dict[str, Any]:
         """Read the handler's arguments. What is wrong with the body is reported before what is wrong with the query."""
+        call = self._call
         caller = performer if isinstance(performer, Caller) else None
         arguments: dict[str, Any] = {}
-        query = Query(this_request().query) if self._queries else None
+        query = Query(this_request().query) if call.queries else None
         if query is not None:
             if self._find_in_query is not None:
                 found = await self._find_in_query(performer, query)
-            kind = _chosen(self._queries, query)
+            kind = _chosen(call.queries, query)
             values = query.members(kind, caller)
         if self._body is not None:
             arguments["body"] = await self._body.read(caller)
         if query is not None:
             query.check()
-            if self._takes_query:
+            if call.takes_query:
                 arguments["query"] = kind(**values)
-        if self._object is not None:
-            arguments[self._object] = found
-        if self._performer is not None:
-            arguments[self._performer] = performer
+        if call.object_parameter is not None:
+            arguments[call.object_parameter] = found
+        if call.performer_parameter is not None:
+            arguments[call.performer_parameter] = performer
         return arguments
 
     def _rendered(self, answer: Any, started: float) -> Answer:
-        if self._is_timed:
+        if self._call.is_timed:
             return search_answer(answer, started)
-        return secret_answer(answer) if self._is_secret else plain_answer(answer)
+        return secret_answer(answer) if self._call.is_secret else plain_answer(answer)
 
 
 def _chosen(kinds: tuple[Any, ...], query: Query) -> Any:
@@ -183,21 +198,19 @@ class _Body:
     """How the body of a call is read."""
 
     def __init__(self, call: RestCall) -> None:
-        self._kind = call.body
-        self._limit = call.body_limit
-        self._is_object = get_origin(call.body) is dict
-        self._reads_forms = call.reads_forms
+        self._call = call
 
     async def read(self, caller: Caller | None) -> Any:
         """Raises BodyTooLarge, BadRequest, ValidationFailed."""
-        body = await read_body(limit=self._limit)
-        if self._kind is bytes:
+        call = self._call
+        body = await read_body(limit=call.body_limit)
+        if call.body is bytes:
             return body
-        if self._is_object:
+        if call.is_object:
             return json_object(body)
-        if self._reads_forms and request.mimetype == FORM:
+        if call.reads_forms and request.mimetype == FORM:
             form = Query(body)
-            values = form.members(self._kind, caller)
+            values = form.members(call.body, caller)
             form.check()
-            return self._kind(**values)
-        return members(body, self._kind, caller)
+            return call.body(**values)
+        return members(body, call.body, caller)

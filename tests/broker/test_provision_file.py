@@ -14,6 +14,7 @@ from broker.provisioning.document import TABLES
 from broker.provisioning.reading import keys_of, read_document, structs_in
 from broker.provisioning.schema import document_schema
 from broker.services import Services
+from tests.quick_jsonschema import put_off_grammar
 
 if TYPE_CHECKING:
     import jsonschema
@@ -30,7 +31,8 @@ def example(*, whole: bool = False) -> dict[str, Any]:
 
 @cache
 def schema() -> "jsonschema.Draft202012Validator":
-    import jsonschema  # which takes a second
+    put_off_grammar()
+    import jsonschema  # which takes long
 
     shown = document_schema()
     jsonschema.Draft202012Validator.check_schema(shown)  # by the metaschema

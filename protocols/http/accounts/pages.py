@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from functools import cache
 from importlib.resources import files
 from typing import Final
 from urllib.parse import urlsplit
@@ -51,7 +52,7 @@ def pages_blueprint(name: str) -> Blueprint:
 
 def style_blueprint() -> Blueprint:
     routes = Blueprint("style", __name__)
-    style = files("protocols.http.accounts").joinpath("static/style.css").read_bytes()
+    style = _style()
 
     @routes.get("/static/style.css")
     async def style_sheet() -> Response:
@@ -60,6 +61,11 @@ def style_blueprint() -> Blueprint:
         return answer
 
     return routes
+
+
+@cache  # every listener serves the same file
+def _style() -> bytes:
+    return files("protocols.http.accounts").joinpath("static/style.css").read_bytes()
 
 
 def render_page(

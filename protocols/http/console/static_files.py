@@ -19,11 +19,16 @@ def _contents() -> Mapping[str, bytes]:
     return {one.name: one.read_bytes() for one in folder.iterdir()}
 
 
+@cache
+def _digest() -> str:
+    contents = _contents()
+    return hashlib.sha256(b"".join(contents[name] for name in sorted(contents))).hexdigest()[:16]
+
+
 class StaticFiles:
     def __init__(self) -> None:
         self._contents = _contents()
-        digest = hashlib.sha256(b"".join(self._contents[name] for name in sorted(self._contents)))
-        self.root: Final = f"/console/static/{digest.hexdigest()[:16]}"
+        self.root: Final = f"/console/static/{_digest()}"
 
     def install(self, routes: Blueprint) -> None:
         @routes.get(f"{self.root}/<name>")

@@ -6,6 +6,7 @@ do not show it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -74,6 +75,7 @@ def _port(address: Address | None, name: str) -> int:
     return _PORTS[name] if address is None else address.port
 
 
+@lru_cache(len(NAMES))  # the listeners share one address, as a rule
 def _guide(slug: str, title: str, text: str) -> Guide:
     tokens = _markdown.parse(text)
     examples = tuple(_example(token) for token in tokens if token.type == "fence")

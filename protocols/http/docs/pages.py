@@ -1,5 +1,6 @@
 """The pages: the overview, and one for each chapter. They change only when the daemon's address changes."""
 
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Final
 
@@ -13,8 +14,7 @@ from protocols.http.answers import REST_ROOT
 from protocols.http.docs.chapters import DocumentedChapter, chapters, slug_of
 from protocols.http.docs.guides import Guide, guides
 from protocols.http.docs.prose import sections, with_code
-from protocols.http.openapi.document import document
-from protocols.http.openapi.serving import ALL_NOUNS
+from protocols.http.openapi.serving import described
 from protocols.http.rest.nouns import TO_COME
 
 DOCS: Final = "/docs"
@@ -28,9 +28,14 @@ _templates: Final = jinja2.Environment(
 )
 
 
+@cache  # every listener serves the same file
+def _style() -> bytes:
+    return files("protocols.http.docs").joinpath("static/docs.css").read_bytes()
+
+
 def docs_blueprint(site: Site) -> Blueprint:
     routes = pages_blueprint("docs")
-    style = files("protocols.http.docs").joinpath("static/docs.css").read_bytes()
+    style = _style()
     book: _Book | None = None
 
     def page(slug: str) -> Response:
@@ -59,16 +64,21 @@ def docs_blueprint(site: Site) -> Blueprint:
     return routes
 
 
+@lru_cache(1)  # the listeners share one address, as a rule
+def _chapters(server_url: str) -> tuple[DocumentedChapter, ...]:
+    return chapters(described(server_url))
+
+
 class _Book:
     """All pages for one address. A page is rendered at its first request."""
 
     def __init__(self, site: Site) -> None:
-        described = document(f"{site.origin}{REST_ROOT}", ALL_NOUNS)
+        server_url = f"{site.origin}{REST_ROOT}"
         self.origin = site.origin
-        self._sections = sections(described["info"]["description"])
+        self._sections = sections(described(server_url)["info"]["description"])
         self._guides = {guide.slug: guide for guide in guides(site)}
-        self._chapters = {chapter.slug: chapter for chapter in chapters(described)}
-        self._server: str = described["servers"][0]["url"]
+        self._chapters = {chapter.slug: chapter for chapter in _chapters(server_url)}
+        self._server = server_url
         self._accounts = site.accounts.path
         self._pages: dict[str, str] = {}
 

@@ -1,7 +1,8 @@
 """GET /v1.1/openapi.json. The document is made once for each address by which the server is known."""
 
 import hashlib
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -33,7 +34,6 @@ class DocumentCalls(RestCalls):
 
     def __init__(self, core: Core) -> None:
         self._site = core.site
-        self._served = _Served("")
 
     @RestCall(
         "GET",
@@ -50,28 +50,37 @@ class DocumentCalls(RestCalls):
         ),
     )
     async def show(self) -> Response:
-        server_url = f"{self._site.origin}{REST_ROOT}"
-        if self._served.server_url != server_url:  # the port is only known once the listener is open
-            self._served = _Served(server_url)
-        answer = Response(self._served.body, content_type="application/json; charset=utf-8")
-        answer.set_etag(self._served.etag)
+        served = _served(f"{self._site.origin}{REST_ROOT}")  # the port is only known once the listener is open
+        answer = Response(served.body, content_type="application/json; charset=utf-8")
+        answer.set_etag(served.etag)
         await answer.make_conditional(request)
         return answer
 
 
 ALL_NOUNS: Final[tuple[type[RestCalls], ...]] = (*NOUNS, DocumentCalls)
+#: The listeners share one address, as a rule.
+_ADDRESSES_KEPT: Final = 2
+
+
+@lru_cache(_ADDRESSES_KEPT)
+def described(server_url: str) -> Mapping[str, Any]:
+    """The document for the address of a REST root. It is shared: do not change it."""
+    return document(server_url, ALL_NOUNS)
 
 
 class _Served:
-    """The document for one address."""
+    """The document for one address, as it is sent."""
 
     def __init__(self, server_url: str) -> None:
-        self.server_url = server_url
+        self._server_url = server_url
 
     @cached_property
     def body(self) -> bytes:
-        return msgspec.json.encode(document(self.server_url, ALL_NOUNS))
+        return msgspec.json.encode(described(self._server_url))
 
     @cached_property
     def etag(self) -> str:
         return hashlib.sha256(self.body).hexdigest()[:32]
+
+
+_served = lru_cache(_ADDRESSES_KEPT)(_Served)

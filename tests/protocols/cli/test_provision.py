@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from protocols.cli import main
 from tests.daemon import ADA_EMAIL, Daemon, device_id
+from tests.quick_jsonschema import put_off_grammar
 
 _EXAMPLE = Path(__file__).parents[3] / "config" / "gateway.example.toml"
 
@@ -89,7 +90,8 @@ def test_the_report_is_one_object(provisioned: Daemon, tmp_path: Path) -> None:
 
 
 def test_the_schema_takes_no_file_and_no_store(config: Path) -> None:
-    import jsonschema  # which takes a second
+    put_off_grammar()
+    import jsonschema  # which takes long
 
     done = provision(config, "--schema")
     jsonschema.Draft202012Validator.check_schema(json.loads(done.stdout))

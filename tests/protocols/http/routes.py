@@ -1,6 +1,6 @@
 """Applications of tests share their routes: nearly every test builds one, with the same 300 routes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,8 +8,10 @@ import pytest
 from quart_trio import QuartTrio
 from werkzeug.routing import Map
 
-#: The maps that were made, by the routes in them.
-_MAPS: dict[tuple[str, ...], Map] = {}
+_Route = tuple[tuple[str, str], Mapping[str, Any]]
+
+#: The maps that were made, with the routes in them. There are about ten.
+_MAPS: list[tuple[list[_Route], Map]] = []
 
 
 class SharingApp(QuartTrio):
@@ -21,30 +23,37 @@ class SharingApp(QuartTrio):
     _map: Map
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._waiting: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._waiting: list[_Route] = []
         super().__init__(*arguments, **options)
 
     @property
     def url_map(self) -> Map:
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            routes = tuple(f"{arguments[:2]} {options}" for arguments, options in waiting)
-            if routes not in _MAPS:
-                for arguments, options in waiting:
-                    super().add_url_rule(*arguments, **options)
-                _MAPS[routes] = self._map
-            self._map = _MAPS[routes]
+            routes, self._waiting = self._waiting, []
+            self._map = next((map_ for known, map_ in _MAPS if known == routes), None) or self._made(routes)
         return self._map
 
     @url_map.setter
     def url_map(self, value: Map) -> None:
         self._map = value
 
+    def _made(self, routes: list[_Route]) -> Map:
+        for (rule, endpoint), options in routes:
+            super().add_url_rule(rule, endpoint, self.view_functions[endpoint], **options)
+        _MAPS.append((routes, self._map))
+        return self._map
+
     def add_url_rule(
-        self, rule: str, endpoint: str | None = None, view_func: Any = None, *arguments: Any, **options: Any
+        self,
+        rule: str,
+        endpoint: str | None = None,
+        view_func: Any = None,
+        provide_automatic_options: bool | None = None,
+        **options: Any,
     ) -> None:
         endpoint = endpoint or view_func.__name__
-        self._waiting.append(((rule, endpoint, view_func, *arguments), options))
+        options["provide_automatic_options"] = provide_automatic_options
+        self._waiting.append(((rule, endpoint), options))
         self.view_functions[endpoint] = view_func
 
 

@@ -145,7 +145,7 @@ async def test_pages_of_shares(api: httpx.AsyncClient) -> None:
 # Who may
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "one", "token", "status"),
     [
         ("POST", False, APPLICATION_TOKEN, 403),
@@ -166,6 +166,8 @@ async def test_who_may_do_what_with_a_share(
     share = await offer(api)
     path = f"{SHARES}/{share}" if one else SHARES
     assert (await call(api, method, path, token, {"status": "ACCEPTED"}))[0] == status
+    ended = 404 if (method, status) == ("DELETE", 200) else 200
+    assert (await call(api, "DELETE", f"{SHARES}/{share}", ADA_TOKEN))[0] == ended
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
@@ -260,10 +262,11 @@ async def test_what_an_accepted_share_gives_and_only_while_it_lasts(
     assert (await call(api, method, path, BOB_TOKEN, body))[0] == 403
 
 
-@pytest.mark.parametrize(("method", "path", "body"), NOT_GIVEN)
+@each_row(("method", "path", "body"), NOT_GIVEN)
 async def test_what_a_share_does_not_give(api: httpx.AsyncClient, method: str, path: str, body: object) -> None:
-    await accept(api)
+    share = await accept(api)
     assert (await call(api, method, path, BOB_TOKEN, body))[0] == 403
+    assert (await call(api, "DELETE", f"{SHARES}/{share}", ADA_TOKEN))[0] == 200
 
 
 async def test_the_records_say_who_shares(api: httpx.AsyncClient) -> None:

@@ -397,7 +397,10 @@ async def test_a_body_behind_its_head_is_waited_for(short: Address, left: Left, 
     assert await left.first() == b""
 
 
-async def test_a_body_that_is_late_goes_the_long_way(short: Address, left: Left) -> None:
+async def test_a_body_that_is_late_goes_the_long_way(
+    short: Address, left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocols.http.direct._BODY_SECONDS", 0.0)
     sent = post(BODY)
     head = sent[: -len(BODY)]
     async with await trio.open_tcp_stream(short.host, short.port) as stream:

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from functools import cache
 from itertools import islice, pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -86,9 +87,18 @@ def test_code_stands_between_backticks(text: str, html: str) -> None:
     assert with_code(text) == html
 
 
+@cache
+def described() -> dict[str, Any]:
+    return document("http://here/v1.1", ALL_NOUNS)
+
+
+@cache
+def calls() -> list[DocumentedCall]:
+    return [one for chapter in chapters(described()) for one in chapter.calls]
+
+
 def call(operation_id: str) -> DocumentedCall:
-    found = [one for chapter in chapters(document("http://here/v1.1", ALL_NOUNS)) for one in chapter.calls]
-    (named,) = (one for one in found if one.anchor == operation_id)
+    (named,) = (one for one in calls() if one.anchor == operation_id)
     return named
 
 
@@ -123,14 +133,12 @@ def test_every_call_comes_with_a_command_to_paste(operation_id: str, curl: str) 
 
 def test_the_shell_hands_curl_the_example_of_each_call() -> None:
     """Whose requests are right: tests/e2e/test_schemathesis.py makes each of them."""
-    described = document("http://here/v1.1", ALL_NOUNS)
-    calls = [one for chapter in chapters(described) for one in chapter.calls]
-    script = "curl() { printf '%s\\0' $# \"$@\"; }\n" + "\n".join(one.curl for one in calls)
+    script = "curl() { printf '%s\\0' $# \"$@\"; }\n" + "\n".join(one.curl for one in calls())
     variables = {"TOKEN": "its token", "SECURE_URL": "https://secure"}
     done = subprocess.run(["bash", "-euc", script], capture_output=True, env=variables, check=True)
     words = iter(done.stdout.decode().split("\0")[:-1])
-    for one in calls:
-        operation = described["paths"][one.path][one.method.lower()]
+    for one in calls():
+        operation = described()["paths"][one.path][one.method.lower()]
         given = list(islice(words, int(next(words))))
         options = list(pairwise(given))
         assert ("-X", one.method) in options or one.method == "GET", one.anchor

@@ -32,6 +32,7 @@ from tests.factories import (
     World,
 )
 from tests.fakes import FakeClock
+from tests.plain_transport import PlainTransport
 from tests.rows import each_row
 
 FREE = {"type": "free", "name": "Free", "messageLimit": 150}
@@ -51,7 +52,7 @@ async def administrator(services: Services, world: World) -> None:
 
 @pytest.fixture
 async def pages(door: Address) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{door}", transport=PlainTransport()) as client:
         yield client
 
 
@@ -194,7 +195,16 @@ async def test_each_plan_is_the_next_version_and_the_newest_comes_first(
     assert ([plan["version"] for plan in listed["pricingTiers"]], listed["total"]) == ([3, 2, 1], 3)
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+async def three_plans(services: Services, api: httpx.AsyncClient, administrator: None) -> None:
+    """The first is rejected, the second approved, and the third new."""
+    for _ in range(3):
+        await add(api)
+    await services.monetization.plans.decide(LIGHT_TYPE, 1, "REJECTED")
+    await services.monetization.plans.decide(LIGHT_TYPE, 2, "APPROVED")
+
+
+@each_row(
     ("query", "versions"),
     [
         ("", [3, 2, 1]),
@@ -206,12 +216,8 @@ async def test_each_plan_is_the_next_version_and_the_newest_comes_first(
     ],
 )
 async def test_plans_are_chosen_by_status_and_by_being_the_latest(
-    services: Services, api: httpx.AsyncClient, administrator: None, query: str, versions: list[int]
+    api: httpx.AsyncClient, three_plans: None, query: str, versions: list[int]
 ) -> None:
-    for _ in range(3):
-        await add(api)
-    await services.monetization.plans.decide(LIGHT_TYPE, 1, "REJECTED")
-    await services.monetization.plans.decide(LIGHT_TYPE, 2, "APPROVED")
     listed = (await api.get(PLANS + query, headers=bearer(ADA_TOKEN))).json()["data"]
     assert [plan["version"] for plan in listed["pricingTiers"]] == versions
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,17 @@ from config.settings import Limits, Settings
 from protocols.http.answers import REST_ROOT
 from protocols.http.application import build_app
 from protocols.http.docs.chapters import slug_of
-from protocols.http.openapi.document import document
 from protocols.http.openapi.schemas import Schemas
-from protocols.http.openapi.serving import ALL_NOUNS
+from protocols.http.openapi.serving import ALL_NOUNS, described
 from protocols.http.rest.nouns import TO_COME
 from protocols.http.schema import Shape
 from tests.factories import ADA_TOKEN
 from tests.programs import require_node_module, require_program
 from tests.protocols.http.conftest import bearer
+from tests.quick_jsonschema import put_off_grammar
 
 ORIGIN = "https://trunkline.example.net"
-DOCUMENT = document(f"{ORIGIN}{REST_ROOT}", ALL_NOUNS)
+DOCUMENT = described(f"{ORIGIN}{REST_ROOT}")
 TITLES = {noun.chapter.title for noun in ALL_NOUNS}
 CALLS_BY_ADDRESS = 40
 
@@ -80,7 +81,8 @@ class TestDocument:
         assert {name: listed[name]["default"] for name in ("order", "format")} == {"order": "asc", "format": "json"}
 
     def test_it_is_valid(self) -> None:
-        from openapi_spec_validator import validate  # which takes a second
+        put_off_grammar()
+        from openapi_spec_validator import validate  # which takes long
 
         validate(DOCUMENT)
 
@@ -170,6 +172,7 @@ class TestDocument:
         assert secure == {path for path in DOCUMENT["paths"] if named(path) not in ordinary}
 
     def test_every_example_fits_its_schema(self) -> None:
+        put_off_grammar()
         from openapi_schema_validator import OAS31Validator
 
         wrong = [
@@ -276,7 +279,12 @@ class TestPages:
 
     @staticmethod
     async def page(api: httpx.AsyncClient, path: str) -> "Page":
-        return Page((await api.get(api.base_url.copy_with(path=path))).raise_for_status().text)
+        return parsed((await api.get(api.base_url.copy_with(path=path))).raise_for_status().text)
+
+
+@cache
+def parsed(text: str) -> "Page":
+    return Page(text)
 
 
 class Page(HTMLParser):

@@ -534,22 +534,20 @@ async def test_where_the_path_names_nothing_the_limit_goes_before_all_else(
     assert wrong == []
 
 
-async def test_a_token_that_the_call_does_not_take_goes_before_the_limit(
-    api: httpx.AsyncClient, named: dict[str, Named]
-) -> None:
+async def test_a_token_that_the_call_does_not_take_goes_before_the_limit(api: httpx.AsyncClient) -> None:
     await api.get(f"/devices/{KITCHEN}", headers=bearer(KITCHEN_TOKEN))
     for method, path in (("GET", "/users/self"), ("DELETE", f"/devices/{ID}")):
         error_of(await call(api, method, path, KITCHEN_TOKEN), 403)
     error_of(await call(api, "GET", f"/devices/{KITCHEN}", KITCHEN_TOKEN), 429)
 
 
-async def test_it_is_the_same_for_a_token_in_the_body(api: httpx.AsyncClient, named: dict[str, Named]) -> None:
+async def test_it_is_the_same_for_a_token_in_the_body(api: httpx.AsyncClient) -> None:
     for device, status in ((KITCHEN, 4001), (ID, 404), (BOBS, 403), (KITCHEN, 429)):
         answer = await api.post(f"/devices/{device}/providerauth?mobile=7", json={"token": ADA_TOKEN})
         assert answer.json()["error"]["code"] == status
 
 
-async def test_a_body_that_is_too_long_is_refused_last(api: httpx.AsyncClient, named: dict[str, Named]) -> None:
+async def test_a_body_that_is_too_long_is_refused_last(api: httpx.AsyncClient) -> None:
     for device, status in ((KITCHEN, 413), (ID, 404), (BOBS, 403), (KITCHEN, 429)):
         headers = bearer(ADA_TOKEN)
         answer = await api.post(f"/devices/{device}/providerauth", headers=headers, content=b" " * 20_000)

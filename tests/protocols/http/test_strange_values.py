@@ -16,6 +16,7 @@ from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, World
 from tests.properties import every_nth_daily
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_order_of_checks import PARAMETER, Named, named, rows
+from tests.rows import each_row
 
 __all__ = ["named"]
 
@@ -69,7 +70,7 @@ def bodies(call: RestCall) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("call", BODIES, ids=str)
+@each_row("call", BODIES)
 async def test_no_value_in_a_body_is_an_error_of_the_server(
     api: httpx.AsyncClient, services: Services, world: World, named: dict[str, Named], call: RestCall
 ) -> None:

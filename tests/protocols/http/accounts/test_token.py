@@ -34,7 +34,7 @@ async def test_a_token_answer(accounts: httpx.AsyncClient) -> None:
     check_headers(answer)
 
 
-@pytest.mark.parametrize("headers", [{}, FORM, {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}])
+@each_row("headers", [{}, FORM, {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}])
 async def test_all_parameters_may_be_in_the_query(accounts: httpx.AsyncClient, headers: dict[str, str]) -> None:
     query = {"grant_type": "client_credentials", "client_id": SERVER, "client_secret": SECRETS[SERVER]}
     answer = await accounts.post("/token", params=query, headers=headers)

@@ -8,6 +8,7 @@ import httpx
 import msgspec
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from broker.connectors.port import ThirdParty
 from broker.connectors.terms import ConnectorEntry, ConnectorTerms
@@ -18,8 +19,12 @@ from storage.engines.sqlite import SqliteEngine
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
+from tests.plain_transport import PlainTransport
 from tests.protocols.http.conftest import bearer
 from tests.third_party_cloud import ThirdPartyCloud
+
+#: A loop that looks without pause takes the processor from the threads for which it waits.
+_IDLE_SECONDS = 0.001
 
 REFERER = "https://app.example.org/devices?tab=1"
 PROVIDER_AUTH = f"/devices/{KITCHEN}/providerauth"
@@ -123,7 +128,7 @@ def browser(api: httpx.AsyncClient, bound: Services) -> Browser:
 
 async def way_back(address: str, services: Services) -> str:
     """Ada's browser goes through the pages of the third party, up to the address at the service."""
-    async with httpx.AsyncClient() as browser:
+    async with httpx.AsyncClient(transport=PlainTransport()) as browser:
         while not address.startswith(services.core.site.origin):
             page = await browser.get(address)
             assert page.is_redirect, page.text
@@ -145,7 +150,7 @@ async def quiet(services: Services) -> None:
     """Wait until no job for a third party is left."""
     with trio.fail_after(30):
         while services.connectors.statistics().waiting:
-            await trio.lowlevel.checkpoint()
+            await wait_all_tasks_blocked(_IDLE_SECONDS)
 
 
 def signed(payload: object) -> dict[str, Any]:
