@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from broker.facts import ProviderAuthRemoved, SubscriptionReported
 from broker.services import Services
@@ -118,7 +119,7 @@ async def test_what_comes_while_five_are_under_way_is_collected(
 
 
 async def test_a_callback_that_hangs_delays_its_own_later_messages_by_a_second_and_others_not_at_all(
-    services: Services, world: World, callbacks: FakeCallbacks
+    services: Services, world: World, callbacks: FakeCallbacks, autojump_clock: MockClock
 ) -> None:
     hanging = callbacks.gates[f"{URL}/hangs"] = trio.Event()
     await subscribed(services, url=f"{URL}/hangs")
@@ -126,8 +127,10 @@ async def test_a_callback_that_hangs_delays_its_own_later_messages_by_a_second_a
     first = await sent(services)
     await callbacks.wait_received(2)
     second = await sent(services)
-    for name in ("works", "hangs"):
+    began = trio.current_time()
+    for name, delay in (("works", 0), ("hangs", 1)):
         await callbacks.wait(lambda name=name: of(callbacks, name) == first + second)  # type: ignore[misc]
+        assert trio.current_time() - began == pytest.approx(delay)
     hanging.set()
 
 

@@ -33,7 +33,7 @@ def test_a_directory_keeps_the_newest_backups_and_all_that_is_not_one(config: Pa
     (folder / "mine.tar.gz").touch()
     made: list[Path] = []
     for _ in range(3):
-        done = run("backup", folder, "--keep", "2", "--config", config)
+        done = run("backup", folder, "--rate", "1000", "--keep", "2", "--config", config)
         assert done.exit_code == 0, done.output
         made.append(Path(done.stdout.splitlines()[0].split(": ")[0]))
     assert {path.name for path in folder.iterdir()} == {"mine.tar.gz", *(path.name for path in made[1:])}
@@ -41,7 +41,7 @@ def test_a_directory_keeps_the_newest_backups_and_all_that_is_not_one(config: Pa
 
 
 def test_both_commands_are_in_the_audit_log(config: Path, tmp_path: Path) -> None:
-    assert run("backup", tmp_path / "one.tar", "--config", config).exit_code == 0
+    assert run("backup", tmp_path / "one.tar", "--rate", "1000", "--config", config).exit_code == 0
     (tmp_path / "state").rename(tmp_path / "old")
     assert run("restore", tmp_path / "one.tar", "--config", config).exit_code == 0
     with closing(SqliteEngine(tmp_path / "state" / "store.sqlite").open(read_only=True)) as store:
@@ -53,11 +53,12 @@ def test_both_commands_are_in_the_audit_log(config: Path, tmp_path: Path) -> Non
 
 def test_a_passphrase_comes_from_the_first_line_of_a_file(config: Path, tmp_path: Path) -> None:
     (tmp_path / "phrase").write_text("correct horse\nsecond line\n")
-    made = run("backup", tmp_path / "one.tar", "--passphrase-file", tmp_path / "phrase", "--config", config)
+    phrase = ("--passphrase-file", tmp_path / "phrase")
+    made = run("backup", tmp_path / "one.tar", "--rate", "1000", *phrase, "--config", config)
     assert "with the key under the passphrase" in made.output
     (tmp_path / "state").rename(tmp_path / "old")
     (tmp_path / "phrase").write_text("correct horse\n")
-    restored = run("restore", tmp_path / "one.tar", "--passphrase-file", tmp_path / "phrase", "--config", config)
+    restored = run("restore", tmp_path / "one.tar", *phrase, "--config", config)
     assert restored.exit_code == 0, restored.output
 
 

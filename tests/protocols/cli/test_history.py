@@ -82,7 +82,7 @@ class Daemon(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Daemon)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -137,7 +137,7 @@ def test_a_gateway_with_a_certificate_of_its_own_is_trusted_by_cafile(tmp_path: 
     (tmp_path / "empty.pem").touch()
     server = HTTPServer(("127.0.0.1", 0), Daemon)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         arguments = ("d", "--count", "2", "--url", f"https://127.0.0.1:{server.server_port}")

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
+from trio.testing import wait_all_tasks_blocked
 
 from config.settings import Address
 from protocols.coap.messages import CON, CoapMessage, Code, Option, decode_message
@@ -84,6 +85,7 @@ def client_context(ciphers: bytes) -> SSL.Context:
 
 class DtlsClient:
     def __init__(self, sock: socket.socket, context: SSL.Context) -> None:
+        self._socket = sock
         self.socket = trio.socket.from_stdlib_socket(sock)
         self.connect(context)
 
@@ -103,6 +105,16 @@ class DtlsClient:
                 return
             with trio.fail_after(seconds):
                 self.session.bio_write(await self.socket.recv(4096))
+
+    async def is_left_without_answer(self) -> bool:
+        """Shake hands until it is done or the server, which waits for more, has not answered."""
+        while not await self.begin():
+            await wait_all_tasks_blocked()  # what was sent is there at once, and the server reads it before it waits
+            try:
+                self.session.bio_write(self._socket.recv(4096))
+            except BlockingIOError:
+                return True
+        return False
 
     async def begin(self) -> bool:
         """Send what can be sent now. Returns whether the handshake is done."""
