@@ -405,8 +405,9 @@ async def test_a_queued_mail_is_sealed(
 
 
 async def test_the_content_of_a_finished_mail_is_erased_and_its_row_removed_after_two_days(
-    open_office: OpenOffice, autojump_clock: MockClock
+    open_office: OpenOffice, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mail_queue, "_LOOK_SECONDS", 1800)  # nobody sets the clock
     transport = Transport()
     async with open_office(transport) as office:
         await office.send()
@@ -528,8 +529,9 @@ async def test_the_queue_is_bounded(
 
 
 async def test_a_deferred_mail_is_tried_again_for_a_day_and_then_given_up(
-    open_office: OpenOffice, autojump_clock: MockClock
+    open_office: OpenOffice, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mail_queue, "_LOOK_SECONDS", 3600)  # nobody sets the clock
     transport = Transport(otherwise=MailDeferred("450 later"))
     with structlog.testing.capture_logs() as logs:
         async with open_office(transport) as office:
@@ -603,8 +605,9 @@ async def test_an_outage_does_not_count_against_a_mail(open_office: OpenOffice, 
 
 
 async def test_an_outage_of_a_day_gives_up_everything_that_old(
-    open_office: OpenOffice, autojump_clock: MockClock
+    open_office: OpenOffice, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mail_queue, "OUTAGE_SECONDS", (1800,))  # instead of 300 attempts
     transport = Transport(otherwise=MailServerUnavailable("refused"))
     async with open_office(transport) as office:
         for n in range(3):
@@ -615,7 +618,7 @@ async def test_an_outage_of_a_day_gives_up_everything_that_old(
         assert [mail.recipient for mail in await office.waiting()] == ["late@x.example"]
         assert office.mails.statistics().given_up == 3
         transport.otherwise = None
-        await trio.sleep(301)
+        await trio.sleep(1801)
         assert await office.waiting() == []
 
 

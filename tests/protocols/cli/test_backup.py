@@ -12,12 +12,13 @@ from protocols.state import open_state
 from storage.audit import AuditStore
 from storage.engines.sqlite import SqliteEngine
 from storage.records import AuditFilter
+from tests.builders import make_store
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     with open_state(Settings(state_dir=tmp_path / "state")) as state:
-        SqliteEngine(state.database).migrate()
+        make_store(state.database)
     file = tmp_path / "trunkline.toml"
     file.write_text(f'state_dir = "{tmp_path / "state"}"\n')
     return file
@@ -51,7 +52,10 @@ def test_both_commands_are_in_the_audit_log(config: Path, tmp_path: Path) -> Non
     ]
 
 
-def test_a_passphrase_comes_from_the_first_line_of_a_file(config: Path, tmp_path: Path) -> None:
+def test_a_passphrase_comes_from_the_first_line_of_a_file(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.backup.sealed_key._MEMORY_KIB", 8)
     (tmp_path / "phrase").write_text("correct horse\nsecond line\n")
     phrase = ("--passphrase-file", tmp_path / "phrase")
     made = run("backup", tmp_path / "one.tar", "--rate", "1000", *phrase, "--config", config)
