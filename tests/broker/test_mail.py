@@ -49,6 +49,7 @@ from tests.config.test_mail import NO_ADDRESSES
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, run_inline
 from tests.mail_queue import mail_record, waiting_mails
+from tests.rows import each_row
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -187,7 +188,7 @@ def test_every_kind_of_mail_has_a_sample_and_a_template() -> None:
     assert names == {f"{sample.kind}.txt" for sample in SAMPLES}
 
 
-@pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
+@each_row("mail", SAMPLES)
 def test_a_template_shows_every_field_and_no_other(mail: Mail) -> None:
     text = resources.files("broker.mail").joinpath("templates", f"{mail.kind}.txt").read_text(encoding="utf-8")
     assert text.startswith("Subject: ")
@@ -197,7 +198,7 @@ def test_a_template_shows_every_field_and_no_other(mail: Mail) -> None:
     assert set(Template(text).get_identifiers()) == shown
 
 
-@pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
+@each_row("mail", SAMPLES)
 def test_a_rendered_mail_is_complete(mail: Mail) -> None:
     subject, text = mail.render(LINKS)
     assert "$" not in subject + text

@@ -15,6 +15,7 @@ from broker.provisioning.document import TABLES
 from broker.provisioning.reading import keys_of, read_document, structs_in
 from broker.provisioning.schema import document_schema
 from broker.services import Services
+from tests.rows import each_row
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "config" / "gateway.example.toml"
@@ -80,7 +81,7 @@ def test_the_example_is_valid_with_all_its_comments_taken_away() -> None:
     assert list(schema().iter_errors(example())) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "document",
     [
         {"gadgets": []},

@@ -34,6 +34,7 @@ from broker.connectors.plugin import (
 from broker.connectors.terms import ConnectorTerms
 from config.limits import CONNECTOR_HOOK_SECONDS
 from tests.plugin_distribution import install_plugins
+from tests.rows import each_row
 
 DEVICE = LinkedDevice("d" * 32, AccessToken(value="t"))
 REQUEST = Request("GET", "https://cloud.example/")
@@ -85,7 +86,7 @@ async def test_results_of_a_fetch_are_converted() -> None:
     assert (outcome.remembered, outcome.account) == ((Remember("since", "7"),), "ada")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "returned",
     [
         None,
@@ -126,7 +127,7 @@ async def test_an_event_that_cannot_be_stored_harms_no_other(event: Event) -> No
     assert good == Record(b'{"a":1}', None, None, is_action=False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "returned",
     [
         None,
@@ -144,7 +145,7 @@ async def test_invalid_requests(returned: Any) -> None:
         await hooks(returned).fetch(DEVICE)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "returned",
     [
         None,

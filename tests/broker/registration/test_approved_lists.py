@@ -65,7 +65,7 @@ def signed(issued: Issued, vdid: str, hash_: HashAlgorithm | None = None) -> str
 # Reading a file
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "rows"),
     [
         (b"vdid\na\nb\n", ["a", "b"]),
@@ -83,7 +83,7 @@ def test_files_as_spreadsheets_write_them(content: bytes, rows: list[str]) -> No
     assert read_rows(content) == rows
 
 
-@pytest.mark.parametrize(
+@each_row(
     "content",
     [
         b"",

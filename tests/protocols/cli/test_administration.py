@@ -36,6 +36,7 @@ from tests.daemon import (
     device_id,
     device_token,
 )
+from tests.rows import each_row
 
 DAY_MS = 86_400_000
 
@@ -198,7 +199,7 @@ def test_what_is_used_up_is_listed_first_with_the_time_when_it_opens(config: Pat
     assert audited(config) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "status", "said"),
     [
         (("device", "show", "00"), 1, "Not Found"),

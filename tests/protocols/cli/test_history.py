@@ -18,12 +18,13 @@ from cryptography import x509
 from protocols.cli import main
 from protocols.cli.sparklines import sparkline
 from tests.certificates import Authority, usage
+from tests.rows import each_row
 
 HOUR_MS = 3_600_000
 TOKEN = "33" * 16
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "drawn"),
     [
         ([], ""),
@@ -112,7 +113,7 @@ def test_refusals_are_one_line(url: str) -> None:
     assert (status, err) == (1, "trunkline: refused with 400 Validation Error (field: Numeric field only)\n")
 
 
-@pytest.mark.parametrize("since", ["", "x", "0h", "1w", "367d", "-1h"])
+@each_row("since", ["", "x", "0h", "1w", "367d", "-1h"])
 def test_an_invalid_time(since: str) -> None:
     status, out, err = run("d", f"--since={since}")
     assert (status, out) == (2, "")

@@ -11,6 +11,7 @@ from broker.subscriptions.port import StreamFailed, StreamRejected, StreamTarget
 from protocols.outbound import streams
 from protocols.outbound.streams import CloudStreams, boto_connect
 from storage.keys import Milliseconds, Position
+from tests.rows import each_row
 
 TARGET = StreamTarget("lights", "eu-west-1", "key", "secret")
 
@@ -87,7 +88,7 @@ def refusal(code: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": "no"}}, "PutRecords")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "kind"),
     [
         (refusal("ResourceNotFoundException"), StreamRejected),
@@ -100,7 +101,6 @@ def refusal(code: str) -> ClientError:
         (refusal("ServiceUnavailable"), StreamFailed),
         (EndpointConnectionError(endpoint_url="https://stream.example.org"), StreamFailed),
     ],
-    ids=lambda one: getattr(one, "response", {}).get("Error", {}).get("Code") if isinstance(one, Exception) else "",
 )
 async def test_which_errors_are_final(error: Exception, kind: type[Exception]) -> None:
     with pytest.raises(kind):
