@@ -1,11 +1,8 @@
 """The one place where tests build a store and open services on it."""
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TypedDict, TypeVar, Unpack
+from typing import TypedDict, Unpack
 
 from broker.accounts.provider_port import Providers
 from broker.clock import Clock
@@ -18,12 +15,10 @@ from broker.secrets import Vault
 from broker.services import Services, open_services
 from broker.subscriptions.port import Callbacks, Streams
 from config.settings import Settings
-from storage.database import Database, Engine, RunSync, Transaction
-from storage.engines.sqlite import SqliteConnection, SqliteEngine
+from storage.database import Database, Engine, RunSync
 from tests.factories import NOW_MS
-from tests.fakes import BreakableConnection, BreakableEngine, FakeClock, OnTheLoop, run_inline
-
-T = TypeVar("T")
+from tests.fakes import FakeClock, OnTheLoop, run_inline
+from tests.stores import InlineDatabase, MigratedEngine, is_migrated
 
 
 class Ports(TypedDict, total=False):
@@ -63,8 +58,8 @@ class ServicesOpener:
         """`engine`, `clock` and `ports` replace what the opener was made with."""
         engine = engine or self._engine
         is_on_loop = run_sync is run_inline or isinstance(run_sync, OnTheLoop)
-        if is_on_loop and _is_migrated(engine):
-            database: Database = _InlineDatabase(engine, run_sync=run_sync)
+        if is_on_loop and is_migrated(engine):
+            database: Database = InlineDatabase(engine, run_sync=run_sync)
         else:
             database = Database(engine, run_sync=run_sync, readers=1 if run_sync is run_inline else 4)
         return open_services(self._settings, database, self._vault, clock or self._clock, **(self._ports | ports))
@@ -72,61 +67,4 @@ class ServicesOpener:
 
 def opener_in(folder: Path) -> ServicesOpener:
     """For property tests, which need a store for each example. Fixtures are made once for all examples of a test."""
-    return ServicesOpener(Settings(state_dir=folder), new_engine(folder / "store.sqlite"), FakeClock(NOW_MS).clock)
-
-
-def new_engine(path: Path) -> SqliteEngine:
-    """SQLite on a file that has the schema already and does not wait for the disk.
-
-    What a power cut loses is tested in tests/e2e/test_kill.py, and the steps of the schema in tests/storage.
-    """
-    if not path.exists():
-        make_store(path)
-    return _MigratedEngine(path, synchronous="off")
-
-
-def make_store(path: Path) -> None:
-    """Write the file of a store right after the steps of the schema, which take ten times as long as this copy."""
-    path.write_bytes(_empty_store())
-
-
-class _MigratedEngine(SqliteEngine):
-    def migrate(self) -> None:
-        """Nothing is to do: the file was made with the whole schema. To look for steps takes three milliseconds."""
-
-
-def _is_migrated(engine: Engine) -> bool:
-    return isinstance(engine.engine if isinstance(engine, BreakableEngine) else engine, _MigratedEngine)
-
-
-class _InlineDatabase(Database):
-    """Reads and writes through one connection, because on the event loop they follow each other.
-
-    A connection parses the whole schema when it is first used: that and its end take a tenth of a test with services.
-    """
-
-    def _open(self) -> None:
-        self._writer = Transaction(self._engine.open(read_only=False))
-        self._readers = [self._writer]
-
-    async def read(self, work: Callable[[Transaction], T]) -> T:
-        return await super().read(partial(_changing_nothing, work))
-
-
-def _changing_nothing(work: Callable[[Transaction], T], transaction: Transaction) -> T:
-    """The product's readers refuse to write (`query_only`); this connection has to be able to."""
-    connection = transaction.connection
-    assert isinstance(connection, SqliteConnection | BreakableConnection)
-    before = connection.driver.total_changes
-    try:
-        return work(transaction)
-    finally:
-        assert connection.driver.total_changes == before, f"{work} writes in a read"
-
-
-@cache
-def _empty_store() -> bytes:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "store"
-        SqliteEngine(path, synchronous="off").migrate()
-        return path.read_bytes()
+    return ServicesOpener(Settings(state_dir=folder), MigratedEngine(folder / "store.sqlite"), FakeClock(NOW_MS).clock)

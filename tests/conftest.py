@@ -18,7 +18,7 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 from broker.services import Services
 from config.settings import Limits, Settings
 from storage.engines.sqlite import SqliteEngine
-from tests.builders import ServicesOpener, new_engine
+from tests.builders import ServicesOpener
 from tests.certificates import Authority
 from tests.factories import NOW_MS, World, build_world
 from tests.fakes import FakeClock
@@ -26,6 +26,7 @@ from tests.fork_server import commands_forked
 from tests.properties import register_profiles
 from tests.quick_httpx import quick_clients
 from tests.scheduling import FromBothEnds, programs_first
+from tests.stores import KeptStore, MigratedEngine
 
 if TYPE_CHECKING:  # most tests have no use for Selenium
     from xdist.remote import Producer
@@ -120,9 +121,30 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(state_dir=tmp_path, limits=Limits(rate_limits="off", quotas="off"))
 
 
+@pytest.fixture(scope="session")
+def _kept_stores() -> Iterator[list[KeptStore]]:
+    """Those that no test has."""
+    stores: list[KeptStore] = []
+    yield stores
+    for store in stores:
+        store.close()
+
+
 @pytest.fixture
-def engine(tmp_path: Path) -> SqliteEngine:
-    return new_engine(tmp_path / "store.sqlite")
+def engine(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    _kept_stores: list[KeptStore],
+) -> Iterator[SqliteEngine]:
+    """An engine on a new store. The store stays when the test fails."""
+    kept = _kept_stores.pop() if _kept_stores else KeptStore(tmp_path_factory.mktemp("kept"))
+    failures = request.session.testsfailed
+    yield MigratedEngine(tmp_path / "store.sqlite", kept)
+    if kept.is_free() and request.session.testsfailed == failures:
+        _kept_stores.append(kept)
+    else:
+        kept.close()
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
+_CHANGES, _SIZE_IS_RIGHT_AT = 24, 92
 _INTERIOR = {0x02, 0x05}
 
 
@@ -33,5 +35,15 @@ def damage(path: Path, page: int) -> None:
     with closing(sqlite3.connect(path)) as db:
         (size,) = db.execute("PRAGMA page_size").fetchone()
     with path.open("r+b") as file:
+        _tell_of_a_change(file)
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
+
+
+def _tell_of_a_change(file: BinaryIO) -> None:
+    """Without a write-ahead log, connections read pages again when the number of changes has moved."""
+    file.seek(_CHANGES)
+    changes = int.from_bytes(file.read(4), "big") + 1
+    for place in (_CHANGES, _SIZE_IS_RIGHT_AT):
+        file.seek(place)
+        file.write(changes.to_bytes(4, "big"))

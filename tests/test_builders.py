@@ -1,4 +1,7 @@
-"""What tests/builders.py replaces still refuses what the product refuses."""
+"""What tests/builders.py and tests/stores.py replace still refuses what the product refuses."""
+
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -7,6 +10,7 @@ from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.fakes import BreakableEngine, HeldRunner
+from tests.stores import KeptStore, MigratedEngine
 
 
 async def _write_in_a_read(services: Services) -> None:
@@ -40,3 +44,33 @@ async def test_a_store_that_is_held_and_broken_refuses_the_same(opener: Services
             )
         disk.error = None
         assert await _rows(services) == 0
+
+
+_ROWS = "SELECT count(*) AS n FROM counter"
+
+
+def test_a_kept_connection_begins_each_store_anew(tmp_path: Path) -> None:
+    with closing(KeptStore(tmp_path)) as kept:
+        first = MigratedEngine(tmp_path / "first", kept).open_on_loop()
+        before = first.execute(_ROWS).one()
+        first.execute("INSERT INTO counter (name, value) VALUES ('left', 1)")
+        first.begin(write=True)
+        first.execute("INSERT INTO counter (name, value) VALUES ('never committed', 1)")
+        first.close()
+        assert kept.is_free()
+        second = MigratedEngine(tmp_path / "second", kept).open_on_loop()
+        assert second.driver is first.driver
+        assert second.execute(_ROWS).one() == before
+        assert not kept.is_free()
+
+
+def test_a_store_that_threads_have_used_is_kept_for_nobody(tmp_path: Path) -> None:
+    with closing(KeptStore(tmp_path)) as kept:
+        engine = MigratedEngine(tmp_path / "store", kept)
+        engine.open_on_loop().close()
+        engine.migrate()
+        with closing(engine.open(read_only=True)) as reader:
+            mode = reader.execute("PRAGMA journal_mode").one()
+        assert mode is not None
+        assert mode["journal_mode"] == "wal"
+        assert not kept.is_free()

@@ -11,7 +11,7 @@ from broker.resealing import reseal
 from broker.secrets import Vault
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.sealed import SEALED_COLUMNS, SealedColumn, SealedStore
-from tests.builders import make_store
+from tests.stores import make_store
 
 #: Columns of bytes that hold no sealed secret: hashes, marks, certificates, files, numbers, the key of message ids.
 NOT_SEALED = {

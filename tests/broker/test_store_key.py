@@ -11,8 +11,8 @@ from config.settings import Settings
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
-from tests.builders import new_engine
 from tests.fakes import run_inline
+from tests.stores import MigratedEngine
 
 
 async def opens(settings: Settings, engine: SqliteEngine, vault: Vault) -> None:
@@ -22,7 +22,7 @@ async def opens(settings: Settings, engine: SqliteEngine, vault: Vault) -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> SqliteEngine:
-    return new_engine(tmp_path / "store.sqlite")
+    return MigratedEngine(tmp_path / "store.sqlite")
 
 
 async def test_an_empty_store_knows_its_key_from_the_first_start_on(settings: Settings, engine: SqliteEngine) -> None:

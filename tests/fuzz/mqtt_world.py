@@ -19,10 +19,11 @@ from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.packets import Packet, ProtocolError, Will
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.mqtt.values import NO_PROPERTIES, Properties
-from tests.builders import ServicesOpener, new_engine
+from tests.builders import ServicesOpener
 from tests.factories import BOBS, BOBS_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, NOW_MS, build_world
 from tests.fakes import FakeClock
 from tests.protocols.mqtt import peers
+from tests.stores import MigratedEngine
 
 #: Kinds of services, in the order in which the first byte of an input chooses them.
 KINDS: Final = {
@@ -115,7 +116,7 @@ async def opened(folder: Path) -> AsyncIterator["FuzzedServices"]:
         for name, mqtt in KINDS.items():
             settings = Settings(state_dir=folder / name, mqtt=mqtt, limits=Limits(rate_limits="off", quotas="off"))
             settings.state_dir.mkdir()
-            opener = ServicesOpener(settings, new_engine(settings.state_dir / "store.sqlite"), clock.clock)
+            opener = ServicesOpener(settings, MigratedEngine(settings.state_dir / "store.sqlite"), clock.clock)
             services = found[name] = await stack.enter_async_context(opener())
             await build_world(services.core.database, services.core.vault)
         yield FuzzedServices(found, clock)

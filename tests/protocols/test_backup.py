@@ -29,7 +29,7 @@ from storage.firmware import FirmwareImageRecord, FirmwareStore
 from storage.keys import DeviceTypeKey, Milliseconds
 from storage.sealed import SEALED_COLUMNS
 from tests.broker.test_resealing import opened, put_secrets
-from tests.builders import make_store
+from tests.stores import make_store
 
 IMAGE = "1a" * 16
 

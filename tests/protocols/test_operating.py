@@ -15,7 +15,7 @@ from protocols.backup import MIB
 from protocols.metrics.vitals import Vitals
 from protocols.operating import DaemonMachine
 from protocols.state import open_state
-from tests.builders import make_store
+from tests.stores import make_store
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from config.settings import Settings
 from protocols.state import StateError, StateInUseError, open_state
 from storage.engines.sqlite import SqliteEngine
-from tests.builders import make_store as make_empty_store
+from tests.stores import make_store as make_empty_store
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from storage.engines.salvage import LAST, SalvagedTable, salvage
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
-from tests.builders import make_store
 from tests.damaged_pages import damage, leaves
+from tests.stores import make_store
 
 ROWS = 2_000
 

@@ -20,10 +20,11 @@ from broker.connectors.port import ThirdPartySilentError
 from broker.services import Services
 from config.settings import Limits, Settings
 from storage.sql import StoreError
-from tests.builders import ServicesOpener, new_engine
+from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, build_world
 from tests.fakes import BreakableEngine, FakeClock
 from tests.properties import examples
+from tests.stores import MigratedEngine
 
 GRACE_MS: Final = 600_000
 MINUTE_MS: Final = 60_000
@@ -134,7 +135,7 @@ class Story:
     def __init__(self, folder: Path, *, sends_all: bool) -> None:
         self.clock = FakeClock(NOW_MS)
         self.cloud = Cloud(self.clock, sends_all=sends_all)
-        self._engine = BreakableEngine(new_engine(folder / "store.sqlite"))
+        self._engine = BreakableEngine(MigratedEngine(folder / "store.sqlite"))
         limits = Limits(rate_limits="off", quotas="off", future_grace_seconds=GRACE_MS // 1_000)
         self._opener = ServicesOpener(
             Settings(state_dir=folder, limits=limits), self._engine, self.clock.clock, third_party=self.cloud

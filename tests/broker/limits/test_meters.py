@@ -22,10 +22,10 @@ from storage.engines.sqlite import SqliteEngine
 from storage.keys import ApplicationKey, DeviceKey, UserKey
 from storage.records import TallyRecord
 from storage.sql import StoreError
-from tests.builders import new_engine
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, FakeClock, new_refusals, run_inline
 from tests.properties import examples
+from tests.stores import MigratedEngine
 
 DAY_MS = 86_400_000
 MIDNIGHT = NOW_MS - NOW_MS % DAY_MS + DAY_MS
@@ -320,7 +320,7 @@ def test_no_interleaving_allows_more_than_the_limit(steps: list[tuple[str, int]]
     """Calls, pauses and restarts in any order: never more than 5 in any 60 s, nor more than 12 on any UTC day."""
     clock, passed = FakeClock(NOW_MS + start), list[int]()
     with TemporaryDirectory() as folder:
-        engine = new_engine(Path(folder) / "store.sqlite")
+        engine = MigratedEngine(Path(folder) / "store.sqlite")
         trio.run(_play, engine, clock, iter(steps), passed)
     for index, first in enumerate(passed):
         assert sum(1 for other in passed[index:] if other < first + 60_000) <= 5

@@ -28,11 +28,12 @@ from broker.messages.projections import Projector
 from broker.services import Services
 from config.settings import Settings, Storage
 from storage.keys import DeviceKey, Milliseconds
-from tests.builders import ServicesOpener, new_engine
+from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock
 from tests.properties import examples
 from tests.rows import each_row
+from tests.stores import MigratedEngine
 
 LONGEST = {
     Interval.MINUTE: HOUR_MS,
@@ -326,7 +327,7 @@ async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, in
             folder.mkdir()
 
             settings = Settings(state_dir=folder, storage=Storage(retention_days=1))
-            opener = ServicesOpener(settings, new_engine(folder / "store"), clock.clock)
+            opener = ServicesOpener(settings, MigratedEngine(folder / "store"), clock.clock)
 
             async def start() -> Services:
                 await stack.aclose()

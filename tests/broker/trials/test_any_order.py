@@ -24,10 +24,11 @@ from broker.trials.trials import NewTrial
 from config.rates import Rate
 from config.settings import Settings
 from storage.records import TokenRecord, UserRecord
-from tests.builders import ServicesOpener, new_engine
+from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import FakeClock
 from tests.properties import examples
+from tests.stores import MigratedEngine
 from tests.trial_world import add_people, user_of
 from tests.type_world import add_types
 
@@ -356,7 +357,7 @@ async def follow(history: History, steps: list[tuple[Any, ...]]) -> None:
 async def run(folder: Path, steps: list[tuple[Any, ...]]) -> None:
     clock = FakeClock(NOW_MS)
     async with ServicesOpener(
-        Settings(state_dir=folder), new_engine(folder / "store.sqlite"), clock.clock
+        Settings(state_dir=folder), MigratedEngine(folder / "store.sqlite"), clock.clock
     )() as services:
         history = History(services, clock)
         await history.begin(await build_world(services.core.database, services.core.vault))

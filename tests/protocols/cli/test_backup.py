@@ -12,7 +12,7 @@ from protocols.state import open_state
 from storage.audit import AuditStore
 from storage.engines.sqlite import SqliteEngine
 from storage.records import AuditFilter
-from tests.builders import make_store
+from tests.stores import make_store
 
 
 @pytest.fixture

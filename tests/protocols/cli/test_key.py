@@ -23,7 +23,7 @@ from protocols.state import StateError, open_state
 from storage.engines.sqlite import SqliteEngine
 from storage.sealed import SEALED_COLUMNS
 from tests.broker.test_resealing import opened, put_secrets
-from tests.builders import make_store
+from tests.stores import make_store
 
 SECRETS_EACH = 3
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from config.settings import Settings
 from protocols.cli import main
 from protocols.state import open_state
-from tests.builders import make_store
 from tests.damaged_pages import damage, leaves
+from tests.stores import make_store
 
 
 @pytest.fixture

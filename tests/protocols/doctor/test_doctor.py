@@ -25,9 +25,9 @@ from protocols.doctor.state import disk_finding, look_at_state, look_at_store
 from protocols.state import open_state
 from storage.engines.sqlite_check import Growth, check_integrity, growth
 from storage.sql import StoreError
-from tests.builders import make_store
 from tests.certificates import DAY, Authority
 from tests.rows import each_row
+from tests.stores import make_store
 from tests.test_systemd import UNIT
 
 NOW = dt.datetime.now(dt.UTC)

@@ -25,10 +25,10 @@ from storage.damage import Damage
 from storage.database import Database
 from storage.durations import BOUNDS, Durations
 from storage.sql import StoreError, StoreFullError
-from tests.builders import new_engine
 from tests.factories import ADA_TOKEN, KITCHEN, World
 from tests.programs import require_program
 from tests.protocols.http.conftest import bearer
+from tests.stores import MigratedEngine
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "config" / "grafana" / "trunkline.json"
@@ -240,7 +240,7 @@ async def test_ready_says_what_is_missing(site: httpx.AsyncClient, vitals: Vital
 @pytest.fixture
 async def alone(services: Services, tmp_path: Path, nursery: trio.Nursery) -> Vitals:
     """Of a daemon with a store that nothing else writes to."""
-    database = Database(new_engine(tmp_path / "alone.sqlite"))
+    database = Database(MigratedEngine(tmp_path / "alone.sqlite"))
     await database.open()
     await nursery.start(database.commit_forever)
     await database.write(write_something)

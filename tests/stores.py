@@ -1,0 +1,162 @@
+"""SQLite for tests: stores that have the schema already and do not wait for the disk.
+
+What a power cut loses is tested in tests/e2e/test_kill.py, and the steps of the schema in tests/storage.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from storage.damage import Damage
+from storage.database import Database, Engine, EngineConnection, Transaction
+from storage.engines.sqlite import SqliteConnection, SqliteEngine
+from tests.fakes import BreakableConnection, BreakableEngine
+
+T = TypeVar("T")
+
+#: Where a file of SQLite says how often it was changed, at which of these numbers its size is right, and its journal.
+_CHANGES, _SIZE_IS_RIGHT_AT, _MODE = slice(24, 28), slice(92, 96), slice(18, 20)
+_ROLLBACK = bytes([1, 1])
+#: More changes than a test makes.
+_FAR_APART = 1 << 16
+
+
+def make_store(path: Path) -> None:
+    """Write the file of a store right after the steps of the schema, which take ten times as long as this copy."""
+    path.write_bytes(_empty_store())
+
+
+class KeptStore:
+    """A file and a connection that serve one test after the other. Each test finds what `make_store` makes.
+
+    A file whose number of changes has moved is for SQLite one that another process has written: the connection reads
+    pages again. It keeps the schema and the prepared statements, which take a third of a test with services. This is so
+    in rollback mode alone; with a log beside the file the pages would be looked for there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "kept.sqlite"
+        self._changes = count(_FAR_APART, _FAR_APART)
+        self._write_anew()
+        self._connection = _KeptConnection(SqliteEngine(self._file, synchronous="off").open(read_only=False).driver)
+        self._connection.execute("PRAGMA journal_mode = MEMORY")
+        self._path: Path | None = None
+        self._is_for_threads = False
+
+    def lend(self, path: Path, damage: Damage) -> SqliteConnection | None:
+        """The connection, to the store of the test, which begins as a new one; None when `path` is another store."""
+        if self._path is None and not path.exists():
+            self._write_anew()
+            path.hardlink_to(self._file)
+            self._path = path
+        if self._path != path or self._is_for_threads or self._connection.is_lent:
+            return None
+        self._connection.lend(damage)
+        return self._connection
+
+    def let_threads_in(self, path: Path) -> None:
+        """Connections of several threads use the store from now on, as in the product: readers hold up no writer."""
+        if self._path == path and not self._connection.is_lent:
+            self._is_for_threads = True
+            self._connection.execute("PRAGMA journal_mode = WAL")
+
+    def is_free(self) -> bool:
+        """When a test has ended: whether another one can have the store."""
+        self._path = None
+        return not (self._is_for_threads or self._connection.is_lent)
+
+    def close(self) -> None:
+        self._connection.driver.close()
+
+    def _write_anew(self) -> None:
+        content = bytearray(_empty_store())
+        content[_MODE] = _ROLLBACK
+        content[_CHANGES] = content[_SIZE_IS_RIGHT_AT] = next(self._changes).to_bytes(4, "big")
+        with self._file.open("r+b" if self._file.exists() else "xb", buffering=0) as file:
+            file.write(content)
+            file.truncate()
+
+
+class _KeptConnection(SqliteConnection):
+    """Stays open for the next store."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection, Damage())
+        self.is_lent = False
+
+    def lend(self, damage: Damage) -> None:
+        self._damage = damage
+        self.is_lent = True
+
+    def close(self) -> None:
+        self.rollback()
+        self.is_lent = False
+
+
+class MigratedEngine(SqliteEngine):
+    """SQLite on a file that is made, with the schema, when it is first used."""
+
+    def __init__(self, path: Path, kept: KeptStore | None = None) -> None:
+        super().__init__(path, synchronous="off")
+        self._kept = kept
+
+    def migrate(self) -> None:
+        """Nothing is to do: the file is made with the whole schema. To look for steps takes three milliseconds."""
+        if self._kept is not None:
+            self._kept.let_threads_in(self.path)
+
+    def open(self, *, read_only: bool, erase: bool = False) -> SqliteConnection:
+        if not self.path.exists():
+            make_store(self.path)
+        return super().open(read_only=read_only, erase=erase)
+
+    def open_on_loop(self) -> SqliteConnection:
+        """The one connection of a store that is read and written on the event loop."""
+        kept = None if self._kept is None else self._kept.lend(self.path, self.damage)
+        return kept or self.open(read_only=False)
+
+
+class InlineDatabase(Database):
+    """Reads and writes through one connection, because on the event loop they follow each other."""
+
+    def _open(self) -> None:
+        self._writer = Transaction(_open_on_loop(self._engine))
+        self._readers = [self._writer]
+
+    async def read(self, work: Callable[[Transaction], T]) -> T:
+        return await super().read(partial(_changing_nothing, work))
+
+
+def is_migrated(engine: Engine) -> bool:
+    return isinstance(engine.engine if isinstance(engine, BreakableEngine) else engine, MigratedEngine)
+
+
+def _open_on_loop(engine: Engine) -> EngineConnection:
+    if isinstance(engine, BreakableEngine):
+        assert isinstance(engine.engine, MigratedEngine)
+        return BreakableConnection(engine, engine.engine.open_on_loop())
+    assert isinstance(engine, MigratedEngine)
+    return engine.open_on_loop()
+
+
+def _changing_nothing(work: Callable[[Transaction], T], transaction: Transaction) -> T:
+    """The product's readers refuse to write (`query_only`); this connection has to be able to."""
+    connection = transaction.connection
+    assert isinstance(connection, SqliteConnection | BreakableConnection)
+    before = connection.driver.total_changes
+    try:
+        return work(transaction)
+    finally:
+        assert connection.driver.total_changes == before, f"{work} writes in a read"
+
+
+@cache
+def _empty_store() -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "store"
+        SqliteEngine(path, synchronous="off").migrate()
+        return path.read_bytes()
