@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.rules.schedule import MINUTE_MS, Cron, InvalidScheduleError
 from storage.keys import Milliseconds
-from tests.properties import examples
+from tests.properties import every_nth_daily, examples
 from tests.rows import each_row
 
 _BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
@@ -55,7 +55,7 @@ def changes(zone: str) -> list[Milliseconds]:
     return found
 
 
-@each_row("zone", _ZONES)
+@each_row("zone", every_nth_daily(2, _ZONES))
 def test_every_time_of_ten_years_is_croniters_where_the_clock_shows_it(zone: str) -> None:
     """croniter counts on a clock without a zone. Each of its times comes once, twice, or not at all in the zone."""
     expression = "30 2 */5 * * *"
