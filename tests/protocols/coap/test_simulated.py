@@ -1,7 +1,9 @@
 """The simulated device, through aiocoap's client, against the UDP listener."""
 
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
+from io import StringIO
 
 import pytest
 import trio
@@ -37,9 +39,10 @@ async def test_sends_and_ends_its_observation(address: Address, services: Servic
 
 
 async def test_shows_actions(
-    address: Address, services: Services, world: World, capsys: pytest.CaptureFixture[str]
+    address: Address, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, shown = _plan(address, KITCHEN_TOKEN, None), ""
+    plan, shown = _plan(address, KITCHEN_TOKEN, None), StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_expect_the_end, plan)
         with trio.fail_after(10):
@@ -48,9 +51,8 @@ async def test_shows_actions(
         light = await services.devices.registry.get(world.kitchen)
         services.messages.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn","parameters":{"a":1}}]}')
         with trio.fail_after(10):
-            while 'Kitchen received setOn {"a":1}' not in shown:
+            while 'Kitchen received setOn {"a":1}' not in shown.getvalue():
                 await trio.lowlevel.checkpoint()
-                shown += capsys.readouterr().out
         services.routing.connections.close_all()
 
 

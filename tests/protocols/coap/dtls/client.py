@@ -18,12 +18,14 @@ from OpenSSL import SSL
 from trio.testing import wait_all_tasks_blocked
 
 from config.settings import Address
+from protocols.coap.dtls.records import CHANGE_CIPHER_SPEC
 from protocols.coap.messages import CON, CoapMessage, Code, Option, decode_message
 from tests.factories import KITCHEN_TOKEN
 from tests.protocols.coap.peers import encode_message
 
 _ffi, _lib = _openssl.ffi, _openssl.lib
 _MTU = 1400
+_HANDSHAKE = 22  # a kind of record (RFC 5246, 6.2.1)
 
 
 def make_certificate(folder: Path, kind: str, *, padding: int = 0) -> tuple[Path, Path]:
@@ -107,14 +109,26 @@ class DtlsClient:
                 self.session.bio_write(await self.socket.recv(4096))
 
     async def is_left_without_answer(self) -> bool:
-        """Shake hands until it is done or the server, which waits for more, has not answered."""
-        while not await self.begin():
-            await wait_all_tasks_blocked()  # what was sent is there at once, and the server reads it before it waits
-            try:
-                self.session.bio_write(self._socket.recv(4096))
-            except BlockingIOError:
-                return True
-        return False
+        """Shake hands. Whether the server answers the last flight with neither its own nor an alert before it waits."""
+        records: list[bytes] = []
+        while CHANGE_CIPHER_SPEC not in {record[0] for record in records}:
+            with suppress(SSL.WantReadError):
+                self.session.do_handshake()
+            records = self._take()
+            for record in records:
+                await self.socket.send(record)
+            if not records:  # a part of the server's flight is missing
+                with trio.fail_after(5):
+                    self.session.bio_write(await self.socket.recv(4096))
+        await wait_all_tasks_blocked()
+        kinds = {record[0] for record in self._unread()}
+        return kinds <= {_HANDSHAKE}  # its former flight may come again
+
+    def _unread(self) -> Iterator[bytes]:
+        """The records of the datagrams that are there."""
+        with suppress(BlockingIOError):
+            while True:
+                yield from _records_in(self._socket.recv(4096))
 
     async def begin(self) -> bool:
         """Send what can be sent now. Returns whether the handshake is done."""
@@ -150,12 +164,7 @@ class DtlsClient:
             flight = self.session.bio_read(65_536)
         except SSL.WantReadError:
             return []
-        records = []
-        while flight:
-            end = 13 + int.from_bytes(flight[11:13], "big")
-            records.append(flight[:end])
-            flight = flight[end:]
-        return records
+        return list(_records_in(flight))
 
     def encrypt(self, message: CoapMessage) -> bytes:
         self.session.write(encode_message(message))
@@ -193,6 +202,13 @@ class DtlsClient:
     @property
     def cipher(self) -> str | None:
         return self.session.get_cipher_name()
+
+
+def _records_in(data: bytes) -> Iterator[bytes]:
+    while data:
+        end = 13 + int.from_bytes(data[11:13], "big")
+        yield data[:end]
+        data = data[end:]
 
 
 @contextmanager

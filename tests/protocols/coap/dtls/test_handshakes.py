@@ -10,7 +10,7 @@ from OpenSSL import SSL
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from broker.secrets import token_hash
+from broker.secrets import Vault, token_hash
 from broker.services import Services
 from config.settings import Address
 from protocols.coap.dtls.connection import DtlsContext
@@ -171,6 +171,9 @@ class TestPreSharedKeys:
             context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
             with dtls_client(address, context) as client:
                 assert await client.is_left_without_answer()
+                with trio.fail_after(10):
+                    while not listener.statistics().handshakes_failed:
+                        await trio.lowlevel.checkpoint()
         assert [entry["event"] for entry in logs] == ["coap_key_not_read", "dtls_refused"]
         assert listener.statistics().handshakes_failed == 1
         await still_serves(address)
@@ -261,15 +264,28 @@ async def test_without_a_working_library_nothing_is_opened(
 
 
 async def test_failed_handshakes_have_a_line_with_the_device_if_there_is_one(
-    address: Address, autojump_clock: MockClock
+    address: Address, services: Services, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
+    find_key, found = services.devices.registry.pre_shared_key, trio.Event()
+
+    async def pre_shared_key(device: str, vault: Vault) -> bytes | None:
+        try:
+            return await find_key(device, vault)
+        finally:
+            if device == KITCHEN:
+                found.set()
+
+    monkeypatch.setattr(services.devices.registry, "pre_shared_key", pre_shared_key)
     with capture_logs() as logs:
         in_wrong_fields = psk_context(KITCHEN_TOKEN, KITCHEN, PSK)
         with dtls_client(address, in_wrong_fields) as client, pytest.raises(SSL.Error):
             await client.handshake()
         with dtls_client(address, psk_context(KITCHEN, HALL_TOKEN, PSK)) as client:
             assert await client.is_left_without_answer()
-            await trio.sleep(_HANDSHAKE_SECONDS + 1)
+            await found.wait()
+            await wait_all_tasks_blocked()
+            mock_clock.jump(_HANDSHAKE_SECONDS + 1)
+            await wait_all_tasks_blocked()
     assert [(line["event"], line["peer"], line.get("account")) for line in logs] == [
         ("dtls_refused", "127.0.0.1", None),
         ("dtls_refused", "127.0.0.1", KITCHEN),
