@@ -34,6 +34,7 @@ from storage.firmware import FirmwareStore
 from storage.keys import Position
 from storage.limits import LimitStore
 from storage.mail import MailStore
+from storage.message_searches import MessageSearches
 from storage.messages import MessageStore
 from storage.models import ModelStore
 from storage.monetization import MonetizationStore
@@ -100,6 +101,7 @@ class Transaction:
         self.device_types = DeviceTypeStore(connection)
         self.devices = DeviceStore(connection)
         self.messages = MessageStore(connection)
+        self.message_searches = MessageSearches(connection, self.messages)
         self.limits = LimitStore(connection)
         self.mails = MailStore(connection)
         self.rollups = RollupStore(connection)

@@ -294,7 +294,9 @@ def _expired(status: ExportStatus, now_ms: int, tx: Transaction) -> list[ExportR
 
 
 def _count(devices: Sequence[DeviceKey], request: ExportRequest, tx: Transaction) -> int:
-    return sum(tx.messages.count(device, start_ms=request.start_ms, end_ms=request.end_ms) for device in devices)
+    return sum(
+        tx.message_searches.count(device, start_ms=request.start_ms, end_ms=request.end_ms) for device in devices
+    )
 
 
 def _put(record: ExportRecord, tx: Transaction) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.messages import Range, SortKey, sort_key
+from storage.message_searches import Range, SortKey, sort_key
 from storage.records import MessageRow
 
 _HELD_ROWS = 20_000  # of all devices together
@@ -85,7 +85,7 @@ class MergedRows:
                 before=place if self._descending else None,
                 descending=self._descending,
             )
-            found = tx.messages.page([device], search)
+            found = tx.message_searches.page([device], search)
             if len(found) < self._rows_at_once:
                 del self._places[device]
             else:

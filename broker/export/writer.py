@@ -16,7 +16,7 @@ from broker.messages.mids import Mids
 from config.limits import EXPORT_ENTRY_MESSAGES
 from storage.database import Transaction
 from storage.keys import DeviceKey
-from storage.messages import SortKey
+from storage.message_searches import SortKey
 from storage.records import ExportRecord, MessageRow
 
 _encode = msgspec.json.Encoder().encode

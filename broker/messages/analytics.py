@@ -30,7 +30,7 @@ from broker.messages.projections import Projector
 from broker.messages.rollups import EVERY_MESSAGE, Buckets, Cells, aggregate_of, collect
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.messages import Match, Range
+from storage.message_searches import Match, Range
 
 SETTLED_MS = MINUTE_MS
 _NUMERIC = {ValueClass.INTEGER, ValueClass.LONG, ValueClass.FLOAT, ValueClass.DOUBLE}
@@ -197,7 +197,7 @@ def _buckets(sight: _Sight, device: DeviceKey, field: str, looked_at: _LookedAt)
                     yield start, numbers
         yield from _collected(sight.rows_since([device], covered), field)
     if looked_at.minute is not None:
-        yield from _collected(decoded(sight.tx.messages.page([device], looked_at.minute)), field)
+        yield from _collected(decoded(sight.tx.message_searches.page([device], looked_at.minute)), field)
 
 
 def _stored(
@@ -284,7 +284,7 @@ class _Presence:
     def _look_at_minute(self, minute: Range) -> None:
         start = self._interval.start_of(minute.start_ms or 0)
         one = replace(minute, match=Match(self._field), limit=1)
-        if start not in self._found and any(self._tx.messages.page([device], one) for device in self._devices):
+        if start not in self._found and any(self._tx.message_searches.page([device], one) for device in self._devices):
             self._found.add(start)
 
 

@@ -17,7 +17,7 @@ from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
-from storage.messages import EVERYTHING, Match, MessageStore, Range, SortKey, sort_key
+from storage.message_searches import EVERYTHING, Match, MessageSearches, Range, SortKey, sort_key
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 
 SortOrder = Literal["asc", "desc"]
@@ -119,12 +119,12 @@ class History:
 
     async def messages(self, search: Search) -> Page[Message]:
         """Messages of the devices. Raises ValidationFailed naming `offset` for a cursor that is not valid."""
-        devices, rows, after, before = await self._page(MessageStore.page, search)
+        devices, rows, after, before = await self._page(MessageSearches.page, search)
         return Page(tuple(self.view(row, devices[row.device]) for row in rows), after, before)
 
     async def actions(self, search: Search) -> Page[Action]:
         """Actions sent to the devices. Raises as `messages` does."""
-        devices, rows, after, before = await self._page(MessageStore.action_page, search)
+        devices, rows, after, before = await self._page(MessageSearches.action_page, search)
         return Page(tuple([await self.action_view(row, devices[row.device]) for row in rows]), after, before)
 
     async def _page(
@@ -147,7 +147,9 @@ class History:
     async def latest(self, devices: Sequence[Device], *, count: int, field: str | None = None) -> tuple[Message, ...]:
         """The messages received last from all of `devices` together, newest first."""
         by_key = {device.key: device for device in devices}
-        rows = await self._database.read(lambda tx: tx.messages.latest(tuple(by_key), limit=count, field_path=field))
+        rows = await self._database.read(
+            lambda tx: tx.message_searches.latest(tuple(by_key), limit=count, field_path=field)
+        )
         return tuple(self.view(row, by_key[row.device]) for row in rows)
 
     def view(self, row: MessageRow, device: Device) -> Message:
@@ -182,7 +184,7 @@ class History:
         )
 
 
-_Find = Callable[[MessageStore, Sequence[DeviceKey], Range], list[_Row]]
+_Find = Callable[[MessageSearches, Sequence[DeviceKey], Range], list[_Row]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class _Statements(Generic[_Row]):
         )
         found: list[_Row] = []
         for index in range(0, len(self.devices), _DEVICES_PER_STATEMENT):
-            found += self.find(tx.messages, self.devices[index : index + _DEVICES_PER_STATEMENT], range_)
+            found += self.find(tx.message_searches, self.devices[index : index + _DEVICES_PER_STATEMENT], range_)
         if len(self.devices) > _DEVICES_PER_STATEMENT:
             found.sort(key=sort_key, reverse=descending)
         return found[:limit]

@@ -37,7 +37,7 @@ class Statuses:
         keys = [device.key for device in devices]
         presences = await self._presence.of_all(keys)
         messages, actions = await self._database.read(
-            lambda tx: (tx.messages.last_ts("message", keys), tx.messages.last_ts("action", keys))
+            lambda tx: (tx.message_searches.last_ts("message", keys), tx.message_searches.last_ts("action", keys))
         )
         snapshots = await self._snapshots.of_all(keys) if with_snapshot else {}
         return [

@@ -11,7 +11,7 @@ from broker.models.definition import Definition
 from config.limits import MODEL_HISTORY_DAYS, MODEL_VALUES_MAX
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
-from storage.messages import Range, SortKey, sort_key
+from storage.message_searches import Range, SortKey, sort_key
 
 _DAY_MS: Final = 86_400_000
 _ROWS_AT_ONCE: Final = 2_000  # other readers have their turn between
@@ -52,7 +52,7 @@ def _read(
     device: DeviceKey, fields: Mapping[str, Sequence[str]], page: Range, tx: Transaction
 ) -> tuple[Series, SortKey | None]:
     """The values in one page of messages, newest first, and where the next page begins; None behind the last one."""
-    rows = tx.messages.page([device], page)
+    rows = tx.message_searches.page([device], page)
     found: Series = {name: [] for name in fields}
     for row in rows:
         data = _decode(row.data)

@@ -20,7 +20,7 @@ from broker.rules.view import CurrentMessage
 from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS, RULE_HISTORY_SECONDS, RULE_SIMULATED_DEVICES
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
-from storage.messages import Range
+from storage.message_searches import Range
 from storage.records import DeviceRecord, MessageRow
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def rows_of(
     found: list[MessageRow] = []
     search = Range(start_ms, end_ms, limit=RULE_HISTORY_ROWS, by_arrival=True, descending=descending)
     for index in range(0, len(devices), _DEVICES_AT_ONCE):
-        found += tx.messages.page(devices[index : index + _DEVICES_AT_ONCE], search)
+        found += tx.message_searches.page(devices[index : index + _DEVICES_AT_ONCE], search)
     found.sort(key=lambda row: row.position, reverse=descending)
     return sorted(found[:RULE_HISTORY_ROWS], key=lambda row: row.position)
 

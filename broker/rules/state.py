@@ -15,7 +15,7 @@ from broker.rules.view import CurrentMessage, Value
 from config.limits import CLOCK_AHEAD_MS
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
-from storage.messages import Match, Range, sort_key
+from storage.message_searches import Match, Range, sort_key
 from storage.records import MessageRow
 
 _PAGE = 20
@@ -143,7 +143,7 @@ def _earlier(
     before = None
     while True:
         search = Range(since_ms, LAST_MS, match=Match(field), limit=_PAGE, before=before, descending=True)
-        rows = tx.messages.page([device], search)
+        rows = tx.message_searches.page([device], search)
         for row, data in decoded([row for row in rows if row.position <= position]):
             if field in data:  # in another version of the Manifest it may have been a group
                 return row.ts, row.position, data[field], row.cts

@@ -50,7 +50,7 @@ async def test_what_was_submitted_before_a_crash_of_the_rest_is_stored(opener: S
             services.messages.ingest.submit(await services.devices.registry.get(world.kitchen), b'{"state":true}', 3)
             raise ZeroDivisionError
     async with opener() as services:
-        last = await services.core.database.read(lambda tx: tx.messages.last_ts("message", [world.kitchen]))
+        last = await services.core.database.read(lambda tx: tx.message_searches.last_ts("message", [world.kitchen]))
         assert last == {world.kitchen: 3}
 
 
@@ -62,7 +62,7 @@ async def test_what_was_submitted_before_everything_is_cancelled_is_stored(opene
             scope.cancel()
             await trio.sleep_forever()
     async with opener() as services:
-        last = await services.core.database.read(lambda tx: tx.messages.last_ts("message", [world.kitchen]))
+        last = await services.core.database.read(lambda tx: tx.message_searches.last_ts("message", [world.kitchen]))
         assert last == {world.kitchen: 3}
 
 

@@ -12,7 +12,8 @@ from storage.database import Database
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.messages import Match, MessageStore, Range
+from storage.message_searches import Match, MessageSearches, Range
+from storage.messages import MessageStore
 from storage.records import ActionRow, MessageRow
 from storage.retention import RetentionStore
 from storage.sql import StoreDamagedError
@@ -112,10 +113,10 @@ def test_searches_find_every_row_that_can_be_read(path: Path, lost: set[int]) ->
     there = sorted(set(range(1, ROWS + 1)) - lost)
     newest_first = there[::-1]
     with opened(path) as db:
-        store = MessageStore(db)
+        searches = MessageSearches(db, MessageStore(db))
 
         def found(search: Range, *devices: DeviceKey) -> list[int]:
-            return [row.position for row in store.page(devices, search)]
+            return [row.position for row in searches.page(devices, search)]
 
         assert found(EVERYTHING, FIRST) == [n for n in there if n % 2 == 0]
         assert found(EVERYTHING, FIRST, SECOND) == there
@@ -123,21 +124,21 @@ def test_searches_find_every_row_that_can_be_read(path: Path, lost: set[int]) ->
         wanted = min(lost) - 1
         exact = Range(None, None, match=Match(values=(("n", str(wanted)),)))
         assert found(exact, FIRST, SECOND) == [wanted]
-        assert [row.position for row in store.latest([FIRST, SECOND], limit=ROWS)] == newest_first
-        assert [row.position for row in store.latest([FIRST], limit=ROWS)] == [n for n in newest_first if n % 2 == 0]
-        assert store.last_ts("message", [FIRST, SECOND]) == {FIRST: ROWS, SECOND: ROWS - 1}
-        assert store.count(FIRST, start_ms=Milliseconds(0), end_ms=Milliseconds(ROWS)) == ROWS // 2
+        assert [row.position for row in searches.latest([FIRST, SECOND], limit=ROWS)] == newest_first
+        assert [row.position for row in searches.latest([FIRST], limit=ROWS)] == [n for n in newest_first if n % 2 == 0]
+        assert searches.last_ts("message", [FIRST, SECOND]) == {FIRST: ROWS, SECOND: ROWS - 1}
+        assert searches.count(FIRST, start_ms=Milliseconds(0), end_ms=Milliseconds(ROWS)) == ROWS // 2
 
 
 def test_rows_without_index_entries_are_searched_around_the_damage(tmp_path: Path) -> None:
     path = new_log(tmp_path / "other.sqlite", indexed=False)
     there = sorted(set(range(1, ROWS + 1)) - damaged_in_the_middle(path))
     with opened(path) as db:
-        store = MessageStore(db)
+        searches = MessageSearches(db, MessageStore(db))
         backwards = Range(Milliseconds(1), Milliseconds(ROWS), descending=True)
-        assert [row.position for row in store.page([FIRST, SECOND], backwards)] == there[::-1]
-        assert store.last_ts("message", [FIRST]) == {FIRST: ROWS}
-        found = store.count(FIRST, start_ms=Milliseconds(0), end_ms=Milliseconds(ROWS))
+        assert [row.position for row in searches.page([FIRST, SECOND], backwards)] == there[::-1]
+        assert searches.last_ts("message", [FIRST]) == {FIRST: ROWS}
+        found = searches.count(FIRST, start_ms=Milliseconds(0), end_ms=Milliseconds(ROWS))
         assert found == len([n for n in there if n % 2 == 0])
 
 
@@ -204,7 +205,7 @@ def test_a_table_whose_end_is_damaged_is_set_aside_and_the_log_goes_on(path: Pat
         store.append([message(ROWS + 1)], [action], [], head=ROWS + 2)
         store.index()
         db.commit()
-        assert [row.position for row in store.page([SECOND], EVERYTHING)] == [ROWS + 1]
+        assert [row.position for row in MessageSearches(db, store).page([SECOND], EVERYTHING)] == [ROWS + 1]
         plan = db.execute("EXPLAIN QUERY PLAN SELECT ts FROM message WHERE indexed = 1 AND device = 1").one()
         assert plan is not None
         assert "message_by_" in plan["detail"]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.messages import MessageStore, Range, Table
+from storage.message_searches import MessageSearches, Range
+from storage.messages import MessageStore, Table
 from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
 
@@ -33,6 +34,7 @@ class Log:
     def __init__(self, connection: SqliteConnection) -> None:
         self.connection = connection
         self.store = MessageStore(connection)
+        self.searches = MessageSearches(connection, self.store)
         self.rows: dict[Table, list[tuple[int, int, int]]] = {"message": [], "action": []}
         self.head = 0
 
@@ -128,19 +130,21 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
             else:
                 log.append(*step)
         chosen = sorted(devices)
-        assert [row.position for row in log.store.page(chosen, search)] == log.expected("message", chosen, search)
-        assert [row.position for row in log.store.action_page(chosen, search)] == log.expected("action", chosen, search)
+        assert [row.position for row in log.searches.page(chosen, search)] == log.expected("message", chosen, search)
+        assert [row.position for row in log.searches.action_page(chosen, search)] == log.expected(
+            "action", chosen, search
+        )
         limit = search.limit or 3
         newest = Range(None, None, limit=limit, by_arrival=True, descending=True)
-        assert [row.position for row in log.store.latest(chosen, limit=limit)] == log.expected(
+        assert [row.position for row in log.searches.latest(chosen, limit=limit)] == log.expected(
             "message", chosen, newest
         )
         for table, rows in log.rows.items():
             highest = {device: max(ts for _, of, ts in rows if of == device) for device in {of for _, of, _ in rows}}
-            assert log.store.last_ts(table, chosen) == {key: ts for key, ts in highest.items() if key in devices}
+            assert log.searches.last_ts(table, chosen) == {key: ts for key, ts in highest.items() if key in devices}
         for device in chosen:
             times = [ts for _, of, ts in log.rows["message"] if of == device]
-            assert log.store.count(device, start_ms=Milliseconds(2), end_ms=Milliseconds(4)) == sum(
+            assert log.searches.count(device, start_ms=Milliseconds(2), end_ms=Milliseconds(4)) == sum(
                 2 <= ts <= 4 for ts in times
             )
         for behind in range(log.head + 1):
@@ -175,8 +179,8 @@ def test_a_search_reads_the_index_and_not_the_log(connection: SqliteConnection, 
         log.store.index()
         statements: list[str] = []
         connection._connection.set_trace_callback(statements.append)
-        log.store.page([DeviceKey(1)], search)
-        log.store.page([DeviceKey(1), DeviceKey(2)], search)
+        log.searches.page([DeviceKey(1)], search)
+        log.searches.page([DeviceKey(1), DeviceKey(2)], search)
         connection._connection.set_trace_callback(None)
         selects = [statement for statement in statements if "indexed = 1" in statement]
         assert len(selects) == 2
@@ -207,10 +211,10 @@ def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
         log.head = 8
         log.append("message", [(1, 4)])
         assert [
-            row.position for row in log.store.page([DeviceKey(1)], Range(Milliseconds(0), Milliseconds(9), limit=9))
+            row.position for row in log.searches.page([DeviceKey(1)], Range(Milliseconds(0), Milliseconds(9), limit=9))
         ] == [9, 7]
         assert [
             row.position
-            for row in log.store.action_page([DeviceKey(1)], Range(Milliseconds(0), Milliseconds(9), limit=9))
+            for row in log.searches.action_page([DeviceKey(1)], Range(Milliseconds(0), Milliseconds(9), limit=9))
         ] == [8]
     connection.close()

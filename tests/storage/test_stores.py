@@ -164,7 +164,7 @@ async def test_the_highest_ts_of_a_device(services: Services, world: World) -> N
     await services.messages.ingest.wait_committed()
     assert await services.core.database.read(
         lambda tx: (
-            tx.messages.last_ts("message", [world.kitchen, world.hall]),
-            tx.messages.last_ts("action", [world.kitchen]),
+            tx.message_searches.last_ts("message", [world.kitchen, world.hall]),
+            tx.message_searches.last_ts("action", [world.kitchen]),
         )
     ) == ({world.kitchen: 9}, {world.kitchen: 4})

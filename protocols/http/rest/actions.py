@@ -20,7 +20,7 @@ from protocols.http.rest.searching import ByMid, Found, InRange, Searches, Searc
 from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewAction, Sending, Sent
 from protocols.http.schema import Amount, Data, Id, Shape, TypeId, about, absent_if_none, one_of, time_ms
 from protocols.rendering import action_entry
-from storage.messages import Match
+from storage.message_searches import Match
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "type": "action",

@@ -41,7 +41,7 @@ from protocols.http.schema import (
     time_ms,
 )
 from protocols.rendering import message_entry
-from storage.messages import Match
+from storage.message_searches import Match
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "mid": samples.MID,

@@ -19,7 +19,7 @@ from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
 from protocols.http.schema import Shape, about, absent_if_none, ids, integer, one_of, spliced, text, time_ms
 from storage.keys import Milliseconds, UserKey
-from storage.messages import Match
+from storage.message_searches import Match
 
 _Entry = TypeVar("_Entry", Message, Action)
 T = TypeVar("T")

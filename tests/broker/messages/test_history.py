@@ -20,7 +20,7 @@ from broker.services import Services
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.messages import SortKey
+from storage.message_searches import SortKey
 from storage.records import MessageRow
 from tests.builders import opener_in
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, new_device
