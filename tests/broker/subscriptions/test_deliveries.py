@@ -35,7 +35,9 @@ def positions(received: Sequence[Received]) -> list[int]:
 
 
 async def deliveries(services: Services, subscription: Subscription) -> list[tuple[str, tuple[AttemptRecord, ...]]]:
-    """Status and attempts, the oldest notification first."""
+    """Status and attempts, the oldest notification first, with the outcomes that are counted and not stored yet."""
+    await services.subscriptions.sender.flush()
+    await services.core.database.write(lambda _tx: None)  # what another task writes of them is committed before
     found, _total = await services.subscriptions.log.page(subscription, None, offset=0, limit=100)
     return [(one.status, one.attempts) for one in reversed(found)]
 
