@@ -135,6 +135,12 @@ class Tokens:
             return None
         return caller
 
+    def is_current(self, caller: Caller) -> bool:
+        """Whether a caller that was resolved before is still cached and valid: who holds it hashes no token again."""
+        return self._known.get(caller.token) is caller and (
+            caller.expires_on is None or caller.expires_on > self._clock.now_ms()
+        )
+
     def renew_limit(self, wrong_tokens: int) -> None:
         """From now on so many unknown tokens of one address within a minute are too many."""
         self._wrong.renew(wrong_tokens)

@@ -32,12 +32,14 @@ from protocols.coap.message_layer import (
 )
 from protocols.coap.messages import (
     CON,
+    JSON,
     NON,
     RST,
     CoapMessage,
     Code,
     MalformedMessage,
     Option,
+    content_format,
     decode_message,
     empty,
     encode_options,
@@ -51,11 +53,14 @@ from protocols.coap.session_endpoint import SessionEndpoint, chance_of_time_outs
 from protocols.coap.sockets import STRANGER_WEIGHT
 from protocols.coap.statistics import EndpointStatistics
 from protocols.coap.strangers import REQUESTS_PER_SECOND, Strangers
+from protocols.coap.usual import MAX_USUAL_BYTES, UsualPost, usual_post
 
 LOOKUP_WORKERS = 4
 _COMMIT_SECONDS = 1.0  # of `stop`
 #: The responses to a message, and to a part of one. All others are overhead.
 _OF_MESSAGE, _OF_PART = int(Code.CREATED), int(Code.CONTINUE)  # hashing or finding a member costs more than the rest
+_POST = int(Code.POST)
+_JSON_OPTIONS = encode_options((content_format(JSON),))
 
 
 class Endpoint(SessionEndpoint[CoapSession]):
@@ -80,10 +85,13 @@ class Endpoint(SessionEndpoint[CoapSession]):
             chance: gives numbers from 0 to 1.
         """
         super().__init__(CoapSession, failure="coap_session_failed", limits=limits, now=now, chance=chance)
+        self._rooms = rooms
         self._ingest = rooms.messages.ingest
         self._guard = guard
         self._observers = Observers(rooms, guard, now, self._changed, self.contained)
-        self._resources = Resources(rooms, self._observers, self._reply, self._authenticated, self.contained)
+        self._resources = Resources(
+            rooms, self._observers, self._reply, self._created, self._authenticated, self.contained
+        )
         self._strangers = Strangers(now, per_second=REQUESTS_PER_SECOND)
         self._challenges = 0
         self.datagrams_lost = 0
@@ -164,17 +172,70 @@ class Endpoint(SessionEndpoint[CoapSession]):
         session: CoapSession | None,
         datagram: bytes,
     ) -> None:
+        if session is not None:
+            self._take(session, datagram)
+            return
         try:
             message = decode_message(datagram)
         except MalformedMessage as malformed:
-            self._reject(malformed, session, partial(send_to, key))
+            self._reject(malformed, None, partial(send_to, key))
             return
-        if session is not None:
-            self._receive(session, message)
-        elif message.is_request and message.type in (CON, NON):
+        if message.is_request and message.type in (CON, NON):
             self._receive(self.open(key, partial(send_to, key), _nothing), message)
         elif message.type == CON:
             send_to(key, empty(RST, message.message_id))
+
+    def _take(self, session: CoapSession, datagram: bytes) -> None:
+        if session.usual is not None and self._receive_usual(session, session.usual, datagram):
+            return
+        try:
+            message = decode_message(datagram)
+        except MalformedMessage as malformed:
+            self._reject(malformed, session, session.send)
+            return
+        self._receive(session, message)
+        if session.rank is not SessionRank.UNAUTHENTICATED and message.code == _POST:
+            self._learn(session, message, datagram)
+
+    def receive(self, session: CoapSession, datagram: bytes) -> None:
+        """As `SessionEndpoint.receive`."""
+        if self._admission(session.key, session):
+            self._take(session, datagram)
+
+    def _receive_usual(self, session: CoapSession, usual: UsualPost, datagram: bytes) -> bool:
+        """Take a datagram at less cost than `_receive`, with the same outcome. Returns whether it was taken."""
+        message, message_layer = usual.read(datagram), session.message_layer
+        if message is None or session.is_closed or message_layer.owed >= self._limits.requests_per_session:
+            return False
+        now = self.now()
+        incoming = message_layer.receive_new(message, now)
+        if incoming is None:
+            return False
+        self._sessions.heard(session, now)
+        self._requests += 1
+        failure = contain("coap_request_failed", None, session.key, self._post, session, incoming, usual, now)
+        if failure is not None and not incoming.is_answered:
+            self._answer_failure(session, incoming, failure)
+        self._settle(session)
+        self._make_room(session)
+        return True
+
+    def _post(self, session: CoapSession, incoming: Incoming, usual: UsualPost, now: float) -> None:
+        try:
+            self._resources.post(session, incoming, usual, now)
+        except DomainError as error:
+            self._resources.note_refusal(session, error)
+            self._answer(session, incoming, refusal(error, usual.request))
+
+    def _learn(self, session: CoapSession, message: CoapMessage, datagram: bytes) -> None:
+        """Note what is usual for the session when the same options come twice in a row."""
+        encoded = datagram[4 + len(message.token) : len(datagram) - len(message.payload)]
+        if len(encoded) > MAX_USUAL_BYTES:
+            return
+        if encoded != session.repeated:
+            session.repeated = encoded
+        elif message.type == CON and message.payload:
+            session.usual = usual_post(self._rooms, message, encoded) or session.usual
 
     def _receive(self, session: CoapSession, message: CoapMessage) -> None:
         if session.is_closed:
@@ -243,6 +304,18 @@ class Endpoint(SessionEndpoint[CoapSession]):
     def _reply(self, session: CoapSession, incoming: Incoming, response: CoapResponse) -> None:
         if not session.is_closed:
             self._answer(session, incoming, response)
+            self._settle(session)
+
+    def _created(self, session: CoapSession, incoming: Incoming, body: bytes) -> None:
+        """As `_reply` for most messages, at half the cost."""
+        guard = self._guard
+        if guard is not None and not session.is_address_verified:
+            response_bytes = 4 + len(incoming.token) + len(_JSON_OPTIONS) + 1 + len(body)
+            if not guard.allows(response_bytes, incoming.message):
+                self._reply(session, incoming, CoapResponse(Code.CREATED, body))
+                return
+        if not session.is_closed:
+            session.message_layer.respond(incoming, _OF_MESSAGE, _JSON_OPTIONS, body, self.now())
             self._settle(session)
 
     def _answer(self, session: CoapSession, incoming: Incoming, response: CoapResponse) -> None:

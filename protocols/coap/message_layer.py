@@ -116,12 +116,19 @@ class MessageLayer:
                 self._outgoing.put(known.answer)
             return ()
         if message.is_request:
-            incoming = self._remembered.add(message, now)
-            self.unanswered += 1
-            if message.type == CON:
-                self._unacknowledged[incoming] = now + PIGGYBACK_SECONDS
-            return (RequestReceived(incoming),)
+            return (RequestReceived(self._begin(message, now)),)
         return self._answered(message, now)
+
+    def receive_new(self, message: CoapMessage, now: float) -> Incoming | None:
+        """Take a request whose message id is new, as `receive` does; otherwise None, and nothing has changed."""
+        return None if self._remembered.has(message.message_id) else self._begin(message, now)
+
+    def _begin(self, message: CoapMessage, now: float) -> Incoming:
+        incoming = self._remembered.add(message, now)
+        self.unanswered += 1
+        if message.type == CON:
+            self._unacknowledged[incoming] = now + PIGGYBACK_SECONDS
+        return incoming
 
     def _acknowledged(self, message: CoapMessage, now: float) -> tuple[MessageEvent, ...]:
         outgoing, current = self._outgoing, self._outgoing.current

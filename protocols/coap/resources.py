@@ -31,7 +31,7 @@ from config.limits import COAP_BODY_BYTES
 from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
 from protocols.coap.incoming import Incoming
-from protocols.coap.messages import CBOR, LINK_FORMAT, Code, Option, uint
+from protocols.coap.messages import CBOR, JSON, LINK_FORMAT, Code, Option, uint
 from protocols.coap.observers import Observers
 from protocols.coap.requests import (
     BARE,
@@ -45,6 +45,7 @@ from protocols.coap.requests import (
 )
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
+from protocols.coap.usual import MESSAGES, UsualPost
 from protocols.refusals import PublishForbidden, SubscribeForbidden, note_refusal
 from storage.keys import Position
 from storage.sql import StoreError
@@ -56,7 +57,7 @@ _DISCOVERY: Final = b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs
 _WELL_KNOWN: Final = (b".well-known", b"core")
 #: The method of a path, which has a device token behind these segments.
 _METHODS: Final[dict[tuple[bytes, ...], int]] = {
-    (b"v1.1", b"messages"): int(Code.POST),
+    MESSAGES: int(Code.POST),
     (b"v1.1", b"actions"): int(Code.GET),
 }
 
@@ -91,6 +92,7 @@ def _is_bare(device: Device, payload: bytes) -> bool:
 
 #: Answers a request.
 _Reply = Callable[[CoapSession, Incoming, CoapResponse], None]
+_Created = Callable[[CoapSession, Incoming, bytes], None]
 
 
 class Resources:
@@ -101,6 +103,7 @@ class Resources:
         rooms: CoapRooms,
         observers: Observers,
         reply: _Reply,
+        created: _Created,
         authenticated: Callable[[CoapSession], None],
         contained: Callable[..., object],
     ) -> None:
@@ -110,13 +113,16 @@ class Resources:
             rooms: the broker.
             observers: the endpoint's observations.
             reply: answers a request, unless its session is closed.
+            created: answers a request that asked for no blocks: its message is stored, and this is the body in JSON.
             authenticated: called when a request with a valid device token was not refused.
             contained: `Endpoint.contained`.
         """
         self._rooms = rooms
         self._ingest = rooms.messages.ingest
+        self._is_current = rooms.accounts.tokens.is_current
         self._observers = observers
         self._reply = reply
+        self._created = created
         self._authenticated = authenticated
         self._contained = contained
         self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]] = []
@@ -146,6 +152,21 @@ class Resources:
             self._look_up(token, session, incoming, request)
         else:
             self._serve(session, incoming, request, *known, now)
+
+    def post(self, session: CoapSession, incoming: Incoming, usual: UsualPost, now: float) -> None:
+        """As `handle`, for a request of which this much is known."""
+        if usual.token in self._unknown or not self._is_current(usual.caller):
+            session.usual = None
+            self.handle(session, incoming, usual.request, now)
+            return
+        enter(session.origin)
+        try:
+            self._rooms.registration.admission.check(usual.device, session.certificate)
+        except PermissionDenied:
+            raise PublishForbidden from None
+        if usual.meter is not None:
+            usual.meter.count()
+        self._store(session, incoming, usual.request, usual.device, incoming.message.payload)
 
     def _discover(self, session: CoapSession, request: CoapRequest, now: float) -> CoapResponse:
         if request.path != _WELL_KNOWN:
@@ -278,6 +299,12 @@ class Resources:
                 self._reply(session, incoming, CoapResponse(Code.CONTINUE, options=(block1,)))
                 return
             payload = body
+        self._store(session, incoming, request, device, payload)
+
+    def _store(
+        self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, payload: bytes
+    ) -> None:
+        """Submit a message, and answer it when it is durable."""
         if request.format in BARE or (request.format is None and _is_bare(device, payload)):
             position = self._submit_bare(device, payload)
         else:
@@ -347,11 +374,16 @@ class Resources:
     def _committed(
         self, stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]], error: StorageUnavailable | None
     ) -> None:
-        mid = self._ingest.mid
+        mid, contained, created = self._ingest.mid, self._contained, self._created
         for session, incoming, request, position in stored:
             lost = self._lost.pop(position, None) if self._lost else None
             if error is None:
-                self._contained(session.key, self._reply_created, session, incoming, request, mid(position), lost)
+                format_ = request.answer_format
+                if lost is None and format_ == JSON and request.block1 is None and request.block2 is None:
+                    body = b'{"data":{"mid":"%b"}}' % mid(position).encode()
+                    contained(session.key, created, session, incoming, body)
+                    continue
+                contained(session.key, self._reply_created, session, incoming, request, mid(position), lost)
             else:
                 self._contained(session.key, self._reply, session, incoming, refusal(error, request))
 

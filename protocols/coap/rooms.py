@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from broker.accounts.room import AccountsRoom
 from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
@@ -15,6 +16,9 @@ class CoapRooms(Protocol):
 
     @property
     def core(self) -> Core: ...
+
+    @property
+    def accounts(self) -> AccountsRoom: ...
 
     @property
     def devices(self) -> DevicesRoom: ...

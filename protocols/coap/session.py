@@ -18,6 +18,7 @@ from config.limits import COAP_SILENCE_SECONDS
 from protocols.coap.blockwise import Blockwise
 from protocols.coap.message_layer import MessageLayer
 from protocols.coap.observe import Observation
+from protocols.coap.usual import USUAL_BYTES, UsualPost
 
 #: What one session may send that no message comes of. More is dropped unread, because UDP cannot make a peer wait.
 OVERHEAD_AT_ONCE: Final = 256
@@ -57,8 +58,10 @@ class CoapSession:
         "overhead",
         "pre_shared_key",
         "rank",
+        "repeated",
         "scheduled",
         "send",
+        "usual",
     )
 
     def __init__(
@@ -100,6 +103,8 @@ class CoapSession:
         self.accounted = 0  # of `CoapSessions.account`
         self.observers: dict[bytes, Observer] = {}  # by the token of the registration
         self.blockwise: Blockwise | None = None
+        self.repeated = b""  # the options of the latest POST that was not usual
+        self.usual: UsualPost | None = None
         self.overhead: Bucket | None = None  # its allowance of datagrams that no message comes of, once it sent one
 
     def spend(self, now: float) -> None:
@@ -120,6 +125,8 @@ class CoapSession:
         held = _BYTES + self.message_layer.bytes_held
         if self.certificate is not None:
             held += 2 * self.certificate.size  # GnuTLS keeps a copy
+        if self.usual is not None:
+            held += USUAL_BYTES
         if self.blockwise is not None:
             held += self.blockwise.bytes_held
         for observer in self.observers.values():

@@ -143,13 +143,18 @@ def path(*segments: bytes) -> bytes:
 
 
 class Poster:
-    """One device, which always has as many requests under way as its window has."""
+    """One device, which has as many requests under way as its window has, from its first answer on.
+
+    Before that it has one: the daemon drops what a stranger sends beyond a few, this device does not send again, and so
+    there would be fewer requests under way than it says.
+    """
 
     def __init__(self, peer: Plain, number: int, *, path_: bytes) -> None:
         self.peer = peer
         self._tail = path_ + b"\x11\x32\xff" + PAYLOAD
         self._id = number * 977 & 0xFFFF
         self._sent: dict[bytes, float] = {}
+        self._to_open = 0  # requests by which the first answer opens the window
 
     def send(self) -> None:
         self._id = (self._id + 1) & 0xFFFF
@@ -160,7 +165,9 @@ class Poster:
     def receive(self) -> list[tuple[float, bool]]:
         """Read the answers and send a request for each. Returns the latency of each, and whether it was accepted."""
         found = []
-        while (answer := self.peer.receive()) is not None:
+        for _ in range(len(self._sent)):  # more cannot have come: who awaits one answer makes one call for it
+            if (answer := self.peer.receive()) is None:
+                break
             if len(answer) < 6 or not answer[1]:
                 continue
             if answer[0] & 0x30 == 0:  # a separate response
@@ -168,14 +175,16 @@ class Poster:
             at = self._sent.pop(answer[4:6], None)
             if at is not None:
                 found.append((time.perf_counter() - at, answer[1] == 0x41))
-                self.send()
+                for _ in range(1 + self._to_open):
+                    self.send()
+                self._to_open = 0
         return found
 
     def begin_again(self, window: int) -> int:
         lost = len(self._sent)
         self._sent.clear()
-        for _ in range(window):
-            self.send()
+        self._to_open = window - 1
+        self.send()
         return lost
 
 

@@ -92,7 +92,7 @@ def publish_qos1(
 
 
 def _receive(one: _Connection, result: Result | None) -> None:
-    data = one.socket.recv(1 << 20)
+    data = one.socket.recv(1 << 16)
     if not data:
         raise RuntimeError("the daemon closed a connection")
     number, one.remainder = divmod(one.remainder + len(data), PUBACK_BYTES)

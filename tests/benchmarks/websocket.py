@@ -95,7 +95,7 @@ def bare_echo(seconds: float) -> float:
         count, begin = 0, time.perf_counter()
         while time.perf_counter() - begin < seconds:
             for descriptor, _ in poll.poll(0.1, 256):
-                received = by_descriptor[descriptor].recv(1 << 20)
+                received = by_descriptor[descriptor].recv(1 << 16)
                 count += len(received)
                 by_descriptor[descriptor].sendall(received)
         rate = count / len(frame) / (time.perf_counter() - begin)

@@ -17,7 +17,8 @@ from tests.benchmarks.load import Result
 
 _MASK = b"\x37\xfa\x21\x3d"
 _TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
-_RECEIVE = 1 << 20
+_RECEIVE = 1 << 16  # with 1 << 20, Python asks for new memory at each read: 5.6 instead of 1.9 us for each message
+_PING_BEGINS = b'{"type":"ping"'
 
 
 def connect(port: int, path: str, *, receive_buffer: int | None = None) -> socket.socket:
@@ -74,16 +75,35 @@ class Frames:
             if place + head + size > end:
                 break
             opcode = data[place] & 15
+            step = head + size
+            if opcode == _TEXT and place + 2 * step <= end and (count := _equal_frames(data, place, head, step)):
+                self.data += count
+                place += count * step
+                continue
             if opcode == _TEXT:
-                if data.startswith(b'{"type":"ping"', place + head):
+                if data.startswith(_PING_BEGINS, place + head):
                     self.pings += 1
                 else:
                     self.data += 1
             elif opcode == _CLOSE:
                 self.closed = int.from_bytes(data[place + head : place + head + 2], "big")
-            place += head + size
+            place += step
         self._rest = data[place:]
         return self.data - before
+
+
+def _equal_frames(data: bytes, place: int, head: int, step: int) -> int:
+    """How many data frames of `step` bytes follow each other; 0 when there may be a ping among them.
+
+    Ten subscribers are sent ten times what is ingested, and a loop over all frames cost as much as half of the daemon.
+    A frame that begins like the one before it is as long, so the heads of all are compared column by column.
+    """
+    count = (len(data) - place) // step
+    for column in range(place, place + head):
+        heads = data[column : place + count * step : step]
+        count = len(heads) - len(heads.lstrip(heads[:1]))
+    is_short = head == 2  # as pings are
+    return 0 if is_short and data.find(_PING_BEGINS, place, place + count * step) >= 0 else count
 
 
 class Reader:

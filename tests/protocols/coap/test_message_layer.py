@@ -130,6 +130,19 @@ class TestDuplicates:
         assert layer.receive(_request(1), 1) == ()
         assert layer.receive(_request(0), 1) != ()
 
+    def test_of_one_message_id_count_until_they_are_forgotten(self, layer: MessageLayer) -> None:
+        """A peer that uses one message id again and again makes the daemon hold no more than any other."""
+        held = []
+        for number in range(3 * MAX_REMEMBERED):
+            request = _request(token=number.to_bytes(2, "big"))
+            layer.respond(_received(layer, request), Code.CREATED, b"", b"", 0)
+            held.append(layer.bytes_held)
+        assert held[9] == 10 * held[0]
+        assert max(held) == MAX_REMEMBERED * held[0]
+        assert layer.receive(request, 1) == ()
+        layer.tick(EXCHANGE_LIFETIME)
+        assert layer.bytes_held == 0
+
     def test_have_the_same_token(self, layer: MessageLayer) -> None:
         """A client that restarts may use a message id again at once."""
         layer.respond(_received(layer, _request(token=b"old")), Code.CREATED, b"", b"", 0)
