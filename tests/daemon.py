@@ -9,11 +9,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
+import trio
+
+from config.settings import load_settings
+from protocols.cli.provision import apply_document, read_provision_file
 from tests.factories import LIGHT_MANIFEST
 from tests.fork_server import ForkedProcess, running
 
@@ -130,9 +134,15 @@ def _provisioned(devices: int) -> Path:
         _WORLD + "".join(_DEVICE.format(id=device_id(n), n=n, token=device_token(n)) for n in range(devices)),
         encoding="utf-8",
     )
-    # The settings that a test gives its daemon by variables are not for this one.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
-    command_output("provision", file, "--config", config, environment=environment)
+    if trio.lowlevel.in_trio_run():
+        # The settings that a test gives its daemon by variables are not for this one.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
+        command_output("provision", file, "--config", config, environment=environment)
+        return folder
+    # Unit tests need no other command: the server that would fork this one takes two seconds to start.
+    document, unreadable = read_provision_file(file)
+    assert not unreadable
+    trio.run(partial(apply_document, load_settings(config, {}), document, dry_run=False))
     return folder
 
 

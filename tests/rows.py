@@ -1,38 +1,48 @@
 """Tables whose rows share their fixtures: a refusal changes nothing, and to open the services takes most of a test.
 
 With `pytest.mark.parametrize` each row is a test of its own with fixtures of its own. That is for rows that change what
-the next row would find.
+the next row would find, and for the rows of short tables: to collect, hand out and report a test takes a millisecond.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 import pytest
 
-Test = Callable[..., Coroutine[Any, Any, None]]
+Result = TypeVar("Result")
+_Values = dict[str, Any]
 
 _Row: Final = type(pytest.param())
 
 
-def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test], Test]:
+def each_row(
+    names: str | tuple[str, ...], rows: Iterable[Any], *, ids: Sequence[str] | None = None
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Run the test with each row, one after the other; it takes arguments as with `pytest.mark.parametrize`.
 
-    Of two tables, each row of the lower one is run with each row of the upper one.
+    Of two tables, each row of the lower one is run with each row of the upper one. `ids` are for the report of a
+    failure, beside the values.
     """
     columns = (names,) if isinstance(names, str) else names
-    taken = [dict(zip(columns, _values(row, is_one=isinstance(names, str)), strict=True)) for row in rows]
-    assert taken, "a table without rows checks nothing"
+    given = list(rows)
+    assert given, "a table without rows checks nothing"
+    values = [dict(zip(columns, _values(row, is_one=isinstance(names, str)), strict=True)) for row in given]
+    taken = list(zip(values, ids or map(_id_of, given), strict=True))
 
-    def decorate(test: Test) -> Test:
-        async def with_each_row(*bound: Any, **fixtures: Any) -> None:
-            for values in taken:
-                try:
+    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+        async def await_each_row(*bound: Any, **fixtures: Any) -> None:
+            for values, id_ in taken:
+                with _named(values, id_):
                     await test(*bound, **fixtures, **values)
-                except BaseException as error:
-                    error.add_note(f"in the row {values}")
-                    raise
 
+        def call_each_row(*bound: Any, **fixtures: Any) -> None:
+            for values, id_ in taken:
+                with _named(values, id_):
+                    test(*bound, **fixtures, **values)
+
+        with_each_row: Callable[..., Any] = await_each_row if inspect.iscoroutinefunction(test) else call_each_row
         signature = inspect.signature(test)
         others = [one for name, one in signature.parameters.items() if name not in columns]
         with_each_row.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
@@ -43,6 +53,20 @@ def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Tes
         return with_each_row
 
     return decorate
+
+
+@contextmanager
+def _named(values: _Values, id_: str) -> Iterator[None]:
+    """A failure says in which row."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the row {id_} {values}" if id_ else f"in the row {values}")
+        raise
+
+
+def _id_of(row: Any) -> str:
+    return str(row.id or "") if isinstance(row, _Row) else ""
 
 
 def _values(row: Any, *, is_one: bool) -> tuple[Any, ...]:

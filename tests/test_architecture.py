@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.rows import each_row
 
 ROOT = Path(__file__).parent.parent
 ARCHITECTURE = ROOT / "broker" / "ARCHITECTURE.md"
@@ -35,7 +35,7 @@ def test_both_walks_and_the_map_are_there() -> None:
     assert set(re.findall(r"\| `broker/(\w+)/` \|", text)) == capabilities
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "name", "is_there"),
     [
         ("broker/facts.py", "", True),

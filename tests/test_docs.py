@@ -9,10 +9,10 @@ from typing import Any, get_type_hints
 
 import click
 import msgspec
-import pytest
 
 from config.settings import Settings, load_settings
 from protocols.cli import main
+from tests.rows import each_row
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "config" / "example.toml"
@@ -92,7 +92,7 @@ def test_the_readme_has_the_commands_of_a_developer() -> None:
     assert {"make run", "make check", "make test"} <= {line.partition("#")[0].strip() for line in readme_commands()}
 
 
-@pytest.mark.parametrize("line", readme_commands())
+@each_row("line", readme_commands())
 def test_command_of_the_readme_exists(line: str) -> None:
     words = line.partition("#")[0].split()
     program = next(index for index, word in enumerate(words) if re.fullmatch(r"(.*/)?(trunkline|make)", word))

@@ -12,6 +12,7 @@ import pytest
 
 from config.settings import Settings
 from tests.protocols.http.test_path_table import ACCOUNTS, REST
+from tests.rows import each_row
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "broker" / "reference"
@@ -27,6 +28,7 @@ _BRACKETS = re.compile(r"\((\d{1,2}(?:\.[1-9]\d?)?(?:(?:,| and) \d{1,2}(?:\.[1-9
 _LAST_COLUMN = re.compile(r"\| ([\d., ]+) \|$", re.MULTILINE)
 _DOCUMENT = re.compile(r"(?<![\w./-])[\w./-]+\.md\b")
 _FOREIGN = re.compile(r"\bspecification,\s+[\w/]|(?<!by )\bdesign[:/]\s*\w|\bcompatibility,?\s+\d", re.IGNORECASE)
+_FOREIGN_WORDS = ("specification", "design", "compatibility")
 _CALL = re.compile(r"(?:^\||,) ((?:(?:GET|POST|PUT|DELETE)(?:, )?)+) (/[^\s,|]*)", re.MULTILINE)
 #: They need a client certificate, a browser that signs in, or the payment processor's signature.
 TESTED_ELSEWHERE = {
@@ -59,12 +61,13 @@ def problems_in(text: str, *, sections: Collection[str], documents: Collection[s
         for number in re.findall(_NUMBER, match[1]):
             if number not in sections:
                 yield _line(text, match), f"there is no section {number} in the reference"
-    for match in _DOCUMENT.finditer(text):
+    for match in _DOCUMENT.finditer(text) if ".md" in text else ():  # to look for it first is ten times as fast
         name = match[0].lstrip("./")
         is_address = match[0].startswith("//")
         if not is_address and not any(f"/{path}".endswith(f"/{name}") for path in documents):
             yield _line(text, match), f"there is no document {match[0]} in the repository"
-    for match in _FOREIGN.finditer(text):
+    lower = text.lower()
+    for match in _FOREIGN.finditer(text) if any(word in lower for word in _FOREIGN_WORDS) else ():
         yield _line(text, match), f"{match[0]!r} cites a document outside the repository"
 
 
@@ -153,7 +156,7 @@ def found(text: str) -> list[tuple[int, str]]:
     return list(problems_in(text, sections=SECTIONS, documents=["README.md", "broker/ARCHITECTURE.md"]))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cited", "unknown"),
     [
         ("6.3", []),
@@ -175,7 +178,7 @@ def test_citations_are_found_over_line_breaks(gap: str) -> None:
     assert found(f"one\n{WORD}{gap}6.3 and{gap}7.7") == [(2, "there is no section 7.7 in the reference")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "is_refused"),
     [
         (f"`{KNOWN}`", False),

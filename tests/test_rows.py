@@ -49,6 +49,20 @@ async def test_a_failure_names_its_row_and_no_later_row_is_run() -> None:
     assert seen == [1, 2]
 
 
+def test_a_function_that_is_no_coroutine_is_run_with_every_row() -> None:
+    seen: list[int] = []
+
+    @each_row("number", [1, 2, 3], ids=["one", "two", "three"])
+    def test(number: int) -> None:
+        seen.append(number)
+        assert number != 2
+
+    with pytest.raises(AssertionError) as failed:
+        test()
+    assert failed.value.__notes__ == ["in the row two {'number': 2}"]
+    assert seen == [1, 2]
+
+
 def test_a_row_of_another_length_and_a_table_without_rows_are_mistakes() -> None:
     with pytest.raises(ValueError, match="zip"):
         each_row(("one", "two"), [(1, 2), (1,)])

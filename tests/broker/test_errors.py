@@ -1,12 +1,11 @@
 """Refusals carry data; the text and the numbers that clients see are derived from the data."""
 
-import pytest
-
 from broker import errors
 from broker.errors import DomainError, Finding, ValidationFailed
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "status", "code", "text"),
     [
         (errors.BadRequest(), 400, 400, "Bad Request"),

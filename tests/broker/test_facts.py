@@ -5,11 +5,11 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
-import pytest
 from structlog.testing import capture_logs
 
 from broker.facts import DeviceChanged, Fact, FactPhase, Router, TokenRevoked
 from storage.keys import DeviceKey
+from tests.rows import each_row
 
 
 def test_a_fact_reaches_the_handlers_of_its_type_in_the_order_of_their_subscriptions() -> None:
@@ -22,7 +22,7 @@ def test_a_fact_reaches_the_handlers_of_its_type_in_the_order_of_their_subscript
     assert heard == ["first 7", "second 7"]
 
 
-@pytest.mark.parametrize("order", list(permutations(["caches", "delivers", "counts", "closes"])))
+@each_row("order", list(permutations(["caches", "delivers", "counts", "closes"])))
 def test_state_is_up_to_date_before_any_effect_whatever_the_order_of_the_subscriptions(order: tuple[str, ...]) -> None:
     router = Router()
     heard: list[str] = []

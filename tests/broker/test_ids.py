@@ -1,8 +1,7 @@
 """The forms of ids and secrets (reference 1.1)."""
 
-import pytest
-
 from broker.ids import is_device_type_id, is_id, is_unique_name, new_device_type_id, new_id
+from tests.rows import each_row
 
 
 def test_new_ids_have_their_form_and_do_not_repeat() -> None:
@@ -13,14 +12,14 @@ def test_new_ids_have_their_form_and_do_not_repeat() -> None:
     assert all(is_device_type_id(one) and one.startswith("dt") and is_id(one[2:]) for one in types)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text", ["", "0" * 31, "0" * 33, "A" * 32, "g" * 32, " " + "0" * 32, "0" * 32 + "\n", "٠" * 32, "0x" + "0" * 30]
 )
 def test_texts_that_are_no_id(text: str) -> None:
     assert not is_id(text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "valid"),
     [
         ("dt" + "0" * 32, True),
@@ -39,7 +38,7 @@ def test_device_type_ids_may_be_plain_names(text: str, valid: bool) -> None:
     assert is_device_type_id(text) is valid
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "valid"),
     [
         ("example.smart_light", True),

@@ -49,6 +49,7 @@ from tests.config.test_mail import NO_ADDRESSES
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, run_inline
 from tests.mail_queue import mail_record, waiting_mails
+from tests.rows import each_row
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -187,7 +188,7 @@ def test_every_kind_of_mail_has_a_sample_and_a_template() -> None:
     assert names == {f"{sample.kind}.txt" for sample in SAMPLES}
 
 
-@pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
+@each_row("mail", SAMPLES)
 def test_a_template_shows_every_field_and_no_other(mail: Mail) -> None:
     text = resources.files("broker.mail").joinpath("templates", f"{mail.kind}.txt").read_text(encoding="utf-8")
     assert text.startswith("Subject: ")
@@ -197,7 +198,7 @@ def test_a_template_shows_every_field_and_no_other(mail: Mail) -> None:
     assert set(Template(text).get_identifiers()) == shown
 
 
-@pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
+@each_row("mail", SAMPLES)
 def test_a_rendered_mail_is_complete(mail: Mail) -> None:
     subject, text = mail.render(LINKS)
     assert "$" not in subject + text
@@ -405,8 +406,9 @@ async def test_a_queued_mail_is_sealed(
 
 
 async def test_the_content_of_a_finished_mail_is_erased_and_its_row_removed_after_two_days(
-    open_office: OpenOffice, autojump_clock: MockClock
+    open_office: OpenOffice, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mail_queue, "_LOOK_SECONDS", 1800)  # nobody sets the clock
     transport = Transport()
     async with open_office(transport) as office:
         await office.send()
@@ -528,8 +530,9 @@ async def test_the_queue_is_bounded(
 
 
 async def test_a_deferred_mail_is_tried_again_for_a_day_and_then_given_up(
-    open_office: OpenOffice, autojump_clock: MockClock
+    open_office: OpenOffice, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mail_queue, "_LOOK_SECONDS", 3600)  # nobody sets the clock
     transport = Transport(otherwise=MailDeferred("450 later"))
     with structlog.testing.capture_logs() as logs:
         async with open_office(transport) as office:
@@ -603,8 +606,9 @@ async def test_an_outage_does_not_count_against_a_mail(open_office: OpenOffice, 
 
 
 async def test_an_outage_of_a_day_gives_up_everything_that_old(
-    open_office: OpenOffice, autojump_clock: MockClock
+    open_office: OpenOffice, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mail_queue, "OUTAGE_SECONDS", (1800,))  # instead of 300 attempts
     transport = Transport(otherwise=MailServerUnavailable("refused"))
     async with open_office(transport) as office:
         for n in range(3):
@@ -615,7 +619,7 @@ async def test_an_outage_of_a_day_gives_up_everything_that_old(
         assert [mail.recipient for mail in await office.waiting()] == ["late@x.example"]
         assert office.mails.statistics().given_up == 3
         transport.otherwise = None
-        await trio.sleep(301)
+        await trio.sleep(1801)
         assert await office.waiting() == []
 
 

@@ -4,8 +4,9 @@ import re
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
@@ -14,10 +15,7 @@ from broker.provisioning.document import TABLES
 from broker.provisioning.reading import keys_of, read_document, structs_in
 from broker.provisioning.schema import document_schema
 from broker.services import Services
-from tests.quick_jsonschema import put_off_grammar
-
-if TYPE_CHECKING:
-    import jsonschema
+from tests.rows import each_row
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "config" / "gateway.example.toml"
@@ -30,13 +28,11 @@ def example(*, whole: bool = False) -> dict[str, Any]:
 
 
 @cache
-def schema() -> "jsonschema.Draft202012Validator":
-    put_off_grammar()
-    import jsonschema  # which takes long
-
+def schema() -> jsonschema_rs.Draft202012Validator:
     shown = document_schema()
-    jsonschema.Draft202012Validator.check_schema(shown)  # by the metaschema
-    return jsonschema.Draft202012Validator(shown)
+    assert shown["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema_rs.meta.validate(shown)
+    return jsonschema_rs.Draft202012Validator(shown)
 
 
 def names_in(kind: type[msgspec.Struct]) -> set[str]:
@@ -85,7 +81,7 @@ def test_the_example_is_valid_with_all_its_comments_taken_away() -> None:
     assert list(schema().iter_errors(example())) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "document",
     [
         {"gadgets": []},

@@ -4,6 +4,7 @@ import pytest
 
 from config.mail import MailSecurity, Sender, SmtpServer, mail_address
 from config.settings import SettingsError, load_settings
+from tests.rows import each_row
 
 NO_ADDRESSES = [
     "",
@@ -38,13 +39,13 @@ NO_ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize("text", NO_ADDRESSES)
+@each_row("text", NO_ADDRESSES)
 def test_texts_that_are_no_address_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a mail address"):
         mail_address(text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "address"),
     [
         ("ada@example.org", "ada@example.org"),
@@ -59,7 +60,7 @@ def test_an_address_has_its_domain_in_ascii(text: str, address: str) -> None:
     assert mail_address(text) == address
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mail_from", "public_url", "name", "address"),
     [
         ("", "https://gateway.example.org:8080", "Trunkline", "trunkline@gateway.example.org"),
@@ -78,7 +79,7 @@ def test_sender(mail_from: str, public_url: str, name: str, address: str) -> Non
     assert sender.header.addr_spec == address
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text", ["gateway", "A\r\nB <a@example.org>", "A <a@example.org> B", "<a>", "jürgen@example.org", "a@b.c\nX: y"]
 )
 def test_texts_that_are_no_sender_are_refused(text: str) -> None:
@@ -86,7 +87,7 @@ def test_texts_that_are_no_sender_are_refused(text: str) -> None:
         Sender.of(text, "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "host", "port", "security"),
     [
         ("smtp://mail.example.org", "mail.example.org", 587, MailSecurity.STARTTLS),
@@ -112,7 +113,7 @@ def test_user_and_password_are_percent_decoded_and_the_password_is_not_shown() -
     assert "p:/" not in repr(server)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     [
         "mail.example.org:25",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from config.settings import Address, IdentityProvider, Settings, SettingsError, load_settings
+from tests.rows import each_row
 
 EXPECTED_RATE = "expected minute/day like 100/1000, the first from 1 to 1000000"
 STATE = 'state_dir = "/var/lib/trunkline"\n'
@@ -142,7 +143,7 @@ _VARIABLES = [
 _TLS = {"TRUNKLINE_TLS_CERTIFICATE": "/c.pem", "TRUNKLINE_TLS_KEY": "/k.pem"}
 
 
-@pytest.mark.parametrize(("variable", "text", "key", "value"), _VARIABLES)
+@each_row(("variable", "text", "key", "value"), _VARIABLES)
 def test_every_key_is_also_a_variable(variable: str, text: str, key: str, value: object) -> None:
     settings: object = load_settings(None, {"TRUNKLINE_STATE_DIR": "/s", **_TLS, f"TRUNKLINE_{variable}": text})
     for part in key.split("."):
@@ -179,7 +180,7 @@ def test_without_a_configuration_it_is_said_where_the_state_directory_comes_from
 _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("toml", "problem"),
     [
         ("", "state_dir: is required"),
@@ -260,7 +261,7 @@ def test_a_bad_file_is_refused_with_file_key_and_allowed_values(file: Path, toml
     assert refusal(file, {}).startswith(f"{file}: {problem}")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("variable", "text", "problem"),
     [
         ("TRUNKLINE_HTTP_PORT", "1", "unknown setting"),
@@ -309,7 +310,7 @@ def test_an_address_reads_and_writes_the_same(text: str, host: str, port: int) -
     assert str(address) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ["", ":80", "h", "h:", "h:x", "h:-1", "h:65536", "h:٣", "::1", "::1:80", "[]:80", "[::1]", "[::1:80", "a b:1"],
 )
@@ -373,7 +374,7 @@ def providers(*entries: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "entry",
     [
         {},
@@ -392,7 +393,7 @@ def test_identity_providers(file: Path, entry: dict[str, object]) -> None:
     assert (first.name, second.name) == (entry.get("name", "example"), "another")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("entries", "problem"),
     [
         ([{"name": ""}], "providers[0].name: must be 1 to 32 characters"),

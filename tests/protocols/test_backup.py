@@ -145,7 +145,10 @@ def test_an_image_that_is_deleted_meanwhile_is_left_out_with_its_row(settings: S
         assert FirmwareStore(store).ids() == set()
 
 
-def test_a_key_under_a_passphrase_opens_with_it_only(settings: Settings, tmp_path: Path) -> None:
+def test_a_key_under_a_passphrase_opens_with_it_only(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.backup.sealed_key._MEMORY_KIB", 8)
     file, (key,) = tmp_path / "backup.tar", KeyFile(settings.state_dir / "key").keys()
     assert make_backup(settings, file, passphrase="correct horse").key == "sealed"
     assert key not in file.read_bytes()

@@ -30,7 +30,6 @@ BYTES = 60_000
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     tracemalloc.start()
     yield

@@ -11,6 +11,7 @@ from broker.core import Core
 from broker.operating.port import BackupFailedError
 from broker.services import Services
 from config.settings import Address, Settings
+from protocols.backup import MIB
 from protocols.metrics.vitals import Vitals
 from protocols.operating import DaemonMachine
 from protocols.state import open_state
@@ -30,8 +31,9 @@ def machine_of(core: Core, settings: Settings) -> DaemonMachine:
 
 
 async def test_backups_are_made_listed_and_the_oldest_removed(
-    services: Services, settings: Settings, tmp_path: Path
+    services: Services, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("protocols.operating._BYTES_A_SECOND", 1_000 * MIB)
     machine, folder = machine_of(services.core, settings), tmp_path / "backups"
     assert await machine.backups(folder) == []
     (tmp_path / "backups").mkdir()

@@ -8,6 +8,7 @@ import trio
 import trio.testing
 
 from protocols.proxy_protocol import HEADER_BYTES, LINE_BYTES, ProxyHeaderError, Source, receive_source
+from tests.rows import each_row
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 V4 = bytes([203, 0, 113, 7, 192, 0, 2, 1]) + struct.pack("!HH", 54321, 8080)
@@ -46,8 +47,8 @@ async def received(sent: bytes, *, one_by_one: bool = False) -> tuple[Source | N
     raise refusal
 
 
-@pytest.mark.parametrize("one_by_one", [False, True])
-@pytest.mark.parametrize(
+@each_row("one_by_one", [False, True])
+@each_row(
     ("header", "source"),
     [
         (b"PROXY TCP4 203.0.113.7 192.0.2.1 54321 8080\r\n", CLIENT_V4),
@@ -67,7 +68,7 @@ async def test_a_header_names_the_client_and_ends_where_it_says(
     assert await received(header + b"\x16\x03\x01PROXY", one_by_one=one_by_one) == (source, b"\x16\x03\x01PROXY")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "sent",
     [
         b"",

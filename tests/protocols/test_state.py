@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from config.settings import Settings
 from protocols.state import StateError, StateInUseError, open_state
 from storage.engines.sqlite import SqliteEngine
+from tests.stores import make_store as make_empty_store
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def make_store(settings: Settings) -> Path:
     """A store whose last writes are still in its write-ahead log, as after a kill."""
     with open_state(settings) as state:
         engine, aside = SqliteEngine(state.database), settings.state_dir.parent / "aside"
-        engine.migrate()
+        make_empty_store(state.database)
         with closing(engine.open(read_only=False)) as store:
             store.begin(write=True)
             store.execute("INSERT INTO counter VALUES ('a', 1)")

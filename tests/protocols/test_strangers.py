@@ -2,7 +2,7 @@
 
 import os
 import select
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Final
 
@@ -19,10 +19,17 @@ from protocols.mqtt.server import serve_mqtt
 from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from tests.factories import ADA, ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from tests.protocols.http.routes import shared_routes
 from tests.protocols.mqtt.peers import ACCEPTED, connect
 
 ANY: Final = Address("127.0.0.1", 0)
 CALL = "GET /v1.1/devices/{device} HTTP/1.1\r\nHost: a\r\nAuthorization: bearer {token}\r\n\r\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _routes_are_shared() -> Iterator[None]:
+    with shared_routes():
+        yield
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.migrations import VERSION
 from storage.sql import StoreError
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_rolling_back_without_a_transaction_does_nothing(connection: SqliteConne
     connection.rollback()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "found"),
     [
         ("a", True),

@@ -180,7 +180,7 @@ async def test_old_wrong_codes_are_not_counted(oauth: OAuthWorld, fake_clock: Fa
             await oauth.services.accounts.device_codes.find(f"AAAA-AA{ALPHABET[number]}A", address=HERE)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other", "same"),
     [
         ("192.0.2.1", "192.0.2.2", False),
@@ -206,8 +206,6 @@ def test_a_typed_user_code_is_read_in_the_form_that_devices_show(data: st.DataOb
     assert found is None or found.replace("-", "") == "".join(other.split()).upper().replace("-", "")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "ABCD", "ABCD-EFGHJ", "ABCD--EFGH", "ABC-DEFGH", "ABCD-EFG0", "ABCD-EFGI", "ſBCD-EFGH"]
-)
+@each_row("text", ["", "ABCD", "ABCD-EFGHJ", "ABCD--EFGH", "ABC-DEFGH", "ABCD-EFG0", "ABCD-EFGI", "ſBCD-EFGH"])
 def test_what_is_no_user_code_is_none(text: str) -> None:
     assert typed_user_code(text) is None

@@ -28,6 +28,7 @@ from tests.factories import (
     make_device,
 )
 from tests.fakes import HeldRunner
+from tests.rows import each_row
 
 READ, WRITE, MANAGE = Permission.READ, Permission.WRITE, Permission.MANAGE
 ADA, BOB, CAROL = UserKey(1), UserKey(2), UserKey(3)
@@ -69,7 +70,7 @@ def grant(type_key: DeviceTypeKey | None, *, read: bool = True, write: bool = Tr
     return GrantRecord(user, DASHBOARD, type_key, read, write)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("caller", "grants", "target", "reads", "writes"),
     [
         (device, [], adas_light, True, True),
@@ -118,7 +119,7 @@ def test_what_a_caller_may_do_with_a_device(
     assert (reach.allows(target, READ), reach.allows(target, WRITE)) == (reads, writes)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("caller", "grants", "reads", "writes", "manages"),
     [
         (device, [], True, True, True),  # its own device; which calls accept a device token is declared with each call
@@ -183,7 +184,7 @@ def test_an_application_without_organization_of_its_own_has_no_own_types() -> No
     assert not Reach(stranger, Grants([grant(LOCK)])).allows(adas_own_brand, READ)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("caller", "grants", "user", "covered"),
     [
         (ada, [], ADA, True),

@@ -3,7 +3,6 @@
 import string
 from urllib.parse import parse_qs
 
-import pytest
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from broker.accounts.redirects import with_parameters
 from storage.keys import ApplicationKey, OrganizationKey
 from storage.records import ApplicationRecord
 from tests.broker.accounts.oauth_world import challenge_of, query_of
+from tests.rows import each_row
 
 _UNRESERVED = string.ascii_letters + string.digits + "-._~"
 uris = st.from_regex(r"(https|myapp)://[a-z.]{1,10}(/[a-zA-Z0-9%._~-]{0,8}){0,3}(\?[a-z=&%0-9]{0,10})?", fullmatch=True)
@@ -95,7 +95,7 @@ def test_parameters_are_appended_and_the_address_stays(
     assert parse_qs(added, keep_blank_values=True) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("uri", "fragment", "url"),
     [
         ("https://a.example", False, "https://a.example?code=1"),

@@ -22,6 +22,7 @@ from broker.connectors.plugin import (
 from broker.connectors.reading import time_in_ms
 from broker.connectors.templates import check_template, fill_template, fill_url
 from config.limits import JSON_NESTING_MAX
+from tests.rows import each_row
 
 CALLBACK = "https://we.example/hook"
 DEVICE = LinkedDevice("d" * 32, AccessToken(value="t"), account="ada/1", sub_device="lamp 1")
@@ -37,7 +38,7 @@ def answer(payload: object, status: int = 200) -> Response:
     return Response(status, {}, msgspec.json.encode(payload))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "parameters",
     [
         {"unknown": 1},
@@ -104,7 +105,7 @@ def test_an_item_that_cannot_be_read_harms_no_other() -> None:
     assert all(one.reason and one.series == "0" for one in unreadable)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "unit", "expected"),
     [
         (None, "ms", None),

@@ -18,6 +18,7 @@ from broker.connectors.oauth import (
 )
 from broker.connectors.plugin import AccessToken, Request, Response
 from broker.connectors.terms import ConnectorTerms, OAuth1Terms, OAuth2Terms
+from tests.rows import each_row
 
 BACK = "https://we.example/auth"
 OAUTH2 = OAuth2Terms(
@@ -126,7 +127,7 @@ def test_an_invalid_expiry_is_ignored(seconds: object) -> None:
     assert granted.token.expires_on is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "response",
     [
         answer({}),
@@ -160,7 +161,7 @@ def test_refreshing() -> None:
     assert client.refresh(AccessToken(value="v")) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("response", "error"),
     [
         (answer({"error": "invalid_grant"}, 400), TokenRevokedError),

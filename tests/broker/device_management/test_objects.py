@@ -7,6 +7,7 @@ import pytest
 from broker.device_management.models import ModelError, camel_case, parse_models, read_models
 from broker.device_management.objects import ObjectMap, ValueType, leaves_of, nested
 from broker.device_management.requests import parse_value
+from tests.rows import each_row
 
 TEMPERATURE = b"""<?xml version="1.0" encoding="UTF-8"?>
 <LWM2M xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:noNamespaceSchemaLocation="LWM2M.xsd">
@@ -21,7 +22,7 @@ TEMPERATURE = b"""<?xml version="1.0" encoding="UTF-8"?>
 </Resources></Object></LWM2M>"""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "name"),
     [
         ((3, 0, 0), "device.manufacturer"),
@@ -40,12 +41,12 @@ def test_resources_have_names_in_both_directions(path: tuple[int, ...], name: st
     assert (at.name, named.path) == (name, path)
 
 
-@pytest.mark.parametrize("path", [(3, 0, 22), (5, 0, 0), (3, 1, 0), (0, 0, 5), (2, 0, 3), (3, 0), (3303, 0, 65_535)])
+@each_row("path", [(3, 0, 22), (5, 0, 0), (3, 1, 0), (0, 0, 5), (2, 0, 3), (3, 0), (3303, 0, 65_535)])
 def test_other_resources_have_none(path: tuple[int, ...]) -> None:
     assert ObjectMap().property_at(path) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "",
@@ -88,7 +89,7 @@ def test_a_model_gives_names_types_and_operations() -> None:
     assert objects.type_at((3304, 0, 5700)) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "content",
     [
         b"",
@@ -120,7 +121,7 @@ def test_a_name_that_is_taken_leaves_the_number() -> None:
     assert found.name == "object3303.0.5700"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "name"),
     [
         ("Sensor Value", "sensorValue"),
@@ -135,7 +136,7 @@ def test_names_of_models(words: str, name: str) -> None:
     assert camel_case(words) == name
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "kind", "value"),
     [
         ("7", ValueType.INTEGER, 7),

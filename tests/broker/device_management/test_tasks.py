@@ -13,6 +13,7 @@ from broker.services import Services
 from tests.broker.device_management.devices import Fleet, mock_time, settle
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
+from tests.rows import each_row
 
 MANUFACTURER = "deviceProperties.device.manufacturer"
 OFFSET = "deviceProperties.device.utcOffset"
@@ -366,8 +367,8 @@ async def test_a_restart_goes_on(opener: ServicesOpener, autojump_clock: MockClo
         assert await fleet.task_status(scheduled) == "COMPLETE"
 
 
-@pytest.mark.parametrize("before", DeviceTaskStatus)
-@pytest.mark.parametrize("after", DeviceTaskStatus)
+@each_row("before", DeviceTaskStatus)
+@each_row("after", DeviceTaskStatus)
 def test_the_end_is_the_end(before: DeviceTaskStatus, after: DeviceTaskStatus) -> None:
     is_end = before in {DeviceTaskStatus.SUCCEEDED, DeviceTaskStatus.FAILED, DeviceTaskStatus.CANCELLED}
     assert not (is_end and after in MAY_FOLLOW[before])

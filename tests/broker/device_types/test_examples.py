@@ -1,14 +1,12 @@
 """The shipped device types (reference 8.7)."""
 
 import json
-from operator import attrgetter
-
-import pytest
 
 from broker.device_types.examples import ExampleDeviceType, load_examples
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.standard_actions import STANDARD_ACTIONS
 from broker.ids import is_unique_name
+from tests.rows import each_row
 
 EXAMPLES = {example.unique_name: example for example in load_examples()}
 
@@ -63,7 +61,7 @@ TABLE: list[tuple[str, str, dict[str, str], dict[str, list[str]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("unique_name", "name", "fields", "actions"), TABLE)
+@each_row(("unique_name", "name", "fields", "actions"), TABLE)
 def test_example(unique_name: str, name: str, fields: dict[str, str], actions: dict[str, list[str]]) -> None:
     example = EXAMPLES[unique_name]
     assert example.name == name
@@ -79,7 +77,7 @@ def test_nothing_else_is_shipped() -> None:
     assert sorted(EXAMPLES) == sorted(unique_name for unique_name, _, _, _ in TABLE)
 
 
-@pytest.mark.parametrize("example", EXAMPLES.values(), ids=attrgetter("unique_name"))
+@each_row("example", EXAMPLES.values())
 def test_record_is_complete(example: ExampleDeviceType) -> None:
     assert is_unique_name(example.unique_name)
     assert example.published
@@ -96,7 +94,7 @@ def test_flags_of_the_special_boards() -> None:
     ]
 
 
-@pytest.mark.parametrize("example", EXAMPLES.values(), ids=attrgetter("unique_name"))
+@each_row("example", EXAMPLES.values())
 def test_standard_actions_carry_their_standard_names(example: ExampleDeviceType) -> None:
     for action in example.manifest.actions:
         if action.is_standard:

@@ -19,11 +19,12 @@ from broker.device_types.expressions import (
 )
 from config.limits import JSON_NESTING_MAX
 from tests.properties import examples
+from tests.rows import each_row
 
 PAYLOAD: dict[str, Any] = {"t": "215", "n": 7, "f": 2.5, "on": "1", "flags": 0b1010_0110, "xs": [3, 1, 2], "empty": ""}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "result"),
     [
         ("@.n", 7),
@@ -60,7 +61,7 @@ def test_result(expression: str, result: object) -> None:
     assert Expression(expression).evaluate(PAYLOAD) == result
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "complaint"),
     [
         ("", "Invalid value: Invalid JMESPath expression: cannot be empty."),
@@ -103,7 +104,7 @@ def test_the_longest_expression_is_accepted() -> None:
     assert Expression("a" * MAX_EXPRESSION_CHARACTERS).evaluate({}) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "reason"),
     [
         ("divide(n, `0`)", "division by zero"),
@@ -132,7 +133,7 @@ def test_a_failure_says_why(expression: str, reason: str) -> None:
 LARGE = {"xs": list(range(1_000)), "text": "x" * 1_000}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "expression",
     [
         "xs | " + " | ".join(["[@, @][]"] * 30),

@@ -11,6 +11,7 @@ from broker.device_types.manifest import NO_MANIFEST, DeclaredAction, Field, Man
 from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import ValidationFailed
 from config.limits import JSON_NESTING_MAX
+from tests.rows import each_row
 
 Object = dict[str, object]
 
@@ -128,7 +129,7 @@ def deep_array(levels: int) -> object:
     return value
 
 
-@pytest.mark.parametrize(
+@each_row(
     "document",
     [
         None,
@@ -146,7 +147,6 @@ def deep_array(levels: int) -> object:
         {"fields": [leaf()], "extra": deep_array(JSON_NESTING_MAX - 1)},
         {"fields": [leaf()], "extra": deep_array(100_000)},
     ],
-    ids=lambda document: type(document).__name__,
 )
 def test_what_is_no_manifest(document: object) -> None:
     assert findings(document) == [("manifest", "manifest content invalid or empty")]
@@ -165,7 +165,7 @@ def test_document_may_have_256_kib() -> None:
     assert findings({**document, "extra": "ü" * (room // 2 + 1)}) == [("manifest", "Maximum length 262144")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("document", "expected"),
     [
         # fields
@@ -222,8 +222,8 @@ FIELD_PLACES = [PLACES[0], PLACES[1], PLACES[3]]
 Place = Callable[[Object], Object]
 
 
-@pytest.mark.parametrize(("place", "path"), PLACES)
-@pytest.mark.parametrize(
+@each_row(("place", "path"), PLACES)
+@each_row(
     ("name", "message"),
     [
         ("a", None),
@@ -254,8 +254,8 @@ def test_names_are_unique_among_siblings_only() -> None:
     assert findings({"fields": [leaf("a"), group("b", leaf("a"), leaf("b"))], "actions": [{"name": "a"}]}) == []
 
 
-@pytest.mark.parametrize(("place", "path"), PLACES)
-@pytest.mark.parametrize(
+@each_row(("place", "path"), PLACES)
+@each_row(
     ("type_", "message"),
     [
         (None, None),
@@ -292,8 +292,8 @@ def test_description(place: Place, path: str) -> None:
 # Members of fields and parameters
 
 
-@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
-@pytest.mark.parametrize(
+@each_row(("place", "path"), FIELD_PLACES)
+@each_row(
     ("value_class", "message"),
     [
         ("Boolean", None),
@@ -335,8 +335,8 @@ def test_at_most_five_levels() -> None:
     assert findings(fields(nested(400))) == [(deepest, "Invalid value")]
 
 
-@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
-@pytest.mark.parametrize("member", ["isCollection", "isSensitive"])
+@each_row(("place", "path"), FIELD_PLACES)
+@each_row("member", ["isCollection", "isSensitive"])
 def test_flags_of_a_field(place: Place, path: str, member: str) -> None:
     for accepted in (True, False, None):
         assert findings(place(leaf(**{member: accepted}))) == []
@@ -351,7 +351,7 @@ def test_flags_of_a_field_are_kept() -> None:
     assert (field.is_collection, field.is_sensitive) == (False, False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("members", "text"),
     [
         ({}, None),
@@ -370,8 +370,8 @@ def test_unit(members: Object, text: str | None) -> None:
     assert parse_manifest(fields(leaf(**members))).fields[0].unit == text
 
 
-@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
-@pytest.mark.parametrize("member", ["unit", "unitSymbol"])
+@each_row(("place", "path"), FIELD_PLACES)
+@each_row("member", ["unit", "unitSymbol"])
 def test_unit_is_text(place: Place, path: str, member: str) -> None:
     assert findings(place(leaf(**{member: 7}))) == [(f"{path}.{member}", "Text field only")]
 
@@ -388,7 +388,7 @@ def test_tags(place: Place, path: str) -> None:
 NUMERIC_CLASSES = ("DOUBLE", "FLOAT", "INTEGER", "LONG")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("type_", "value"),
     [
         ("SAMPLE_RATE", 50),
@@ -413,8 +413,8 @@ def test_metadata(type_: str, value: object) -> None:
     }
 
 
-@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
-@pytest.mark.parametrize(
+@each_row(("place", "path"), FIELD_PLACES)
+@each_row(
     ("metadata", "expected"),
     [
         (None, []),
@@ -447,7 +447,7 @@ def test_metadata_rules(place: Place, path: str, metadata: object, expected: lis
 # Actions
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("members", "expected"),
     [
         ({}, []),

@@ -13,6 +13,7 @@ from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.normalize import Normalizer
 from broker.errors import BadRequest
 from config.limits import JSON_NESTING_MAX
+from tests.rows import each_row
 
 VALUE_CLASSES = ("Boolean", "Double", "Float", "Integer", "Long", "String")
 
@@ -179,7 +180,7 @@ CONVERSIONS = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value_class", "sent", "kept"),
     [
         pytest.param(value_class, sent, kept, id=f"{value_class}-{sent[:24]}")
@@ -191,7 +192,7 @@ def test_conversion(value_class: str, sent: str, kept: str | None) -> None:
     assert value_of(one_field(value_class), sent) == kept
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value_class", "sent", "kept"),
     [
         ("Integer", "[1,2,3]", "[1,2,3]"),
@@ -217,7 +218,7 @@ def test_collection(value_class: str, sent: str, kept: str | None) -> None:
     assert value_of(one_field(value_class, is_collection=True), sent) == kept
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("payload", "kept"),
     [
         ('{"state":true,"intensity":55}', '{"state":true,"intensity":55}'),
@@ -273,7 +274,7 @@ def test_no_manifest_keeps_nothing() -> None:
         normalizer.normalize(b"[]")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "payload",
     [
         b"",
@@ -314,7 +315,6 @@ def test_no_manifest_keeps_nothing() -> None:
         b'{"state":' + b"[" * 16_000,
         b'{"colorRGB":' * 1_300 + b"1" + b"}" * 1_300,
     ],
-    ids=lambda payload: repr(payload[:24]),
 )
 def test_what_is_not_a_json_object(payload: bytes) -> None:
     normalizer = Normalizer(SMART_LIGHT)
@@ -331,7 +331,7 @@ def test_what_is_not_declared_nests_as_deep_as_the_limit() -> None:
     assert normalizer.normalize(payload) == normalizer.normalize_leniently(payload) == b'{"state":true}'
 
 
-@pytest.mark.parametrize("name", ["class", "None", "__init__", "__class__", "__struct_fields__", "f0", "self", "_"])
+@each_row("name", ["class", "None", "__init__", "__class__", "__struct_fields__", "f0", "self", "_"])
 def test_a_field_may_be_called_anything(name: str) -> None:
     normalizer = Normalizer(parse_manifest({"fields": [{"name": name, "valueClass": "Long"}]}))
     assert normalized(normalizer, f'{{"{name}":1}}'.encode()) == f'{{"{name}":1}}'

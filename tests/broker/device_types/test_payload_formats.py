@@ -21,6 +21,7 @@ from broker.device_types.payload_formats import (
     TextFormat,
     unwrap,
 )
+from tests.rows import each_row
 
 CSV = CsvFormat(("t", "h", "s"))
 BOARD = BinaryFormat(
@@ -36,7 +37,7 @@ BOARD = BinaryFormat(
 BOARD_BYTES = struct.pack(">hxB4s2sf", 615, 200, b"ab", b"\x01\xff", 1.5)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("format_", "payload", "read"),
     [
         (TextFormat(), "21,5 °C".encode(), {"text": "21,5 °C"}),
@@ -63,7 +64,7 @@ def test_read(format_: PayloadFormat, payload: bytes, read: object) -> None:
     assert format_.read(payload) == read
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("format_", "payload", "reason"),
     [
         (TextFormat(), b"ab\xff", "not UTF-8 text: byte 2"),

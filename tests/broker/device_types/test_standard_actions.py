@@ -4,6 +4,7 @@ import pytest
 
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.standard_actions import STANDARD_ACTIONS
+from tests.rows import each_row
 
 
 def _leaf(value_class: str) -> dict[str, object]:
@@ -28,7 +29,7 @@ TABLE: list[tuple[str, str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("type_", "name", "parameters"), TABLE)
+@each_row(("type_", "name", "parameters"), TABLE)
 def test_standard_action(type_: str, name: str, parameters: dict[str, object]) -> None:
     assert STANDARD_ACTIONS[type_].name == name
     action = {"name": name, "type": type_, "isStandard": True}

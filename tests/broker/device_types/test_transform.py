@@ -14,6 +14,7 @@ from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.transform import TransformFailedError
 from broker.errors import ValidationFailed
 from config.limits import MAX_DATA_BYTES
+from tests.rows import each_row
 
 FIELDS = [
     {"name": "t", "valueClass": "Double"},
@@ -28,7 +29,7 @@ def version(**transform: object) -> ManifestVersion:
     return ManifestVersion(1, parse_manifest({"fields": FIELDS, "transform": transform}))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("transform", "payload", "data"),
     [
         (CSV, b"21.5,true", {"t": 21.5, "on": True}),
@@ -63,7 +64,7 @@ def test_a_payload_becomes_data(transform: dict[str, Any], payload: bytes, data:
     assert (None if normalized is None else json.loads(normalized)) == data
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("transform", "payload", "reason"),
     [
         (CSV, b"\xff", "payload: not UTF-8 text: byte 0"),
@@ -99,7 +100,7 @@ def binary(**entry: object) -> dict[str, object]:
     return {"format": "binary", "layout": [entry]}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("transform", "path", "text"),
     [
         ([], "transform", INVALID),

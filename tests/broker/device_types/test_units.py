@@ -1,11 +1,10 @@
 """The table of units, their prefix forms, and texts that the table does not list (reference 8.5)."""
 
-import pytest
-
 from broker.device_types.units import unit_text
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text"),
     [
         ("SI.METER", "m"),
@@ -65,7 +64,7 @@ def test_listed_unit(name: str, text: str | None) -> None:
     assert unit_text(name) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("prefix", "text"),
     [
         ("QUETTA", "Q"),
@@ -103,7 +102,7 @@ def test_prefix_of_a_unit_outside_si() -> None:
     assert unit_text("SI.MEGA(NonSI.BYTE)") == "Mbyte"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "unit",
     [
         "furlong",

@@ -18,12 +18,14 @@ from trio.testing import MockClock
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import Conflict, Gone, NotFound, PermissionDenied, ValidationFailed
+from broker.export import merging, writer
 from broker.export.exports import Export
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus, may_follow
 from broker.messages.history import Search
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
 from broker.services import Services
+from config.limits import EXPORT_ENTRY_MESSAGES
 from protocols.rendering import message_entry
 from storage.keys import Milliseconds
 from tests.builders import ServicesOpener
@@ -196,15 +198,26 @@ async def test_an_empty_result_is_one_empty_entry(
     assert found == {f"{HALL}-0.{'json' if format_ == 'json' else 'csv'}": content}
 
 
-async def test_a_new_entry_starts_after_10000_messages(services: Services, ada: Caller, kitchen: Device) -> None:
-    for number in range(20_002):
-        services.messages.ingest.submit(kitchen, b'{"state":true}', START + number // 15_000)
+@pytest.fixture
+def small_entries(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of messages in a full entry: a twentieth. As many rows less are held at once."""
+    assert (EXPORT_ENTRY_MESSAGES, merging._HELD_ROWS) == (10_000, 20_000)
+    monkeypatch.setattr(writer, "EXPORT_ENTRY_MESSAGES", 500)
+    monkeypatch.setattr(merging, "_HELD_ROWS", 1_000)
+    return 500
+
+
+async def test_a_new_entry_starts_after_10000_messages(
+    services: Services, ada: Caller, kitchen: Device, small_entries: int
+) -> None:
+    for number in range(2 * small_entries + 2):
+        services.messages.ingest.submit(kitchen, b'{"state":true}', START + 2 * number // (3 * small_entries))
     await services.messages.ingest.wait_committed()
     found = stamps(await exported(services, ada, asking(sdids=KITCHEN)))
-    # The first ten thousand messages, and some more, are of one moment: no entry hides another.
+    # The first full entry, and some messages more, are of one moment: no entry hides another.
     assert {name: len(one) for name, one in found.items()} == {
-        f"{KITCHEN}-{START}.json": 10_000,
-        f"{KITCHEN}-{START}-1.json": 10_000,
+        f"{KITCHEN}-{START}.json": small_entries,
+        f"{KITCHEN}-{START}-1.json": small_entries,
         f"{KITCHEN}-{START + 1}.json": 2,
     }
 
@@ -373,9 +386,9 @@ async def test_a_mail_is_queued_with_success(services: Services, ada: Caller) ->
 # Restarts
 
 
-async def test_an_export_goes_on_after_a_restart(opener: ServicesOpener, tmp_path: Path) -> None:
+async def test_an_export_goes_on_after_a_restart(opener: ServicesOpener, tmp_path: Path, small_entries: int) -> None:
     export_id = ""
-    total = 30_005
+    total = 3 * small_entries + 5
     async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
@@ -403,7 +416,7 @@ async def test_an_export_goes_on_after_a_restart(opener: ServicesOpener, tmp_pat
     assert done.record.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest()
     found = stamps(entries(content))
     assert [ts for one in found.values() for ts in one] == [START + number for number in range(total)]
-    assert list(map(len, found.values())) == [10_000, 10_000, 10_000, 5]
+    assert list(map(len, found.values())) == [small_entries] * 3 + [5]
 
 
 async def test_an_export_whose_beginning_is_lost_begins_again(opener: ServicesOpener, tmp_path: Path) -> None:

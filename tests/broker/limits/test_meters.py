@@ -20,6 +20,7 @@ from config.settings import Limits
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import ApplicationKey, DeviceKey, UserKey
+from storage.records import TallyRecord
 from storage.sql import StoreError
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, FakeClock, new_refusals, run_inline
@@ -99,9 +100,13 @@ def calls_let_through(meter: Meter, tries: int) -> int:
 async def test_each_row_of_the_table_allows_its_numbers_and_no_more(
     run: Run, fake_clock: FakeClock, channel: Channel, caller: Caller, minute: int, day: int
 ) -> None:
+    """The day begins shortly before its end: most of its calls are those of an earlier run."""
     fake_clock.advance(MIDNIGHT - fake_clock.now)
+    used = day - 3 * minute
+    name = run.meter(channel, caller).name
+    run.ledger.remember(TallyRecord(name, MIDNIGHT, MIDNIGHT + DAY_MS, used))
     meter = run.meter(channel, caller)
-    used = 0
+    assert meter.standing().remaining.day == 3 * minute
     while used < day:
         assert calls_let_through(meter, minute + 1) == minute
         used += minute

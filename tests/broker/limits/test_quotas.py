@@ -30,6 +30,7 @@ from tests.builders import ServicesOpener
 from tests.factories import ACME, KITCHEN, NOW_MS, World, build_world, make_device
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
+from tests.rows import each_row
 
 MESSAGE = b'{"state":true}'
 ACTION = b'{"actions":[{"name":"setOn"}]}'
@@ -92,7 +93,7 @@ class Channel:
         self._link.close()
 
 
-@pytest.mark.parametrize(("size", "units"), [(0, 1), (1, 1), (900, 1), (1024, 1), (1025, 2), (2048, 2), (2049, 3)])
+@each_row(("size", "units"), [(0, 1), (1, 1), (900, 1), (1024, 1), (1025, 2), (2048, 2), (2049, 3)])
 def test_a_unit_is_every_started_1024_bytes(size: int, units: int) -> None:
     assert units_of(size) == units
 

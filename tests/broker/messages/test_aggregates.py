@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.messages.aggregates import Aggregate, Number, merge_all, plain
+from tests.rows import each_row
 
 LARGEST = float_info.max
 
@@ -75,7 +76,7 @@ def test_integers_and_floats_keep_their_form() -> None:
     assert [type(one) for one in (found.min, found.max)] == [float, int]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "values",
     [
         [1.7e308, 1.7e308],

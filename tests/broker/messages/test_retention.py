@@ -23,6 +23,12 @@ from tests.factories import LIGHT_MANIFEST, NOW_MS, World, new_device, new_devic
 from tests.fakes import FakeClock
 
 
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the steps: nobody else writes."""
+    monkeypatch.setattr("broker.messages.retention._PAUSE_SECONDS", 0)
+
+
 @dataclass
 class Fleet:
     """A light of a type without its own retention, and a sensor of another type."""

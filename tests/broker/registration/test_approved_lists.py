@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import trio
@@ -65,7 +66,7 @@ def signed(issued: Issued, vdid: str, hash_: HashAlgorithm | None = None) -> str
 # Reading a file
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "rows"),
     [
         (b"vdid\na\nb\n", ["a", "b"]),
@@ -83,7 +84,7 @@ def test_files_as_spreadsheets_write_them(content: bytes, rows: list[str]) -> No
     assert read_rows(content) == rows
 
 
-@pytest.mark.parametrize(
+@each_row(
     "content",
     [
         b"",
@@ -221,11 +222,16 @@ async def test_enabling_twice_is_no_conflict(services: Services, lists: Approved
 # New devices
 
 
+@cache
+def vendor_with(kind: Kind) -> Issued:
+    """To make a key of RSA takes longer than a test."""
+    return Authority("Vendor", now=NOW, kind=kind).own
+
+
 @pytest.fixture(params=["ec", "rsa"])
 async def vendor(lists: ApprovedLists, meters: DeviceType, request: pytest.FixtureRequest) -> Issued:
     """The vendor of the ids `a` and `b`, whose certificate is uploaded; the list is enabled."""
-    kind: Kind = request.param
-    issued = Authority("Vendor", now=NOW, kind=kind).own
+    issued = vendor_with(request.param)
     await lists.add_certificate(meters, issued.pem)
     await upload(lists, meters, ["a", "b"])
     await lists.set_enabled(meters, True)

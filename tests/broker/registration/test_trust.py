@@ -10,6 +10,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from broker.registration.certificates import BadCertificate
 from broker.registration.trust import Authorities
 from tests.certificates import DAY, Authority, Issued, Kind, new_key, usage
+from tests.rows import each_row
 
 NOW = dt.datetime(2025, 10, 9, tzinfo=dt.UTC)
 
@@ -38,7 +39,7 @@ def test_the_signature_of_the_authority_suffices(authority: Authority, kind: Kin
     believed(authority, authority.issue(kind=kind))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "extensions",
     [
         (NO_CA, usage("digital_signature"), CLIENT),
@@ -99,7 +100,7 @@ def _too_long(authority: Authority) -> Issued:
     return authority.issue()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "issue",
     [
         _self_signed,
@@ -161,7 +162,7 @@ def test_an_expired_authority_is_not_trusted() -> None:
         believed(authority, authority.issue())
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk", b"\x30\x82\xff\xff", b"\x00" * 2000])
+@each_row("junk", [b"", b"junk", b"\x30\x82\xff\xff", b"\x00" * 2000])
 def test_junk_is_refused(authority: Authority, junk: bytes) -> None:
     good = authority.issue().shown
     for shown in (type(good)(junk), type(good)(good.leaf, (junk,))):

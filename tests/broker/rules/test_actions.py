@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from broker.rules.rule import CallHttp, NotSent, Outgoing, SendAction, SendMail
 from tests.broker.rules.rule_world import KEYS, FakeView, body, condition, findings, rule, selector
+from tests.rows import each_row
 
 _TRIGGER = condition("s1", "temp", "is in message")
 _TEMP = {"valueFrom": {"sdid": "s1", "field": "temp"}}
@@ -100,7 +99,7 @@ def test_a_mail() -> None:
     assert sent(lines, mode=" one\r\nBcc: two ") == [SendMail(0, None, "one Bcc: two", "")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("action", "mode"),
     [
         (http(url=_MODE), "http://"),
@@ -128,7 +127,7 @@ def test_a_value_that_an_action_cannot_take_is_not_sent(action: dict[str, Any], 
 _AT = "rule.then.parameters"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("action", "expected"),
     [
         (to_light("setText", tekst={"value": 5}), [(f"{_AT}.tekst", 'Field "tekst" does not exist')]),

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from tests.broker.rules.rule_world import FakeView, body, condition, findings, rule
+from tests.rows import each_row
 
 _EVERY = {"is in message", "is not in message", "=", "!="}
 _ORDER = {"<", "<=", ">", ">="}
@@ -23,7 +22,7 @@ _FIELDS: list[tuple[str, Any, Any, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "operand", "part", "allowed"), _FIELDS)
+@each_row(("field", "operand", "part", "allowed"), _FIELDS)
 def test_a_field_allows_the_operators_of_its_type(field: str, operand: Any, part: Any, allowed: set[str]) -> None:
     for operator in sorted(_EVERY | _ORDER | _CONTAIN):
         value = part if operator in _CONTAIN else operand
@@ -32,7 +31,7 @@ def test_a_field_allows_the_operators_of_its_type(field: str, operand: Any, part
         assert found == expected, operator
 
 
-@pytest.mark.parametrize("operator", ["==", "", "is", "IS IN MESSAGE", "not", "> "])
+@each_row("operator", ["==", "", "is", "IS IN MESSAGE", "not", "> "])
 def test_other_operators_are_refused(operator: str) -> None:
     text = f'Operator "{operator}" is not allowed' if operator else "Required parameter"
     assert findings(body(condition("s1", "temp", operator, 1))) == [("rule.if.and.0.operator", text)]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from broker.rules.schedule import MINUTE_MS, Cron, InvalidScheduleError
 from storage.keys import Milliseconds
-from tests.properties import examples
+from tests.properties import every_nth_daily, examples
+from tests.rows import each_row
 
 _BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 _END = datetime(2034, 1, 1, tzinfo=UTC)
@@ -54,7 +55,7 @@ def changes(zone: str) -> list[Milliseconds]:
     return found
 
 
-@pytest.mark.parametrize("zone", _ZONES)
+@each_row("zone", every_nth_daily(2, _ZONES))
 def test_every_time_of_ten_years_is_croniters_where_the_clock_shows_it(zone: str) -> None:
     """croniter counts on a clock without a zone. Each of its times comes once, twice, or not at all in the zone."""
     expression = "30 2 */5 * * *"
@@ -153,7 +154,7 @@ def _never_matches(expression: str) -> None:
     assert weekday == "*"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "after", "following"),
     [
         ("* * * * * *", "2026-05-05T10:00:00", "2026-05-05T10:01:00"),
@@ -190,7 +191,7 @@ def test_midnight_that_the_clock_skips_does_not_hide_its_day() -> None:
     assert schedule.next_after(at("2026-09-05T12:00", "America/Santiago")) == at("2026-09-06T01:00", "America/Santiago")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "now", "smaller", "equal", "larger"),
     [
         ("30 18 * * * *", "2026-05-08T18:29", True, False, False),
@@ -237,7 +238,7 @@ def test_wildcards_are_equal_to_every_time() -> None:
     assert held == ["<=", "=", ">="]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "expression",
     [
         "",

@@ -10,6 +10,7 @@ from astral.sun import sunrise, sunset
 from broker.rules.schedule import MINUTE_MS, InvalidScheduleError
 from broker.rules.sun import SunTime
 from storage.keys import Milliseconds
+from tests.rows import each_row
 
 _DAY = timedelta(days=1)
 _PLACES = [
@@ -25,8 +26,8 @@ def ms(moment: datetime) -> Milliseconds:
     return Milliseconds(int(moment.timestamp()) // 60 * MINUTE_MS)
 
 
-@pytest.mark.parametrize(("place", "latitude", "longitude", "zone"), _PLACES)
-@pytest.mark.parametrize(("name", "event"), [("sunrise", sunrise), ("sunset", sunset)])
+@each_row(("place", "latitude", "longitude", "zone"), _PLACES)
+@each_row(("name", "event"), [("sunrise", sunrise), ("sunset", sunset)])
 def test_each_event_of_two_years_is_astrals_to_the_minute(
     place: str, latitude: float, longitude: float, zone: str, name: str, event: type
 ) -> None:
@@ -98,7 +99,7 @@ def test_where_the_sun_does_not_rise_no_operator_holds_until_it_does() -> None:
         sunrise(Observer(78.22, 15.65, 0.0), first.date() - _DAY, tzinfo=zone)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "expression",
     [
         "@sunset",

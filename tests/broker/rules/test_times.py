@@ -4,12 +4,11 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import pytest
-
 from broker.rules.condition_parser import parse_schedule
 from broker.rules.conditions import NO_DEVICE, TimeCondition
 from storage.keys import Milliseconds
 from tests.broker.rules.rule_world import FakeView, body, condition, findings, rule
+from tests.rows import each_row
 
 
 def time(operator: str, expression: str) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def test_a_rule_without_more_times_has_no_next_minute() -> None:
     assert rule(condition("s1", "temp", ">", 20)).next_minute(at("2026-01-01")) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "expected"),
     [
         ({"operator": "!="}, [("operator", 'Operator "!=" is not allowed')]),

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from broker.rules.world import names_in
 from config.limits import RULE_BODY_BYTES, RULE_CONDITIONS_MAX
 from tests.broker.rules.rule_world import DEVICES, SWITCH_ON, TYPES, FakeView, body, condition, findings, rule, selector
+from tests.rows import each_row
 
 _WARM = condition("s1", "temp", ">", 20)
 
@@ -21,7 +20,7 @@ def test_a_condition_and_an_action_may_stand_alone() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("refused", "expected"),
     [
         (None, [("rule", "Required parameter")]),
@@ -60,7 +59,7 @@ def test_findings_about_the_form(refused: Any, expected: list[tuple[str, str]]) 
     assert findings(refused) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sdid", "expected"),
     [
         ("nope", [("sdid", 'Device "nope" does not exist')]),
@@ -151,7 +150,7 @@ def prediction(seconds: Any) -> dict[str, Any]:
     return {"type": "prediction", "parameters": {"predictIn": seconds}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("field", "transformer", "expected"),
     [
         ("temp", prediction(300), []),

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from broker.rules.rule import NotSent, SendAction
 from broker.rules.values import is_finite
 from tests.broker.rules.rule_world import FakeView, body, condition, findings, rule, selector
+from tests.rows import each_row
 
 _TRIGGER = condition("s1", "temp", "is in message")
 
@@ -101,7 +100,7 @@ def test_an_operand_may_be_the_value_of_another_device_or_an_operation() -> None
 _PATH = "rule.if.and.0.operand"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("operand", "expected"),
     [
         (None, [(_PATH, "Required parameter")]),

@@ -10,7 +10,7 @@ from tests.factories import BOBS, HALL, KITCHEN, World
 from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "filter_", "is_covered"),
     [
         (b"#", b"a/b", True),

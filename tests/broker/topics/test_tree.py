@@ -1,6 +1,5 @@
 """Topic filters: which are well-formed, and what they match (MQTT 5.0, 4.7 and 4.8)."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from broker.topics.tree import TopicTree, is_filter, is_topic, matches, pattern_
 from config.limits import MQTT_TOPIC_BYTES_MAX, MQTT_TOPIC_LEVELS_MAX
 from storage.keys import DeviceKey
 from storage.mqtt_sessions import SubscriptionRecord
+from tests.rows import each_row
 
 SUBSCRIPTION = SubscriptionRecord(1)
 DEVICE = DeviceKey(1)
@@ -39,7 +39,7 @@ MATCHES = [
 ]
 
 
-@pytest.mark.parametrize(("filter_", "topic", "is_match"), MATCHES)
+@each_row(("filter_", "topic", "is_match"), MATCHES)
 def test_what_a_filter_matches(filter_: bytes, topic: bytes, is_match: bool) -> None:
     assert matches(filter_, topic) is is_match
     assert (pattern_of(filter_).fullmatch(topic) is not None) is is_match
@@ -72,7 +72,7 @@ def test_the_tree_finds_what_each_filter_matches(filters: list[bytes], topic: by
     assert tree._root.is_empty
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("filter_", "is_valid"),
     [
         (b"#", True),

@@ -36,6 +36,8 @@ from tests.daemon import (
     device_id,
     device_token,
 )
+from tests.fakes import run_inline
+from tests.rows import each_row
 
 DAY_MS = 86_400_000
 
@@ -78,7 +80,7 @@ def caller_of(config: Path, token: str) -> tuple[str, str]:
     async def ask() -> tuple[str, str]:
         settings = load_settings(config)
         with open_state(settings) as state:
-            database = Database(SqliteEngine(state.database))
+            database = Database(SqliteEngine(state.database), run_sync=run_inline)
             async with open_services(settings, database, state.vault, Clock()) as services:
                 try:
                     caller = await services.accounts.tokens.caller(token)
@@ -198,7 +200,7 @@ def test_what_is_used_up_is_listed_first_with_the_time_when_it_opens(config: Pat
     assert audited(config) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "status", "said"),
     [
         (("device", "show", "00"), 1, "Not Found"),

@@ -12,12 +12,13 @@ from protocols.state import open_state
 from storage.audit import AuditStore
 from storage.engines.sqlite import SqliteEngine
 from storage.records import AuditFilter
+from tests.stores import make_store
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     with open_state(Settings(state_dir=tmp_path / "state")) as state:
-        SqliteEngine(state.database).migrate()
+        make_store(state.database)
     file = tmp_path / "trunkline.toml"
     file.write_text(f'state_dir = "{tmp_path / "state"}"\n')
     return file
@@ -33,7 +34,7 @@ def test_a_directory_keeps_the_newest_backups_and_all_that_is_not_one(config: Pa
     (folder / "mine.tar.gz").touch()
     made: list[Path] = []
     for _ in range(3):
-        done = run("backup", folder, "--keep", "2", "--config", config)
+        done = run("backup", folder, "--rate", "1000", "--keep", "2", "--config", config)
         assert done.exit_code == 0, done.output
         made.append(Path(done.stdout.splitlines()[0].split(": ")[0]))
     assert {path.name for path in folder.iterdir()} == {"mine.tar.gz", *(path.name for path in made[1:])}
@@ -41,7 +42,7 @@ def test_a_directory_keeps_the_newest_backups_and_all_that_is_not_one(config: Pa
 
 
 def test_both_commands_are_in_the_audit_log(config: Path, tmp_path: Path) -> None:
-    assert run("backup", tmp_path / "one.tar", "--config", config).exit_code == 0
+    assert run("backup", tmp_path / "one.tar", "--rate", "1000", "--config", config).exit_code == 0
     (tmp_path / "state").rename(tmp_path / "old")
     assert run("restore", tmp_path / "one.tar", "--config", config).exit_code == 0
     with closing(SqliteEngine(tmp_path / "state" / "store.sqlite").open(read_only=True)) as store:
@@ -51,13 +52,17 @@ def test_both_commands_are_in_the_audit_log(config: Path, tmp_path: Path) -> Non
     ]
 
 
-def test_a_passphrase_comes_from_the_first_line_of_a_file(config: Path, tmp_path: Path) -> None:
+def test_a_passphrase_comes_from_the_first_line_of_a_file(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.backup.sealed_key._MEMORY_KIB", 8)
     (tmp_path / "phrase").write_text("correct horse\nsecond line\n")
-    made = run("backup", tmp_path / "one.tar", "--passphrase-file", tmp_path / "phrase", "--config", config)
+    phrase = ("--passphrase-file", tmp_path / "phrase")
+    made = run("backup", tmp_path / "one.tar", "--rate", "1000", *phrase, "--config", config)
     assert "with the key under the passphrase" in made.output
     (tmp_path / "state").rename(tmp_path / "old")
     (tmp_path / "phrase").write_text("correct horse\n")
-    restored = run("restore", tmp_path / "one.tar", "--passphrase-file", tmp_path / "phrase", "--config", config)
+    restored = run("restore", tmp_path / "one.tar", *phrase, "--config", config)
     assert restored.exit_code == 0, restored.output
 
 

@@ -18,12 +18,13 @@ from cryptography import x509
 from protocols.cli import main
 from protocols.cli.sparklines import sparkline
 from tests.certificates import Authority, usage
+from tests.rows import each_row
 
 HOUR_MS = 3_600_000
 TOKEN = "33" * 16
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "drawn"),
     [
         ([], ""),
@@ -82,7 +83,7 @@ class Daemon(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Daemon)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -112,7 +113,7 @@ def test_refusals_are_one_line(url: str) -> None:
     assert (status, err) == (1, "trunkline: refused with 400 Validation Error (field: Numeric field only)\n")
 
 
-@pytest.mark.parametrize("since", ["", "x", "0h", "1w", "367d", "-1h"])
+@each_row("since", ["", "x", "0h", "1w", "367d", "-1h"])
 def test_an_invalid_time(since: str) -> None:
     status, out, err = run("d", f"--since={since}")
     assert (status, out) == (2, "")
@@ -137,7 +138,7 @@ def test_a_gateway_with_a_certificate_of_its_own_is_trusted_by_cafile(tmp_path: 
     (tmp_path / "empty.pem").touch()
     server = HTTPServer(("127.0.0.1", 0), Daemon)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         arguments = ("d", "--count", "2", "--url", f"https://127.0.0.1:{server.server_port}")

@@ -23,18 +23,26 @@ from protocols.state import StateError, open_state
 from storage.engines.sqlite import SqliteEngine
 from storage.sealed import SEALED_COLUMNS
 from tests.broker.test_resealing import opened, put_secrets
+from tests.stores import make_store
 
 SECRETS_EACH = 3
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """A state directory whose store has secrets in every sealed column."""
-    settings = Settings(state_dir=tmp_path / "state")
-    with open_state(settings) as state:
-        SqliteEngine(state.database).migrate()
+@pytest.fixture(scope="module")
+def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template") / "state"
+    with open_state(Settings(state_dir=folder)) as state:
+        make_store(state.database)
         for column in SEALED_COLUMNS:
             put_secrets(state.database, column, SECRETS_EACH, state.keys[0])
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path: Path, _template: Path) -> Settings:
+    """A state directory whose store has secrets in every sealed column."""
+    settings = Settings(state_dir=tmp_path / "state")
+    shutil.copytree(_template, settings.state_dir)
     return settings
 
 

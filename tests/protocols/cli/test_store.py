@@ -10,15 +10,15 @@ from click.testing import CliRunner, Result
 from config.settings import Settings
 from protocols.cli import main
 from protocols.state import open_state
-from storage.engines.sqlite import SqliteEngine
 from tests.damaged_pages import damage, leaves
+from tests.stores import make_store
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     settings = Settings(state_dir=tmp_path / "state")
     with open_state(settings) as state:
-        SqliteEngine(state.database).migrate()
+        make_store(state.database)
         with closing(sqlite3.connect(state.database)) as db, db:
             db.executemany(
                 "INSERT INTO failed_message (position, device, cts, reason, payload) VALUES (?, 1, 1, 'r', ?)",

@@ -10,6 +10,7 @@ from trio_websocket import ConnectionRejected, WebSocketRequest, serve_websocket
 
 from protocols.cli import main, tail
 from protocols.cli.tail import Trails, _print_forever, _Printer
+from tests.rows import each_row
 
 
 def frame(data: object, *, sdid: str = "a", ts: int = 1000) -> str:
@@ -36,7 +37,7 @@ def test_a_sparkline_has_forty_values() -> None:
     assert [len((line or "").split()[-1]) for line in lines] == [*range(1, 41), *[40] * 60]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "data", "is_shown"),
     [
         ("colorRGB.r", {"colorRGB": {"r": 1}}, True),

@@ -22,6 +22,7 @@ from protocols.coap.messages import (
     uint,
 )
 from tests.protocols.coap.peers import encode_message
+from tests.rows import each_row
 
 #: aiocoap keeps every option number for ever, so the tests use registered ones.
 _OPAQUE = (Option.ETAG, Option.ECHO, Option.REQUEST_TAG, Option.IF_MATCH)
@@ -83,7 +84,7 @@ def test_any_bytes_are_a_message_or_malformed(datagram: bytes) -> None:
 HEAD = bytes.fromhex("40021234")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("datagram", "rejected"),
     [
         pytest.param(b"", False, id="nothing"),

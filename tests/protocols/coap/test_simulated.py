@@ -1,7 +1,9 @@
 """The simulated device, through aiocoap's client, against the UDP listener."""
 
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
+from io import StringIO
 
 import pytest
 import trio
@@ -37,17 +39,21 @@ async def test_sends_and_ends_its_observation(address: Address, services: Servic
 
 
 async def test_shows_actions(
-    address: Address, services: Services, world: World, capsys: pytest.CaptureFixture[str]
+    address: Address, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = _plan(address, KITCHEN_TOKEN, 60)
+    plan, shown = _plan(address, KITCHEN_TOKEN, None), StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_simulate, plan)
+        nursery.start_soon(_expect_the_end, plan)
         with trio.fail_after(10):
             while not services.routing.connections.is_online(world.kitchen):
                 await trio.lowlevel.checkpoint()
         light = await services.devices.registry.get(world.kitchen)
         services.messages.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn","parameters":{"a":1}}]}')
-    assert 'Kitchen received setOn {"a":1}' in capsys.readouterr().out
+        with trio.fail_after(10):
+            while 'Kitchen received setOn {"a":1}' not in shown.getvalue():
+                await trio.lowlevel.checkpoint()
+        services.routing.connections.close_all()
 
 
 async def test_is_refused(address: Address) -> None:

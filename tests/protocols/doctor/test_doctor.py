@@ -26,6 +26,7 @@ from protocols.state import open_state
 from storage.engines.sqlite_check import Growth, check_integrity, growth
 from storage.sql import StoreError
 from tests.certificates import DAY, Authority
+from tests.rows import each_row
 from tests.stores import make_store
 from tests.test_systemd import UNIT
 
@@ -177,7 +178,7 @@ def test_a_log_of_hours_or_of_long_ago_forecasts_nothing(settings: Settings) -> 
     assert growth(store, now_ms=NOW_MS + 8 * DAY_MS).bytes_a_day == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("available", "found", "retention", "ok", "text"),
     [
         (10 * GIB, Growth(GIB, None), 0, True, "too young for a forecast"),
@@ -336,7 +337,7 @@ def test_a_key_that_systemd_gives_is_there_only_while_the_service_runs(tmp_path:
     assert (finding.ok, "No such file" in finding.text) == (False, True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mode", "uid", "gid", "allowed"),
     [
         (0o400, 5, 9, True),

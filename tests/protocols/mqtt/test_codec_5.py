@@ -33,6 +33,7 @@ from tests.protocols.mqtt.packets_by_paho import (
 )
 from tests.protocols.mqtt.peers import PINGREQ
 from tests.protocols.mqtt.test_decoding import cut, places
+from tests.rows import each_row
 
 _KINDS = {
     PacketTypes.CONNECT: In.CONNECT,
@@ -184,7 +185,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("data", "code"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+@each_row(("data", "code"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_what_breaks_the_standard_has_its_reason_code(data: str, code: int) -> None:
     with pytest.raises(ProtocolError) as caught:
         decode_one(bytes.fromhex(data), level=MQTT_5)

@@ -37,6 +37,7 @@ from tests.protocols.mqtt.packets_by_amqtt import (
     unhurried,
 )
 from tests.protocols.mqtt.peers import PINGREQ, subscribe, unsubscribe
+from tests.rows import each_row
 
 
 @unhurried
@@ -187,7 +188,7 @@ def test_messages_to_one_topic_share_one_topic_object() -> None:
     assert first.topic is second.topic is third.topic
 
 
-@pytest.mark.parametrize("payload_size", [0, 1, 76, 77, 78, 79, 80, 16_300, 16_331, 16_332, 16_333, 16_334, 60_000])
+@each_row("payload_size", [0, 1, 76, 77, 78, 79, 80, 16_300, 16_331, 16_332, 16_333, 16_334, 60_000])
 def test_a_publish_of_any_length_field_size(payload_size: int) -> None:
     wire = encode_publish(TOPIC, b"x" * payload_size, qos=1, packet_id=b"\x00\x01")
     assert decode_one(wire) == Publish(TOPIC, b"x" * payload_size, b"\x00\x01", 1, 0x32)
@@ -232,7 +233,7 @@ def test_a_topic_with_wildcards_is_decoded_and_refused_later(topic: bytes) -> No
 # --- CONNECT and its versions ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "level"),
     [(b"MQTT", 6), (b"MQTT", 3), (b"MQIsdp", 4), (b"MQTT", 0x84), (b"MQIsdp", 0x83), (b"MQTT", 0)],
 )
@@ -387,7 +388,7 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("data", "clause"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
+@each_row(("data", "clause"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
 def test_malformed(data: str, clause: str) -> None:
     with pytest.raises(MalformedPacket) as caught:
         PacketReader().feed(bytes.fromhex(data))

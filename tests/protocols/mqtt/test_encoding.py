@@ -33,6 +33,7 @@ from protocols.mqtt.packets import (
     ReturnCode,
 )
 from tests.protocols.mqtt.packets_by_amqtt import TOPIC, amqtt_decode, encoded_again, packet_ids, publishes, unhurried
+from tests.rows import each_row
 
 
 @unhurried
@@ -42,7 +43,7 @@ def test_a_publish_is_written_as_amqtt_writes_it(pair: tuple[bytes, Packet]) -> 
     assert encoded_again(packet) == wire
 
 
-@pytest.mark.parametrize("payload_size", [0, 1, 76, 79, 16_331, 16_335, 70_000])
+@each_row("payload_size", [0, 1, 76, 79, 16_331, 16_335, 70_000])
 def test_amqtt_reads_a_publish_as_it_was_meant(payload_size: int) -> None:
     read = amqtt_decode(encode_publish(TOPIC, b"x" * payload_size, qos=2, packet_id=b"\x12\x34", dup=True, retain=True))
     assert isinstance(read, PublishPacket)
@@ -50,7 +51,7 @@ def test_amqtt_reads_a_publish_as_it_was_meant(payload_size: int) -> None:
     assert (read.qos, read.packet_id, read.dup_flag, read.retain_flag) == (2, 0x1234, True, True)
 
 
-@pytest.mark.parametrize("return_code", list(ReturnCode))
+@each_row("return_code", list(ReturnCode))
 def test_amqtt_reads_a_connack_as_it_was_meant(return_code: ReturnCode) -> None:
     read = amqtt_decode(encode_connack(return_code))
     assert isinstance(read, ConnackPacket)

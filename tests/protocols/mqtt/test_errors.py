@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from broker.errors import (
     BadRequest,
     DeviceNotFound,
@@ -21,11 +19,12 @@ from protocols.mqtt.answers import answers_for
 from protocols.mqtt.errors import connect_reason, error_message
 from protocols.refusals import PublishForbidden, SubscribeForbidden
 from tests.factories import ACME, KITCHEN
+from tests.rows import each_row
 
 STANDING = Standing(limit=Rate(1, 1), remaining=Rate(0, 0), reset_seconds=Rate(1, 1))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "code", "reason"),
     [
         (Unauthorized(), 4, 0x86),
@@ -35,7 +34,6 @@ STANDING = Standing(limit=Rate(1, 1), remaining=Rate(0, 0), reset_seconds=Rate(1
         (RateLimitExceeded(7, "MINUTE", STANDING), 3, 0x97),
         (StorageUnavailable("disk full"), 3, 0x88),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_connack(error: DomainError, code: int, reason: int) -> None:
     """reference 16.2."""
@@ -44,7 +42,7 @@ def test_connack(error: DomainError, code: int, reason: int) -> None:
     assert answers_for(5).connack(refusal)[3] == refusal.code == reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "code", "message"),
     [
         (BadRequest(), 400, "Bad Request"),
@@ -58,7 +56,6 @@ def test_connack(error: DomainError, code: int, reason: int) -> None:
             f"Plan quota exceeded for device {KITCHEN}. Reason: Max payload Size limit",
         ),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_errors_topic(error: DomainError, code: int, message: str) -> None:
     """reference 16.4."""

@@ -44,6 +44,7 @@ from protocols.mqtt.session import (
     SubscribeRequested,
     UnsubscribeRequested,
 )
+from tests.rows import each_row
 
 ID = b"\x00\x07"
 TOPIC = b"/v1.1/messages/d1"
@@ -112,8 +113,8 @@ def is_legal(state: MqttSessionState, packet: Packet) -> bool:
     return state is MqttSessionState.OPEN and not isinstance(packet, FIRST)
 
 
-@pytest.mark.parametrize("packet", PACKETS, ids=lambda packet: type(packet).__name__)
-@pytest.mark.parametrize("state", list(MqttSessionState), ids=lambda state: state.name)
+@each_row("packet", PACKETS)
+@each_row("state", list(MqttSessionState))
 def test_every_packet_in_every_state(state: MqttSessionState, packet: Packet) -> None:
     session = session_in(state)
     if is_legal(state, packet):
@@ -126,7 +127,7 @@ def test_every_packet_in_every_state(state: MqttSessionState, packet: Packet) ->
     assert session.take_output() == b""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("state", "packet", "clause"),
     [
         (MqttSessionState.AWAITING_CONNECT, PingRequest(), "MQTT-3.1.0-1"),
@@ -143,7 +144,7 @@ def test_a_violation_names_its_clause(state: MqttSessionState, packet: Packet, c
     assert caught.value.clause == clause
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("packet", "events", "output"),
     [
         (a_publish(0), (PublishReceived(packet=a_publish(0)),), b""),
@@ -162,7 +163,6 @@ def test_a_violation_names_its_clause(state: MqttSessionState, packet: Packet, c
         (PingRequest(), (PingReceived(),), PINGRESP),
         (Disconnect(), (PeerLeft(is_clean=True),), b""),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_what_an_open_session_makes_of_a_packet(
     packet: Packet, events: tuple[SessionEvent, ...], output: bytes
@@ -196,9 +196,9 @@ def test_missing_credentials_are_offered_as_wrong_ones(
     assert (offered.device_id, offered.token) == (device_id, token)
 
 
-@pytest.mark.parametrize("level", [3, 4])
-@pytest.mark.parametrize("client_id", ["", "one", "x" * 500])
-@pytest.mark.parametrize("is_clean", [True, False])
+@each_row("level", [3, 4])
+@each_row("client_id", ["", "one", "x" * 500])
+@each_row("is_clean", [True, False])
 def test_any_client_id_is_accepted_into_a_clean_session(level: int, client_id: str, is_clean: bool) -> None:
     session = MqttSession()
     session.receive(a_connect(level=level, client_id=client_id, is_clean=is_clean))

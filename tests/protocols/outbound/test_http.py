@@ -15,6 +15,7 @@ from protocols.outbound.addresses import is_public, resolve
 from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
 from protocols.outbound.tls import client_context
 from tests.protocols.http.certificates import contexts
+from tests.rows import each_row
 
 Serve = Callable[[bytes], Awaitable[int]]
 
@@ -79,7 +80,7 @@ async def test_an_answer(serve: Serve, heads: list[bytes]) -> None:
     assert {f"Host: localhost:{port}", "X-Mine: 1", "User-Agent: trunkline", "Accept-Encoding: identity"} <= set(lines)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("address", "public"),
     [
         ("93.184.215.14", True),
@@ -139,7 +140,7 @@ async def test_private_addresses_are_refused_however_they_are_written(
         await get(url, private=False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     ["http://93.184.215.14/", "ftp://example.org/", "https:///x", "https://user:pw@example.org/", "", "https://[/"],
 )

@@ -1,6 +1,7 @@
 """Cloud streams: against moto's server, and the table of failures (reference 11.3)."""
 
 from collections.abc import Iterator
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from broker.subscriptions.port import StreamFailed, StreamRejected, StreamTarget
 from protocols.outbound import streams
 from protocols.outbound.streams import CloudStreams, boto_connect
 from storage.keys import Milliseconds, Position
+from tests.rows import each_row
 
 TARGET = StreamTarget("lights", "eu-west-1", "key", "secret")
 
@@ -22,13 +24,21 @@ def message(position: int, device: str = "11" * 16) -> Message:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer  # which takes a second, as the next one
+    from moto.moto_server.werkzeug_app import (  # which takes a second
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    application = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 async def test_records_arrive_in_order_and_a_stream_that_is_missing_is_rejected(endpoint: str) -> None:
@@ -87,7 +97,7 @@ def refusal(code: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": "no"}}, "PutRecords")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "kind"),
     [
         (refusal("ResourceNotFoundException"), StreamRejected),
@@ -100,7 +110,6 @@ def refusal(code: str) -> ClientError:
         (refusal("ServiceUnavailable"), StreamFailed),
         (EndpointConnectionError(endpoint_url="https://stream.example.org"), StreamFailed),
     ],
-    ids=lambda one: getattr(one, "response", {}).get("Error", {}).get("Code") if isinstance(one, Exception) else "",
 )
 async def test_which_errors_are_final(error: Exception, kind: type[Exception]) -> None:
     with pytest.raises(kind):

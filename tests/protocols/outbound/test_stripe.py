@@ -12,6 +12,7 @@ from protocols.outbound.http import OutboundHttp
 from protocols.outbound.stripe import TOLERANCE_SECONDS, Stripe
 from protocols.outbound.tls import client_context
 from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, StripeStandIn, event, signed
+from tests.rows import each_row
 
 NOW = 1_760_000_000.0
 ORDER = PaymentOrder(
@@ -140,7 +141,7 @@ NOTIFICATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("body", "decided"), NOTIFICATIONS)
+@each_row(("body", "decided"), NOTIFICATIONS)
 def test_a_signed_notification_has_the_outcome_of_a_payment(body: bytes, decided: Decided | None) -> None:
     assert stripe_at("").read(body, signed(body, NOW)) == decided
 
@@ -162,7 +163,7 @@ UNSIGNED = [
 ]
 
 
-@pytest.mark.parametrize("headers", UNSIGNED)
+@each_row("headers", UNSIGNED)
 def test_notifications_without_a_valid_signature_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(NotificationRefused):
         stripe_at("").read(BODY, headers)

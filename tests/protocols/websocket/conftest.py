@@ -7,11 +7,12 @@ import pytest
 import trio
 
 from broker.services import Services
+from protocols.websocket import connection
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.factories import World
 from tests.fakes import OnTheLoop, run_inline
-from tests.protocols.websocket.peers import Peers, open_peers
+from tests.protocols.websocket.peers import FEW_FRAMES, MOST_FRAMES, Peers, open_peers
 
 T = TypeVar("T")
 
@@ -49,6 +50,13 @@ async def services(opener: ServicesOpener, disk: Disk) -> AsyncIterator[Services
         yield opened
         disk.is_broken = False
         disk.release()
+
+
+@pytest.fixture
+def few_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the frames may wait for a slow reader: FEW_FRAMES, and MOST_FRAMES at any time."""
+    monkeypatch.setattr(connection, "WEBSOCKET_BACKLOG", FEW_FRAMES)
+    monkeypatch.setattr(connection, "MAX_WAITING_FRAMES", MOST_FRAMES)
 
 
 @pytest.fixture

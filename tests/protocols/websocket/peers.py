@@ -15,11 +15,16 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import CloseConnection, Event, Message, Ping, RejectConnection, RejectData, Request, TextMessage
 
 from broker.services import Services
+from config.limits import WEBSOCKET_BACKLOG
 from protocols.http.heads import read_head, split_head
 from protocols.hub import Hub
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.websocket.alarms import Alarms
+from protocols.websocket.connection import MAX_WAITING_FRAMES
 from protocols.websocket.server import serve_websocket_connection
+
+#: How many frames may wait for a slow reader, and how many at any time, in tests with the fixture `few_wait`.
+FEW_FRAMES, MOST_FRAMES = WEBSOCKET_BACKLOG // 10, MAX_WAITING_FRAMES // 10
 
 #: A Ping without a payload, masked with zeros, as a client may send it.
 EMPTY_PING = b"\x89\x80\0\0\0\0"

@@ -37,6 +37,7 @@ from protocols.websocket.device_channel import (
     RegistrationRequested,
 )
 from protocols.websocket.frames import FrameForm
+from tests.rows import each_row
 
 TOKEN = "2" * 32
 _STANDING = Standing(limit=Rate(1, 1), remaining=Rate(0, 0), reset_seconds=Rate(1, 1))
@@ -101,7 +102,7 @@ def settle_all(
 NO_ROOM = PayloadTooLarge(organization_id=ORGANIZATION, device_id="a")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("members", "verdict", "code", "text"),
     [
         ({"type": "register", "Authorization": TOKEN}, None, 400, "Missing sdid value"),
@@ -135,7 +136,7 @@ NO_ROOM = PayloadTooLarge(organization_id=ORGANIZATION, device_id="a")
         ({"type": "subscribe"}, None, 400, "Bad Request"),
     ],
 )
-@pytest.mark.parametrize("cid", [None, "c1"])
+@each_row("cid", [None, "c1"])
 def test_error_frame(
     members: dict[str, object], verdict: DomainError | None, code: int, text: str, cid: str | None
 ) -> None:
@@ -152,8 +153,8 @@ def test_bad_request(payload: str | bytes) -> None:
     assert frames(registered_channel("a").receive(payload)) == [error(400, "Bad Request")]
 
 
-@pytest.mark.parametrize("cid", [{}, [], True, "x" * 257])
-@pytest.mark.parametrize("kind", ["register", "unregister", "list", "message", "action"])
+@each_row("cid", [{}, [], True, "x" * 257])
+@each_row("kind", ["register", "unregister", "list", "message", "action"])
 def test_wrong_cid(cid: object, kind: str) -> None:
     channel = registered_channel("a")
     events = say(channel, type=kind, sdid="a", ddid="t", data={}, Authorization=TOKEN, cid=cid)
@@ -162,10 +163,10 @@ def test_wrong_cid(cid: object, kind: str) -> None:
     assert channel.registered == ("a",)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "refusal", [Unauthorized(), PermissionDenied("WRITE on device a"), DeviceNotFound("a")], ids=["401", "403", "404"]
 )
-@pytest.mark.parametrize("ack", [False, True])
+@each_row("ack", [False, True])
 def test_refused_registration(refusal: DomainError, ack: bool) -> None:
     channel = DeviceChannel(ack=ack)
     say(channel, type="register", sdid="a", Authorization=TOKEN, cid=7)
@@ -182,7 +183,7 @@ def test_refused_registration(refusal: DomainError, ack: bool) -> None:
 # --- Registration -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("handshake_token", "member", "used"),
     [
         (None, {"Authorization": "bearer t1"}, "t1"),
@@ -243,9 +244,9 @@ def test_a_device_may_register_again_after_it_was_refused_or_unregistered() -> N
 # --- Before registration ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ack", [False, True])
-@pytest.mark.parametrize("under_way", [False, True])
-@pytest.mark.parametrize(
+@each_row("ack", [False, True])
+@each_row("under_way", [False, True])
+@each_row(
     "members",
     [
         {"sdid": "a", "data": {}},

@@ -23,7 +23,7 @@ from tests.rows import each_row
 
 Form: TypeAlias = Callable[[WebSocketConnection, dict[str, object]], Awaitable[Any]]
 DATA = {"state": True}
-PER_DAY = 40
+PER_DAY = 60
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ FRAMES: list[tuple[dict[str, object], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("frame", "code", "message"), FRAMES)
+@each_row(("frame", "code", "message"), FRAMES)
 @each_row("form", [ask_json, ask_packed])
 async def test_a_refused_frame(
     socket: WebSocketConnection, form: Form, frame: dict[str, object], code: int, message: str

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import pytest
-
 from broker.errors import (
     BadRequest,
     Conflict,
@@ -40,6 +38,7 @@ from protocols.websocket.errors import (
     WrongCid,
     code_and_text,
 )
+from tests.rows import each_row
 
 ORGANIZATION = "0f" * 16
 STANDING = Standing(limit=Rate(1, 1), remaining=Rate(0, 0), reset_seconds=Rate(1, 1))
@@ -98,6 +97,6 @@ EVERYTHING_ELSE = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code", "text"), SPECIFICATION_TABLE + COMPATIBILITY_RULES + EVERYTHING_ELSE)
+@each_row(("error", "code", "text"), SPECIFICATION_TABLE + COMPATIBILITY_RULES + EVERYTHING_ELSE)
 def test_code_and_text(error: DomainError, code: int, text: str) -> None:
     assert code_and_text(error) == (code, text)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import msgpack
+import pytest
 import trio
 import trio.testing
 from trio_websocket import WebSocketConnection
@@ -12,8 +13,7 @@ from wsproto.events import CloseConnection, Message
 from broker.facts import TokenRevoked
 from broker.secrets import token_hash
 from broker.services import Services
-from config.limits import WEBSOCKET_BACKLOG
-from protocols.websocket.connection import MAX_WAITING_FRAMES, SLOW_READER_SECONDS
+from protocols.websocket.connection import SLOW_READER_SECONDS
 from protocols.websocket.feeds import RecentMids
 from storage.keys import Position
 from storage.records import DeviceTokenRecord, GrantRecord
@@ -34,7 +34,7 @@ from tests.factories import (
     new_device,
 )
 from tests.fakes import FakeClock
-from tests.protocols.websocket.peers import Peers, closing, said
+from tests.protocols.websocket.peers import FEW_FRAMES, MOST_FRAMES, Peers, closing, said
 from tests.rows import each_row
 
 ACTION = b'{"actions":[{"name":"setOn"}]}'
@@ -215,13 +215,14 @@ async def test_a_revoked_token_ends_the_feed_at_once(peers: Peers, services: Ser
 # --- Slow readers ---
 
 
+@pytest.mark.usefixtures("few_wait")
 async def test_a_slow_reader_is_closed_and_the_others_miss_nothing(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     slow = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
     good = await peers.connect(live(ADA_TOKEN))
     mids: list[str] = []
-    for _ in range(WEBSOCKET_BACKLOG):
+    for _ in range(FEW_FRAMES):
         mids += await store(services, KITCHEN)
     await trio.sleep(SLOW_READER_SECONDS + 0.1)
     later = await store(services, KITCHEN)
@@ -231,41 +232,45 @@ async def test_a_slow_reader_is_closed_and_the_others_miss_nothing(
     assert await slow.close_code() == 1013
 
 
+@pytest.mark.usefixtures("few_wait")
 async def test_few_frames_may_wait_without_a_time_limit(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     slow = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
-    mids = await store(services, *[KITCHEN] * (WEBSOCKET_BACKLOG - 1))
+    mids = await store(services, *[KITCHEN] * (FEW_FRAMES - 1))
     await trio.sleep(20)
     assert [(await slow.said())["mid"] for _ in mids] == mids
 
 
+@pytest.mark.usefixtures("few_wait")
 async def test_a_subscriber_that_is_behind_but_reads_stays_connected(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     """More than the allowed number of frames always waits, but the client reads within the time limit."""
     reader = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
-    waiting = await store(services, *[KITCHEN] * (2 * WEBSOCKET_BACKLOG))
+    waiting = await store(services, *[KITCHEN] * (2 * FEW_FRAMES))
     for _ in range(5):
         await trio.sleep(SLOW_READER_SECONDS * 0.9)
-        mids = await store(services, *[KITCHEN] * (2 * WEBSOCKET_BACKLOG))
+        mids = await store(services, *[KITCHEN] * (2 * FEW_FRAMES))
         assert [(await reader.said())["mid"] for _ in waiting] == waiting
         waiting = mids
     assert [(await reader.said())["mid"] for _ in waiting] == waiting
 
 
+@pytest.mark.usefixtures("few_wait")
 async def test_frames_that_the_operating_system_has_taken_do_not_count_as_waiting(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     reader = await peers.connect_plain(live(ADA_TOKEN), sockets=True)
     async with reader.stream:
-        for _ in range(10 * (MAX_WAITING_FRAMES // WEBSOCKET_BACKLOG + 1)):
-            mids = await store(services, *[KITCHEN] * (WEBSOCKET_BACKLOG // 10))
+        for _ in range(10 * (MOST_FRAMES // FEW_FRAMES + 1)):
+            mids = await store(services, *[KITCHEN] * (FEW_FRAMES // 10))
             assert [(await reader.said())["mid"] for _ in mids] == mids
         await trio.sleep(20)
         assert services.routing.feeds.statistics().subscribers == 1
 
 
+@pytest.mark.usefixtures("few_wait")
 async def test_a_socket_that_is_not_read_is_closed_after_whole_frames(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -273,7 +278,7 @@ async def test_a_socket_that_is_not_read_is_closed_after_whole_frames(
     async with slow.stream:
         mids: list[str] = []
         while services.routing.feeds.statistics().subscribers:
-            mids += await store(services, *[KITCHEN] * WEBSOCKET_BACKLOG)
+            mids += await store(services, *[KITCHEN] * FEW_FRAMES)
             await trio.sleep(SLOW_READER_SECONDS / 4)
         told = []
         while isinstance(event := await slow.event(), Message):
@@ -283,20 +288,22 @@ async def test_a_socket_that_is_not_read_is_closed_after_whole_frames(
     assert told == mids[: len(told)]
 
 
+@pytest.mark.usefixtures("few_wait")
 async def test_the_number_of_waiting_frames_is_bounded_at_any_time(peers: Peers, services: Services) -> None:
     slow = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
     for _ in range(3):
-        await store(services, *[KITCHEN] * (MAX_WAITING_FRAMES // 2))
+        await store(services, *[KITCHEN] * (MOST_FRAMES // 2))
     await trio.testing.wait_all_tasks_blocked()
     assert services.routing.feeds.statistics().subscribers == 0
     assert await slow.close_code() == 1013
 
 
+@pytest.mark.usefixtures("few_wait")
 async def test_the_connection_of_a_slow_reader_that_never_reads_again_ends(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
-    await store(services, *[KITCHEN] * WEBSOCKET_BACKLOG)
+    await store(services, *[KITCHEN] * FEW_FRAMES)
     await trio.sleep(10)
     assert services.routing.feeds.statistics().subscribers == 0
 

@@ -32,6 +32,7 @@ from protocols.websocket.frames import (
     stored,
     token_in,
 )
+from tests.rows import each_row
 
 TOKEN = "2" * 32
 MID = "3" * 32
@@ -94,8 +95,8 @@ def compact(frame: ClientFrame) -> ClientFrame:
     return frame
 
 
-@pytest.mark.parametrize(("write", "form"), WRITTEN)
-@pytest.mark.parametrize(("members", "frame"), FRAMES)
+@each_row(("write", "form"), WRITTEN)
+@each_row(("members", "frame"), FRAMES)
 def test_frame(members: object, frame: ClientFrame, write: object, form: FrameForm) -> None:
     assert callable(write)
     assert compact(decode_client_frame(write(members))) == msgspec.structs.replace(frame, form=form)
@@ -106,7 +107,7 @@ def test_data_is_kept_as_it_was_written() -> None:
     assert frame == MessageFrame(None, Raw(b'{ "a" : 1.50, "\\u00e9": [ ] }'))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ts", "value"),
     [
         ("1472794753437", 1472794753437),
@@ -126,7 +127,7 @@ def test_ts_passes_as_a_number_or_as_one_that_ingest_refuses(ts: str, value: flo
     assert decode_client_frame(f'{{"data":{{}},"ts":{ts},"cid":"c"}}') == MessageFrame(None, Raw(b"{}"), value, "c")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cid", "echoed"),
     [
         ('"12345"', "12345"),
@@ -146,11 +147,11 @@ def test_cid_is_echoed_as_text(cid: str, echoed: str | None) -> None:
     assert decode_client_frame(f'{{"type":"list","cid":{cid}}}') == ListFrame(echoed)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "cid",
     ["{}", "[]", '["c"]', "true", "false", json.dumps("é" * 257), "1" * 257, "-" + "1" * 4300, "1" * 4301, "1" * 9999],
 )
-@pytest.mark.parametrize("kind", ["register", "unregister", "list", "message", "action"])
+@each_row("kind", ["register", "unregister", "list", "message", "action"])
 def test_wrong_cid(cid: str, kind: str) -> None:
     frame = decode_client_frame(f'{{"type":"{kind}","data":{{}},"cid":{cid}}}')
     assert isinstance(frame, RefusedFrame)
@@ -165,7 +166,7 @@ def test_cid_in_messagepack(cid: object, echoed: str) -> None:
     assert decode_client_frame(msgpack.packb({"type": "list", "cid": cid})) == ListFrame(echoed, FrameForm.MESSAGE_PACK)
 
 
-@pytest.mark.parametrize("cid", [b"c", float("nan"), float("inf"), {}, [], True])
+@each_row("cid", [b"c", float("nan"), float("inf"), {}, [], True])
 def test_wrong_cid_in_messagepack(cid: object) -> None:
     frame = decode_client_frame(msgpack.packb({"type": "list", "cid": cid}))
     assert isinstance(frame, RefusedFrame)
@@ -216,7 +217,7 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize("payload", UNREADABLE, ids=range(len(UNREADABLE)))
+@each_row("payload", UNREADABLE)
 def test_bad_request(payload: str | bytes) -> None:
     frame = decode_client_frame(payload)
     assert isinstance(frame, RefusedFrame)
@@ -239,8 +240,8 @@ def message_pack_of(member: str, levels: int) -> bytes:
     return before + b"\x91" * levels + b"\xc0"
 
 
-@pytest.mark.parametrize("member", ["data", "unknown"])
-@pytest.mark.parametrize("write", [json_of, json_bytes_of, message_pack_of])
+@each_row("member", ["data", "unknown"])
+@each_row("write", [json_of, json_bytes_of, message_pack_of])
 def test_a_frame_nests_as_deep_as_the_limit_and_no_deeper(
     write: Callable[[str, int], str | bytes], member: str
 ) -> None:
@@ -261,7 +262,7 @@ def test_an_unknown_type_is_refused_with_its_cid() -> None:
     assert (frame.kind, frame.cid) == (None, "7")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("authorization", "token"),
     [
         (f"bearer {TOKEN}", TOKEN),
@@ -294,10 +295,8 @@ SERVER_FRAMES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("cid", "member"), [(None, ""), ("7", ',"cid":"7"'), ("", ',"cid":""'), ('"é', ',"cid":"\\"é"')]
-)
-@pytest.mark.parametrize(("render", "arguments", "text"), SERVER_FRAMES)
+@each_row(("cid", "member"), [(None, ""), ("7", ',"cid":"7"'), ("", ',"cid":""'), ('"é', ',"cid":"\\"é"')])
+@each_row(("render", "arguments", "text"), SERVER_FRAMES)
 def test_server_frame(render: object, arguments: tuple[object, ...], text: str, cid: str | None, member: str) -> None:
     assert callable(render)
     expected = text[:-2] + member + "}}"

@@ -11,6 +11,7 @@ from wsproto.utilities import RemoteProtocolError
 
 from protocols.websocket.plain_handshake import plain_handshake
 from tests.properties import examples
+from tests.rows import each_row
 
 _KEY: Final = b"dGhlIHNhbXBsZSBub25jZQ=="
 #: What the client of RFC 6455, 1.2 sends, in the order of its lines.
@@ -54,7 +55,7 @@ def check_that_both_agree(head: bytes, subprotocol: str | None = None) -> None:
     assert ours == by_wsproto(head, subprotocol)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "head",
     [
         head_of(),
@@ -79,7 +80,7 @@ def test_a_subprotocol_is_offered_and_chosen_as_by_wsproto(offered: bytes) -> No
     check_that_both_agree(head_of((b"Sec-WebSocket-Protocol", offered)), "mqtt")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "head",
     [
         head_of().replace(b"\r\n", b"\n"),

@@ -330,14 +330,17 @@ async def test_the_work_itself_tells_that_it_goes_on(
         assert await told() == []
 
 
-async def test_an_upload_tells_that_it_goes_on_and_that_it_was_refused(services: Services, ada: str) -> None:
+async def test_an_upload_tells_that_it_goes_on_and_that_it_was_refused(
+    services: Services, ada: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.operating.progress._GAP_SECONDS", 0)  # a thread reads the file in real time
     send, receive = trio.open_memory_channel[Hint](100)
     type_ = await services.device_types.catalog.find(LIGHT_TYPE)
     lists = services.registration.approved_lists
     with services.operating.progress.follow(Follower(frozenset({Work.UPLOAD}), ada, send.send_nowait)):
         for content, status in ((b"vdid\na\nb\n", "Completed"), (b"no header\n", "Failed")):
             upload_id = await lists.upload(type_, content)
-            with trio.fail_after(20):  # a thread reads the file
+            with trio.fail_after(20):
                 while (hint := await receive.receive()).data["uploadId"] != upload_id or (
                     await lists.upload_status(type_, upload_id)
                 ).status != status:

@@ -15,7 +15,7 @@ from broker.facts import DeviceWentOffline, DeviceWentOnline, TokenRevoked
 from broker.ids import is_id
 from broker.secrets import token_hash
 from broker.services import Services
-from config.limits import PACKETS_PER_TURN, UNREGISTERED_FRAMES_MAX
+from config.limits import PACKETS_PER_TURN, PING_SECONDS, UNREGISTERED_FRAMES_MAX
 from protocols.websocket.connection import PONGS_OF_TURN
 from storage.records import GrantRecord
 from tests.factories import (
@@ -39,7 +39,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.websocket.conftest import Disk
-from tests.protocols.websocket.peers import EMPTY_PING, Peers, ask, closing, register, said, say
+from tests.protocols.websocket.peers import EMPTY_PING, FEW_FRAMES, Peers, ask, closing, register, said, say
 from tests.rows import each_row
 
 CHANNEL = "/v1.1/websocket"
@@ -295,7 +295,9 @@ async def test_a_registered_socket_stays(peers: Peers, autojump_clock: trio.test
     socket = await peers.connect(WITH_ACK)
     await trio.sleep(29)
     await register(socket, KITCHEN, KITCHEN_TOKEN)
-    await trio.sleep(3600)
+    for _ in range(3600 // PING_SECONDS):
+        autojump_clock.jump(PING_SECONDS - 1)  # each worker of the services wakes up once
+        await trio.sleep(1)
     assert (await ask(socket, type="list"))["data"]["message"] == [KITCHEN]
 
 
@@ -731,6 +733,7 @@ async def test_shutdown_says_1001_after_the_last_acknowledgement(
     assert await peer.close_code() == 1001
 
 
+@pytest.mark.usefixtures("few_wait")
 async def test_a_device_that_does_not_read_actions_is_closed_and_the_others_miss_nothing(
     peers: Peers, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -744,12 +747,12 @@ async def test_a_device_that_does_not_read_actions_is_closed_and_the_others_miss
 
     async def take() -> None:
         nonlocal taken
-        while taken < 1100:
+        while taken < FEW_FRAMES + 10:
             taken += (await said(good))["type"] == "action"
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take)
-        for _ in range(1100):
+        for _ in range(FEW_FRAMES + 10):
             await say(sender, ddid=KITCHEN, data=ACTION)
     await trio.sleep(2)
     assert await slow.close_code() == 1013

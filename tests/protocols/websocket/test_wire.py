@@ -27,6 +27,7 @@ from protocols.websocket.wire import (
     encode_ping_frame,
     encode_pong_frame,
 )
+from tests.rows import each_row
 
 TEXT, BINARY, CLOSE, PING, PONG = 0x81, 0x82, 0x88, 0x89, 0x8A
 MASK = b"\x37\xfa\x21\x3d"
@@ -74,7 +75,7 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize(("data", "message"), MESSAGES)
+@each_row(("data", "message"), MESSAGES)
 def test_a_message_is_read_whole_or_byte_by_byte(data: bytes, message: str | bytes) -> None:
     assert read(data).messages == [message]
     if len(data) < 1000:
@@ -118,7 +119,7 @@ CONTROLS = [
 ]
 
 
-@pytest.mark.parametrize(("data", "control"), CONTROLS)
+@each_row(("data", "control"), CONTROLS)
 def test_control_frames(data: bytes, control: object) -> None:
     assert read(data) == Received([], [control])  # type: ignore[list-item]
 
@@ -161,7 +162,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("data", "code"), FAULTS)
+@each_row(("data", "code"), FAULTS)
 def test_fault(data: bytes, code: int) -> None:
     with pytest.raises(WireError) as fault:
         FrameReader().feed(frame(TEXT, b"before") + data)
@@ -198,7 +199,7 @@ def _written(oracle: Oracle, part: str | bytes, *, last: bool) -> bytes:
     return oracle.send(BytesMessage(part, message_finished=last))
 
 
-@pytest.mark.parametrize("length", [0, 1, 125, 126, 65535, 65536, 70_000])
+@each_row("length", [0, 1, 125, 126, 65535, 65536, 70_000])
 def test_wsproto_reads_what_is_written(length: int) -> None:
     for one in ("x" * length, b"x" * length, "ä" * length):
         parts = [event.data for event in _as_seen_by_wsproto(encode_frame(one)) if isinstance(event, Message)]

@@ -15,14 +15,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
+from trio.testing import wait_all_tasks_blocked
 
 from config.settings import Address
+from protocols.coap.dtls.records import CHANGE_CIPHER_SPEC
 from protocols.coap.messages import CON, CoapMessage, Code, Option, decode_message
 from tests.factories import KITCHEN_TOKEN
 from tests.protocols.coap.peers import encode_message
 
 _ffi, _lib = _openssl.ffi, _openssl.lib
 _MTU = 1400
+_HANDSHAKE = 22  # a kind of record (RFC 5246, 6.2.1)
 
 
 def make_certificate(folder: Path, kind: str, *, padding: int = 0) -> tuple[Path, Path]:
@@ -84,6 +87,7 @@ def client_context(ciphers: bytes) -> SSL.Context:
 
 class DtlsClient:
     def __init__(self, sock: socket.socket, context: SSL.Context) -> None:
+        self._socket = sock
         self.socket = trio.socket.from_stdlib_socket(sock)
         self.connect(context)
 
@@ -103,6 +107,28 @@ class DtlsClient:
                 return
             with trio.fail_after(seconds):
                 self.session.bio_write(await self.socket.recv(4096))
+
+    async def is_left_without_answer(self) -> bool:
+        """Shake hands. Whether the server answers the last flight with neither its own nor an alert before it waits."""
+        records: list[bytes] = []
+        while CHANGE_CIPHER_SPEC not in {record[0] for record in records}:
+            with suppress(SSL.WantReadError):
+                self.session.do_handshake()
+            records = self._take()
+            for record in records:
+                await self.socket.send(record)
+            if not records:  # a part of the server's flight is missing
+                with trio.fail_after(5):
+                    self.session.bio_write(await self.socket.recv(4096))
+        await wait_all_tasks_blocked()
+        kinds = {record[0] for record in self._unread()}
+        return kinds <= {_HANDSHAKE}  # its former flight may come again
+
+    def _unread(self) -> Iterator[bytes]:
+        """The records of the datagrams that are there."""
+        with suppress(BlockingIOError):
+            while True:
+                yield from _records_in(self._socket.recv(4096))
 
     async def begin(self) -> bool:
         """Send what can be sent now. Returns whether the handshake is done."""
@@ -138,12 +164,7 @@ class DtlsClient:
             flight = self.session.bio_read(65_536)
         except SSL.WantReadError:
             return []
-        records = []
-        while flight:
-            end = 13 + int.from_bytes(flight[11:13], "big")
-            records.append(flight[:end])
-            flight = flight[end:]
-        return records
+        return list(_records_in(flight))
 
     def encrypt(self, message: CoapMessage) -> bytes:
         self.session.write(encode_message(message))
@@ -181,6 +202,13 @@ class DtlsClient:
     @property
     def cipher(self) -> str | None:
         return self.session.get_cipher_name()
+
+
+def _records_in(data: bytes) -> Iterator[bytes]:
+    while data:
+        end = 13 + int.from_bytes(data[11:13], "big")
+        yield data[:end]
+        data = data[end:]
 
 
 @contextmanager

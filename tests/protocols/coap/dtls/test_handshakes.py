@@ -8,14 +8,14 @@ import pytest
 import trio
 from OpenSSL import SSL
 from structlog.testing import capture_logs
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from broker.secrets import token_hash
+from broker.secrets import Vault, token_hash
 from broker.services import Services
 from config.settings import Address
 from protocols.coap.dtls.connection import DtlsContext
 from protocols.coap.dtls.errors import DtlsUnavailable
-from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
+from protocols.coap.dtls.listener import _HANDSHAKE_SECONDS, DtlsListener, serve_coap_dtls
 from protocols.coap.messages import Code
 from protocols.coap.strangers import SOURCE_AT_ONCE
 from protocols.tls import CHAIN_BYTES
@@ -147,8 +147,7 @@ class TestPreSharedKeys:
     async def test_of_another_device_get_no_answer(self, address: Address, listener: DtlsListener) -> None:
         """Records that are encrypted with a wrong key look forged, and forged ones are dropped (RFC 6347, 4.1.2.7)."""
         with dtls_client(address, psk_context(KITCHEN, HALL_TOKEN, PSK)) as client:
-            with pytest.raises(trio.TooSlowError):
-                await client.handshake(seconds=0.2)
+            assert await client.is_left_without_answer()
             assert (listener.statistics().sessions, listener.statistics().half_open) == (0, 1)
             await still_serves(address)
 
@@ -170,8 +169,11 @@ class TestPreSharedKeys:
         with monkeypatch.context() as patched, capture_logs() as logs:
             patched.setattr(services.devices.registry, "pre_shared_key", fail)
             context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
-            with dtls_client(address, context) as client, pytest.raises(trio.TooSlowError):
-                await client.handshake(seconds=0.2)
+            with dtls_client(address, context) as client:
+                assert await client.is_left_without_answer()
+                with trio.fail_after(10):
+                    while not listener.statistics().handshakes_failed:
+                        await trio.lowlevel.checkpoint()
         assert [entry["event"] for entry in logs] == ["coap_key_not_read", "dtls_refused"]
         assert listener.statistics().handshakes_failed == 1
         await still_serves(address)
@@ -262,17 +264,28 @@ async def test_without_a_working_library_nothing_is_opened(
 
 
 async def test_failed_handshakes_have_a_line_with_the_device_if_there_is_one(
-    address: Address, monkeypatch: pytest.MonkeyPatch
+    address: Address, services: Services, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
-    monkeypatch.setattr("protocols.coap.dtls.listener._HANDSHAKE_SECONDS", 0.3)
+    find_key, found = services.devices.registry.pre_shared_key, trio.Event()
+
+    async def pre_shared_key(device: str, vault: Vault) -> bytes | None:
+        try:
+            return await find_key(device, vault)
+        finally:
+            if device == KITCHEN:
+                found.set()
+
+    monkeypatch.setattr(services.devices.registry, "pre_shared_key", pre_shared_key)
     with capture_logs() as logs:
-        for identity, key, error in (
-            (KITCHEN_TOKEN, KITCHEN, SSL.Error),  # in the wrong fields
-            (KITCHEN, HALL_TOKEN, trio.TooSlowError),
-        ):
-            with dtls_client(address, psk_context(identity, key, PSK)) as client, pytest.raises(error):
-                await client.handshake(seconds=0.5)
-        await wait_all_tasks_blocked()
+        in_wrong_fields = psk_context(KITCHEN_TOKEN, KITCHEN, PSK)
+        with dtls_client(address, in_wrong_fields) as client, pytest.raises(SSL.Error):
+            await client.handshake()
+        with dtls_client(address, psk_context(KITCHEN, HALL_TOKEN, PSK)) as client:
+            assert await client.is_left_without_answer()
+            await found.wait()
+            await wait_all_tasks_blocked()
+            mock_clock.jump(_HANDSHAKE_SECONDS + 1)
+            await wait_all_tasks_blocked()
     assert [(line["event"], line["peer"], line.get("account")) for line in logs] == [
         ("dtls_refused", "127.0.0.1", None),
         ("dtls_refused", "127.0.0.1", KITCHEN),

@@ -16,6 +16,7 @@ from protocols.coap.lwm2m.formats.values import MAX_VALUES, Unreadable
 from protocols.coap.lwm2m.kinds import Kind, kind_of_either
 from protocols.coap.lwm2m.links import parse_discovered, parse_links, parse_offer
 from tests.protocols.coap.lwm2m.device import LWM2M_JSON, OPAQUE, SENML_CBOR, SENML_JSON, TEXT, TLV, tlv
+from tests.rows import each_row
 
 DEVICE, POWER, LEVEL, TIME = (3, 0), (3, 0, 7), (3, 0, 9), (3, 0, 13)
 
@@ -68,7 +69,7 @@ def senml_cbor(records: list[dict[str, Any]]) -> bytes:
 
 
 class TestAnObjectInstance:
-    @pytest.mark.parametrize(
+    @each_row(
         ("format_", "payload"),
         [
             (TLV, EXAMPLE_TLV),
@@ -141,8 +142,8 @@ class TestAnObjectInstance:
         with pytest.raises(Unreadable, match="which should be a number"):
             decode(TEXT, b"much", (4242, 0, 2), described)
 
-    @pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 400, str(2**64), "1e300"])
-    @pytest.mark.parametrize("path", [LEVEL, TIME])
+    @each_row("number", ["9" * 400, "-" + "9" * 400, str(2**64), "1e300"])
+    @each_row("path", [LEVEL, TIME])
     def test_a_number_beyond_64_bits_is_unreadable(self, path: ResourcePath, number: str) -> None:
         """JSON has integers that no double and no resource holds."""
         text = "/".join(map(str, path))
@@ -179,7 +180,7 @@ class TestAnObject:
 
 
 class TestAResource:
-    @pytest.mark.parametrize(
+    @each_row(
         ("path", "format_", "payload", "value"),
         [
             (LEVEL, TEXT, b"80", 80),
@@ -219,7 +220,7 @@ class TestAResource:
 
 
 class TestMalformed:
-    @pytest.mark.parametrize(
+    @each_row(
         ("path", "format_", "payload", "reason"),
         [
             (DEVICE, TEXT, b"80", "is text, which cannot hold the values of /3/0"),
@@ -334,7 +335,7 @@ class TestLinks:
 
 
 class TestWriting:
-    @pytest.mark.parametrize(
+    @each_row(
         ("path", "value", "text"),
         [
             ((3, 0, 14), "+01:00", b"+01:00"),
