@@ -58,11 +58,13 @@ from storage.tasks import TaskStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
 from storage.trials import TrialStore
-from storage.writer_thread import WriterThread
+from storage.writer_thread import WriterJob, WriterThread
 
 T = TypeVar("T")
 _READERS = 4
 _TELL_SECONDS = 60.0
+#: When so many rows wait at the end of a commit, the next one begins before the senders of those rows are answered.
+_AHEAD_ROWS = 100
 _log = structlog.get_logger(__name__)
 
 
@@ -157,6 +159,10 @@ class Group:
     error: StoreError | None = None
     #: When the writer took it, by time.perf_counter.
     began: float = 0.0
+    #: Its commit, when the writer has a thread of its own.
+    job: WriterJob[None] | None = None
+    #: How long its commit took.
+    seconds: float = 0.0
     #: How long its commit took without the processor time of the writer.
     disk_seconds: float = 0.0
 
@@ -220,9 +226,10 @@ class Database:
         self._wanted = trio.Event()
         self._delay = CommitDelay()
         self._gathered: trio.Event | None = None  # while a commit waits for more rows
+        self._ahead: Group | None = None  # is being committed already
         self._commits = self._rows = self._failures = 0
         self._failing = _Failing()
-        #: How long the commits took that succeeded, from the writer's call to its return.
+        #: How long the commits took that succeeded, in the writer.
         self.commit_durations = Durations()
         #: The latest commit: when it succeeded, on trio's clock, and the error of a later one that failed.
         self.committed_at: float | None = None
@@ -313,14 +320,15 @@ class Database:
         task_status.started()
         try:
             while True:
-                if not self._wanted.is_set():  # waiting for a set event would cost a turn of a busy loop
-                    await self._wanted.wait()
-                if (until := self._delay.until(self.open_group.row_count, trio.current_time())) is not None:
-                    await self._gather(until)
+                if self._ahead is None:
+                    if not self._wanted.is_set():  # waiting for a set event would cost a turn of a busy loop
+                        await self._wanted.wait()
+                    if (until := self._delay.until(self.open_group.row_count, trio.current_time())) is not None:
+                        await self._gather(until)
                 await self._commit_open_group()
         finally:
             with trio.CancelScope(shield=True):
-                while self._wanted.is_set():
+                while self._ahead is not None or self._wanted.is_set():
                     await self._commit_open_group()
                 self._refuse_from_now_on()
                 await self._run_sync(self._close)
@@ -343,13 +351,20 @@ class Database:
             self._gathered = None
         self._delay.waited(self.open_group.row_count)
 
-    async def _commit_open_group(self) -> None:
+    def _begin(self) -> Group:
+        """Take the open group, and have the writer's thread commit it."""
         group, self.open_group = self.open_group, Group()
         self._wanted = trio.Event()
-        began = group.began = time.perf_counter()
+        group.began = time.perf_counter()
+        if self._thread is not None:
+            group.job = self._thread.begin(partial(self._commit, group))
+        return group
+
+    async def _commit_open_group(self) -> None:
+        group, self._ahead = self._ahead or self._begin(), None
         try:
-            if self._thread is not None:
-                await self._thread.run(partial(self._commit, group))
+            if group.job is not None:
+                await group.job.ended()
             else:
                 with trio.CancelScope(shield=True):
                     await self._run_sync(partial(self._commit, group), limiter=self._write_limiter)
@@ -362,17 +377,19 @@ class Database:
             group.error = self.last_error = StoreError(f"{type(error).__name__}: {error}")
             self._failures += 1
         else:
-            self.commit_durations.observe(time.perf_counter() - began)
+            self.commit_durations.observe(group.seconds)
             self.committed_at, self.last_error = trio.current_time(), None
             self._failing.succeeded()
             self._commits += 1
             self._rows += group.row_count
+            if group.job is not None and self.open_group.row_count >= _AHEAD_ROWS:
+                self._ahead = self._begin()  # the thread writes while the loop tells of this one
             for handler in self._commit_handlers:
                 _isolated(handler, group)
         for callback in group.callbacks:
             _isolated(callback, group.error)
         group.ended.set()
-        if self._thread is not None:  # on the loop, as in tests, the disk's time is not the clock's
+        if group.job is not None:  # on the loop, as in tests, the disk's time is not the clock's
             self._delay.committed(
                 group.row_count,
                 disk_seconds=group.disk_seconds,
@@ -389,7 +406,8 @@ class Database:
             self._commit_together(transaction, group, group.works)
         except StoreDamagedError:
             self._commit_apart(transaction, group)
-        group.disk_seconds = time.perf_counter() - began - (time.thread_time() - worked)
+        group.seconds = time.perf_counter() - began
+        group.disk_seconds = group.seconds - (time.thread_time() - worked)
 
     def _commit_apart(self, transaction: Transaction, group: Group) -> None:
         """Commit the rows, then each work: one of them has met damage, and SQLite takes nothing after that."""

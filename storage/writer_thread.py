@@ -4,13 +4,36 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import outcome
 import trio
 
 T = TypeVar("T")
-_Job = tuple[Callable[[], Any], trio.lowlevel.Task, trio.lowlevel.TrioToken]
+_Waiting = tuple[Callable[[], Any], Callable[[outcome.Outcome[Any]], None], trio.lowlevel.TrioToken]
+
+
+class WriterJob(Generic[T]):
+    """The end of a function that the thread runs. It does not hold the function, which may hold this object."""
+
+    __slots__ = ("_result", "_task")
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+        self._result: outcome.Outcome[T] | None = None
+
+    async def ended(self) -> T:
+        """What the function returns or raises. One task waits for its end, also when the task is cancelled."""
+        while self._result is None:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(_finish_first)
+        return self._result.unwrap()
+
+    def end(self, result: outcome.Outcome[T]) -> None:
+        """On the loop."""
+        self._result = result
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
 
 
 class WriterThread:
@@ -21,17 +44,21 @@ class WriterThread:
     """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def run(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises. The caller waits for its end, also when it is cancelled."""
+    def begin(self, function: Callable[[], T]) -> WriterJob[T]:
+        """Run the function when those before it have ended."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
             self._thread.start()
-        self._jobs.put((function, trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()))
-        result: T = await trio.lowlevel.wait_task_rescheduled(_finish_first)
-        return result
+        job = WriterJob[T]()
+        self._jobs.put((function, job.end, trio.lowlevel.current_trio_token()))
+        return job
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """What the function returns or raises. The caller waits for its end, also when it is cancelled."""
+        return await self.begin(function).ended()
 
     def end(self) -> None:
         """The thread ends, without a wait for it."""
@@ -40,12 +67,12 @@ class WriterThread:
             self._thread = None
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            function, task, loop = job
+        while (waiting := self._jobs.get()) is not None:
+            function, end, loop = waiting
             result = outcome.capture(function)
             with suppress(trio.RunFinishedError):
-                loop.run_sync_soon(trio.lowlevel.reschedule, task, result)
-            del job, function, task, loop, result  # nothing is held while there is nothing to do
+                loop.run_sync_soon(end, result)
+            del waiting, function, end, loop, result  # nothing is held while there is nothing to do
 
 
 def _finish_first(_raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:

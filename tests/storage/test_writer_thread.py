@@ -63,7 +63,7 @@ def test_a_loop_that_has_ended_meanwhile_does_not_end_the_thread() -> None:
 
     async def begin() -> None:
         await writer.run(lambda: None)
-        writer._jobs.put((hold, trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()))
+        writer.begin(hold)
 
     trio.run(begin)
     assert held.wait(10)
