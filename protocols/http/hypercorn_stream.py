@@ -56,6 +56,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         self._timeouts = timeouts
         self._held = bytearray()
         self._is_streaming = False
+        self._is_closed = False
         self._sending = trio.Lock()
         #: Hypercorn's tasks for reading and for a request may both end the connection, at the same time.
         self._ending = trio.Lock()
@@ -109,6 +110,9 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             return head
         if self.held is not None and not self.is_idle:
             await self.held.opened.wait()
+        if self._is_closed:
+            # As the socket would, whose error leaves its frames to the collector of garbage (Python 3.13).
+            raise trio.ClosedResourceError
         most = min(max_bytes or _CHUNK_BYTES, _CHUNK_BYTES)
         if self.is_idle and self.has_begun_head:
             return await self._rest_of_head(most)
@@ -199,6 +203,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
                     if not self.held.opened.is_set():
                         await linger(self._stream, self._timeouts)
                         self.held.opened.set()  # the task that reads finds the end
+        self._is_closed = True
         await self._stream.aclose()
 
 
