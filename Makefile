@@ -38,7 +38,7 @@ check:
 	$(BESIDE) lint unit
 
 unit: $(VENV)/.installed-test
-	$(PYTEST) -n $$(($(PROCESSORS) + 1)) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
+	$(PYTEST) -n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
 
 test:
 	$(BESIDE) lint tests
