@@ -174,7 +174,8 @@ class OpenWebSocket:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                if self._is_writing:
+                if self._is_writing or not self._outbox.is_empty:
+                    self._is_writing = True
                     nursery.start_soon(self._write_forever)
                 self._set_alarm()
                 with self._reading:

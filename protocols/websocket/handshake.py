@@ -87,12 +87,15 @@ class Handshake:
         self._wire.receive_data(self._head)
         return next(self._wire.events(), None)
 
+    def acceptance(self, subprotocol: str | None = None) -> bytes:
+        """The answer 101, which the caller sends."""
+        if self._plain is not None:
+            return self._plain.acceptance(subprotocol)
+        return self._wire.send(AcceptConnection(subprotocol=subprotocol))
+
     async def accept(self, subprotocol: str | None = None) -> None:
         """Answer 101."""
-        if self._plain is not None:
-            await self._stream.send_all(self._plain.acceptance(subprotocol))
-        else:
-            await self._stream.send_all(self._wire.send(AcceptConnection(subprotocol=subprotocol)))
+        await self._stream.send_all(self.acceptance(subprotocol))
 
     async def refuse(self, error: DomainError) -> None:
         """Answer with the status, the headers and the body that REST has for this error."""

@@ -134,8 +134,10 @@ async def _shake_hands(
             return None
         if request.token:
             authenticated()
-        await handshake.accept()
-        return OpenWebSocket(rooms, alarms, stream, early, conversation, hub)
+        connection = OpenWebSocket(rooms, alarms, stream, early, conversation, hub)
+        # Nothing is awaited from here to the subscription of a feed: a client that has the answer misses nothing.
+        connection.say(handshake.acceptance())
+        return connection
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return None
 

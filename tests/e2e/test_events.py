@@ -170,8 +170,10 @@ def _coap(daemon: Daemon, number: int) -> Iterator[None]:
     client = require_program("coap-client-notls")
     url = f"coap://127.0.0.1:{daemon.port('coap')}/v1.1/actions/{device_token(number)}"
     observer = subprocess.Popen([client, "-s", "1", url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    yield
-    observer.wait(PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        observer.wait(PATIENCE_SECONDS)
 
 
 Connect = Callable[[Daemon, int], AbstractContextManager[None]]

@@ -59,16 +59,7 @@ class Peers:
 
         In lockstep, nothing waits in the network either; over sockets, as much as the operating system takes.
         """
-        ours: trio.abc.Stream
-        theirs: trio.abc.Stream
-        if sockets:
-            ours, theirs = map(trio.SocketStream, trio.socket.socketpair())
-        elif lockstep:
-            ours, theirs = trio.testing.lockstep_stream_pair()
-        else:
-            ours, theirs = trio.testing.memory_stream_pair()
-        self._serve(theirs)
-        peer = PlainPeer(ours)
+        peer = PlainPeer(self.open_stream(lockstep=lockstep, sockets=sockets))
         await peer.shake_hands(path)
         await trio.testing.wait_all_tasks_blocked()  # until the server has done what comes after its answer, too
         return peer
@@ -84,8 +75,15 @@ class Peers:
             body += event.data
         return answer.status_code, dict(answer.headers), json.loads(body)
 
-    def open_stream(self) -> trio.abc.Stream:
-        ours, theirs = trio.testing.memory_stream_pair()
+    def open_stream(self, *, lockstep: bool = False, sockets: bool = False) -> trio.abc.Stream:
+        ours: trio.abc.Stream
+        theirs: trio.abc.Stream
+        if sockets:
+            ours, theirs = map(trio.SocketStream, trio.socket.socketpair())
+        elif lockstep:
+            ours, theirs = trio.testing.lockstep_stream_pair()
+        else:
+            ours, theirs = trio.testing.memory_stream_pair()
         self._serve(theirs)
         return ours
 

@@ -1,6 +1,7 @@
 """The live feed: selections, each message once, and slow readers."""
 
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgpack
@@ -34,7 +35,7 @@ from tests.factories import (
     new_device,
 )
 from tests.fakes import FakeClock
-from tests.protocols.websocket.peers import FEW_FRAMES, MOST_FRAMES, Peers, closing, said
+from tests.protocols.websocket.peers import FEW_FRAMES, MOST_FRAMES, Peers, PlainPeer, closing, said
 from tests.rows import each_row
 
 ACTION = b'{"actions":[{"name":"setOn"}]}'
@@ -176,6 +177,18 @@ async def test_a_device_created_later_is_seen(peers: Peers, services: Services, 
     await services.core.database.write(create)
     await store(services, ATTIC)
     assert [(await said(socket))["sdid"] for _ in range(2)] == [KITCHEN, ATTIC]
+
+
+@pytest.mark.parametrize("sockets", [False, True])
+async def test_who_has_the_answer_to_the_handshake_has_subscribed(
+    peers: Peers, services: Services, sockets: bool
+) -> None:
+    """Of the tasks that can run, trio takes any first: a single handshake would show nothing."""
+    async with AsyncExitStack() as streams:
+        for number in range(1, 17):
+            stream = await streams.enter_async_context(peers.open_stream(sockets=sockets))
+            await PlainPeer(stream).shake_hands(live(ADA_TOKEN))
+            assert services.routing.feeds.statistics().subscribers == number
 
 
 async def test_the_subscription_ends_with_the_connection(peers: Peers, services: Services) -> None:
