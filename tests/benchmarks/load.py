@@ -1,6 +1,6 @@
-"""A load generator for MQTT QoS 1: pre-encoded packets, one thread, epoll, so that it costs little beside the daemon.
+"""A load generator, of MQTT QoS 1: pre-encoded packets, one thread, epoll, so that it costs little beside the daemon.
 
-Every connection keeps at most `window` PUBLISH packets without a PUBACK. It is bounded in time and stops by itself.
+Every connection keeps at most `window` packets without an acknowledgement. It is bounded in time and stops by itself.
 """
 
 import select
@@ -8,9 +8,12 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 PUBACK_BYTES = 4
+#: Packets of equal length that a connection sends again and again, at least.
+RING_PACKETS = 2000
 
 
 @dataclass
@@ -35,26 +38,44 @@ class Result:
         return 0.0
 
 
-class _Connection:
+class Publisher:
     """One device: a ring of encoded packets, how far it is sent, how far acknowledged. All counts are bytes."""
 
-    def __init__(self, port: int, user: str, password: str, topic: str, payload: bytes, window: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+    def __init__(
+        self, connected: socket.socket, packets: Sequence[bytes], window: int, acknowledgements: Callable[[bytes], int]
+    ) -> None:
+        """`acknowledgements` counts those that a piece of what has come completes. All packets are equally long."""
+        self.socket = connected
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        body = _text("MQTT") + struct.pack("!BBH", 4, 0xC2, 0) + _text(user) + _text(user) + _text(password)
-        self.socket.sendall(b"\x10" + _length(len(body)) + body)
-        answer = self.socket.recv(4)
-        if answer != b"\x20\x02\x00\x00":
-            raise RuntimeError(f"connection refused: {answer!r}")
         self.socket.setblocking(False)
-        packets = max(2000, window * 4)
-        ring = b"".join(_publish(topic, payload, 1 + number) for number in range(packets))
-        self.ring = memoryview(ring)
-        self.packet = len(ring) // packets
+        self.acknowledgements = acknowledgements
+        self.ring = memoryview(b"".join(packets))
+        self.packet = len(self.ring) // len(packets)
         self.window = window * self.packet
-        self.sent = self.acknowledged = self.remainder = 0
+        self.sent = self.acknowledged = 0
         self.waiting: deque[tuple[int, float]] = deque()
         self.blocked = False
+
+
+class _PubAcks:
+    def __init__(self) -> None:
+        self._remainder = 0
+
+    def __call__(self, data: bytes) -> int:
+        number, self._remainder = divmod(self._remainder + len(data), PUBACK_BYTES)
+        return number
+
+
+def _mqtt_publisher(port: int, user: str, password: str, payload: bytes, window: int) -> Publisher:
+    connected = socket.create_connection(("127.0.0.1", port), timeout=10)
+    body = _text("MQTT") + struct.pack("!BBH", 4, 0xC2, 0) + _text(user) + _text(user) + _text(password)
+    connected.sendall(b"\x10" + _length(len(body)) + body)
+    answer = connected.recv(4)
+    if answer != b"\x20\x02\x00\x00":
+        raise RuntimeError(f"connection refused: {answer!r}")
+    numbers = range(1, 1 + max(RING_PACKETS, window * 4))
+    packets = [_publish(f"/v1.1/messages/{user}", payload, number) for number in numbers]
+    return Publisher(connected, packets, window, _PubAcks())
 
 
 def publish_qos1(
@@ -67,9 +88,12 @@ def publish_qos1(
     warmup: float = 1.0,
 ) -> Result:
     """Publish on `/v1.1/messages/<user>` from one connection per (user, password) for a bounded time."""
-    connections = [
-        _Connection(port, user, password, f"/v1.1/messages/{user}", payload, window) for user, password in credentials
-    ]
+    connections = [_mqtt_publisher(port, user, password, payload, window) for user, password in credentials]
+    return publish(connections, seconds=seconds, warmup=warmup)
+
+
+def publish(connections: Sequence[Publisher], *, seconds: float, warmup: float = 1.0) -> Result:
+    """Have all of them publish for a bounded time, and close them."""
     by_fd = {one.socket.fileno(): one for one in connections}
     poll = select.epoll()
     for fd in by_fd:
@@ -91,11 +115,11 @@ def publish_qos1(
     return result
 
 
-def _receive(one: _Connection, result: Result | None) -> None:
+def _receive(one: Publisher, result: Result | None) -> None:
     data = one.socket.recv(1 << 16)
     if not data:
         raise RuntimeError("the daemon closed a connection")
-    number, one.remainder = divmod(one.remainder + len(data), PUBACK_BYTES)
+    number = one.acknowledgements(data)
     before = one.acknowledged
     one.acknowledged += number * one.packet
     now = time.perf_counter()
@@ -108,7 +132,7 @@ def _receive(one: _Connection, result: Result | None) -> None:
         before = max(before, place)
 
 
-def _push(one: _Connection, poll: select.epoll) -> None:
+def _push(one: Publisher, poll: select.epoll) -> None:
     limit = one.acknowledged + one.window
     while one.sent < limit:
         offset = one.sent % len(one.ring)
@@ -126,7 +150,7 @@ def _push(one: _Connection, poll: select.epoll) -> None:
     _watch(one, poll, writable=False)
 
 
-def _watch(one: _Connection, poll: select.epoll, *, writable: bool) -> None:
+def _watch(one: Publisher, poll: select.epoll, *, writable: bool) -> None:
     if one.blocked is not writable:
         one.blocked = writable
         poll.modify(one.socket, select.EPOLLIN | (select.EPOLLOUT if writable else 0))

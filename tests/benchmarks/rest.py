@@ -108,7 +108,8 @@ def free_port() -> int:
 def bare_server() -> Iterator[tuple[int, int]]:
     """Its port and its process."""
     port = free_port()
-    process = multiprocessing.Process(target=_run_bare, args=(port,), daemon=True)
+    # A fork would count what this process holds as its own memory.
+    process = multiprocessing.get_context("spawn").Process(target=_run_bare, args=(port,), daemon=True)
     process.start()
     assert process.pid is not None
     for _ in range(1_000):

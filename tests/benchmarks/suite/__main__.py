@@ -15,22 +15,16 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 from tests.benchmarks.suite import growth as grown
-from tests.benchmarks.suite import mqtt, others
-from tests.benchmarks.suite.contest import Contender, Measure, Outcome, Row, UnavailableError, compete, table
+from tests.benchmarks.suite import mqtt, nats, others
+from tests.benchmarks.suite.contest import Contender, Outcome, Row, compete, table
 
 #: Devices, messages of each in flight, and the goal beside aedes.
 _FLEETS: Final = ((50, 20, "1.5"), (50, 1, "0.9"), (1000, 1, "0.9"), (5000, 1, "0.6"))
-#: References that no package of this machine brings.
-_ABSENT: Final = {
-    "mosquitto 2.1 with its SQLite persistence": "no package brings it",
-    "NATS JetStream, sync_interval: always": "no package brings it",
-}
 
 
 def rows(growth: Sequence[int]) -> Iterator[Row]:
@@ -39,10 +33,11 @@ def rows(growth: Sequence[int]) -> Iterator[Row]:
             "Trunkline": partial(mqtt.ours, devices, window),
             "aedes and better-sqlite3": partial(mqtt.aedes, devices, window),
             "mosquitto and paho in batches (stored)": partial(mqtt.mosquitto, devices, window),
+            "mosquitto 2.1 and its SQLite persistence": partial(mqtt.mosquitto_with_sqlite, devices, window),
+            "NATS JetStream, sync_interval: always": partial(nats.jetstream, devices, window),
         }
         if window > 1:
             contenders |= {"raw SQLite": mqtt.raw_sqlite}
-            contenders |= {name: partial(_absent, why) for name, why in _ABSENT.items()}
         yield Row(f"MQTT QoS 1, {devices:,} devices, {window} in flight", contenders, f"{goal} of aedes")
     yield Row(
         "WebSocket, 50 devices, 20 in flight",
@@ -70,12 +65,6 @@ def rows(growth: Sequence[int]) -> Iterator[Row]:
         )
     if growth:
         yield from grown.rows(growth)
-
-
-@contextmanager
-def _absent(why: str) -> Iterator[Measure]:
-    raise UnavailableError(why)
-    yield
 
 
 def _machine() -> str:

@@ -1,9 +1,10 @@
 """Rows of the comparison: who is measured beside whom, in turns, and what comes of it."""
 
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -87,6 +88,19 @@ def using(*processes: int) -> Iterator[Used]:
 def _written(process: int) -> int:
     text = Path(f"/proc/{process}/io").read_text(encoding="ascii")
     return int(text.partition("\nwrite_bytes:")[2].split()[0])
+
+
+@contextmanager
+def running(command: Sequence[str], **options: int) -> Iterator[subprocess.Popen[str]]:
+    """A program of a contender, until the block ends."""
+    with subprocess.Popen(command, text=True, **options) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
 
 
 def compete(row: Row, *, rounds: int, seconds: float, told: Callable[[str], None]) -> Outcome:

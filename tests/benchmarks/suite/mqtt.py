@@ -1,21 +1,26 @@
 """Contenders that take MQTT QoS 1 and store it: the daemon, aedes with better-sqlite3, mosquitto with batched paho."""
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
 from tests.benchmarks.load import publish_qos1
 from tests.benchmarks.mqtt_ingest import PAYLOAD, raw_inserts
 from tests.benchmarks.rest import free_port
-from tests.benchmarks.suite.contest import Measure, Sample, UnavailableError, using
+from tests.benchmarks.suite.contest import Measure, Sample, UnavailableError, running, using
+from tests.benchmarks.suite.paho_store import connect_patiently
 from tests.daemon import Daemon, device_id, device_token, running_daemon
 
 _NODE: Final = Path(__file__).parent / "node"
@@ -25,9 +30,17 @@ _WARM_UP_SECONDS: Final = 1.0
 _MOSQUITTO: Final = """
 listener {port} 127.0.0.1
 allow_anonymous true
-persistence false
 max_queued_messages 0
 max_inflight_messages 0
+user root
+{persistence}
+"""
+_PLUGIN: Final = "mosquitto_persist_sqlite.so"
+_WITH_SQLITE: Final = """
+plugin {}
+plugin_opt_sync full
+plugin_opt_flush_period 1
+persistence_location {}
 """
 
 
@@ -88,7 +101,7 @@ def aedes_server() -> Iterator[tuple[int, int]]:
     program.write_bytes((_NODE / "aedes.mjs").read_bytes())
     with TemporaryDirectory(dir="/var/tmp") as folder:
         command = [node, str(program), f"{folder}/store.sqlite"]
-        with _running(command, stdout=subprocess.PIPE) as process:
+        with running(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
@@ -102,7 +115,7 @@ def mosquitto(devices: int, window: int) -> Iterator[Measure]:
     with TemporaryDirectory(dir="/var/tmp") as folder, mosquitto_server() as (port, broker):
         store = Path(folder) / "store.sqlite"
         command = [sys.executable, "-m", "tests.benchmarks.suite.paho_store", str(port), str(store)]
-        with _running(command, stdout=subprocess.PIPE) as keeper:
+        with running(command, stdout=subprocess.PIPE) as keeper:
             assert keeper.stdout is not None
             if not keeper.stdout.readline():
                 raise UnavailableError("the subscriber of mosquitto did not start")
@@ -111,15 +124,48 @@ def mosquitto(devices: int, window: int) -> Iterator[Measure]:
 
 
 @contextmanager
-def mosquitto_server() -> Iterator[tuple[int, int]]:
-    """Its port and its process. It keeps nothing, and may not listen yet."""
-    program = which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+def mosquitto_with_sqlite(devices: int, window: int) -> Iterator[Measure]:
+    """mosquitto stores messages for a subscriber that is away. It acknowledges at once, and commits once a second."""
+    program = _mosquitto_program()
+    # Beside a program that was unpacked, there are its plugins.
+    [plugin] = [*Path(program).parents[1].glob(f"lib/*/mosquitto/{_PLUGIN}"), None][:1]
+    if plugin is None:
+        raise UnavailableError(f"the mosquitto that is installed has no {_PLUGIN}: it came with 2.1")
+    with TemporaryDirectory(dir="/var/tmp") as folder, mosquitto_server(_WITH_SQLITE.format(plugin, folder)) as started:
+        port, broker = started
+        _keep_for_who_is_away(port)
+        yield _published(port, devices, window, broker)
+
+
+def _keep_for_who_is_away(port: int) -> None:
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id="keeper", clean_session=False)
+
+    def subscribe(*_said: object) -> None:
+        client.subscribe("/v1.1/messages/#", qos=1)
+
+    def leave(*_said: object) -> None:
+        client.disconnect()
+
+    client.on_connect, client.on_subscribe = subscribe, leave
+    connect_patiently(client, port)
+    client.loop_forever()
+
+
+def _mosquitto_program() -> str:
+    program = which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         raise UnavailableError("mosquitto is not installed")
+    return program
+
+
+@contextmanager
+def mosquitto_server(persistence: str = "persistence false") -> Iterator[tuple[int, int]]:
+    """Its port and its process. It may not listen yet."""
+    program = _mosquitto_program()
     with TemporaryDirectory(dir="/var/tmp") as folder:
         port, config = free_port(), Path(folder) / "mosquitto.conf"
-        config.write_text(_MOSQUITTO.format(port=port), encoding="utf-8")
-        with _running([program, "-c", str(config)], stderr=subprocess.DEVNULL) as broker:
+        config.write_text(_MOSQUITTO.format(port=port, persistence=persistence), encoding="utf-8")
+        with running([program, "-c", str(config)], stderr=subprocess.DEVNULL) as broker:
             yield port, broker.pid
 
 
@@ -151,15 +197,3 @@ def raw_sqlite() -> Iterator[Measure]:
             return Sample(raw_inserts(Path(folder), seconds))
 
     yield measure
-
-
-@contextmanager
-def _running(command: list[str], **options: int) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(command, text=True, **options) as process:  # type: ignore[call-overload]
-        try:
-            yield process
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            process.kill()

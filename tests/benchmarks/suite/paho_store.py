@@ -34,7 +34,7 @@ def main() -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("CREATE TABLE message (position INTEGER PRIMARY KEY, topic TEXT, ts INTEGER, data TEXT)")
     connection.execute("CREATE INDEX message_by_topic ON message (topic, ts)")
-    _connect(client, port)
+    connect_patiently(client, port)
     client.loop_start()
     while True:
         rows = [waiting.get()]
@@ -53,7 +53,8 @@ def main() -> None:
         connection.execute("COMMIT")
 
 
-def _connect(client: paho.Client, port: int) -> None:
+def connect_patiently(client: paho.Client, port: int) -> None:
+    """Connect to a broker that may not listen yet."""
     for _ in range(100):
         try:
             client.connect("127.0.0.1", port)
