@@ -23,6 +23,7 @@ from protocols.coap.echo import AmplificationGuard
 from protocols.coap.errors import BadOption, InternalError
 from protocols.coap.incoming import Incoming
 from protocols.coap.message_layer import (
+    PIGGYBACK_SECONDS,
     Delivered,
     MessageEvent,
     Rejected,
@@ -216,7 +217,11 @@ class Endpoint(SessionEndpoint[CoapSession]):
         failure = contain("coap_request_failed", None, session.key, self._post, session, incoming, usual, now)
         if failure is not None and not incoming.is_answered:
             self._answer_failure(session, incoming, failure)
-        self._settle(session)
+        # Nothing is to be sent, and its empty ACK is all that is due, mostly later than what has been noted.
+        if incoming.is_answered or session.scheduled > now + PIGGYBACK_SECONDS:
+            self._settle(session)
+        else:
+            self._sessions.account(session)
         self._make_room(session)
         return True
 
@@ -314,9 +319,15 @@ class Endpoint(SessionEndpoint[CoapSession]):
             if not guard.allows(response_bytes, incoming.message):
                 self._reply(session, incoming, CoapResponse(Code.CREATED, body))
                 return
-        if not session.is_closed:
-            session.message_layer.respond(incoming, _OF_MESSAGE, _JSON_OPTIONS, body, self.now())
+        if session.is_closed:
+            return
+        is_alone = incoming.is_acknowledged  # then the response is a message of its own, and may be due again
+        session.message_layer.respond(incoming, _OF_MESSAGE, _JSON_OPTIONS, body, self.now())
+        if is_alone:
             self._settle(session)
+        else:
+            session.flush()
+            self._sessions.account(session)
 
     def _answer(self, session: CoapSession, incoming: Incoming, response: CoapResponse) -> None:
         now = self.now()
