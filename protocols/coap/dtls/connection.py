@@ -38,6 +38,43 @@ _FLIGHT_BYTES: Final = 1280 - 48
 _RECORD_BYTES: Final = 16 * 1024
 
 
+class Transfers:
+    """One call into GnuTLS at a time: its connection, the record for it, and the records that it sends."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.connection: DtlsConnection | None = None
+        self.incoming: bytes | None = None
+        self.outgoing: list[bytes] = []
+        self.pull, self.push, self.wait = (
+            gnutls.Transfer(self._pull),
+            gnutls.Transfer(self._push),
+            gnutls.Wait(lambda _pointer, _milliseconds: self.incoming is not None),
+        )
+
+    def take(self) -> list[bytes]:
+        """The records that were sent since the last call."""
+        outgoing, self.outgoing = self.outgoing, []
+        return outgoing
+
+    # GnuTLS calls these two, and they must not raise.
+
+    def _pull(self, _pointer: object, buffer: int, size: int) -> int:
+        datagram = self.incoming
+        if not datagram:  # GnuTLS would take an empty datagram for the end of the connection
+            if self.connection is not None:
+                self.connection.would_block()
+            return -1
+        self.incoming = None
+        count = min(len(datagram), size)
+        memmove(buffer, datagram, count)
+        return count
+
+    def _push(self, _pointer: object, data: int, size: int) -> int:
+        self.outgoing.append(string_at(data, size))
+        return size
+
+
 class DtlsContext:
     """What the connections of a listener share: certificates, ciphers and the keys of cookies."""
 
@@ -55,16 +92,9 @@ class DtlsContext:
         self._priority_string = priorities
         self._cookie_keys = _new_cookie_key(), _new_cookie_key()
         self._next_cookie_key = now() + COOKIE_SECONDS
-        self.pull, self.push, self.wait = (
-            gnutls.Transfer(self._pull),
-            gnutls.Transfer(self._push),
-            gnutls.Wait(lambda _pointer, _milliseconds: self.incoming is not None),
-        )
+        #: A handshake may go on in a thread while messages are sent and received in another one.
+        self.handshakes, self.messages = Transfers(self.library), Transfers(self.library)
         self._find_key_function = gnutls.FindKey(self._find_key)
-        #: The connection in the present call into GnuTLS, the record for it, and the records that it sends.
-        self.at_work: DtlsConnection | None = None
-        self.incoming: bytes | None = None
-        self.outgoing: list[bytes] = []
         self.has_no_key = False
         self.buffer = create_string_buffer(_RECORD_BYTES)
         self._priorities, self._certificates, self._keys = c_void_p(), c_void_p(), c_void_p()
@@ -121,10 +151,9 @@ class DtlsContext:
     def challenge(self, address: bytes) -> bytes:
         """A HelloVerifyRequest with the cookie of an address (RFC 6347, 4.2.1)."""
         key = self._current_cookie_keys()[0]
-        self.library.gnutls_dtls_cookie_send(byref(key), address, len(address), byref(Prestate()), None, self.push)
-        challenge = b"".join(self.outgoing)
-        self.outgoing.clear()
-        return challenge
+        transfers = self.messages
+        self.library.gnutls_dtls_cookie_send(byref(key), address, len(address), byref(Prestate()), None, transfers.push)
+        return b"".join(transfers.take())
 
     def _current_cookie_keys(self) -> tuple[Datum, Datum]:
         now = self._now()
@@ -134,30 +163,14 @@ class DtlsContext:
             self._next_cookie_key = now + COOKIE_SECONDS
         return self._cookie_keys
 
-    # --- The functions that GnuTLS calls, which must not raise -------------------------------------------------------
-
-    def _pull(self, _pointer: object, buffer: int, size: int) -> int:
-        datagram = self.incoming
-        if not datagram:  # GnuTLS would take an empty datagram for the end of the connection
-            if self.at_work is not None:
-                self.at_work.would_block()
-            return -1
-        self.incoming = None
-        count = min(len(datagram), size)
-        memmove(buffer, datagram, count)
-        return count
-
-    def _push(self, _pointer: object, data: int, size: int) -> int:
-        self.outgoing.append(string_at(data, size))
-        return size
-
     def _find_key(self, _handle: object, identity: bytes, place: Any) -> int:
-        known = self.at_work and self.at_work.key
-        if not known or known[0] != identity:
+        """GnuTLS calls this, and it must not raise."""
+        connection = self.handshakes.connection
+        known = connection and connection.key
+        if not connection or not known or known[0] != identity:
             self.has_no_key = True
             return -1
-        if self.at_work is not None:
-            self.at_work.used_key = known
+        connection.used_key = known
         key = known[1]
         place[0].data = copy = self.library.allocate(len(key))
         place[0].size = len(key)
@@ -168,7 +181,7 @@ class DtlsContext:
 class DtlsConnection:
     """The connection of one peer."""
 
-    __slots__ = ("_context", "_handle", "_send", "key", "used_key")
+    __slots__ = ("_context", "_handle", "_send", "_transfers", "key", "used_key")
 
     def __init__(self, context: DtlsContext, send: Callable[[bytes], None], prestate: Prestate | None = None) -> None:
         """A connection before its handshake.
@@ -200,9 +213,8 @@ class DtlsConnection:
         library.gnutls_dtls_set_mtu(handle, _FLIGHT_BYTES)
         library.gnutls_dtls_set_timeouts(handle, int(RETRANSMISSION_SECONDS * 1000), int(_LAST_FLIGHT_SECONDS * 1000))
         library.gnutls_handshake_set_max_packet_length(handle, CHAIN_BYTES)
-        library.gnutls_transport_set_pull_function(handle, context.pull)
-        library.gnutls_transport_set_push_function(handle, context.push)
-        library.gnutls_transport_set_pull_timeout_function(handle, context.wait)
+        self._transfers = context.handshakes
+        self._use(context.handshakes)
 
     def __del__(self) -> None:
         self.close()
@@ -213,17 +225,25 @@ class DtlsConnection:
         if handle is not None:
             self._context.library.gnutls_deinit(handle)
 
-    def _begin(self, datagram: bytes | None) -> tuple[Any, c_void_p]:
+    def _use(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        library, handle = self._opened()
+        library.gnutls_transport_set_pull_function(handle, transfers.pull)
+        library.gnutls_transport_set_push_function(handle, transfers.push)
+        library.gnutls_transport_set_pull_timeout_function(handle, transfers.wait)
+
+    def _opened(self) -> tuple[Any, c_void_p]:
         if self._handle is None:
             raise ConnectionOver("closed")
-        context = self._context
-        context.at_work, context.incoming, context.has_no_key = self, datagram, False
-        return context.library, self._handle
+        return self._context.library, self._handle
+
+    def _begin(self, datagram: bytes | None) -> tuple[Any, c_void_p]:
+        opened, transfers = self._opened(), self._transfers
+        transfers.connection, transfers.incoming = self, datagram
+        return opened
 
     def _flush(self) -> None:
-        context = self._context
-        outgoing, context.outgoing = context.outgoing, []
-        for datagram in _joined(outgoing):
+        for datagram in _joined(self._transfers.take()):
             self._send(datagram)
 
     def would_block(self) -> None:
@@ -242,34 +262,51 @@ class DtlsConnection:
         Raises:
             ConnectionOver: the handshake has failed, and an alert was sent.
         """
-        library, handle = self._begin(record)
+        is_done = False
         try:
-            while (code := library.gnutls_handshake(handle)) < 0:
-                if code == gnutls.AGAIN:
-                    return False
-                if library.gnutls_error_is_fatal(code):
-                    if self._context.has_no_key:  # RFC 4279, 2; GnuTLS would send internal_error
-                        library.gnutls_alert_send(handle, gnutls.FATAL, gnutls.UNKNOWN_PSK_IDENTITY)
-                    else:
-                        library.gnutls_alert_send_appropriate(handle, code)
-                    raise ConnectionOver(self._context.reason(code))
-            library.gnutls_dtls_set_mtu(handle, _RECORD_BYTES)
-            self.key = None
-            return True
+            is_done = self.go_on(record)
         finally:
-            self._flush()
+            self.handshake_went_on(is_done=is_done)
+        return is_done
+
+    def go_on(self, record: bytes | None) -> bool:
+        """As `shake_hands`, without sending anything: call `handshake_went_on` next, whatever this returns or raises.
+
+        Most of a handshake's time is spent here. This may run in a thread, for one connection of the context at a time.
+        """
+        library, handle = self._begin(record)
+        self._context.has_no_key = False
+        while (code := library.gnutls_handshake(handle)) < 0:
+            if code == gnutls.AGAIN:
+                return False
+            if library.gnutls_error_is_fatal(code):
+                if self._context.has_no_key:  # RFC 4279, 2; GnuTLS would send internal_error
+                    library.gnutls_alert_send(handle, gnutls.FATAL, gnutls.UNKNOWN_PSK_IDENTITY)
+                else:
+                    library.gnutls_alert_send_appropriate(handle, code)
+                raise ConnectionOver(self._context.reason(code))
+        return True
+
+    def handshake_went_on(self, *, is_done: bool) -> None:
+        """Send what the handshake has to send."""
+        self._flush()
+        if is_done:
+            self.key = None
+            self._use(self._context.messages)
+            library, handle = self._opened()
+            library.gnutls_dtls_set_mtu(handle, _RECORD_BYTES)
 
     @property
     def retransmits_in(self) -> float:
         """Seconds until `shake_hands` has to send the last flight again."""
-        _, handle = self._begin(None)
+        _, handle = self._opened()
         milliseconds: int = self._context.library.gnutls_dtls_get_timeout(handle)
         return milliseconds / 1000
 
     @property
     def certificate(self) -> ClientCertificate | None:
         """The certificate of the peer, not verified; None when it sent none."""
-        library, handle = self._begin(None)
+        library, handle = self._opened()
         count = c_uint()
         shown = library.gnutls_certificate_get_peers(handle, byref(count))
         chain = [string_at(shown[index].data, shown[index].size) for index in range(count.value)]
@@ -296,15 +333,15 @@ class DtlsConnection:
             ConnectionOver: the record is an alert that ends the connection.
         """
         library, handle = self._begin(record)
-        context = self._context
+        context, transfers = self._context, self._transfers
         while (count := library.gnutls_record_recv(handle, context.buffer, _RECORD_BYTES)) < 0:
             if count == gnutls.REHANDSHAKE:
                 library.gnutls_alert_send(handle, gnutls.WARNING, gnutls.NO_RENEGOTIATION)
             elif count != gnutls.AGAIN and library.gnutls_error_is_fatal(count):
                 raise ConnectionOver(context.reason(count))
-            if context.incoming is None:  # otherwise GnuTLS has not taken the record yet
+            if transfers.incoming is None:  # otherwise GnuTLS has not taken the record yet
                 break
-        if context.outgoing:
+        if transfers.outgoing:
             self._flush()
         if count == 0:
             raise ConnectionOver("close_notify")

@@ -2,15 +2,13 @@
 
 - **Before the cookie** a peer costs one hash and leaves no connection. `Strangers` bounds how many ClientHellos are
   answered, so a flood of them does not starve the sessions.
-- **A handshake** is a task. Its steps are long, so one handshake takes a step at a time; while others wait for theirs,
-  the rest of the daemon gets as much time as the step took. Device keys are in the store, and GnuTLS cannot wait for
-  them, so a record that names an identity is passed to GnuTLS after its key was read.
+- **A handshake** is a task. A thread takes its steps, which are long, one handshake at a time. Device keys are in the
+  store, and GnuTLS cannot wait for them, so a record that names an identity is passed to GnuTLS after its key was read.
 - **A session** has no task. Its records are decrypted as they are read, so all messages of one wake-up are submitted
   together. Its responses are encrypted as they are sent. A handshake from the address of a session does not affect the
   session until it is complete, so an attacker who sends a peer's old ClientHello again does no harm.
 """
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import trio
 
 from broker.registration.certificates import ClientCertificate
+from broker.threads import RunInThread, finish_in_thread
 from broker.trace.origin import Origin, concerning, enter
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
@@ -99,8 +98,11 @@ class DtlsListener:
         endpoint: DtlsEndpoint[Any] | None = None,
         limits: SessionLimits | None = None,
         priorities: bytes = PRIORITIES,
+        run: RunInThread = finish_in_thread,
     ) -> None:
+        """`run` runs the steps of handshakes."""
         self._rooms = rooms
+        self._run = run
         self._priorities = priorities
         # For the default of 10,000 sessions GnuTLS holds 110 MiB, which `bytes_held` does not count.
         self._limits = limits or SessionLimits()
@@ -119,7 +121,8 @@ class DtlsListener:
             try:
                 async with trio.open_nursery() as nursery:
                     self.endpoint.start(nursery)
-                    peers = self._peers = _Peers(self._rooms, self.endpoint, self._limits, sock, context, nursery)
+                    peers = _Peers(self._rooms, self.endpoint, self._limits, sock, context, nursery, self._run)
+                    self._peers = peers
                     task_status.started(sock.address)
                     await read_forever(sock, self._rooms.messages.ingest, peers.take, peers.taken)
             finally:
@@ -204,8 +207,9 @@ class _Peers:
         sock: DatagramSocket,
         context: DtlsContext,
         nursery: trio.Nursery,
+        run: RunInThread,
     ) -> None:
-        """No peers yet. Handshakes will be tasks of `nursery`."""
+        """No peers yet. Handshakes will be tasks of `nursery`, and `run` runs their steps."""
         self._rooms = rooms
         self._endpoint = endpoint
         self._limits = limits
@@ -216,7 +220,8 @@ class _Peers:
         self._sessions: dict[PeerAddress, _DtlsSession] = {}
         self._keys_at_once = trio.CapacityLimiter(_KEYS_AT_ONCE)
         self._one_step = trio.Lock()
-        self._next_step_at = 0.0  # on trio's clock, while handshakes wait for each other
+        self._run = run
+        self._one_thread = trio.CapacityLimiter(1)
         self._hellos = Strangers(endpoint.now, per_second=HELLOS_PER_SECOND)
         self._handshakes = self._failed = self._evicted = self._lost = 0
 
@@ -350,14 +355,12 @@ class _Peers:
             ConnectionOver: the handshake has failed.
         """
         async with self._one_step:
-            if self._next_step_at > trio.current_time():
-                await trio.sleep_until(self._next_step_at)
-            began = time.perf_counter()
+            is_done = False
             try:
-                return connection.shake_hands(record)
+                is_done = await self._run(partial(connection.go_on, record), limiter=self._one_thread)
             finally:
-                if self._one_step.statistics().tasks_waiting:
-                    self._next_step_at = trio.current_time() + time.perf_counter() - began
+                connection.handshake_went_on(is_done=is_done)
+            return is_done
 
     async def _find_key(self, address: PeerAddress, identity: bytes) -> tuple[bytes, bytes] | None:
         """A device id and its key, from the store; None when the device does not exist.

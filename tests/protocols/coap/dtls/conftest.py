@@ -9,11 +9,13 @@ import trio
 from OpenSSL import SSL
 
 from broker.services import Services
+from broker.threads import RunInThread
 from config.settings import Address
 from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.session import SessionLimits
 from tests.factories import World
+from tests.fakes import run_inline
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.dtls.client import ECDSA, HALF_OPEN, DtlsClient, client_context, dtls_client, make_certificate
 
@@ -30,10 +32,16 @@ def kind() -> str:
 
 
 @pytest.fixture
-async def listener(services: Services, time: Time) -> DtlsListener:
+def run() -> RunInThread:
+    return run_inline
+
+
+@pytest.fixture
+async def listener(services: Services, time: Time, run: RunInThread) -> DtlsListener:
     begin = time.now
     endpoint = Endpoint(services, now=lambda: trio.current_time() + time.now - begin)  # as fast as it is, or faster
-    return DtlsListener(services, endpoint=endpoint, limits=SessionLimits(half_open_handshakes=HALF_OPEN))
+    limits = SessionLimits(half_open_handshakes=HALF_OPEN)
+    return DtlsListener(services, endpoint=endpoint, limits=limits, run=run)
 
 
 @pytest.fixture

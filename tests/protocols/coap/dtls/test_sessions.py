@@ -1,5 +1,6 @@
 """DTLS sessions: how they begin and end, and datagrams that must not affect them."""
 
+import threading
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
+from broker.threads import finish_in_thread
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
 from protocols.coap.dtls.connection import DtlsConnection
@@ -20,6 +22,7 @@ from protocols.coap.observers import Observers
 from protocols.coap.session import SessionLimits
 from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from tests.fakes import run_inline
 from tests.programs import require_dtls
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.dtls.client import (
@@ -210,7 +213,7 @@ class TestSessions:
             raise RuntimeError("an unexpected exception")
 
         with capture_logs() as logs, monkeypatch.context() as patched:
-            patched.setattr(DtlsConnection, "shake_hands", fail)
+            patched.setattr(DtlsConnection, "go_on", fail)
             await client.handshake(answers=1)
             await client.begin()
             with trio.fail_after(5):
@@ -219,6 +222,30 @@ class TestSessions:
         assert [entry["event"] for entry in logs] == ["coap_handshake_failed"]
         assert listener.statistics().half_open == 0
         await still_serves(address)
+
+    @pytest.mark.parametrize("run", [finish_in_thread])
+    async def test_get_answers_during_a_step_of_another_handshake(
+        self, client: DtlsClient, address: Address, context: SSL.Context, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go_on, begun, may_go_on = DtlsConnection.go_on, trio.Event(), threading.Event()
+
+        def wait_and_go_on(connection: DtlsConnection, record: bytes | None) -> bool:
+            trio.from_thread.run_sync(begun.set)
+            assert may_go_on.wait(10)
+            return go_on(connection, record)
+
+        await client.handshake()
+        with dtls_client(address, context) as other:
+            monkeypatch.setattr(DtlsConnection, "go_on", wait_and_go_on)
+            try:
+                await other.handshake(answers=1)
+                await other.begin()
+                await begun.wait()
+                assert (await client.ask(post(1))).code == Code.CREATED
+            finally:
+                may_go_on.set()
+            await other.handshake()
+            assert (await other.ask(post(1))).code == Code.CREATED
 
     async def test_garbage_is_dropped(self, client: DtlsClient) -> None:
         await client.handshake()
@@ -273,7 +300,7 @@ class TestSessions:
 async def test_the_evicted_session_gets_close_notify(
     services: Services, world: World, certificates: dict[str, tuple[Path, Path]], context: SSL.Context
 ) -> None:
-    listener = DtlsListener(services, limits=SessionLimits(sessions=2))
+    listener = DtlsListener(services, limits=SessionLimits(sessions=2), run=run_inline)
     serve = partial(serve_coap_dtls, services, Address("127.0.0.1", 0), *certificates["ecdsa"], listener=listener)
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve)

@@ -17,6 +17,7 @@ from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.server import Lwm2mServer
 from tests.factories import KITCHEN, KITCHEN_TOKEN
+from tests.fakes import run_inline
 from tests.programs import require_dtls
 from tests.protocols.coap.dtls.client import PSK, DtlsClient, client_context, dtls_client, make_certificate, psk_context
 from tests.protocols.coap.lwm2m.conftest import Management
@@ -36,7 +37,7 @@ async def listener(services: Services, management: Management) -> AsyncIterator[
     server = Lwm2mServer(services, management, pause_seconds=0)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
-        yield DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES)
+        yield DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES, run=run_inline)
         nursery.cancel_scope.cancel()
 
 

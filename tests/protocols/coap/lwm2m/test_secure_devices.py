@@ -19,6 +19,7 @@ from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
 from protocols.tls import PeerContext
 from tests.certificates import DAY, Authority, Issued
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from tests.fakes import run_inline
 from tests.programs import require_dtls
 from tests.protocols.coap.dtls.client import client_context, dtls_client, make_certificate
 from tests.protocols.coap.lwm2m.conftest import Management
@@ -61,7 +62,7 @@ async def server(services: Services, management: Management) -> AsyncIterator[Lw
 @pytest.fixture
 async def dtls(services: Services, server: Lwm2mServer, tmp_path: Path) -> AsyncIterator[Address]:
     require_dtls()
-    listener = DtlsListener(services, endpoint=Lwm2mEndpoint(server))
+    listener = DtlsListener(services, endpoint=Lwm2mEndpoint(server), run=run_inline)
     async with trio.open_nursery() as nursery:
         chain = make_certificate(tmp_path, "ecdsa")
         yield await nursery.start(partial(listener.serve, Address("127.0.0.1", 0), chain))

@@ -20,6 +20,7 @@ from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.server import Lwm2mServer
 from tests.factories import KITCHEN, KITCHEN_TOKEN
+from tests.fakes import run_inline
 from tests.programs import require_dtls
 from tests.protocols.coap.lwm2m.conftest import Management
 
@@ -31,7 +32,7 @@ async def address(services: Services, world: object, management: Management) -> 
     require_dtls()
     management.observation = Observation(is_enabled=True, pmin=0, pmax=60)
     server = Lwm2mServer(services, management, pause_seconds=0)
-    listener = DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES)
+    listener = DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES, run=run_inline)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
         yield await nursery.start(partial(listener.serve, Address("127.0.0.1", 0), None))
