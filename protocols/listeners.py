@@ -20,7 +20,7 @@ from protocols.lingering import LINGERING_BYTES, Lingering
 from protocols.peers import Peer, current_peer, set_peer, turn_of_strangers
 from protocols.proxies import TrustedProxies
 from protocols.proxy_protocol import ProxyHeaderError, receive_source
-from protocols.tls import TlsContext, TlsStream, server_stream
+from protocols.tls import TlsContext, TlsStream, abandon, server_stream
 from protocols.turnstile import Turnstile
 
 TLS_HANDSHAKE_SECONDS: Final = 10.0
@@ -182,8 +182,8 @@ async def _contain(
         finally:
             if peer is not None and peer.place is not None:
                 peer.place.leave()
-            if stream is not socket_stream:
-                await trio.aclose_forcefully(stream)
+            if isinstance(stream, trio.SSLStream):
+                await abandon(stream)
             socket_stream.socket.close()
 
 

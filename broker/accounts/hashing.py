@@ -1,10 +1,11 @@
 """Hashing passwords in worker threads, with a limit on how many are hashed and how many wait."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import trio
 
@@ -15,11 +16,15 @@ from broker.trace.origin import address_key, current_origin
 from config.limits import PASSWORD_MAX_CHARACTERS
 
 #: One: each takes `accounts.password_memory_mib` while it is computed (64 MiB for a hash made at the former cost), and
-#: a processor, of which a small gateway has few. More than ten people can sign in within a second all the same.
+#: a processor, of which a small gateway has few. Between two there is a rest of the same length, so strangers get half
+#: a processor at most. More than ten people can sign in within a second all the same.
 HASHED_AT_ONCE: Final = 1
 WAITING_AT_MOST: Final = 32
 #: Of one address, so that a few addresses cannot keep the others from signing in.
 OF_ONE_ADDRESS: Final = 8
+
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -35,6 +40,8 @@ class Hashing:
     def __init__(self, passwords: Passwords) -> None:
         self._passwords = passwords
         self._limiter = trio.CapacityLimiter(HASHED_AT_ONCE)
+        self._turn = trio.Lock()
+        self._rested_at = 0.0  # on trio's clock
         self._asked = 0
         self._asked_by: Counter[str] = Counter()
         self._dummy_hash = ""
@@ -61,7 +68,7 @@ class Hashing:
     async def hash(self, password: str) -> str:
         """Raises TooBusy."""
         with self._place():
-            return await trio.to_thread.run_sync(self._passwords.hash, password, limiter=self._limiter)
+            return await self._run(partial(self._passwords.hash, password))
 
     def is_outdated(self, hashed: str) -> bool:
         """Whether a hash of a known password should be made anew (`Passwords.is_outdated`)."""
@@ -70,7 +77,17 @@ class Hashing:
     async def matches(self, hashed: str | None, password: str) -> bool:
         """Compare. This takes the same time when `hashed` is None (no password, no account). Raises TooBusy."""
         with self._place():
-            return await trio.to_thread.run_sync(self._matches, hashed, password, limiter=self._limiter)
+            return await self._run(partial(self._matches, hashed, password))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        async with self._turn:
+            await trio.sleep_until(self._rested_at)
+            began = trio.current_time()
+            try:
+                return await trio.to_thread.run_sync(work, limiter=self._limiter)
+            finally:
+                ended = trio.current_time()
+                self._rested_at = ended + (ended - began)
 
     def _matches(self, hashed: str | None, password: str) -> bool:
         if not self._dummy_hash:

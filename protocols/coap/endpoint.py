@@ -186,22 +186,13 @@ class Endpoint(SessionEndpoint[CoapSession]):
         elif message.type == CON:
             send_to(key, empty(RST, message.message_id))
 
-    def _take(self, session: CoapSession, datagram: bytes) -> None:
+    def _take(self, session: CoapSession, datagram: bytes) -> CoapMessage | None:
         if session.usual is not None and self._receive_usual(session, session.usual, datagram):
-            return
-        try:
-            message = decode_message(datagram)
-        except MalformedMessage as malformed:
-            self._reject(malformed, session, session.send)
-            return
-        self._receive(session, message)
-        if session.rank is not SessionRank.UNAUTHENTICATED and message.code == _POST:
+            return None
+        message = super()._take(session, datagram)
+        if message is not None and message.code == _POST and session.rank is not SessionRank.UNAUTHENTICATED:
             self._learn(session, message, datagram)
-
-    def receive(self, session: CoapSession, datagram: bytes) -> None:
-        """As `SessionEndpoint.receive`."""
-        if self._admission(session.key, session):
-            self._take(session, datagram)
+        return message
 
     def _receive_usual(self, session: CoapSession, usual: UsualPost, datagram: bytes) -> bool:
         """Take a datagram at less cost than `_receive`, with the same outcome. Returns whether it was taken."""

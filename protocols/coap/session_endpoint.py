@@ -137,14 +137,18 @@ class SessionEndpoint(Generic[S]):
 
         The caller contains exceptions (`contained`).
         """
-        if not self._admission(session.key, session):
-            return
+        if self._admission(session.key, session):
+            self._take(session, datagram)
+
+    def _take(self, session: S, datagram: bytes) -> CoapMessage | None:
+        """Process a datagram that was admitted. Returns its message; None for one that is malformed or as usual."""
         try:
             message = decode_message(datagram)
         except MalformedMessage as malformed:
             self._reject(malformed, session, session.send)
-            return
+            return None
         self._receive(session, message)
+        return message
 
     def _admission(self, _key: Hashable, session: S | None) -> int:
         """The weight of the next datagram of a peer; 0 when it is dropped."""

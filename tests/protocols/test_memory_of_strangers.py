@@ -6,7 +6,9 @@ So are the objects of the connection: the collector stops the loop for a millise
 import gc
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -17,10 +19,12 @@ from config.settings import Address
 from protocols.http.front_door import serve_http
 from protocols.hub import Hub
 from protocols.mqtt.server import serve_mqtt
+from protocols.tls import PeerContext, TlsContext
 from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from tests.attacks.connections import BEGINNINGS
 from tests.factories import World
+from tests.protocols.http.certificates import contexts
 from tests.protocols.mqtt.peers import Server
 from tests.protocols.websocket.peers import open_peers
 
@@ -75,18 +79,21 @@ async def test_of_a_frame_that_never_came_whole_nothing_stays(services: Services
 #: Objects of one connection that wait for the collector: those of a function of werkzeug's that refers to itself, which
 #: runs for each request that takes the long way.
 LEFT_BY_WERKZEUG = 15
+OF_THE_CLIENT = 60
 HEADLINES = b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
 ANY = Address("127.0.0.1", 0)
 
 
-async def listen(services: Services, nursery: trio.Nursery) -> tuple[Address, Address]:
+async def listen(
+    services: Services, nursery: trio.Nursery, *, tls: TlsContext | None = None
+) -> tuple[Address, Address]:
     """HTTP with WebSocket, and MQTT."""
     alarms = Alarms(services.core.life.stopping)
     websocket = partial(serve_websocket_connection, services, alarms, hub=Hub(nursery))
     nursery.start_soon(alarms.ring_forever)
     return (
-        await nursery.start(partial(serve_http, services, ANY, nursery, websocket=websocket)),
-        await nursery.start(partial(serve_mqtt, services, ANY, connections=nursery)),
+        await nursery.start(partial(serve_http, services, ANY, nursery, websocket=websocket, ssl_context=tls)),
+        await nursery.start(partial(serve_mqtt, services, ANY, connections=nursery, ssl_context=tls)),
     )
 
 
@@ -152,3 +159,29 @@ async def test_requests_that_hypercorn_serves_leave_next_to_nothing_to_the_colle
         b"POST /v1.1/devices" + HEADLINES + b"Content-Length: 1000000\r\n\r\n{",
     ):
         assert await garbage(partial(send_and_read, http, sent)) < LEFT_BY_WERKZEUG, sent
+
+
+#: The begin of a ClientHello, and what is no TLS.
+BEGUN, NO_TLS = b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("sees_certificates", [False, True])
+async def test_tls_of_strangers_leaves_nothing_to_the_collector(
+    services: Services, world: World, nursery: trio.Nursery, tmp_path: Path, sees_certificates: bool
+) -> None:
+    """OpenSSL holds some 20 KiB for each connection, of which the collector knows nothing."""
+    server, client = contexts(tmp_path)
+    tls = PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=True) if sees_certificates else server
+    for address in await listen(services, nursery, tls=tls):
+        assert await garbage(partial(send_and_go, address, BEGUN)) < 1
+        assert await garbage(partial(send_and_read, address, NO_TLS)) < 1
+
+        async def shake_hands(address: Address = address) -> None:
+            async with await trio.open_tcp_stream(address.host, address.port) as stream:
+                with suppress(trio.BrokenResourceError):
+                    await trio.SSLStream(stream, client, server_hostname=address.host).do_handshake()
+                await wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
+
+        assert await garbage(shake_hands) < OF_THE_CLIENT

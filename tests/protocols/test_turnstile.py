@@ -1,6 +1,7 @@
 """Strangers who wake up at one moment, and how many of them go on in one turn of the loop."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import trio
@@ -43,8 +44,9 @@ async def test_a_crowd_goes_on_a_few_in_each_turn(nursery: trio.Nursery, mock_cl
     assert max(passed.values()) <= 2 * STRANGERS_PER_TURN  # trio runs ready tasks in any order
 
 
-async def test_a_crowd_that_takes_much_work_goes_on_one_by_one(nursery: trio.Nursery, mock_clock: MockClock) -> None:
-    turnstile, turn, passed = Turnstile(nursery, at_once=1, turns=8, per_second=100), 0, list[int]()
+async def turns_of_a_crowd(turnstile: Turnstile, nursery: trio.Nursery, between: Callable[[], None]) -> list[int]:
+    """In which turn of the loop each of 20 went on of those who had to wait; `between` is called in each turn."""
+    turn, passed = 0, list[int]()
 
     async def come() -> None:
         await turnstile.enter()
@@ -54,25 +56,20 @@ async def test_a_crowd_that_takes_much_work_goes_on_one_by_one(nursery: trio.Nur
         nursery.start_soon(come)
     while len(passed) < 20:
         await trio.lowlevel.checkpoint()
+        between()
         turn += 1
-    waited = passed[STRANGERS_PER_TURN:]
+    return passed[STRANGERS_PER_TURN:]
+
+
+async def test_a_crowd_that_takes_much_work_goes_on_one_by_one(nursery: trio.Nursery, mock_clock: MockClock) -> None:
+    turnstile = Turnstile(nursery, at_once=1, turns=8, per_second=100)
+    waited = await turns_of_a_crowd(turnstile, nursery, lambda: None)
     assert all(after - before in {7, 8, 9} for before, after in pairwise(waited))  # trio runs ready tasks in any order
 
 
 async def test_long_turns_let_more_of_a_crowd_go_on(nursery: trio.Nursery, mock_clock: MockClock) -> None:
-    turnstile, turn, passed = Turnstile(nursery, at_once=1, turns=8, per_second=0.001), 0, list[int]()
-
-    async def come() -> None:
-        await turnstile.enter()
-        passed.append(turn)
-
-    for _ in range(20):
-        nursery.start_soon(come)
-    while len(passed) < 20:
-        await trio.lowlevel.checkpoint()
-        mock_clock.jump(0.11)  # others have as much work
-        turn += 1
-    waited = passed[STRANGERS_PER_TURN:]
+    turnstile = Turnstile(nursery, at_once=1, turns=8, per_second=0.001)
+    waited = await turns_of_a_crowd(turnstile, nursery, lambda: mock_clock.jump(0.11))  # others have as much work
     assert waited[-1] - waited[0] <= 2 * len(waited)
 
 

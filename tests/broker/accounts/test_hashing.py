@@ -1,10 +1,12 @@
 """The limits on how many passwords are hashed and how many wait."""
 
 import threading
+from itertools import pairwise
 
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from broker.accounts.hashing import HASHED_AT_ONCE, OF_ONE_ADDRESS, WAITING_AT_MOST, Hashing, TooBusy
 from broker.secrets import Passwords
@@ -49,6 +51,28 @@ async def test_a_password_is_refused_when_all_places_are_taken() -> None:
     assert hashed == ["hashed"] * (HASHED_AT_ONCE + WAITING_AT_MOST)
     assert passwords.most_at_once <= HASHED_AT_ONCE
     await hashing.hash("12345678")  # there is room again
+
+
+async def test_between_two_there_is_a_rest_of_the_same_length(mock_clock: MockClock) -> None:
+    seconds, begun = 2.0, list[float]()
+
+    class TimedPasswords(Passwords):
+        def hash(self, password: str) -> str:  # noqa: ARG002 - as every other
+            trio.from_thread.run_sync(self._work)
+            return "hashed"
+
+        def _work(self) -> None:
+            begun.append(trio.current_time())
+            mock_clock.jump(seconds)
+
+    hashing = Hashing(TimedPasswords())
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(hashing.hash, "12345678")
+        while len(begun) < 3:
+            await trio.lowlevel.checkpoint()
+            mock_clock.jump(0.001)
+    assert all(later - earlier >= 2 * seconds for earlier, later in pairwise(begun))
 
 
 async def test_a_cancelled_wait_frees_its_place() -> None:

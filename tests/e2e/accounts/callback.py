@@ -2,13 +2,14 @@
 
 import queue
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
+
+from tests.served import served
 
 _TIMEOUT_SECONDS: Final = 60
 _PAGE: Final = b"<!doctype html><html lang=en><title>Back</title><h1>Back at the application</h1></html>"
@@ -58,14 +59,9 @@ def running_callback(certificate: Path) -> Iterator[Callback]:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        # The handshake runs in the thread of its connection: browsers open connections that they may never use.
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        callback = Callback(f"https://127.0.0.1:{server.server_address[1]}")
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        serving.start()
-        try:
-            yield callback
-        finally:
-            server.shutdown()
-            serving.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    # The handshake runs in the thread of its connection: browsers open connections that they may never use.
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    callback = Callback(f"https://127.0.0.1:{server.server_address[1]}")
+    with served(server):
+        yield callback

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_address
 from pathlib import Path
-from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -19,6 +18,7 @@ from protocols.cli import main
 from protocols.cli.sparklines import sparkline
 from tests.certificates import Authority, usage
 from tests.rows import each_row
+from tests.served import served
 
 HOUR_MS = 3_600_000
 TOKEN = "33" * 16
@@ -82,13 +82,8 @@ class Daemon(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Daemon)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(HTTPServer(("127.0.0.1", 0), Daemon)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def run(*arguments: str, token: str = TOKEN) -> tuple[int, str, str]:
@@ -138,15 +133,9 @@ def test_a_gateway_with_a_certificate_of_its_own_is_trusted_by_cafile(tmp_path: 
     (tmp_path / "empty.pem").touch()
     server = HTTPServer(("127.0.0.1", 0), Daemon)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with served(server):
         arguments = ("d", "--count", "2", "--url", f"https://127.0.0.1:{server.server_port}")
         assert run(*arguments, "--cafile", str(tmp_path / "ca.pem"))[0] == 0
         status, _, err = run(*arguments)
         assert (status, "certificate" in err.lower()) == (1, True)
         assert run(*arguments, "--cafile", str(tmp_path / "empty.pem"))[0] == 2
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

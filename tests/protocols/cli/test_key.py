@@ -22,20 +22,15 @@ from protocols.key_file import KeyFile
 from protocols.state import StateError, open_state
 from storage.engines.sqlite import SqliteEngine
 from storage.sealed import SEALED_COLUMNS
-from tests.broker.test_resealing import opened, put_secrets
-from tests.stores import make_store
+from tests.broker.test_resealing import opened
+from tests.protocols.sealed_state import make_sealed_state
 
 SECRETS_EACH = 3
 
 
 @pytest.fixture(scope="module")
 def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template") / "state"
-    with open_state(Settings(state_dir=folder)) as state:
-        make_store(state.database)
-        for column in SEALED_COLUMNS:
-            put_secrets(state.database, column, SECRETS_EACH, state.keys[0])
-    return folder
+    return make_sealed_state(tmp_path_factory.mktemp("template") / "state", SECRETS_EACH)
 
 
 @pytest.fixture

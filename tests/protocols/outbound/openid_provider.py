@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from joserfc import jwt
 from joserfc.jwk import RSAKey
 
 from tests.factories import NOW_MS
+from tests.served import served
 
 CLIENT_ID, CLIENT_SECRET = "trunkline at home", "s3cret:+%"
 PERSON: Mapping[str, Any] = {
@@ -137,13 +137,7 @@ def running_provider() -> Iterator[OpenIdProvider]:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         server.daemon_threads = True
         provider.issuer = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield provider
-        finally:
-            server.shutdown()
-            thread.join()
+        yield provider

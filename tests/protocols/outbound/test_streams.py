@@ -1,7 +1,6 @@
 """Cloud streams: against moto's server, and the table of failures (reference 11.3)."""
 
 from collections.abc import Iterator
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from protocols.outbound import streams
 from protocols.outbound.streams import CloudStreams, boto_connect
 from storage.keys import Milliseconds, Position
 from tests.rows import each_row
+from tests.served import served
 
 TARGET = StreamTarget("lights", "eu-west-1", "key", "secret")
 
@@ -33,12 +33,8 @@ def endpoint() -> Iterator[str]:
 
     application = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(server):
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 async def test_records_arrive_in_order_and_a_stream_that_is_missing_is_rejected(endpoint: str) -> None:

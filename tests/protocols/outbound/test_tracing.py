@@ -1,7 +1,6 @@
 """A message as a trace: its steps, how many there are, and a collector that gets them from the real daemon."""
 
 import http.server
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -25,6 +24,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.sql import StoreError
 from tests.daemon import USER_TOKEN, bearer, device_id, running_daemon
+from tests.served import served
 
 
 class Names:
@@ -136,14 +136,8 @@ def refusing() -> Iterator[str]:
 
 @contextmanager
 def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1/traces"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from wsproto.events import CloseConnection, Ping, Pong, TextMessage
 
 from broker.services import Services
 from config.limits import PACKETS_PER_TURN
-from protocols.websocket import server
+from protocols.websocket import device_conversation
 from protocols.websocket.wire import PROTOCOL_ERROR
 from tests.factories import ADA_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
 from tests.protocols.websocket.conftest import Disk
@@ -138,7 +138,7 @@ async def test_the_end_of_the_daemon_closes_it(peers: Peers, services: Services)
 async def test_a_device_is_not_read_while_too_many_answers_wait(
     peers: Peers, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "ANSWERS_WAITING", 2)
+    monkeypatch.setattr(device_conversation, "ANSWERS_WAITING", 2)
     async with parked(peers) as device:
         disk.hold()
         await device.send(*map(message, range(3)))

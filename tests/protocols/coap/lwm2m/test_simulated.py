@@ -1,7 +1,6 @@
 """The simulated device against the server, over DTLS."""
 
 import http.server
-import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from tests.factories import KITCHEN, KITCHEN_TOKEN
 from tests.fakes import run_inline
 from tests.programs import require_dtls
 from tests.protocols.coap.lwm2m.conftest import Management
+from tests.served import served
 
 URI, UPDATE, STATE, RESULT, VERSION = (5, 0, 1), (5, 0, 2), (5, 0, 3), (5, 0, 5), (3, 0, 3)
 
@@ -60,10 +60,8 @@ def image() -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with served(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}/image"
-        server.shutdown()
 
 
 async def test_registers_and_notifies(address: Address, management: Management) -> None:

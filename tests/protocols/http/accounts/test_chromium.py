@@ -1,6 +1,5 @@
 """A real browser applies the policy of a form to every redirect that follows the form."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from config.settings import Address
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, provision_application
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
+from tests.served import served
 
 if TYPE_CHECKING:  # most processes that collect tests have no use for Selenium
     from tests.browser import Chromium
@@ -37,14 +37,8 @@ def site(redirect_to: str = "") -> Iterator[int]:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield server.server_port
 
 
 @pytest.fixture

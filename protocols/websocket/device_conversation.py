@@ -1,0 +1,358 @@
+"""Connects one device channel with the broker.
+
+For each read from the socket, one task hands all messages to `Ingest`, and attaches one callback, which settles them
+and sends the answers in one write once they are durable. device_channel.py has the rules of the channel.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Final
+
+import trio
+
+from broker.accounts.permissions import READ_AND_WRITE, Permission, Reach
+from broker.accounts.tokens import TokenKind
+from broker.device_types.dropped import DroppedField
+from broker.devices.registry import Device
+from broker.envelope import Action
+from broker.errors import DomainError, PermissionDenied, SourceDeviceDisabled, StorageUnavailable, Unauthorized
+from broker.limits.meters import Channel
+from broker.registration.certificates import ClientCertificate
+from broker.routing.connections import CloseReason
+from config.limits import REGISTRATION_SECONDS
+from protocols.peers import authenticated
+from protocols.refusals import note_refusal, refusal_for
+from protocols.websocket.connection import OpenWebSocket
+from protocols.websocket.device_channel import (
+    ActionOffered,
+    ChannelAnswer,
+    ChannelClose,
+    ChannelEvent,
+    ChannelOffer,
+    DeviceChannel,
+    DeviceUnregistered,
+    MessageOffered,
+    RegistrationRequested,
+)
+from protocols.websocket.errors import DeviceNotRegistered, TokenEnded
+from protocols.websocket.feeds import encodings, recent_mids
+from protocols.websocket.frames import FrameForm
+from protocols.websocket.rooms import WebSocketRooms
+from protocols.websocket.wire import encode_frames
+from storage.keys import Position
+from storage.sql import StoreError
+
+# Answers that may wait for a commit before a channel stops reading. Refusals count, too, though they are no rows of the
+# journal.
+ANSWERS_WAITING: Final = 10_000
+# Destination devices of Actions that are cached until the next check.
+DESTINATIONS_REMEMBERED: Final = 1000
+
+
+class _Registration:
+    """A device of the channel."""
+
+    __slots__ = ("device", "link", "reach", "token")
+
+    def __init__(self, device: Device, reach: Reach, token: str, link: ExitStack) -> None:
+        self.device = device
+        self.reach = reach
+        self.token = token
+        self.link = link
+
+
+class DeviceConversation:
+    """Connects one device channel with the broker."""
+
+    def __init__(
+        self, rooms: WebSocketRooms, channel: DeviceChannel, shown: ClientCertificate | None, connection: OpenWebSocket
+    ) -> None:
+        self._rooms = rooms
+        self._shown = shown
+        self._ingest = rooms.messages.ingest
+        self._channel = channel
+        self._connection = connection
+        self._registrations: dict[str, _Registration] = {}
+        self._destinations: dict[tuple[str, str], Device] = {}
+        #: What must wait, and the messages behind it.
+        self._left: tuple[ActionOffered | RegistrationRequested, Iterator[str | bytes]] | None = None
+        self._deadline = trio.current_time() + REGISTRATION_SECONDS
+
+    @property
+    def form(self) -> FrameForm:
+        return self._channel.form
+
+    @property
+    def deadline(self) -> float:
+        """reference 21.3: a device must register within 30 s."""
+        return self._deadline
+
+    def expired(self) -> None:
+        self._deadline = math.inf
+        self._act(self._channel.registration_timed_out())
+
+    async def talk(self) -> None:
+        connection, ingest = self._connection, self._ingest
+        while True:
+            # Only who is no stranger is parked: the sockets of strangers may be closed while they are read.
+            payloads = await connection.receive(self._take if self._registrations else None)
+            if payloads is None:
+                return
+            if payloads:
+                self._take(payloads)
+            while self._left is not None:
+                await self._go_on(*self._left)
+            if not ingest.has_room:
+                await ingest.wait_room()
+            if not connection.has_room:
+                await connection.wait_written()
+            if self._channel.answers_waiting > ANSWERS_WAITING:
+                await self._wait_settled()
+
+    def _take(self, payloads: Sequence[str | bytes]) -> bool:
+        """Process the messages of one turn, in order. Returns False when some are left in `_left`, or when something is
+        to be awaited before the next turn."""
+        connection = self._connection
+        connection.cork()
+        try:
+            self._handle(iter(payloads))
+        finally:
+            connection.uncork()
+        return (
+            self._left is None
+            and connection.has_room
+            and self._ingest.has_room
+            and self._channel.answers_waiting <= ANSWERS_WAITING
+        )
+
+    async def _go_on(self, waits: ActionOffered | RegistrationRequested, payloads: Iterator[str | bytes]) -> None:
+        """Process what is left of a turn."""
+        self._connection.cork()
+        try:
+            if isinstance(waits, ActionOffered):
+                verdict = await self._submit_action(waits)
+                self._settle_when_durable([(waits, verdict)])
+                if isinstance(verdict, DomainError):
+                    self._connection.pace.spend()
+            else:
+                await self._register(waits)
+                self._connection.pace.spend()
+            self._left = None
+            self._handle(payloads)
+        finally:
+            self._connection.uncork()
+
+    def _handle(self, payloads: Iterator[str | bytes]) -> None:
+        """Process messages in order, until one must wait: a registration, or an Action to a new destination. That one
+        and all behind it are then in `_left`."""
+        receive, submit, registrations = self._channel.receive, self._ingest.submit, self._registrations
+        overhead = 0
+        dropped: list[DroppedField] | None = [] if self._channel.ack else None
+        verdicts: list[tuple[ChannelOffer, Position | DomainError]] = []
+        for payload in payloads:
+            overhead += 1
+            for event in receive(payload):
+                if type(event) is MessageOffered:
+                    try:
+                        device = registrations[event.sdid].device
+                        verdicts.append((event, submit(device, event.data, event.ts, dropped)))
+                        overhead -= 1
+                        if dropped:
+                            event.warnings = tuple(dropped)
+                            dropped.clear()
+                    except DomainError as error:
+                        note_refusal(self._rooms.core.refusals, "websocket", error)
+                        verdicts.append((event, error))
+                        if dropped:
+                            dropped.clear()
+                elif type(event) is ActionOffered:
+                    destination = self._destinations.get((event.sdid, event.ddid))
+                    if destination is None:
+                        self._left = event, payloads
+                        break
+                    verdict = self._send_action(event, destination)
+                    overhead -= not isinstance(verdict, DomainError)
+                    verdicts.append((event, verdict))
+                elif type(event) is RegistrationRequested:
+                    self._left = event, payloads
+                    break
+                else:
+                    self._act((event,))
+            if self._left is not None:
+                overhead -= 1  # `_go_on` counts it
+                break
+        # `after_commit` covers the rows since the last `await`, so it comes before the next one.
+        self._settle_when_durable(verdicts)
+        if overhead:  # frames that no message came of
+            self._connection.pace.spend(overhead)
+
+    # --- Registrations ---
+
+    async def _register(self, request: RegistrationRequested) -> None:
+        try:
+            meter = self._rooms.limits.meters.of(
+                Channel.WEBSOCKET, await self._rooms.accounts.tokens.caller(request.token)
+            )
+            if meter is not None:
+                meter.count()
+            device, reach = await self._authorize(request.sdid, request.token)
+        except (DomainError, StoreError) as error:
+            refusal = refusal_for(error)
+            note_refusal(self._rooms.core.refusals, "websocket", refusal)
+            self._act(self._channel.registration_refused(request.sdid, refusal))
+        else:
+            self._connect(device, reach, request.token)
+            self._deadline = math.inf
+            self._act(self._channel.registration_accepted(request.sdid, meter))
+
+    async def _authorize(self, sdid: str, token: str) -> tuple[Device, Reach]:
+        """The device and the reach of the token. Raises DomainError, StoreError."""
+        tokens = self._rooms.accounts.tokens
+        caller = await tokens.caller(token)
+        device = await self._rooms.devices.registry.find(sdid)
+        await self._rooms.registration.admission.check_caller(caller, self._shown)
+        reach = await self._rooms.accounts.permissions.reach(caller)
+        await tokens.caller(token)  # it may have been revoked meanwhile
+        if not _may_speak_for(reach, device):
+            raise PermissionDenied(f"READ and WRITE on device {sdid}")
+        if not device.enabled:
+            raise SourceDeviceDisabled
+        return device, reach
+
+    def _connect(self, device: Device, reach: Reach, token: str) -> None:
+        link, caller = ExitStack(), reach.caller
+        link.enter_context(
+            self._rooms.routing.connections.connect(
+                device,
+                protocol="WEBSOCKET",
+                token=caller.token,
+                exclusive=caller.kind is TokenKind.DEVICE,
+                deliver=self._deliver,
+                close=partial(self._end_link, device.id),
+                is_allowed=partial(_may_speak_for, reach, device),
+            )
+        )
+        authenticated()
+        self._registrations[device.id] = _Registration(device, reach, token, link)
+
+    def _end_link(self, sdid: str, reason: CloseReason) -> None:
+        """The broker ends a device's link. May be called at any time on the event loop."""
+        match reason:
+            case CloseReason.REPLACED:
+                self._act(self._channel.taken_over(sdid))
+            case CloseReason.TOKEN_REVOKED:
+                self._act(self._channel.access_ended(sdid, TokenEnded()))
+            case CloseReason.DEVICE_DISABLED:
+                self._act(self._channel.access_ended(sdid, SourceDeviceDisabled()))
+            case CloseReason.PERMISSION_REMOVED:
+                self._act(self._channel.access_ended(sdid, PermissionDenied(f"READ and WRITE on device {sdid}")))
+            case CloseReason.SHUTDOWN:
+                pass  # the connection itself closes when the daemon stops
+
+    async def check(self) -> None:
+        """Check expired tokens and lost permissions. Revoked tokens and disabled devices end links at once."""
+        self._destinations.clear()
+        for sdid, registration in list(self._registrations.items()):
+            try:
+                await self._authorize(sdid, registration.token)
+            except DomainError as error:
+                if self._registrations.get(sdid) is registration:
+                    ended = TokenEnded() if isinstance(error, Unauthorized) else error
+                    self._act(self._channel.access_ended(sdid, ended))
+
+    def pinged(self) -> None:
+        for registration in self._registrations.values():
+            self._rooms.devices.presence.touch(registration.device.key)
+
+    def heard_overhead(self, frames: int, pings: int) -> None:
+        self._act(self._channel.receive_overhead(frames, pings, self._connection.pace.floods))
+
+    # --- Messages and Actions ---
+
+    async def _submit_action(self, offer: ActionOffered) -> Position | DomainError:
+        """Send an Action whose destination is to be found first."""
+        try:
+            if offer.sdid not in self._registrations:
+                raise DeviceNotRegistered
+            destination = await self._find_destination(offer)
+        except (DomainError, StoreError) as error:
+            refusal = refusal_for(error)
+            note_refusal(self._rooms.core.refusals, "websocket", refusal)
+            return refusal
+        return self._send_action(offer, destination)
+
+    def _send_action(self, offer: ActionOffered, destination: Device) -> Position | DomainError:
+        try:
+            source = self._registrations.get(offer.sdid)
+            if source is None:  # it has ended meanwhile
+                raise DeviceNotRegistered
+            if not source.reach.allows(destination, Permission.WRITE):
+                raise PermissionDenied(f"WRITE on device {offer.ddid}")
+            return self._ingest.submit_action(source.device, destination, offer.data, offer.ts)
+        except DomainError as refusal:
+            note_refusal(self._rooms.core.refusals, "websocket", refusal)
+            return refusal
+
+    async def _find_destination(self, offer: ActionOffered) -> Device:
+        destination = await self._rooms.devices.registry.find(offer.ddid)
+        if len(self._destinations) >= DESTINATIONS_REMEMBERED:
+            self._destinations.clear()
+        self._destinations[offer.sdid, offer.ddid] = destination
+        return destination
+
+    def _settle_when_durable(self, verdicts: list[tuple[ChannelOffer, Position | DomainError]]) -> None:
+        if not verdicts or not self._channel.ack:
+            return
+        if any(type(verdict) is int for _, verdict in verdicts):
+            self._ingest.after_commit(partial(self._settle, verdicts))
+        else:
+            self._settle(verdicts, None)
+
+    def _settle(
+        self, verdicts: list[tuple[ChannelOffer, Position | DomainError]], error: StorageUnavailable | None
+    ) -> None:
+        mid = recent_mids(self._ingest).find
+        self._act(
+            self._channel.settle(
+                [
+                    (offer, (mid(verdict) if error is None else error) if isinstance(verdict, int) else verdict)
+                    for offer, verdict in verdicts
+                ]
+            )
+        )
+
+    def _deliver(self, action: Action) -> bool:
+        return self._connection.offer(encodings(self._ingest)[self.form].action(action))
+
+    # --- Events of the channel ---
+
+    def _act(self, events: Iterable[ChannelEvent]) -> None:
+        for event in events:
+            match event:
+                case ChannelAnswer(frames):
+                    self._connection.say(encode_frames(frames))
+                case DeviceUnregistered(sdid):
+                    self._registrations.pop(sdid).link.close()
+                case ChannelClose(code, reason):
+                    self._connection.close(code, reason)
+                case _:
+                    raise AssertionError(f"{event} must be handled by the reading task")
+
+    async def finish(self) -> None:
+        await self._wait_settled()
+        self.leave()
+
+    async def _wait_settled(self) -> None:
+        """Wait until all submitted messages are durable or refused, and their answers are sent."""
+        if self._channel.answers_waiting:
+            with suppress(StorageUnavailable):
+                await self._ingest.wait_committed()
+
+    def leave(self) -> None:
+        self._act(self._channel.disconnected())
+
+
+def _may_speak_for(reach: Reach, device: Device) -> bool:
+    return all(reach.allows(device, permission) for permission in READ_AND_WRITE)
