@@ -58,10 +58,15 @@ from storage.tasks import TaskStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
 from storage.trials import TrialStore
-from storage.writer_thread import WriterJob, WriterThread
+from storage.worker_thread import Job, WorkerThread
 
 T = TypeVar("T")
 _READERS = 4
+#: Reads that run at once while none of them takes long. More would only take the interpreter's lock from each other:
+#: with 20 callers, two readers answer 1.3 times as many searches as four.
+_QUICK_READERS = 2
+#: A read that has waited so long for them goes beside them: those that run are long ones.
+_PATIENCE_SECONDS = 0.05
 _TELL_SECONDS = 60.0
 #: When so many rows wait at the end of a commit, the next one begins before the senders of those rows are answered.
 _AHEAD_ROWS = 100
@@ -160,7 +165,7 @@ class Group:
     #: When the writer took it, by time.perf_counter.
     began: float = 0.0
     #: Its commit, when the writer has a thread of its own.
-    job: WriterJob[None] | None = None
+    job: Job[None] | None = None
     #: How long its commit took.
     seconds: float = 0.0
     #: How long its commit took without the processor time of the writer.
@@ -212,13 +217,17 @@ class Database:
     """One writer, a few readers, and the group that is open for writing now."""
 
     def __init__(self, engine: Engine, *, run_sync: RunSync = _run_in_thread, readers: int = _READERS) -> None:
-        """At most `readers` reads run at once."""
+        """At most `readers` reads run at once, where they run in threads at least three."""
         self._engine = engine
         self._run_sync = run_sync
-        self._thread = WriterThread() if run_sync is _run_in_thread else None
+        self._thread = WorkerThread("writer") if run_sync is _run_in_thread else None
         self._write_limiter = trio.CapacityLimiter(1)
         self._reader_count = readers
-        self._read_limiter = trio.CapacityLimiter(readers)
+        self._read_limiter = trio.CapacityLimiter(readers)  # without threads of its own
+        self._quick_reads = trio.CapacityLimiter(_QUICK_READERS)
+        self._other_reads = trio.CapacityLimiter(max(readers - _QUICK_READERS, 1))
+        self._read_threads = tuple(WorkerThread("reader") for _ in range(readers))
+        self._idle_threads = list(self._read_threads)
         self._readers: list[Transaction] = []
         self._readers_lock = threading.Lock()
         self._writer: Transaction | None = None
@@ -258,10 +267,41 @@ class Database:
     async def close(self) -> None:
         """Close a store whose writer does not run yet; the writer closes it at its own end."""
         await self._run_sync(self._close)
+        self._end_threads()
+
+    def _end_threads(self) -> None:
+        for thread in (self._thread, *self._read_threads):
+            if thread is not None:
+                thread.end()
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a read transaction of its own, beside the writer and other readers."""
-        return await self._run_sync(partial(self._read, work), limiter=self._read_limiter)
+        if self._thread is None:
+            return await self._run_sync(partial(self._read, work), limiter=self._read_limiter)
+        limiter = await self._place_to_read()
+        try:
+            if self._closed:  # a thread that has ended would begin again
+                raise StoreError("the store is not open")
+            thread = self._idle_threads.pop()
+            try:
+                return await thread.run(partial(copy_context().run, self._read, work))
+            finally:
+                self._idle_threads.append(thread)
+        finally:
+            limiter.release()
+
+    async def _place_to_read(self) -> trio.CapacityLimiter:
+        """The limiter of which this task has a token now."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._quick_reads.acquire_nowait()
+        except trio.WouldBlock:
+            with trio.move_on_after(_PATIENCE_SECONDS) as patience:
+                await self._quick_reads.acquire()
+            if patience.cancelled_caught:
+                await self._other_reads.acquire()
+                return self._other_reads
+        return self._quick_reads
 
     def _read(self, work: Callable[[Transaction], T]) -> T:
         with self._readers_lock:
@@ -332,8 +372,7 @@ class Database:
                     await self._commit_open_group()
                 self._refuse_from_now_on()
                 await self._run_sync(self._close)
-                if self._thread is not None:
-                    self._thread.end()
+                self._end_threads()
 
     def _refuse_from_now_on(self) -> None:
         with self._readers_lock:

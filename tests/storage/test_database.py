@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from storage import journal as journal_module
 from storage.commit_delay import CommitDelay
-from storage.database import Database, Group, Transaction
+from storage.database import _QUICK_READERS, Database, Group, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -363,6 +363,49 @@ async def test_many_reads_share_the_readers(database: Database) -> None:
         for _ in range(50):
             nursery.start_soon(read)
     assert results == [0] * 50
+
+
+async def test_a_read_goes_beside_long_ones_and_waits_for_short_ones(engine: SqliteEngine) -> None:
+    may_end, most, running_now = threading.Event(), 0, 0
+
+    def long(_tx: Transaction) -> None:
+        assert may_end.wait(10)
+
+    async with running(Database(engine)) as database, trio.open_nursery() as nursery:
+        for _ in range(_QUICK_READERS):
+            nursery.start_soon(database.read, long)
+        assert await database.read(lambda _: 7) == 7
+        may_end.set()
+
+    def short(_tx: Transaction) -> None:
+        nonlocal most, running_now
+        with lock:
+            running_now += 1
+            most = max(most, running_now)
+        with lock:
+            running_now -= 1
+
+    lock = threading.Lock()
+    async with running(Database(engine)) as database, trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(database.read, short)
+    assert most <= _QUICK_READERS
+
+
+async def test_a_closed_store_has_no_threads_of_readers(engine: SqliteEngine) -> None:
+    def readers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "reader"}
+
+    before = readers()
+    async with running(Database(engine)) as database:
+        await database.read(lambda _: None)
+        begun = readers() - before
+        assert begun
+    with pytest.raises(StoreError):
+        await database.read(lambda _: None)
+    for thread in begun:
+        thread.join(10)
+    assert readers() == before
 
 
 async def test_a_read_cannot_write(database: Database) -> None:

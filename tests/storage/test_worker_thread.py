@@ -1,4 +1,4 @@
-"""The writer's thread: results, errors, and callers that are cancelled."""
+"""A thread that works for the loop: results, errors, and callers that are cancelled."""
 
 import threading
 
@@ -6,11 +6,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from storage.writer_thread import WriterThread
+from storage.worker_thread import WorkerThread
 
 
 async def test_functions_run_in_one_thread_and_return_their_results() -> None:
-    writer = WriterThread()
+    writer = WorkerThread("worker")
     threads = [await writer.run(threading.current_thread) for _ in range(3)]
     assert len(set(threads)) == 1
     assert threads[0] is not threading.current_thread()
@@ -20,7 +20,7 @@ async def test_functions_run_in_one_thread_and_return_their_results() -> None:
 
 
 async def test_an_error_is_raised_in_the_caller_and_the_thread_goes_on() -> None:
-    writer = WriterThread()
+    writer = WorkerThread("worker")
     with pytest.raises(ZeroDivisionError):
         await writer.run(lambda: 1 / 0)
     assert await writer.run(lambda: 7) == 7
@@ -28,7 +28,7 @@ async def test_an_error_is_raised_in_the_caller_and_the_thread_goes_on() -> None
 
 
 async def test_a_cancelled_caller_waits_for_the_end_of_its_function() -> None:
-    writer = WriterThread()
+    writer = WorkerThread("worker")
     may_end, ended = threading.Event(), []
 
     def work() -> None:
@@ -45,7 +45,7 @@ async def test_a_cancelled_caller_waits_for_the_end_of_its_function() -> None:
 
 
 async def test_a_thread_that_has_ended_begins_again() -> None:
-    writer = WriterThread()
+    writer = WorkerThread("worker")
     writer.end()
     assert await writer.run(lambda: 1) == 1
     writer.end()
@@ -54,7 +54,7 @@ async def test_a_thread_that_has_ended_begins_again() -> None:
 
 
 def test_a_loop_that_has_ended_meanwhile_does_not_end_the_thread() -> None:
-    writer = WriterThread()
+    writer = WorkerThread("worker")
     held, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:

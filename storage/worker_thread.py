@@ -1,4 +1,4 @@
-"""The thread of the store's writer."""
+"""A thread that works for the loop, such as those of the store's writer and readers."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 _Waiting = tuple[Callable[[], Any], Callable[[outcome.Outcome[Any]], None], trio.lowlevel.TrioToken]
 
 
-class WriterJob(Generic[T]):
+class Job(Generic[T]):
     """The end of a function that the thread runs. It does not hold the function, which may hold this object."""
 
     __slots__ = ("_result", "_task")
@@ -36,23 +36,25 @@ class WriterJob(Generic[T]):
             trio.lowlevel.reschedule(self._task)
 
 
-class WriterThread:
+class WorkerThread:
     """Runs functions one after the other in one thread, which waits for the next one.
 
     `trio.to_thread` looks for a thread, names it and copies the context for each call, and a busy store commits
     hundreds of times a second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """The thread begins with the first function, also after `end`."""
+        self._name = name
         self._jobs: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def begin(self, function: Callable[[], T]) -> WriterJob[T]:
+    def begin(self, function: Callable[[], T]) -> Job[T]:
         """Run the function when those before it have ended."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
-        job = WriterJob[T]()
+        job = Job[T]()
         self._jobs.put((function, job.end, trio.lowlevel.current_trio_token()))
         return job
 
