@@ -203,10 +203,17 @@ async def _shake_hands(stream: TlsStream, protocol: str, refusals: Refusals) -> 
         refusals.note("tls_refused", reason="took too long", protocol=protocol)
         raise
     except trio.BrokenResourceError as error:
-        cause = error.__cause__
-        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):  # otherwise the peer has gone
-            refusals.note("tls_refused", reason=str(cause.args[-1]), protocol=protocol)
+        # The cause must not be a variable here: its traceback refers to this frame, and both to the stream.
+        if reason := _fault_of(error):
+            refusals.note("tls_refused", reason=reason, protocol=protocol)
         raise
+
+
+def _fault_of(error: trio.BrokenResourceError) -> str:
+    """What the peer has done wrong; empty when it has gone."""
+    cause = error.__cause__
+    is_fault = isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
+    return str(cause.args[-1]) if cause is not None and is_fault else ""
 
 
 def sender_at_once(stream: trio.abc.Stream) -> Callable[[bytes], int] | None:
