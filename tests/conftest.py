@@ -16,6 +16,7 @@ from argon2.profiles import CHEAPEST
 from structlog.dev import ConsoleRenderer, plain_traceback
 
 from broker.services import Services
+from broker.trace.origin import Origin, enter
 from config.settings import Limits, Settings
 from storage.engines.sqlite import SqliteEngine
 from tests.builders import ServicesOpener
@@ -67,6 +68,12 @@ def cheap_passwords() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("broker.secrets.ARGON2_COST", CHEAPEST)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nobody_asks() -> None:
+    """Where a test says that its work comes from does not count for the next one."""
+    enter(Origin())
 
 
 @pytest.fixture(scope="session", autouse=True)
