@@ -10,6 +10,7 @@ operating system, where a task that waits for its socket takes four, and a turn 
 
 import os
 import select
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -25,6 +26,8 @@ _READ_BYTES: Final = 16 * 1024
 _POLLED: Final = 512
 #: A connection whose task goes on counts for so many others: the task's turn takes longer than what the hub has called.
 _CONNECTIONS_OF_A_TASK: Final = HUB_CONNECTIONS_PER_TURN // HUB_TASKS_PER_TURN - 1
+#: What stops a connection may have taken long: searches, or deliveries. After so much of it, other tasks run.
+_LONG_TURN_SECONDS: Final = 0.001
 
 Take = Callable[[bytes], bool]
 
@@ -121,7 +124,7 @@ class Hub:
             epoll.close()
 
     async def _serve(self, ready: list[tuple[int, int]]) -> None:
-        connections, size = 0, 0
+        connections, size, is_long, began_at = 0, 0, False, time.perf_counter()
         for number, _ in ready:
             parked = self._parked.get(number)
             if parked is None:  # it was woken or cancelled since the poll
@@ -143,11 +146,12 @@ class Hub:
                 if not goes_on:
                     self._wake(number, parked, Value(None))
                     connections += _CONNECTIONS_OF_A_TASK
+                    is_long = time.perf_counter() - began_at >= _LONG_TURN_SECONDS
             connections += 1
             size += len(received)
-            if connections >= HUB_CONNECTIONS_PER_TURN or size >= HUB_BYTES_PER_TURN:
+            if connections >= HUB_CONNECTIONS_PER_TURN or size >= HUB_BYTES_PER_TURN or is_long:
                 await trio.lowlevel.checkpoint()
-                connections, size = 0, 0
+                connections, size, is_long, began_at = 0, 0, False, time.perf_counter()
 
     def _wake(self, number: int, parked: _Parked, result: Value[None] | Error) -> None:
         if self._parked.get(number) is parked:

@@ -17,6 +17,8 @@ FRAMES_AT_ONCE: Final = 64
 FRAMES_PER_SECOND: Final = 10.0
 #: What all peers beyond their allowance may send together. On a small gateway, a frame takes up to 25 µs.
 LINE_PER_SECOND: Final = 10_000.0
+#: A turn of the loop in which a peer beyond its allowance went on is followed by a rest as long, if it is longer.
+_LONG_TURN_SECONDS: Final = 0.0005
 
 
 class Bucket:
@@ -60,6 +62,9 @@ class Overhead:
         self.per_second = per_second
         self._free_at = float("-inf")
         self._waiting = self._delayed = 0
+        self._due = trio.lowlevel.ParkingLot()
+        self._is_taken = False  # one of them goes on, or is about to
+        self._rested_at = float("-inf")
 
     def pace(self) -> "Pace":
         """The allowance of a new connection."""
@@ -72,8 +77,34 @@ class Overhead:
         self._waiting += 1
         try:
             await trio.sleep_until(self._free_at)
+            await self._take_turn()
         finally:
             self._waiting -= 1
+
+    async def _take_turn(self) -> None:
+        """One peer of the line goes on at a time, and after a long turn there is a rest: those who owe little are due
+        at almost one moment, and what each of them has sent next may take longer than what it has waited for."""
+        if self._is_taken:
+            await self._due.park()  # who unparks it leaves the turn taken
+        self._is_taken = True
+        try:
+            if (now := trio.current_time()) < self._rested_at:
+                await trio.sleep_until(self._rested_at)
+                now = trio.current_time()
+        except trio.Cancelled:
+            self._pass_on()
+            raise
+        trio.lowlevel.current_trio_token().run_sync_soon(self._end_turn, now)
+
+    def _end_turn(self, began_at: float) -> None:
+        """Called in the next turn of the loop."""
+        now = trio.current_time()
+        if now - began_at >= _LONG_TURN_SECONDS:
+            self._rested_at = now + (now - began_at)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._is_taken = bool(self._due.unpark())
 
     def statistics(self) -> OverheadStatistics:
         return OverheadStatistics(self._waiting, self._delayed)

@@ -5,10 +5,9 @@ retained ones in the store; both are written with the commit that acknowledges t
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from broker.clock import Clock
@@ -66,6 +65,11 @@ class TopicStatistics:
     deliveries: int
 
 
+#: An item for each retained message that was compared with the filter of a subscription: the message if it is to be
+#: sent, else None. There may be many, so whoever searches lets others run in between.
+Search = Iterator[RetainedRecord | None]
+
+
 class TopicSpace:
     def __init__(self, database: Database, clock: Clock, sessions: DeviceSessions) -> None:
         self._database = database
@@ -74,6 +78,7 @@ class TopicSpace:
         self._tree = TopicTree()
         self._retained: dict[bytes, RetainedRecord] = {}
         self._retained_bytes = 0
+        self._all_retained: tuple[RetainedRecord, ...] | None = ()  # None when it is to be made again
         self._first_expiry = math.inf  # of retained messages, or earlier
         self._subscriptions: dict[DeviceKey, dict[bytes, SubscriptionRecord]] = {}
         self._messages = self._deliveries = 0
@@ -100,9 +105,8 @@ class TopicSpace:
 
     def subscribe(
         self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord, *, retain_handling: int
-    ) -> tuple[Sequence[RetainedRecord], int]:
-        """Add a subscription, or replace it; return the retained messages to send (MQTT 5.0, 3.3.1.3), and how many
-        were looked at.
+    ) -> Search:
+        """Add a subscription, or replace it; return the search for the retained messages to send (MQTT 5.0, 3.3.1.3).
 
         `filter_` is valid. Raises TooManySubscriptions.
         """
@@ -112,14 +116,26 @@ class TopicSpace:
             raise TooManySubscriptions
         self._add(device, filter_, subscription)
         if filter_.startswith(SHARED) or retain_handling == 2 or (retain_handling == 1 and not is_new):
-            return (), 0
-        now_ms = self._clock.now_ms()
+            return iter(())
         if b"+" not in filter_ and b"#" not in filter_:
             found = self._retained.get(filter_)
-            return () if found is None or _has_expired(found, now_ms) else (found,), 1
+            return iter(() if found is None or _has_expired(found, self._clock.now_ms()) else (found,))
+        if self._all_retained is None:
+            self._all_retained = tuple(self._retained.values())
+        return self._search(filter_, self._all_retained)
+
+    def _search(self, filter_: bytes, all_retained: tuple[RetainedRecord, ...]) -> Search:
+        """A message that was replaced or deleted since the subscription is left out: the subscriber was told then."""
+        retained, now_ms, found = self._retained, self._clock.now_ms(), 0
         is_match = pattern_of(filter_).fullmatch
-        due = (one for topic, one in self._retained.items() if is_match(topic) and not _has_expired(one, now_ms))
-        return tuple(islice(due, MQTT_WAITING_MESSAGES)), len(self._retained)
+        for one in all_retained:
+            if is_match(one.topic) and not _has_expired(one, now_ms) and retained.get(one.topic) is one:
+                yield one
+                found += 1
+                if found == MQTT_WAITING_MESSAGES:
+                    return
+            else:
+                yield None
 
     def unsubscribe(self, device: DeviceKey, filter_: bytes) -> bool:
         own = self._subscriptions.get(device, {})
@@ -200,6 +216,7 @@ class TopicSpace:
     def _retain(self, message: TopicMessage) -> None:
         if not message.payload:
             if (known := self._retained.pop(message.topic, None)) is not None:
+                self._all_retained = None
                 self._retained_bytes -= _size(known)
                 self._database.write_with_next(partial(_forget, message.topic), size=WRITE_BYTES)
             return
@@ -220,6 +237,7 @@ class TopicSpace:
         known = self._retained.get(message.topic)
         self._retained_bytes += _size(message) - (0 if known is None else _size(known))
         self._retained[message.topic] = message
+        self._all_retained = None
         if message.expires_on is not None:
             self._first_expiry = min(self._first_expiry, message.expires_on)
 
@@ -229,6 +247,7 @@ class TopicSpace:
             return
         for message in [one for one in self._retained.values() if _has_expired(one, now_ms)]:
             del self._retained[message.topic]
+            self._all_retained = None
             self._retained_bytes -= _size(message)
             self._database.write_with_next(partial(_forget, message.topic))
         expiries = (one.expires_on for one in self._retained.values() if one.expires_on is not None)

@@ -4,6 +4,7 @@ Errors, and Actions with QoS 0, are sent at once or not at all. Where sessions m
 subscribe to Actions with QoS 1 and 2: such an Action is sent as soon as it is durable that it waits for the device.
 """
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -15,7 +16,7 @@ from broker.envelope import Action
 from broker.errors import DomainError, StorageUnavailable
 from broker.ids import new_id
 from broker.messages.losses import NothingRemained
-from broker.topics.space import SERVICE, is_subscribable
+from broker.topics.space import SERVICE, Search, is_subscribable
 from broker.topics.tree import without_group
 from protocols.mqtt.errors import error_message
 from protocols.mqtt.flow import WINDOW, Flow
@@ -39,8 +40,11 @@ from storage.keys import Position
 from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 
-#: Retained messages that are compared with a filter in the time that a frame of overhead may take.
+#: Retained messages that are compared with a filter in the time that a frame of overhead may take, and how many are
+#: compared, and sent, in one turn.
 _LOOKS_OF_A_FRAME: Final = 50
+_LOOKS_OF_A_TURN: Final = 1_000
+_SENT_IN_A_TURN: Final = 50
 
 
 class Deliveries:
@@ -51,16 +55,15 @@ class Deliveries:
         "_actions",
         "_answers",
         "_device",
-        "_due",
         "_end",
         "_errors",
         "_flow",
         "_ingest",
         "_lasting",
-        "_looked_at",
         "_now_ms",
         "_outbox",
         "_refusals",
+        "_searches",
         "_session",
         "_sessions",
         "_settings",
@@ -85,8 +88,8 @@ class Deliveries:
         self._errors: dict[bytes, int] = {}
         self._space = rooms.topics.space
         self._access = rooms.topics.access
-        self._due: list[tuple[SubscriptionRecord, RetainedRecord]] = []  # retained messages, to send behind SUBACK
-        self._looked_at = 0  # and how many were compared with their filters
+        # For the retained messages of new subscriptions, which are sent behind SUBACK.
+        self._searches: deque[tuple[SubscriptionRecord, Search]] = deque()
         # Where sessions may outlive connections: the session, and its deliveries of QoS 1 and 2.
         self._lasting: DeviceSession | None = None
         self._flow: Flow | None = None
@@ -140,11 +143,13 @@ class Deliveries:
         lasting.deliveries = []
 
     def leave(self) -> None:
-        """The connection has ended."""
+        """The connection has ended. A search goes on for a session that outlives it: the subscription is answered."""
         if self._lasting is not None and self._sessions is not None:
             if self._flow is not None:
                 self._lasting.sent_until = self._flow.sent_until
             self._sessions.end(self._lasting)
+        if self._lasting is None or not self._lasting.expiry_seconds:
+            self._searches.clear()
 
     def expire(self, seconds: int) -> None:
         """The device has changed its mind about how long its session outlives the connection."""
@@ -213,34 +218,50 @@ class Deliveries:
             requested.qos, requested.no_local, requested.retain_as_published, subscription_id
         )
         try:
-            retained, looked_at = space.subscribe(
+            search = space.subscribe(
                 self._device.key, requested.topic, subscription, retain_handling=requested.retain_handling
             )
         except DomainError:
             return ReasonCode.QUOTA_EXCEEDED
         sessions.subscribe(lasting, requested.topic, subscription, actions_from=self._actions_from)
-        self._due += [(subscription, message) for message in retained]
-        self._looked_at += looked_at
+        self._searches.append((subscription, search))
         return requested.qos
 
-    def send_due(self) -> int:
-        """Send the retained messages of new subscriptions, behind their SUBACK; return what that cost, in frames of
-        overhead."""
-        due, self._due = self._due, []
-        cost, self._looked_at = len(due) + self._looked_at // _LOOKS_OF_A_FRAME, 0
-        for subscription, message in due:
-            if self._sessions is not None:
-                self._sessions.send(
-                    self._device.key,
-                    topic=message.topic,
-                    payload=message.payload,
-                    qos=min(subscription.qos, message.qos),
-                    retain=True,
-                    properties=message.properties,
-                    subscription_ids=[subscription.subscription_id] if subscription.subscription_id else [],
-                    expires_on=message.expires_on,
-                )
-        return cost
+    @property
+    def is_searching(self) -> bool:
+        """Whether retained messages are still to be sent to new subscriptions."""
+        return bool(self._searches)
+
+    def search(self) -> int:
+        """Send retained messages of new subscriptions, for one turn; return what that cost, in frames of overhead."""
+        looked = sent = 0
+        while self._searches:
+            subscription, search = self._searches[0]
+            for message in search:
+                looked += 1
+                if message is not None:
+                    sent += 1
+                    self._send_retained(subscription, message)
+                if looked >= _LOOKS_OF_A_TURN or sent >= _SENT_IN_A_TURN:
+                    break
+            else:
+                self._searches.popleft()
+                continue
+            break
+        return sent + looked // _LOOKS_OF_A_FRAME
+
+    def _send_retained(self, subscription: SubscriptionRecord, message: RetainedRecord) -> None:
+        if self._sessions is not None:
+            self._sessions.send(
+                self._device.key,
+                topic=message.topic,
+                payload=message.payload,
+                qos=min(subscription.qos, message.qos),
+                retain=True,
+                properties=message.properties,
+                subscription_ids=[subscription.subscription_id] if subscription.subscription_id else [],
+                expires_on=message.expires_on,
+            )
 
     def unsubscribe(self, topic: bytes) -> ReasonCode:
         topics = self._like(topic)

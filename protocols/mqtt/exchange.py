@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
+import trio
+
 from broker.devices.registry import Device
 from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
@@ -57,7 +59,7 @@ MAX_UNACKNOWLEDGED = 20_000
 # With more deliveries of one message, each counts as a frame of overhead of the device that has published it.
 _FAN_OUT = 16
 # Behind so many, other connections have their turn before the packets that are left.
-_DELIVERIES_OF_A_TURN = 128
+_DELIVERIES_OF_A_TURN = 48
 # What it costs to retain a message, in frames of overhead: a write of its own, and more of them for a large one.
 _RETAINED_FRAMES = 4
 _RETAINED_BYTES_OF_A_FRAME = 4_096
@@ -153,8 +155,9 @@ class MqttExchange:
 
     def _in_turn(self, packets: Sequence[Packet]) -> Iterator[Packet]:
         """The packets up to where their deliveries have taken a turn; `left` has those that wait for the next one."""
+        self._search()
         for index, packet in enumerate(packets):
-            if self.pace.owed > _DELIVERIES_OF_A_TURN:
+            if self.pace.owed > _DELIVERIES_OF_A_TURN or self.deliveries.is_searching:
                 self.left = packets[index:]
                 return
             yield packet
@@ -203,6 +206,11 @@ class MqttExchange:
             except RateLimitExceeded as refusal:
                 return refusal
         return None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `handle` has something to do without new packets."""
+        return bool(self.left) or self.deliveries.is_searching
 
     @property
     def has_room(self) -> bool:
@@ -330,7 +338,10 @@ class MqttExchange:
         self._outbox.put(self._answers.suback(packet.packet_id, granted, text))
         for _ in range(refused):
             self.deliveries.tell(SubscribeForbidden())
-        if cost := self.deliveries.send_due():
+        self._search()
+
+    def _search(self) -> None:
+        if self.deliveries.is_searching and (cost := self.deliveries.search()):
             self.pace.spend(cost)
 
     def _unsubscribe(self, packet: Unsubscribe) -> None:
@@ -369,6 +380,13 @@ class MqttExchange:
         for event in self._session.connection_lost():
             self._speak(event.will if may_speak else None)
         self.deliveries.leave()
+
+    async def finish(self) -> None:
+        """After `leave`: what goes on for a session that outlives the connection."""
+        while self.deliveries.is_searching:
+            await trio.lowlevel.checkpoint()
+            self._search()
+            await self.pace.wait()
 
     def _speak(self, will: Will | None) -> None:
         """Publish a will. One to a topic that the device may not publish to is dropped (reference 16.2)."""

@@ -148,6 +148,7 @@ class _Connection:
                         await self._serve(self._exchange)
                     finally:
                         self._exchange.leave()
+                await self._exchange.finish()
             if not self._is_broken:
                 await self._say_goodbye()
         finally:
@@ -316,7 +317,7 @@ class _Connection:
             if packets:  # an incomplete packet does not count against silence
                 self._heard_at = trio.current_time()
             exchange.handle(packets)
-            if (self._is_over and not exchange.left) or self._session.is_closed:
+            if (self._is_over and not exchange.has_more) or self._session.is_closed:
                 if self._fault is not None:
                     self._session.fail(self._fault)
                 return
@@ -331,11 +332,16 @@ class _Connection:
                 scope.deadline = math.inf
                 await exchange.pace.wait()
                 self._heard_at = trio.current_time()
-            if exchange.left:
+            elif exchange.has_more or self._reader.is_behind:
+                await trio.lowlevel.checkpoint()
+            if exchange.has_more:
                 packets = exchange.left
                 continue
+            if self._reader.is_behind:
+                packets = self._decode(b"")
+                continue
             scope.deadline = self._heard_at + silence_seconds
-            if self._hub is None or self._reader.is_behind:
+            if self._hub is None:
                 packets = await self._receive()
             else:
                 assert isinstance(self._stream, trio.SocketStream)  # noqa: S101 - otherwise there is no hub
@@ -355,7 +361,8 @@ class _Connection:
             self._is_over
             or self._session.is_closed
             or self._reader.is_behind
-            or exchange.pace.owed  # also while packets are left
+            or exchange.pace.owed
+            or exchange.has_more
             or not (self._ingest.has_room and self._outbox.has_room and exchange.has_room)
         )
 

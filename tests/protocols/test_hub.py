@@ -267,6 +267,18 @@ async def test_other_tasks_run_after_a_few_whose_tasks_go_on(dial: Dial) -> None
     assert max(steps) <= 2 * HUB_TASKS_PER_TURN
 
 
+async def test_other_tasks_run_after_what_took_long(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose task goes on has searched, or delivered to many."""
+    monkeypatch.setattr(hub_module, "_LONG_TURN_SECONDS", 0)
+    peers = [dial(lambda _received: False) for _ in range(HUB_TASKS_PER_TURN)]
+    await wait_all_tasks_blocked()
+    for peer in peers:
+        peer.ours.sendall(b"x")
+    steps = await _taken_in_each_turn(peers)
+    assert sum(steps) == len(peers)
+    assert max(steps) <= 2
+
+
 async def test_other_tasks_run_after_so_many_bytes(dial: Dial) -> None:
     data, count = bytes(64 * 1024), 8
     peers = [dial() for _ in range(count)]

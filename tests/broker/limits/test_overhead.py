@@ -1,5 +1,6 @@
 """What peers send that no message comes of: the allowance of each, and the line of all (reference 21.5)."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
@@ -87,4 +88,80 @@ async def test_a_peer_that_leaves_is_not_waited_for(autojump_clock: MockClock) -
     pace.spend(2 * FRAMES_AT_ONCE)
     with trio.move_on_after(0.1):
         await pace.wait()
+    assert line.statistics().waiting == 0
+
+
+async def test_peers_that_are_due_together_go_on_one_in_each_turn(mock_clock: MockClock) -> None:
+    """What each of them has sent next may take longer than what it has waited for."""
+    line, turn, went_on = Overhead(per_second=1e9), 0, list[int]()
+
+    async def flood() -> None:
+        await line.wait(1)
+        went_on.append(turn)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(flood)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(1)
+        while len(went_on) < 20:
+            turn += 1
+            await trio.lowlevel.checkpoint()
+    assert max(map(went_on.count, went_on)) <= 2  # the tasks of a turn run in any order
+
+
+async def test_a_long_turn_is_followed_by_a_rest(mock_clock: MockClock) -> None:
+    line, went_on = Overhead(per_second=1e9), list[str]()
+
+    async def flood(name: str) -> None:
+        await line.wait(1)
+        went_on.append(name)
+        mock_clock.jump(0.004)  # so long its work takes
+
+    async with trio.open_nursery() as nursery:
+        for name in "abc":
+            nursery.start_soon(flood, name)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(0.001)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(went_on) == 1
+        mock_clock.jump(0.0039)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(went_on) == 1
+        mock_clock.jump(0.0002)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(went_on) == 2
+        mock_clock.jump(0.0041)
+        await trio.testing.wait_all_tasks_blocked()
+    assert sorted(went_on) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("is_resting", [False, True], ids=["in the line", "in the rest"])
+async def test_a_peer_that_leaves_holds_up_nobody_behind_it(mock_clock: MockClock, is_resting: bool) -> None:
+    line, went_on = Overhead(per_second=1e9), list[str]()
+    scope = trio.CancelScope()
+
+    async def flood(name: str) -> None:
+        await line.wait(1)
+        went_on.append(name)
+        mock_clock.jump(0.004)
+
+    async def leave() -> None:
+        with scope:
+            await flood("nobody")
+
+    async with trio.open_nursery() as nursery:
+        first, last = partial(flood, "first"), partial(flood, "last")
+        acts: list[Callable[[], Awaitable[None]]] = [first, leave, last] if is_resting else [first, last, leave]
+        for act in acts:
+            nursery.start_soon(act)
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(0.0001)
+            await trio.testing.wait_all_tasks_blocked()
+        assert went_on == ["first"]
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(0.1)
+        await trio.testing.wait_all_tasks_blocked()
+    assert went_on == ["first", "last"]
     assert line.statistics().waiting == 0

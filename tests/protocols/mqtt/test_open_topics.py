@@ -1,11 +1,12 @@
 """The open topic space: topics beside the service's own (reference 16.6)."""
 
 import pytest
+import trio
 from paho.mqtt.packettypes import PacketTypes
 from trio.testing import wait_all_tasks_blocked
 
 from broker.limits.overhead import FRAMES_AT_ONCE
-from broker.topics.space import TopicStatistics
+from broker.topics.space import Search, TopicMessage, TopicSpace, TopicStatistics
 from config.limits import (
     MQTT_RETAINED_MAX,
     MQTT_SUBSCRIPTIONS_MAX,
@@ -17,6 +18,7 @@ from protocols.hub import Hub
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
 from storage.keys import Milliseconds
+from storage.mqtt_sessions import SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 from tests.builders import ServicesOpener
 from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
@@ -65,6 +67,12 @@ def settings(settings: Settings) -> Settings:
         mqtt=Mqtt(topics="open", persistent_sessions="on"),
         limits=Limits(rate_limits="off", quotas="off"),
     )
+
+
+def space_of(server: Server) -> TopicSpace:
+    space = server.services.topics.space
+    assert space is not None
+    return space
 
 
 async def dialled(
@@ -258,8 +266,7 @@ async def test_retain_is_kept_for_those_who_ask(server: Server) -> None:
 
 
 async def test_retained_messages_are_bounded(server: Server) -> None:
-    space = server.services.topics.space
-    assert space is not None
+    space = space_of(server)
     for number in range(MQTT_RETAINED_MAX):
         space._keep(RetainedRecord(b"%d" % number, b"x", 0, b"", None))
     peer = await dialled(server)
@@ -269,6 +276,34 @@ async def test_retained_messages_are_bounded(server: Server) -> None:
     await peer.send(publish_5(3, b"", topic=b"8", retain=True), publish_5(4, b"x", topic=b"new", retain=True))
     await peer.expect(puback(3), puback(4))
     assert space.statistics().retained == MQTT_RETAINED_MAX
+
+
+async def test_what_changes_during_a_search_is_told_once(server: Server) -> None:
+    space, find = space_of(server), server.services.devices.registry.find
+    hall, kitchen = (await find(HALL)).key, (await find(KITCHEN)).key
+    for number in range(4):
+        space._keep(RetainedRecord(b"%d" % number, b"old", 0, b"", None))
+    search = space.subscribe(hall, b"#", SubscriptionRecord(0), retain_handling=0)
+    first = next(search)
+    assert first is not None
+    assert first.payload == b"old"
+    space.publish(TopicMessage(b"1", b"new", 0, True, b"", None), kitchen)
+    space.publish(TopicMessage(b"2", b"", 0, True, b"", None), kitchen)
+    assert [one and one.topic for one in search] == [None, None, b"3"]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["left", "replaced"])
+async def test_a_search_goes_on_for_a_session_that_lasts(server: Server, is_replaced: bool) -> None:
+    count = 4 * FRAMES_AT_ONCE
+    for number in range(count):
+        space_of(server)._keep(RetainedRecord(b"%d" % number, b"x", 1, b"", None))
+    hall = await dialled(server, HALL, seconds=60)
+    await subscribed(hall, b"#", options=1)
+    if not is_replaced:
+        await hall.stream.aclose()
+    again = await dialled(server, HALL, clean=False, seconds=60)
+    assert {(await heard(again))[0] for _ in range(count)} == {b"%d" % number for number in range(count)}
+    await again.expect_nothing()
 
 
 # --- Sessions -------------------------------------------------------------------------------------------------------
@@ -294,8 +329,7 @@ async def test_messages_wait_for_a_device_that_is_away(server: Server) -> None:
 
 
 async def test_a_clean_session_leaves_nothing_behind(server: Server) -> None:
-    space = server.services.topics.space
-    assert space is not None
+    space = space_of(server)
     for _ in range(2):
         peer = await dialled(server, HALL)
         await subscribed(peer, b"a", b"$share/g/b")
@@ -338,8 +372,7 @@ async def test_a_will_goes_to_a_topic(server: Server) -> None:
     await kitchen.stream.aclose()
     topic, payload, head, properties = await heard(hall)
     assert (topic, payload, head, properties) == (b"gone", b"kitchen", 0x32, FORWARDED)
-    space = server.services.topics.space
-    assert space is not None
+    space = space_of(server)
     assert space.statistics().retained == 1
 
 
@@ -349,8 +382,7 @@ async def test_a_will_without_retain_is_not_retained(server: Server) -> None:
     kitchen = await dialled(server, will=Will(b"gone", b"kitchen", 0, False))
     await leave(server, kitchen)
     assert (await heard(hall))[:3] == (b"gone", b"kitchen", 0x30)
-    space = server.services.topics.space
-    assert space is not None
+    space = space_of(server)
     assert space.statistics().retained == 0
 
 
@@ -361,8 +393,7 @@ async def test_a_will_to_no_topic_of_messages_is_dropped(server: Server, topic: 
     kitchen = await dialled(server, will=Will(topic, b"kitchen", 1, True))
     await leave(server, kitchen)
     await hall.expect_nothing()
-    space = server.services.topics.space
-    assert space is not None
+    space = space_of(server)
     assert space.statistics().retained == 0
 
 
@@ -378,8 +409,7 @@ async def test_rules_say_who_may_use_which_topics(server: Server) -> None:
     await peer.send(subscribe_5(own, other, b"#"))
     assert suback_of(await peer.packet())[0] == [0, 0x87, 0x87]
     await leave(server, peer)
-    space = server.services.topics.space
-    assert space is not None
+    space = space_of(server)
     assert space.statistics().retained == 0
 
 
@@ -409,8 +439,7 @@ async def test_a_topic_alias_stands_for_its_latest_topic(server: Server) -> None
 
 
 async def test_expired_retained_messages_make_room(server: Server, fake_clock: FakeClock) -> None:
-    space = server.services.topics.space
-    assert space is not None
+    space = space_of(server)
     for number in range(MQTT_RETAINED_MAX):
         expires_on = Milliseconds(fake_clock.now + 1000) if number == 7 else None
         space._keep(RetainedRecord(b"%d" % number, b"x", 0, b"", expires_on))
@@ -440,6 +469,34 @@ async def test_a_turn_ends_when_its_deliveries_have_taken_it_and_nothing_is_lost
     # Beyond the allowance, and not beyond the first turns, which took several packets each.
     assert server.services.limits.overhead.statistics().delayed >= 10 * 50 - 2 * FRAMES_AT_ONCE
     await hall.stream.aclose()
+
+
+@pytest.mark.parametrize("has_hub", [False, True], ids=["a task reads", "the hub reads"])
+async def test_others_run_while_retained_messages_are_searched(
+    server: Server, has_hub: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.hub = Hub(server.nursery) if has_hub else None
+    space = space_of(server)
+    for number in range(4_000):
+        space._keep(RetainedRecord(b"a/%d" % number, b"x", 0, b"", None))
+    search, looked = space._search, 0
+
+    def counted(filter_: bytes, all_retained: tuple[RetainedRecord, ...]) -> Search:
+        nonlocal looked
+        for found in search(filter_, all_retained):
+            looked += 1
+            yield found
+
+    monkeypatch.setattr(space, "_search", counted)
+    peer, steps, before = await dialled(server), list[int](), 0
+    await peer.send(subscribe_5(b"+/x", b"+/x/#"))
+    while looked < 2 * 4_000:
+        await trio.lowlevel.checkpoint()
+        steps.append(looked - before)
+        before = looked
+    assert max(steps) <= 2 * 1_000
+    assert suback_of(await peer.packet()) == ([0, 0], "")
+    await peer.stream.aclose()
 
 
 async def test_retaining_is_paced(server: Server) -> None:
