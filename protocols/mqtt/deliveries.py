@@ -44,7 +44,7 @@ from storage.mqtt_topics import RetainedRecord
 #: compared, and sent, in one turn.
 _LOOKS_OF_A_FRAME: Final = 50
 _LOOKS_OF_A_TURN: Final = 1_000
-_SENT_IN_A_TURN: Final = 50
+_SENT_IN_A_TURN: Final = 16
 
 
 class Deliveries:
