@@ -125,7 +125,7 @@ class Analytics:
         return await self._database.read(lambda tx: list(_buckets(_Sight(tx, held), device.key, field, looked_at)))
 
     def _held(self, devices: Sequence[DeviceKey]) -> "_Held":
-        return _Held(self._projector.position, self._projector.captured(devices))
+        return _Held(*self._projector.captured(devices))
 
 
 @dataclass(frozen=True, slots=True)

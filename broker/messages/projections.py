@@ -8,7 +8,7 @@ Reads lay what is in memory over what is in the store, so nothing that was ackno
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -31,6 +31,9 @@ WRITE_SECONDS: Final = 60.0
 #: The folds look for rows so often, and as soon as there are so many.
 _LOOK_SECONDS: Final = 1.0
 _LOOK_ROWS: Final = 1_000
+#: When devices have many rows each: they are added together for less.
+_LOOK_MANY_ROWS: Final = 4_000
+_MANY_OF_A_DEVICE: Final = 10
 #: Devices are written earlier when there is more than this to be done again after a crash, or to be held in memory.
 _UNWRITTEN_ROWS: Final = 250_000
 _HELD_DEVICES: Final = 10_000
@@ -48,6 +51,7 @@ _CONSUMER: Final = "folds"
 _log = structlog.get_logger(__name__)
 
 _Saves = Sequence[tuple[SnapshotRow, Unsaved]]
+_ByDevice = Mapping[DeviceKey, Sequence[MessageRow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Projector:
         self._retry_at = 0.0
         self._held: deque[Sequence[MessageRow]] = deque()
         self._held_rows = 0
+        self._look_rows = _LOOK_ROWS
         self._follows = False  # the held rows follow `_position` without a gap
         self._wakeup = Wakeup()
         self._working = trio.Lock()
@@ -93,15 +98,27 @@ class Projector:
     def statistics(self) -> ProjectorStatistics:
         return ProjectorStatistics(self._position, self._written, self._held_rows, len(self._unwritten))
 
-    # What is in memory. A device without folds in memory has all its rows up to `position` in the store.
+    # What is in memory up to a position. A device without folds in memory has all its rows up to there in the store.
 
-    def fields_of(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, Fields]:
-        """The snapshots that are in memory, up to `position`."""
-        return {device: self._folds[device].fields() for device in devices if device in self._folds}
+    def fields_of(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, Fields]]:
+        """The snapshots that are in memory, and up to where."""
+        self._fold_held()
+        return self._position, {device: self._folds[device].fields() for device in devices if device in self._folds}
 
-    def captured(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, Unsaved]:
-        """The rollups that are in memory, up to `position`."""
-        return {device: self._folds[device].capture() for device in devices if device in self._folds}
+    def captured(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, Unsaved]]:
+        """The rollups that are in memory, and up to where."""
+        self._fold_held()
+        return self._position, {device: self._folds[device].capture() for device in devices if device in self._folds}
+
+    def _fold_held(self) -> None:
+        """Add many rows before a read, which would take longer to read them from the log. No task is waited for."""
+        if self._held_rows < _LOOK_ROWS or not self._follows or self._working.locked():
+            return
+        rows = [row for rows in self._held for row in rows]
+        by_device = _by_device(rows)
+        if by_device.keys() <= self._folds.keys():
+            self._held, self._held_rows = deque(), 0
+            self._fold(rows, by_device)
 
     # Work
 
@@ -141,7 +158,7 @@ class Projector:
     def _messages_stored(self, fact: MessagesStored) -> None:
         self._held.append(fact.rows)
         self._held_rows += len(fact.rows)
-        if self._held_rows >= _LOOK_ROWS:
+        if self._held_rows >= self._look_rows:
             self._wakeup.set()
         if self._held_rows > _HELD_ROWS:
             self._held, self._held_rows, self._follows = deque(), 0, False
@@ -175,24 +192,31 @@ class Projector:
                 await self._write_some()
 
     async def _add(self, rows: Sequence[MessageRow]) -> None:
-        by_device: dict[DeviceKey, list[MessageRow]] = defaultdict(list)
-        for row in rows:
-            by_device[row.device].append(row)
+        by_device = _by_device(rows)
         try:
             if missing := [device for device in by_device if device not in self._folds]:
                 self._folds |= await self._load(missing)
         except BaseException:  # also a cancellation; raised again
             self._follows = False  # the rows are read from the log next time
             raise
+        self._fold(rows, by_device)
+
+    def _fold(self, rows: Sequence[MessageRow], by_device: _ByDevice) -> None:
         now = trio.current_time()
-        for device, some in by_device.items():
-            if (folds := self._folds.get(device)) is None:
-                self._leave_out(device, some[-1].position)
-                continue
-            if folds.fold(some) and device not in self._unwritten:
-                self._unwritten[device] = _Unwritten(some[0].position, now)
+        try:
+            for device, some in by_device.items():
+                if (folds := self._folds.get(device)) is None:
+                    self._leave_out(device, some[-1].position)
+                    continue
+                if folds.fold(some) and device not in self._unwritten:
+                    self._unwritten[device] = _Unwritten(some[0].position, now)
+        except BaseException:  # whatever it is; raised again
+            self._follows = False
+            raise
         if rows:
             self._position = max(self._position, rows[-1].position)
+        has_many = len(by_device) * _MANY_OF_A_DEVICE <= len(rows)
+        self._look_rows = _LOOK_MANY_ROWS if has_many else _LOOK_ROWS
 
     async def _load(self, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Folds]:
         """The folds of these devices, without those that are on a page that cannot be read."""
@@ -287,6 +311,13 @@ class Projector:
         write_folds(tx, saves, self._writer)
         tx.messages.set_consumer_position(_CONSUMER, until)
         tx.messages.index()  # so that searches in a quiet store find every row in the indexes
+
+
+def _by_device(rows: Sequence[MessageRow]) -> _ByDevice:
+    found: dict[DeviceKey, list[MessageRow]] = defaultdict(list)
+    for row in rows:
+        found[row.device].append(row)
+    return found
 
 
 def _after(position: Position, tx: Transaction) -> list[MessageRow]:

@@ -24,8 +24,8 @@ class Snapshots:
 
     async def of_all(self, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Fields]:
         """The snapshots of many devices, all at the same moment."""
-        known = self._projector.fields_of(devices)
-        return await self._database.read(partial(_current, devices, known, self._projector.position))
+        position, known = self._projector.fields_of(devices)
+        return await self._database.read(partial(_current, devices, known, position))
 
 
 def saved_with_rows(tx: Transaction, device: DeviceKey) -> tuple[Fields, Decoded]:

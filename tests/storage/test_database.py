@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from storage import journal as journal_module
 from storage.commit_delay import CommitDelay
@@ -17,7 +17,7 @@ from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
-from storage.sql import StoreError
+from storage.sql import StoreDamagedError, StoreError
 from tests.fakes import BreakableEngine, HeldRunner, run_inline
 
 DEVICE = DeviceKey(1)
@@ -92,6 +92,10 @@ def rows_in(table: str) -> Callable[[Transaction], int]:
         return int(row["n"])
 
     return work
+
+
+def counter(name: str) -> Callable[[Transaction], int]:
+    return lambda tx: tx.messages.counter(name)
 
 
 def fail_after_writing(tx: Transaction) -> None:
@@ -675,3 +679,43 @@ async def test_a_store_of_which_a_reader_cannot_be_opened_leaves_no_connection_o
     for connection in limited.opened:
         with pytest.raises(StoreError, match="closed"):
             connection.execute("SELECT 1")
+
+
+# Index entries
+
+
+async def test_a_pause_is_used_for_index_entries(engine: SqliteEngine, autojump_clock: MockClock) -> None:
+    async with running(Database(engine, run_sync=run_inline)) as database:
+        journal = Journal(database, head=Position(0))
+        for _ in range(2):  # the second commit is within a second of the entries of the first one
+            for _ in range(2_000):
+                append(journal)
+            await journal.wait_committed()
+        assert await database.read(counter("indexed")) == 2_000
+        await trio.sleep(1)
+        assert await database.read(counter("indexed")) == 4_000
+        assert database.statistics().commits == 3
+
+
+async def test_a_pause_behind_index_entries_that_failed_is_used_once(
+    engine: SqliteEngine, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(Database(engine, run_sync=run_inline)) as database:
+        journal = Journal(database, head=Position(0))
+        for _ in range(2):
+            for _ in range(2_000):
+                append(journal)
+            await journal.wait_committed()
+
+        def broken(connection: SqliteConnection, sql: str, parameters: object = None) -> object:
+            if sql.startswith("UPDATE message SET indexed"):
+                raise StoreDamagedError("a page")
+            return execute(connection, sql, parameters)  # type: ignore[arg-type]
+
+        execute = SqliteConnection.execute
+        monkeypatch.setattr(SqliteConnection, "execute", broken)
+        await trio.sleep(10)
+        assert database.statistics().commits == 3
+        assert await database.read(counter("indexed")) == 2_000
+        append(journal)
+        await journal.wait_committed()

@@ -33,7 +33,8 @@ class Log:
 
     def __init__(self, connection: SqliteConnection) -> None:
         self.connection = connection
-        self.store = MessageStore(connection)
+        self.seconds = 1_000.0
+        self.store = MessageStore(connection, lambda: self.seconds)
         self.searches = MessageSearches(connection, self.store)
         self.rows: dict[Table, list[tuple[int, int, int]]] = {"message": [], "action": []}
         self.head = 0
@@ -158,7 +159,7 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
                 assert own == sorted(own)
 
 
-def test_rows_get_index_entries_after_some_thousand_rows(connection: SqliteConnection) -> None:
+def test_rows_get_index_entries_after_two_thousand_rows(connection: SqliteConnection) -> None:
     with Log(connection) as log:
         log.append("message", [(1, ts) for ts in range(1_000)])
         log.append("action", [(2, ts) for ts in range(999)])
@@ -167,6 +168,23 @@ def test_rows_get_index_entries_after_some_thousand_rows(connection: SqliteConne
         assert (log.without_entries("message"), log.without_entries("action")) == (0, 0)
         log.append("message", [(3, 2)])
         assert log.without_entries("message") == 1
+
+
+def test_within_a_second_index_entries_wait_for_sixteen_thousand_rows(connection: SqliteConnection) -> None:
+    """All senders wait for each step, and a page of an index is changed once in it."""
+    with Log(connection) as log:
+        log.append("message", [(1, ts) for ts in range(2_000)])
+        assert log.without_entries("message") == 0
+        log.seconds += 0.9
+        log.append("message", [(1, ts) for ts in range(2_000)])
+        assert (log.without_entries("message"), log.store.is_behind) == (2_000, True)
+        log.seconds += 0.1
+        log.append("message", [(1, 1)])
+        assert (log.without_entries("message"), log.store.is_behind) == (0, False)
+        log.append("message", [(1, ts) for ts in range(15_999)])
+        assert log.without_entries("message") == 15_999
+        log.append("message", [(1, 1)])
+        assert log.without_entries("message") == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.devices.registry import Device
+from broker.facts import MessagesStored
 from broker.messages import projections
 from broker.messages.folds import open_buckets, write_folds
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
@@ -16,8 +17,8 @@ from broker.messages.projections import WRITE_SECONDS
 from broker.services import Services
 from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
-from storage.keys import Milliseconds
-from storage.records import RollupRow, SnapshotRow
+from storage.keys import Milliseconds, Position
+from storage.records import MessageRow, RollupRow, SnapshotRow
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreDamagedError, StoreError
 from tests.builders import ServicesOpener
@@ -239,6 +240,41 @@ async def test_rows_beyond_those_that_are_held_are_read_from_the_log(
 
 async def send_without_commit(services: Services, device: Device, value: int) -> None:
     services.messages.ingest.submit(device, b'{"intensity":%d}' % value, NOW_MS - HOUR_MS)
+
+
+async def test_a_read_adds_many_rows_that_wait_instead_of_reading_them(held: Services, runner: HeldRunner) -> None:
+    kitchen, projector = await kitchen_of(held), held.messages.projector
+    await send(held, kitchen, 1)
+    await projector.flush()
+    await send(held, kitchen, *range(999))
+    before = projector.position
+    assert await count_and_sum(held, kitchen) == (1_000, 1 + 998 * 999 / 2)
+    assert projector.position == before  # so few are read from the log
+    await send(held, kitchen, 7)
+    assert (await held.messages.snapshots.of(kitchen.key))["intensity"][2] == 7
+    assert projector.position == before + 1_000
+    assert await count_and_sum(held, kitchen) == (1_001, 8 + 998 * 999 / 2)
+
+
+async def test_a_read_during_a_write_adds_nothing_to_the_folds(held: Services, runner: HeldRunner) -> None:
+    kitchen, projector = await kitchen_of(held), held.messages.projector
+    await send(held, kitchen, 1)
+    await projector.flush()
+    await send(held, kitchen, 2)
+    runner.hold_commits()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(projector.flush)
+        await runner.holds_commit.wait()
+        before = projector.position
+        rows = [
+            MessageRow(Position(before + number), kitchen.key, Milliseconds(NOW_MS - HOUR_MS), NOW_MS, 1, "{}")
+            for number in range(1, 1_001)
+        ]
+        held.core.router.publish(MessagesStored(rows))
+        during, _ = projector.captured([kitchen.key])
+        runner.commits.set()
+    after, _ = projector.captured([kitchen.key])
+    assert (during, after) == (before, before + 1_000)
 
 
 async def test_a_reading_of_the_log_that_was_cancelled_begins_again(
