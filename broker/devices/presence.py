@@ -116,10 +116,10 @@ class Presence:
 
     def _messages_stored(self, fact: MessagesStored) -> None:
         seen = self._seen
-        for row in fact.rows:
+        for device, cts in {row.device: row.cts for row in fact.rows}.items():  # the last row of each device
             # The device may have disconnected, or sent a ping, between its message and the commit of the message.
-            if row.cts > seen.get(row.device, 0):
-                seen[row.device] = row.cts
+            if cts > seen.get(device, 0):
+                seen[device] = cts
 
     def touch(self, device: DeviceKey) -> None:
         """Note that the device was seen without a message: it sent a protocol's ping."""

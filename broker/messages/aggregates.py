@@ -120,7 +120,8 @@ def _rounded(values: Sequence[Number]) -> _Moments:
     deviations = [value - mean for value in values]
     try:
         low = fsum(deviations) / count
-        m2 = fsum((deviation - low) * (deviation - low) for deviation in deviations)
+        # The sum of (deviation - low) squared, because `low` is the mean of the deviations.
+        m2 = max(fsum(map(mul, deviations, deviations)) - count * low * low, 0.0)
     except (OverflowError, ValueError):  # sums beyond a double, or infinities of both signs
         return total, mean, 0.0, _DOUBLE
     return (total, mean, low, m2) if isfinite(low) and isfinite(m2) else (total, mean, 0.0, _DOUBLE)
