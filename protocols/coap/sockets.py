@@ -12,7 +12,6 @@ from ipaddress import ip_address
 from socket import (
     AF_INET,
     AI_PASSIVE,
-    CMSG_SPACE,
     IPPROTO_IP,
     IPPROTO_IPV6,
     IPV6_PKTINFO,
@@ -23,13 +22,13 @@ from socket import (
     SOL_SOCKET,
     socket,
 )
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import trio
 
 from broker.messages.ingest import Ingest
 from config.settings import Address
-from protocols.coap.messages import DATAGRAM_BYTES
+from protocols.coap.recvmmsg import AT_ONCE, DatagramReceiver, PeerAddress
 from protocols.inherited import given_datagrams
 
 DATAGRAMS_PER_WAKE_UP: Final = 256
@@ -39,10 +38,6 @@ STRANGER_WEIGHT: Final = 8
 _FLOODED_SECONDS: Final = 0.001
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
 _IP_PKTINFO: Final = 8  # linux/in.h; socket.IP_PKTINFO exists from Python 3.14 on
-_PKTINFO_BYTES: Final = CMSG_SPACE(20)
-
-#: The address as the operating system gives it. On an unspecified address, the local address in bytes comes last.
-PeerAddress = tuple[Any, ...]
 
 
 class DatagramSocket:
@@ -51,14 +46,13 @@ class DatagramSocket:
     def __init__(self, sock: socket) -> None:
         self.socket = sock
         self._is_v4 = sock.family == AF_INET
-        #: One datagram and its sender. Raises BlockingIOError when there is none, OSError for an ICMP error.
-        self.receive: Callable[[], tuple[bytes, PeerAddress]] = self._receive
         #: Raises OSError when the datagram cannot be sent.
         self.send: Callable[[bytes, PeerAddress], int] = sock.sendto
-        if ip_address(sock.getsockname()[0]).is_unspecified:
+        if is_unspecified := ip_address(sock.getsockname()[0]).is_unspecified:
             level, option = (IPPROTO_IP, _IP_PKTINFO) if self._is_v4 else (IPPROTO_IPV6, IPV6_RECVPKTINFO)
             sock.setsockopt(level, option, 1)
-            self.receive, self.send = self._receive_at, self._send_from
+            self.send = self._send_from
+        self.receive = DatagramReceiver(sock, with_local=is_unspecified).receive
 
     @classmethod
     async def bound(cls, bind: Address) -> Self:
@@ -90,15 +84,6 @@ class DatagramSocket:
         host, port = self.socket.getsockname()[:2]
         return Address(host, port)
 
-    def _receive(self) -> tuple[bytes, PeerAddress]:
-        return self.socket.recvfrom(DATAGRAM_BYTES + 1)
-
-    def _receive_at(self) -> tuple[bytes, PeerAddress]:
-        datagram, ancillary, _, address = self.socket.recvmsg(DATAGRAM_BYTES + 1, _PKTINFO_BYTES)
-        info = ancillary[0][2] if ancillary else b""
-        # in_pktinfo is interface, local address, destination; in6_pktinfo is local address, interface.
-        return datagram, (*address, info[4:8] if self._is_v4 else info[:16])
-
     def _send_from(self, datagram: bytes, address: PeerAddress) -> int:
         """Send from the local address in `address`; the route chooses the interface."""
         *peer, local = address
@@ -129,17 +114,21 @@ async def read_forever(
         await trio.lowlevel.wait_readable(sock.socket)
         left, is_flooded = DATAGRAMS_PER_WAKE_UP, False
         while left > 0:
+            most = max(min(left // STRANGER_WEIGHT, AT_ONCE), 1)  # all of them may be of strangers
             try:
-                datagram, address = receive()
+                received = receive(most)
             except BlockingIOError:
                 break
             except OSError:  # an ICMP error about an earlier datagram
                 left -= 1
                 continue
-            weight = take(address, datagram)
-            if not weight:
-                is_flooded = True
-            left -= weight or 1
+            for datagram, address in received:
+                weight = take(address, datagram)
+                if not weight:
+                    is_flooded = True
+                left -= weight or 1
+            if len(received) < most:
+                break
         taken()
         if is_flooded:  # a few wake-ups for many datagrams cost less than a wake-up for each
             await trio.sleep(_FLOODED_SECONDS)

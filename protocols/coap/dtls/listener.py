@@ -38,9 +38,10 @@ from protocols.coap.dtls.records import (
 )
 from protocols.coap.dtls.self_test import self_test
 from protocols.coap.endpoint import Endpoint
+from protocols.coap.recvmmsg import PeerAddress
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, S, SessionLimits
-from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSocket, PeerAddress, read_forever
+from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSocket, read_forever
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.coap.strangers import HELLOS_PER_SECOND, Strangers
 from protocols.tls import Chain, require_two_kinds
