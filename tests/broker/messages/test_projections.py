@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.devices.registry import Device
 from broker.facts import MessagesStored
 from broker.messages import projections
-from broker.messages.folds import open_buckets, write_folds
+from broker.messages.folds import Folds, open_buckets, write_folds
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
 from broker.messages.projections import WRITE_SECONDS
 from broker.services import Services
@@ -275,6 +275,24 @@ async def test_a_read_during_a_write_adds_nothing_to_the_folds(held: Services, r
         runner.commits.set()
     await projector.flush()
     assert (during, projector.position) == (before, before + 1_000)
+
+
+async def test_rows_whose_adding_failed_are_read_from_the_log(held: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    kitchen, projector = await kitchen_of(held), held.messages.projector
+    await send(held, kitchen, 1)
+    await projector.flush()
+    await send(held, kitchen, 2, 3)
+
+    def fail(folds: Folds, rows: Sequence[MessageRow]) -> bool:
+        raise LookupError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Folds, "fold", fail)
+        with pytest.raises(LookupError):
+            await projector.flush()
+    await send(held, kitchen, 4)
+    await projector.flush()
+    assert await count_and_sum(held, kitchen) == (4, 10)
 
 
 async def test_a_reading_of_the_log_that_was_cancelled_begins_again(
