@@ -70,6 +70,10 @@ def _checked(path: Path, seconds: float) -> Integrity:
             if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                 raise
             return Integrity((), is_complete=False)
+        except sqlite3.DatabaseError as error:  # a page of a table, of which every row is read
+            if error.sqlite_errorcode != sqlite3.SQLITE_CORRUPT:
+                raise
+            return Integrity((str(error),), is_complete=True)
     return Integrity(tuple(str(row[0]) for row in rows if row[0] != "ok"), is_complete=True)
 
 

@@ -26,6 +26,7 @@ from protocols.state import open_state
 from storage.engines.sqlite_check import Growth, check_integrity, growth
 from storage.sql import StoreError
 from tests.certificates import DAY, Authority
+from tests.damaged_pages import damage, leaves
 from tests.rows import each_row
 from tests.stores import make_store
 from tests.test_systemd import UNIT
@@ -140,9 +141,7 @@ def fill(store: Path, *, from_ms: int, to_ms: int) -> None:
 def test_a_damaged_store_is_found(settings: Settings) -> None:
     store = settings.state_dir / "store.sqlite"
     fill(store, from_ms=0, to_ms=NOW_MS)
-    with store.open("r+b") as file:
-        file.seek(store.stat().st_size - 4096)  # the last rows, and nothing of the schema
-        file.write(b"\xff" * 4096)
+    damage(store, leaves(store, "message")[-1])
     (finding,) = look_at_store(patient_of(settings))
     assert not finding.ok
     assert "restore a backup, or stop the daemon and run: trunkline store salvage" in finding.text
