@@ -70,8 +70,6 @@ _PATIENCE_SECONDS = 0.05
 _TELL_SECONDS = 60.0
 #: When so many rows wait at the end of a commit, the next one begins before the senders of those rows are answered.
 _AHEAD_ROWS = 100
-#: When nothing has come for so long, there is time for index entries.
-_PAUSE_SECONDS = 0.1
 _log = structlog.get_logger(__name__)
 
 
@@ -260,6 +258,7 @@ class Database:
         self._engine.migrate()
         try:
             self._writer = Transaction(self._engine.open(read_only=False))
+            _index_all(self._writer)
             for _ in range(self._reader_count):
                 self._readers.append(Transaction(self._engine.open(read_only=True)))
         except BaseException:  # whatever it is: no connection must stay open; raised again
@@ -364,7 +363,7 @@ class Database:
             while True:
                 if self._ahead is None:
                     if not self._wanted.is_set():  # waiting for a set event would cost a turn of a busy loop
-                        await self._wait_wanted()
+                        await self._wanted.wait()
                     if (until := self._delay.until(self.open_group.row_count, trio.current_time())) is not None:
                         await self._gather(until)
                 await self._commit_open_group()
@@ -375,16 +374,6 @@ class Database:
                 self._refuse_from_now_on()
                 await self._run_sync(self._close)
                 self._end_threads()
-
-    async def _wait_wanted(self) -> None:
-        """Return when the open group is not empty. A pause is used for the index entries that are missing."""
-        if self._writer is not None and self._writer.messages.is_behind:
-            with trio.move_on_after(_PAUSE_SECONDS):
-                await self._wanted.wait()
-            if not self._wanted.is_set():
-                self.write_with_next(_index)
-        else:
-            await self._wanted.wait()
 
     def _refuse_from_now_on(self) -> None:
         with self._readers_lock:
@@ -504,8 +493,19 @@ class Database:
         )
 
 
-def _index(tx: Transaction) -> None:
-    tx.messages.index()
+def _index_all(writer: Transaction) -> None:
+    """Make the index entries that are missing at a start: those of the last moments, or after a new schema all."""
+    connection, is_more = writer.connection, writer.messages.head() > writer.messages.counter("indexed")
+    while is_more:
+        connection.begin(write=True)
+        try:
+            is_more = writer.messages.index()
+            connection.commit()
+        except StoreError:  # searches scan the rows without an entry
+            with suppress(StoreError):
+                connection.rollback()
+            writer.messages.forget()
+            return
 
 
 def _announce(job: _Work, announce: Callable[[Any], None], error: StoreError | None) -> None:

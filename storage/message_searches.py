@@ -1,26 +1,33 @@
-"""Searches of the message log by device and time. The caller holds the transaction.
+"""Searches of the message log by device, and time or arrival. The caller holds the transaction.
 
 A search reads the index, and then scans the rows that have no entry yet. Rows that cannot be read are left out.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import merge
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from types import GenericAlias
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.messages import COLUMNS, MessageStore, Parameters, Table, limited
+from storage.log_index import LogIndex, Table
+from storage.messages import COLUMNS, MessageStore, Parameters, limited
 from storage.records import ActionRow, MessageRow
 from storage.sql import StoreConnection, StoreDamagedError
 
 _NEWEST = 1_000  # positions at the end of the log
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
+#: Rows that are read of a device first, at least, when the rows of several devices are merged.
+_FIRST_ROWS = 8
+#: Rows that are read together when a search has no limit.
+_ROWS = 1_024
 
-#: Which column of a row is its `ts`.
-_TS: Mapping[Table, int] = {table: columns.split(", ").index("ts") for table, columns in COLUMNS.items()}
+_Row = TypeVar("_Row", MessageRow, ActionRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,8 @@ def sort_key(row: MessageRow | ActionRow) -> SortKey:
 class Range:
     """Rows with `start_ms <= ts <= end_ms` in the order of (ts, position), or `by_arrival`, in the order of positions.
 
-    `after` and `before` are exclusive bounds in the order of (ts, position). At most `limit` rows: the first ones, or
-    with `descending` the last ones, the last one first.
+    `after` and `before` are exclusive bounds in the order of (ts, position), `behind` is one of positions. At most
+    `limit` rows: the first ones, or with `descending` the last ones, the last one first.
     """
 
     start_ms: Milliseconds | None
@@ -55,31 +62,44 @@ class Range:
     limit: int | None = None
     after: SortKey | None = None
     before: SortKey | None = None
+    behind: Position = Position(0)
     descending: bool = False
     by_arrival: bool = False
 
+    def bounds(self) -> tuple[Milliseconds | None, Milliseconds | None]:
+        """The first and the last `ts` of rows that it can have."""
+        start, end = self.start_ms, self.end_ms
+        if self.after is not None:
+            start = self.after[0] if start is None else max(start, self.after[0])
+        if self.before is not None:
+            end = self.before[0] if end is None else min(end, self.before[0])
+        return start, end
+
     def conditions(self) -> Iterator[str]:
-        # The index is searched by one range of `ts`, so a page costs the same wherever it begins.
-        if self.start_ms is not None:
-            yield "ts BETWEEN :start AND :end"
+        start, end = self.bounds()
+        if start is not None:
+            yield "ts >= :start"
+        if end is not None:
+            yield "ts <= :end"
         if self.after is not None:
             yield "(ts > :after_ts OR position > :after_position)"
         if self.before is not None:
             yield "(ts < :before_ts OR position < :before_position)"
+        if self.behind:
+            yield "position > :behind"
 
     def parameters(self) -> dict[str, Any]:
-        start, end = self.start_ms, self.end_ms
-        parameters: dict[str, Any] = {"limit": self.limit, "field": self.match.field, "action": self.match.action}
+        start, end = self.bounds()
+        parameters: dict[str, Any] = {"start": start, "end": end, "behind": self.behind, "limit": self.limit}
+        parameters |= {"field": self.match.field, "action": self.match.action}
         if self.after is not None:
-            start = self.after[0] if start is None else max(start, self.after[0])
             parameters |= {"after_ts": self.after[0], "after_position": self.after[1]}
         if self.before is not None:
-            end = self.before[0] if end is None else min(end, self.before[0])
             parameters |= {"before_ts": self.before[0], "before_position": self.before[1]}
         for index, (path, text) in enumerate(self.match.values):
             number = text if _NUMBER.fullmatch(text) else None
             parameters |= {f"path_{index}": path, f"text_{index}": text, f"number_{index}": number}
-        return parameters | {"start": start, "end": end}
+        return parameters
 
 
 class MessageSearches:
@@ -88,19 +108,26 @@ class MessageSearches:
         self._log = log
 
     def page(self, devices: Sequence[DeviceKey], search: Range) -> list[MessageRow]:
-        return [MessageRow(*row) for row in self._search("message", devices, search)]
+        return list(self._search(_MESSAGES, devices, search))
 
     def action_page(self, devices: Sequence[DeviceKey], search: Range) -> list[ActionRow]:
         """The Actions whose destination is one of `devices`."""
-        return [ActionRow(*row) for row in self._search("action", devices, search)]
+        return list(self._search(_ACTIONS, devices, search))
+
+    def after_of(self, devices: Collection[DeviceKey], position: Position) -> list[MessageRow]:
+        """The devices' rows after `position`, those of each device in order."""
+        if self._log.last_position() <= position:
+            return []  # without a look into the index of each device
+        return self.page(tuple(devices), Range(None, None, behind=position, by_arrival=True))
+
+    def latest_actions_of(self, device: DeviceKey, position: Position, *, limit: int) -> list[tuple[Position, str]]:
+        """Position and `data` of the device's newest Actions after `position`, in order."""
+        newest = Range(None, None, limit=limit, behind=position, by_arrival=True, descending=True)
+        return [(row.position, row.data) for row in reversed(self.action_page([device], newest))]
 
     def count(self, device: DeviceKey, *, start_ms: Milliseconds, end_ms: Milliseconds) -> int:
-        indexed = self._log.counter("indexed")
-        which = " AND device = :device AND ts BETWEEN :start AND :end"
-        given = {"device": device, "start": start_ms, "end": end_ms}
-        row = self._db.execute(f"SELECT count(*) AS count FROM message WHERE indexed = 1{which}", given).one()  # noqa: S608
-        late = sum(1 for _ in self._log.read_on("message", indexed, None, which, given))
-        return late + (int(row["count"]) if row else 0)
+        found = _Found(self._db, self._log, _MESSAGES, Range(start_ms, end_ms))
+        return len(found.late([device])) + sum(map(len, found.indexed(device, _ROWS)))
 
     def latest(self, devices: Sequence[DeviceKey], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first."""
@@ -110,11 +137,11 @@ class MessageSearches:
             if len(devices) > 1 and len(newest := self._among_newest(devices, match, limit)) == limit:
                 return newest
         search = Range(None, None, match=match, limit=limit, by_arrival=True, descending=True)
-        return [MessageRow(*row) for row in self._search("message", devices, search)]
+        return self.page(devices, search)
 
     def _among_newest(self, devices: Sequence[DeviceKey], match: Match, limit: int) -> list[MessageRow]:
         """Those of `latest` that are among the last positions of the log."""
-        conditions = "".join(f" AND {condition}" for condition in self._matching(match))
+        conditions = "".join(f" AND {condition}" for condition in _matching(self._db, match))
         names = {f"device_{index}": device for index, device in enumerate(devices)}
         rows = self._db.execute(
             f"SELECT {COLUMNS['message']} FROM message WHERE position > :behind"  # noqa: S608 - constants
@@ -124,108 +151,26 @@ class MessageSearches:
         )
         return [MessageRow(*row) for row in rows.tuples()]
 
-    def _search(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> Sequence[Sequence[Any]]:
-        try:
-            return list(self._found(table, devices, search))
-        except StoreDamagedError:
-            return list(self._found_around(table, devices, search))
-
-    def _found_around(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> Iterator[Sequence[Any]]:
-        """As `_found`, without the rows that cannot be read: the index says where rows are, each is read alone."""
-        parameters = search.parameters() | {f"device_{index}": device for index, device in enumerate(devices)}
-        given = f"device IN ({', '.join(f':device_{index}' for index in range(len(devices)))})"
-        conditions = "".join(f" AND {condition}" for condition in search.conditions())
-        matching = "".join(f" AND {condition}" for condition in self._matching(search.match))
-        columns = ("position",) if search.by_arrival else ("ts", "position")
-        order = ", ".join(f"{column} {'DESC' if search.descending else 'ASC'}" for column in columns)
-        indexed = self._log.counter("indexed")
-        # These columns are in the index that has this order: no page of the table is read.
-        places = merge(
-            *(
-                self._db.execute(
-                    f"SELECT {', '.join(columns)} FROM {table} WHERE indexed = 1 AND device = :device_{index}"  # noqa: S608
-                    f"{conditions} ORDER BY {order}",
-                    parameters,
-                ).tuples()
-                for index in range(len(devices))
-            ),
-            key=tuple,
-            reverse=search.descending,
-        )
-        ts = _TS[table]
-        place = (lambda row: row[0]) if search.by_arrival else (lambda row: (row[ts], row[0]))
-        late = self._log.read_on(table, indexed, None, f" AND {given}{conditions}{matching}", parameters)
-        return islice(
-            merge(
-                self._each(table, places, matching, parameters),
-                sorted(late, key=place, reverse=search.descending),
-                key=place,
-                reverse=search.descending,
-            ),
-            search.limit,
-        )
-
-    def _each(
-        self, table: Table, places: Iterator[Sequence[Any]], matching: str, parameters: Parameters
-    ) -> Iterator[Sequence[Any]]:
-        sql = f"SELECT {COLUMNS[table]} FROM {table} WHERE position = :position{matching}"  # noqa: S608 - constants
-        for place in places:
-            with suppress(StoreDamagedError):
-                yield from self._db.execute(sql, {**parameters, "position": place[-1]}).tuples()
-
-    def _found(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> Iterator[Sequence[Any]]:
-        """Rows by the index, merged with the rows that have no index entry yet."""
+    def _search(self, log: "_Log[_Row]", devices: Sequence[DeviceKey], search: Range) -> Iterator[_Row]:
         if not devices:
             return iter(())
-        parameters = search.parameters() | {f"device_{index}": device for index, device in enumerate(devices)}
-        conditions = "".join(f" AND {condition}" for condition in (*search.conditions(), *self._matching(search.match)))
-        columns = ("position",) if search.by_arrival else ("ts", "position")
-        order = ", ".join(f"{column} {'DESC' if search.descending else 'ASC'}" for column in columns)
-        chosen = COLUMNS[table] if len(devices) == 1 else ", ".join(columns)
-        parts = [
-            f"SELECT {chosen} FROM {table} WHERE indexed = 1 AND device = :device_{index}{conditions}"  # noqa: S608 - constants
-            f" ORDER BY {order}{limited(search.limit)}"
-            for index in range(len(devices))
-        ]
-        sql = parts[0]
-        if len(devices) > 1:
-            # Read the index of each device, merge, and read from the log only the rows of the page.
-            merged = " UNION ALL ".join(f"SELECT * FROM ({part}) AS of_{index}" for index, part in enumerate(parts))  # noqa: S608
-            sql = (
-                f"SELECT {COLUMNS[table]} FROM {table} WHERE position IN"  # noqa: S608 - constants
-                f" (SELECT position FROM ({merged} ORDER BY {order}{limited(search.limit)}) AS found) ORDER BY {order}"
-            )
-        rows = self._db.execute(sql, parameters).tuples()
-        if self._log.last_position(table) <= (indexed := Position(self._log.counter("indexed"))):
-            return rows
-        late = self._db.execute(
-            f"SELECT {COLUMNS[table]} FROM {table} WHERE position > :indexed"  # noqa: S608 - constants
-            f" AND device IN ({', '.join(f':device_{index}' for index in range(len(devices)))}){conditions}"
-            f" ORDER BY {order}{limited(search.limit)}",
-            parameters | {"indexed": indexed},
-        ).tuples()
-        ts = _TS[table]
-        place = (lambda row: row[0]) if search.by_arrival else (lambda row: (row[ts], row[0]))
-        return islice(merge(rows, late, key=place, reverse=search.descending), search.limit)
-
-    def _matching(self, match: Match) -> Iterator[str]:
-        if match.field is not None:
-            yield self._db.json_has("data", "field")
-        for index in range(len(match.values)):
-            yield self._db.json_matches("data", f"path_{index}", f"text_{index}", f"number_{index}")
-        if match.action is not None:
-            yield self._db.json_any_named("data", "actions", "action")
+        found = _Found(self._db, self._log, log, search)
+        rows = _ROWS if search.limit is None else max(search.limit // len(devices), _FIRST_ROWS)
+        every: list[Iterator[_Row]] = [chain.from_iterable(found.indexed(device, rows)) for device in devices]
+        if late := found.late(devices):
+            every.append(iter(late))
+        merged = every[0] if len(every) == 1 else merge(*every, key=found.place, reverse=search.descending)
+        return islice(merged, search.limit)
 
     def last_ts(self, table: Table, devices: Collection[DeviceKey]) -> dict[DeviceKey, Milliseconds]:
         """The highest `ts` of each of these devices that has a row."""
+        newest: _Found[Any] = _Found(self._db, self._log, _LOGS[table], Range(None, None, limit=1, descending=True))
         found: dict[DeviceKey, Milliseconds] = {}
         for device in devices:
-            row = self._db.execute(
-                f"SELECT max(ts) AS ts FROM {table} WHERE indexed = 1 AND device = :device",  # noqa: S608 - constants
-                {"device": device},
-            ).one()
-            if row is not None and row["ts"] is not None:
-                found[device] = row["ts"]
+            for rows in newest.indexed(device, 1):
+                if rows:
+                    found[device] = rows[0].ts
+                    break
         wanted = set(devices)
         for device, ts in self._last_late_ts(table):
             if device in wanted:
@@ -242,4 +187,113 @@ class MessageSearches:
             )
             return [(row["device"], row["ts"]) for row in late]
         except StoreDamagedError:
-            return [(row[1], row[_TS[table]]) for row in self._log.read_on(table, indexed)]
+            return [(row[1], row[2]) for row in self._log.read_on(table, indexed, columns="position, device, ts")]
+
+
+class _Log(Generic[_Row]):
+    """A table of the log, and what its rows are."""
+
+    def __init__(self, table: Table, row: type[_Row]) -> None:
+        self.table: Table = table
+        self.row: type[_Row] = row
+        self.columns = row.__struct_fields__
+        self.decode: Callable[[str], list[_Row]] = msgspec.json.Decoder(GenericAlias(list, (row,))).decode
+
+
+_MESSAGES = _Log("message", MessageRow)
+_ACTIONS = _Log("action", ActionRow)
+_LOGS: Mapping[Table, _Log[Any]] = {"message": _MESSAGES, "action": _ACTIONS}
+
+
+class _Found(Generic[_Row]):
+    """What a search finds in a table, with the index and behind it."""
+
+    def __init__(self, db: StoreConnection, messages: MessageStore, log: _Log[_Row], search: Range) -> None:
+        self._db = db
+        self._messages = messages
+        self._log: _Log[_Row] = log
+        self._search = search
+        self._index = LogIndex(db, log.table)
+        conditions = (*search.conditions(), *_matching(db, search.match))
+        self._conditions = "".join(f" AND {condition}" for condition in conditions)
+        self._parameters = search.parameters()
+        self.place: Callable[[_Row], Any] = _position if search.by_arrival else sort_key
+        direction = "DESC" if search.descending else "ASC"
+        order = f"position {direction}" if search.by_arrival else f"ts {direction}, position {direction}"
+        self._first = f"ORDER BY {order}{limited(search.limit)}"
+
+    def indexed(self, device: DeviceKey, rows: int) -> Iterator[list[_Row]]:
+        """The rows of a device that have an entry, in order; about `rows` are read first."""
+        search = self._search
+        if search.by_arrival:
+            groups = self._index.by_arrival(device, behind=search.behind, descending=search.descending, rows=rows)
+        else:
+            groups = self._index.by_time(device, *search.bounds(), descending=search.descending, rows=rows)
+        for positions in groups:
+            found = self._read(positions)
+            found.sort(key=self.place, reverse=search.descending)
+            yield found
+
+    def _read(self, positions: str) -> list[_Row]:
+        log, limit = self._log, self._search.limit
+        has_more = limit is not None and positions.count(",") > 2 * limit  # to order them costs something, too
+        try:
+            found = self._db.rows_at(
+                log.table,
+                log.columns,
+                positions,
+                self._conditions,
+                self._parameters,
+                first=self._first if has_more else "",
+            )
+        except StoreDamagedError:
+            return self._read_each(positions)
+        return log.decode(found)
+
+    def _read_each(self, positions: str) -> list[_Row]:
+        """As `_read`, without the rows that cannot be read."""
+        columns = COLUMNS[self._log.table]
+        sql = f"SELECT {columns} FROM {self._log.table} WHERE position = :position{self._conditions}"  # noqa: S608 - constants
+        found: list[_Row] = []
+        for position in msgspec.json.decode(positions, type=list[int]):
+            with suppress(StoreDamagedError):
+                rows = self._db.execute(sql, {**self._parameters, "position": position}).tuples()
+                found += [self._log.row(*row) for row in rows]
+        return found
+
+    def late(self, devices: Sequence[DeviceKey]) -> list[_Row]:
+        """The rows of devices that have no entry yet, in order."""
+        try:
+            indexed, last = self._messages.unindexed(self._log.table)
+            if last <= indexed:
+                return []
+            return self._late(devices, indexed, is_damaged=False)
+        except StoreDamagedError:
+            return self._late(devices, Position(self._messages.counter("indexed")), is_damaged=True)
+
+    def _late(self, devices: Sequence[DeviceKey], indexed: Position, *, is_damaged: bool) -> list[_Row]:
+        table, search = self._log.table, self._search
+        names = {f"device_{index}": device for index, device in enumerate(devices)}
+        more = f" AND device IN ({', '.join(f':{name}' for name in names)}){self._conditions}"
+        parameters: Parameters = {**self._parameters, **names}
+        if is_damaged:
+            rows = self._messages.read_on(table, indexed, None, more, parameters)
+        else:
+            sql = f"SELECT {COLUMNS[table]} FROM {table} WHERE position > :indexed{more} {self._first}"  # noqa: S608 - constants
+            rows = self._db.execute(sql, {**parameters, "indexed": indexed}).tuples()
+        found = [self._log.row(*row) for row in rows]
+        found.sort(key=self.place, reverse=search.descending)
+        return found
+
+
+def _matching(db: StoreConnection, match: Match) -> Iterator[str]:
+    if match.field is not None:
+        yield db.json_has("data", "field")
+    for index in range(len(match.values)):
+        yield db.json_matches("data", f"path_{index}", f"text_{index}", f"number_{index}")
+    if match.action is not None:
+        yield db.json_any_named("data", "actions", "action")
+
+
+def _position(row: MessageRow | ActionRow) -> Position:
+    return row.position

@@ -1,51 +1,45 @@
 """The message log and the positions of its consumers. The caller holds the transaction.
 
 A row is appended without an index entry, because the rows of one commit belong to many devices, and each row would
-change another page of every index. After some thousand such rows, in a pause, or when the folds ask for it, all of them
-get their entries at once (storage/message_searches.py).
+change another page of every index. Some thousand rows get their entries together (storage/log_index.py), which who adds
+them to the folds has made (broker/messages/projections.py).
 
 Messages alone are one statement, which is a transaction of its own: each statement more has the writer's thread wait
 for the interpreter lock several times. So the counter of the highest position is behind them. The rows themselves say
 how far, and the counter is saved before anything may delete rows.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Literal
 
 from storage.damage import read_around
 from storage.keys import DeviceKey, Milliseconds, Position
+from storage.log_index import Entries, Entry, LogIndex, Table
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreConnection, StoreDamagedError, sure
 
-_MESSAGE = ("position", "device", "ts", "cts", "mv", "data")
-_ACTION = ("position", "device", "source", "ts", "cts", "mv", "data")
+_MESSAGE = MessageRow.__struct_fields__
+_ACTION = ActionRow.__struct_fields__
 _FAILED = ("position", "device", "cts", "reason", "payload")
 
-#: Rows that get their index entries together: so many, when the last ones got theirs a second ago, and else as many as
-#: come until then. All senders wait meanwhile, and the more rows, the fewer times a page of an index is written.
-_UNINDEXED = 2_000
-_INDEX_SECONDS = 1.0
-#: At most, because searches scan the rows that have none: 2,000 in 0.1 to 0.4 ms.
-_UNINDEXED_MOST = 16_000
-_AT_FIRST = {"indexed": 0}
+#: With so many rows without an entry, the entries are made here: whoever should have made them did not.
+_UNINDEXED_MOST = 32_000
+#: Positions of one step whose rows are read for it, at most: those that came before this start.
+_READ_POSITIONS = 100_000
 
 Parameters = Mapping[str, Any]
 _NONE: Parameters = {}
-Table = Literal["message", "action"]
 _TABLES: Sequence[Table] = ("message", "action")
 _LOG: Sequence[Table | Literal["failed_message"]] = (*_TABLES, "failed_message")
 COLUMNS: Mapping[Table, str] = {"message": ", ".join(_MESSAGE), "action": ", ".join(_ACTION)}
 
 
 class MessageStore:
-    def __init__(self, db: StoreConnection, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is in seconds."""
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
-        self._clock = clock
-        self._indexed_at = -_INDEX_SECONDS
+        self._indexes = {table: LogIndex(db, table) for table in _TABLES}
         self._index_after = 0  # later, when the last try met a damaged page
         self._head: Position | None = None  # as far as this object has appended
         self._indexed: int | None = None  # the counter, while it is known
@@ -64,9 +58,9 @@ class MessageStore:
         """Add rows that already have their positions; `head` is the highest position ever assigned."""
         self._head, self._is_head_saved = Position(head), False
         if messages:
-            self._db.insert_many("message", _MESSAGE, messages, same=_AT_FIRST)
+            self._db.insert_many("message", _MESSAGE, messages)
         if actions:
-            self._db.insert_many("action", _ACTION, actions, same=_AT_FIRST)
+            self._db.insert_many("action", _ACTION, actions)
         if failed:
             self._db.insert_many("failed_message", _FAILED, failed)
         self.save_head()
@@ -77,7 +71,7 @@ class MessageStore:
         """Add messages without a transaction around it. Returns False, and adds nothing, when there is more to do."""
         if self._is_index_due(head):
             return False
-        self._db.insert_many("message", _MESSAGE, messages, same=_AT_FIRST)
+        self._db.insert_many("message", _MESSAGE, messages)
         self._head, self._is_head_saved = head, False
         return True
 
@@ -92,20 +86,10 @@ class MessageStore:
         """The transaction is undone."""
         self._indexed, self._is_head_saved = None, False
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether so many rows have no index entry that a pause is worth using for them."""
-        if self._head is None or self._indexed is None or self._head < self._index_after:
-            return False
-        return self._head - self._indexed >= _UNINDEXED
-
     def _is_index_due(self, head: int) -> bool:
         if self._indexed is None:
             self._indexed = self.counter("indexed")
-        unindexed = head - self._indexed
-        return unindexed >= _UNINDEXED_MOST or (
-            unindexed >= _UNINDEXED and self._clock() - self._indexed_at >= _INDEX_SECONDS
-        )
+        return head - self._indexed >= _UNINDEXED_MOST and head >= self._index_after
 
     def failed(self, device: DeviceKey, *, offset: int, limit: int) -> tuple[list[FailedMessageRow], int]:
         """A page of the failed messages of a device, newest first; and their number."""
@@ -128,24 +112,45 @@ class MessageStore:
                 found.append(self.last_position(table))
         return max(found)
 
-    def index(self) -> None:
-        """Make the index entries of all rows that have none."""
-        head, indexed = self.head(), self.counter("indexed")
-        if head == indexed or head < self._index_after:
+    def index(self) -> bool:
+        """Make the index entries of rows that have none; return whether there are more of them."""
+        head, indexed = self.head(), Position(self.counter("indexed"))
+        upto = Position(min(head, indexed + _READ_POSITIONS))
+        if upto > indexed:
+            self._add_entries(upto, {table: self._entries_of(table, indexed, upto) for table in _TABLES})
+        return upto < head
+
+    def add_entries(self, messages: Sequence[Entry], behind: Position, upto: Position) -> None:
+        """Add the index entries of all messages after `behind`, up to `upto`. When others have an entry meanwhile, or
+        have none, those of the messages that lack one are made here."""
+        indexed = Position(self.counter("indexed"))
+        if indexed >= upto or upto < self._index_after:
             return
+        if indexed != behind:
+            upto = Position(min(upto, indexed + _READ_POSITIONS))
+            messages = self._entries_of("message", indexed, upto)
+        self._add_entries(upto, {"message": messages, "action": self._entries_of("action", indexed, upto)})
+
+    def _add_entries(self, upto: Position, entries: Mapping[Table, Sequence[Entry]]) -> None:
         try:
-            for table in _TABLES:
-                self._db.execute(
-                    f"UPDATE {table} SET indexed = 1 WHERE position > :indexed AND position <= :head",  # noqa: S608 - constants
-                    {"indexed": indexed, "head": head},
-                )
+            for table, of_table in entries.items():
+                if of_table:
+                    self._indexes[table].add(of_table, upto)
         except StoreDamagedError:
             # The engine takes nothing more in this transaction. The next one does not try again for so many rows;
             # searches scan the rows without an entry.
-            self._index_after = head + _UNINDEXED
+            self._index_after = upto + _UNINDEXED_MOST
             raise
-        self.set_counter("indexed", head)
-        self._indexed, self._indexed_at = head, self._clock()
+        self.set_counter("indexed", upto)
+        self._indexed = upto
+
+    def _entries_of(self, table: Table, behind: Position, upto: Position) -> Sequence[Entry]:
+        columns = "position, device, ts"
+        rows = self.read_on(table, behind, None, " AND position <= :upto", {"upto": upto}, columns=columns)
+        entries = Entries()
+        for position, device, ts in rows:
+            entries.add(device, ts, position)
+        return entries.made
 
     def counter(self, name: str) -> int:
         """A number of the log, by its name; 0 if there is none."""
@@ -178,58 +183,37 @@ class MessageStore:
         """The Actions after `position`, in order, without those that cannot be read."""
         return [ActionRow(*row) for row in islice(self.read_on("action", position, limit), limit)]
 
-    def latest_actions_of(self, device: DeviceKey, position: Position, *, limit: int) -> list[tuple[Position, str]]:
-        """Position and `data` of the device's newest Actions after `position`, in order."""
-        behind = max(position, Position(self.counter("indexed")))
-        found: list[tuple[Position, str]] = []
-        for where, first in (("indexed = 1 AND device = :device", position), ("device = :device", behind)):
-            rows = self._db.execute(
-                f"SELECT position, data FROM action WHERE {where} AND position > :first"  # noqa: S608 - constants
-                " ORDER BY position DESC LIMIT :limit",
-                {"device": device, "first": first, "limit": limit},
-            )
-            found += [(Position(row["position"]), row["data"]) for row in rows]
-        return sorted(set(found))[-limit:]
-
     def read_on(
-        self, table: Table, position: int, limit: int | None = None, more: str = "", parameters: Parameters = _NONE
+        self,
+        table: Table,
+        position: int,
+        limit: int | None = None,
+        more: str = "",
+        parameters: Parameters = _NONE,
+        *,
+        columns: str = "",
     ) -> Iterator[Sequence[Any]]:
-        """The rows after a position that meet the conditions `more`, without those that cannot be read."""
+        """The rows after a position that meet the conditions `more`, without those that cannot be read.
+
+        `columns` are all of them when none is given; the first one is `position`.
+        """
 
         def read(first: int, most: int | None) -> Iterator[Sequence[Any]]:
             most = limit if most is None else most
             return self._db.execute(
-                f"SELECT {COLUMNS[table]} FROM {table} WHERE position >= :first{more}"  # noqa: S608 - constants
+                f"SELECT {columns or COLUMNS[table]} FROM {table} WHERE position >= :first{more}"  # noqa: S608 - constants
                 f" ORDER BY position{limited(most)}",
                 {**parameters, "first": first, "limit": most},
             ).tuples()
 
         return read_around(read, position + 1, self.head)
 
-    def after_of(self, devices: Collection[DeviceKey], position: Position) -> list[MessageRow]:
-        """The devices' rows after `position`, those of each device in order."""
-        if (last := self.last_position()) <= position:
-            return []  # without a look into the index of each device
-        try:
-            return self._after_of(devices, position, last)
-        except StoreDamagedError:
-            wanted = set(devices)
-            return [row for row in self.after(position) if row.device in wanted]
-
-    def _after_of(self, devices: Collection[DeviceKey], position: Position, last: Position) -> list[MessageRow]:
-        found: list[MessageRow] = []
-        if (indexed := Position(self.counter("indexed"))) > position:
-            for device in devices:
-                rows = self._db.execute(
-                    f"SELECT {COLUMNS['message']} FROM message"  # noqa: S608 - constants
-                    " WHERE indexed = 1 AND device = :device AND position > :position ORDER BY position",
-                    {"position": position, "device": device},
-                )
-                found += [MessageRow(*row) for row in rows.tuples()]
-        if last > indexed:
-            wanted = set(devices)
-            found += [row for row in self.after(max(position, indexed)) if row.device in wanted]
-        return found
+    def unindexed(self, table: Table) -> tuple[Position, Position]:
+        """The position up to which rows have an index entry, and that of the last row of a table."""
+        row = self._db.execute(
+            f"SELECT max(position) AS last, (SELECT value FROM counter WHERE name = 'indexed') AS indexed FROM {table}"  # noqa: S608 - constants
+        ).one()
+        return (Position(row["indexed"] or 0), Position(row["last"] or 0)) if row else (Position(0), Position(0))
 
     def last_position(self, table: Table | Literal["failed_message"] = "message") -> Position:
         """The position of the last row; 0 when there is none."""

@@ -6,10 +6,11 @@ Every step removes a bounded number of rows, because other writes wait for the s
 from typing import Final
 
 from storage.keys import DeviceKey
+from storage.log_index import ROWS, LogIndex, Table, joined
 from storage.sql import StoreConnection
 
 # Both have an index by device, so a step needs no scan. Failed messages have a retention of their own.
-_LOGS: Final = ("message", "action")
+_LOGS: Final[tuple[Table, ...]] = ("message", "action")
 _KEPT_ONCE: Final = (
     "snapshot",
     "presence",
@@ -67,14 +68,14 @@ class RemovalStore:
         self._db.execute("DELETE FROM device WHERE key = :device", {"device": device})
         return True
 
-    def _remove_log(self, table: str, device: DeviceKey, limit: int) -> bool:
+    def _remove_log(self, table: Table, device: DeviceKey, limit: int) -> bool:
         """Remove rows of the log; return whether there were any."""
-        rows = self._db.execute(
-            f"DELETE FROM {table} WHERE position IN"  # noqa: S608 - constants
-            f" (SELECT position FROM {table} WHERE indexed = 1 AND device = :device LIMIT :limit) RETURNING position",
-            {"device": device, "limit": limit},
+        found = LogIndex(self._db, table).forget(device, limit=max(1, limit // ROWS))
+        self._db.execute(
+            f"DELETE FROM {table} WHERE position IN ({self._db.numbers_in('positions')})",  # noqa: S608 - constants
+            {"positions": joined(found)},
         )
-        return bool(list(rows))
+        return bool(found)
 
     def _remove_rollups(self, device: DeviceKey, limit: int) -> bool:
         """Remove the next buckets of the next field and level; return whether there were any."""

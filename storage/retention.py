@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from storage.damage import first_readable
 from storage.keys import DeviceKey, DeviceTypeKey, Position
+from storage.log_index import LogIndex
 from storage.sql import StoreConnection, StoreDamagedError
 
 LogTable = Literal["message", "action", "failed_message"]
@@ -70,7 +71,10 @@ class RetentionStore:
             " RETURNING position",
             parameters,
         )
-        return sum(1 for _ in rows)
+        number = sum(1 for _ in rows)
+        if table != "failed_message":
+            LogIndex(self._db, table).forget_steps(behind=behind, upto=upto, condition=condition, parameters=parameters)
+        return number
 
     def beyond_damage(self, table: LogTable, position: Position, last: Position) -> Position:
         """The position from which rows after `position`, which is damaged, can be read; `last` when there is none."""

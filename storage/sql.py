@@ -18,16 +18,28 @@ class StoreConnection(Protocol):
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult: ...
 
-    def insert_many(
-        self, table: str, columns: Sequence[str], rows: Sequence[Any], *, same: Mapping[str, int] = ...
-    ) -> None:
-        """Insert array-like rows in one statement, in order, as fast as the engine can.
-
-        `same` has columns whose value is the same in each row and in every call for this table.
-        """
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+        """Insert array-like rows in one statement, in order, as fast as the engine can. A list becomes JSON text."""
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows, or replace those with the same key, in few statements. Floats keep every bit."""
+
+    def numbers_in(self, parameter: str) -> str:
+        """A query: the numbers of the JSON array whose text is in `parameter`."""
+
+    def rows_at(
+        self,
+        table: str,
+        columns: Sequence[str],
+        positions: str,
+        conditions: str,
+        parameters: Mapping[str, Any],
+        *,
+        first: str = "",
+    ) -> str:
+        """The rows of a table at `positions`, the JSON text of an array, that meet conditions, as the JSON text of an
+        array of arrays in no order. A condition begins with AND. `first`, ORDER BY with LIMIT, is for a part of them.
+        All are read in one step of the engine."""
 
     def json_has(self, column: str, parameter: str) -> str:
         """A condition: the JSON text in `column` has a member at the dotted path in `parameter`."""

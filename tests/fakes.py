@@ -116,10 +116,25 @@ class BreakableConnection:
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult:
         return self._connection.execute(sql, parameters)
 
-    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any], **same: Any) -> None:
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
         if self._engine.error is not None and not self._is_begun:  # a transaction of its own
             raise self._engine.error
-        self._connection.insert_many(table, columns, rows, **same)
+        self._connection.insert_many(table, columns, rows)
+
+    def numbers_in(self, parameter: str) -> str:
+        return self._connection.numbers_in(parameter)
+
+    def rows_at(
+        self,
+        table: str,
+        columns: Sequence[str],
+        positions: str,
+        conditions: str,
+        parameters: Mapping[str, Any],
+        *,
+        first: str = "",
+    ) -> str:
+        return self._connection.rows_at(table, columns, positions, conditions, parameters, first=first)
 
     def json_has(self, column: str, parameter: str) -> str:
         return self._connection.json_has(column, parameter)

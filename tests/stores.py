@@ -5,6 +5,7 @@ What a power cut loses is tested in tests/e2e/test_kill.py, and the steps of the
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TypeVar
 from storage.damage import Damage
 from storage.database import Database, Engine, EngineConnection, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
+from storage.messages import MessageStore
 from tests.fakes import BreakableConnection, BreakableEngine
 
 T = TypeVar("T")
@@ -28,6 +30,16 @@ _FAR_APART = 1 << 16
 def make_store(path: Path) -> None:
     """Write the file of a store right after the steps of the schema, which take ten times as long as this copy."""
     path.write_bytes(_empty_store())
+
+
+def make_index(path: Path) -> None:
+    """Make the index entries of rows that were written into the log beside its store."""
+    with closing(SqliteEngine(path).open(read_only=False)) as connection:
+        messages, is_more = MessageStore(connection), True
+        while is_more:
+            connection.begin(write=True)
+            is_more = messages.index()
+            connection.commit()
 
 
 class KeptStore:

@@ -56,7 +56,9 @@ def take_actions(
     found: Sequence[tuple[Position, str]] = ()
     topic = filters[-1] if filters else b""
     if session.actions_after is not None and filters:
-        found = tx.messages.latest_actions_of(session.device, session.actions_after, limit=MQTT_WAITING_MESSAGES)
+        found = tx.message_searches.latest_actions_of(
+            session.device, session.actions_after, limit=MQTT_WAITING_MESSAGES
+        )
     for position, data in found:
         delivery = DeliveryRecord(session.next_number, topic, written(data), session.subscriptions[topic].qos)
         tx.mqtt_sessions.put_delivery(session.device, delivery)

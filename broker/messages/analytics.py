@@ -172,7 +172,7 @@ class _Sight:
     def rows_since(self, devices: Sequence[DeviceKey], spans: Sequence[Span]) -> Decoded:
         """Messages of this time that are in no bucket."""
         start_ms, end_ms = spans[0].start_ms, spans[-1].end_ms
-        rows = self.tx.messages.after_of(devices, self._held.position)
+        rows = self.tx.message_searches.after_of(devices, self._held.position)
         found = [row for row in rows if start_ms <= row.ts < end_ms]
         written = {device: self._written(device) for device in {row.device for row in found}}
         return decoded([row for row in found if row.position > written[row.device]])

@@ -31,7 +31,7 @@ class Snapshots:
 def saved_with_rows(tx: Transaction, device: DeviceKey) -> tuple[Fields, Decoded]:
     """The snapshot in the store, and the device's rows that may be missing in it; some may be in it."""
     fields, position = saved_fields(tx, device)
-    return fields, decoded(tx.messages.after_of([device], max(position, saved_position(tx))))
+    return fields, decoded(tx.message_searches.after_of([device], max(position, saved_position(tx))))
 
 
 def _current(
@@ -39,6 +39,6 @@ def _current(
 ) -> dict[DeviceKey, Fields]:
     """The snapshots, of which those in `known` have every row up to `position`, and the store has the others."""
     current = {device: known[device] if device in known else saved_fields(tx, device)[0] for device in devices}
-    for row, data in decoded(tx.messages.after_of(current, position)):
+    for row, data in decoded(tx.message_searches.after_of(current, position)):
         lay_over(current[row.device], data, row)
     return current

@@ -15,6 +15,8 @@ from storage.damage import HELP
 #: The names of tables that were set aside: this, a number, and the name that the table had.
 SET_ASIDE: Final = "damaged_"
 LOG_TABLES: Final = ("message", "action", "failed_message")
+#: Their index, which can be made again from them.
+ENTRY_TABLES: Final = ("message_entry", "action_entry")
 _log = structlog.get_logger(__name__)
 
 

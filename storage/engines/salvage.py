@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from storage.damage import first_readable
-from storage.engines.quarantine import LOG_TABLES, SET_ASIDE
+from storage.engines.quarantine import ENTRY_TABLES, LOG_TABLES, SET_ASIDE
 from storage.sql import StoreError
 
 #: The highest row number; the end of a gap behind which nothing can be read.
@@ -96,7 +96,7 @@ class _Salvage:
         others = [sql for kind, _, sql in schema if kind == "index" and sql not in unique]
         for sql in (*(sql for name, sql in tables.items() if _home(name) == name), *unique):
             self._target.execute(sql)
-        found = [self._copy(name, _home(name)) for name in tables]
+        found = [self._copy(name, _home(name)) for name in tables if name not in ENTRY_TABLES]
         self._correct_log()
         for sql in others:
             self._target.execute(sql)
@@ -206,20 +206,16 @@ class _Salvage:
         return True
 
     def _correct_log(self) -> None:
-        """No position is used twice, every row has its index entry, and retention looks at all rows again."""
+        """No position is used twice, the next start makes the index, and retention looks at all rows again."""
         if not self._target.execute("SELECT 1 FROM sqlite_schema WHERE name = 'counter'").fetchone():
             return
         highest = max(
             self._target.execute(f"SELECT coalesce(max(position), 0) FROM {table}").fetchone()[0]  # noqa: S608
             for table in LOG_TABLES
         )
-        for table in LOG_TABLES[:2]:
-            self._target.execute(f"UPDATE {table} SET indexed = 1 WHERE indexed = 0")  # noqa: S608 - constants
         self._target.execute("INSERT OR IGNORE INTO counter (name, value) VALUES ('head', 0)")
         self._target.execute("UPDATE counter SET value = max(value, ?) WHERE name = 'head'", (highest,))
-        self._target.execute(
-            "INSERT OR REPLACE INTO counter (name, value) SELECT 'indexed', value FROM counter WHERE name = 'head'"
-        )
+        self._target.execute("UPDATE counter SET value = 0 WHERE name = 'indexed'")
         self._target.execute("DELETE FROM retention")
 
     def _delete_orphans(self) -> Counter[str]:

@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -32,7 +31,6 @@ _WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY")
 _ERASING = ("secure_delete=ON",)
 _NO_STORE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
-_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class SqliteResult:
@@ -83,14 +81,11 @@ class SqliteConnection:
         except sqlite3.Error as error:
             raise _store_error(error, sql, self._damage) from error
 
-    def insert_many(
-        self, table: str, columns: Sequence[str], rows: Sequence[Any], *, same: Mapping[str, int] = _NOTHING
-    ) -> None:
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
         if (sql := self._inserts.get(table)) is None:
             values = [f"json_extract(value, '$[{index}]')" for index in range(len(columns))]
-            values += map(str, same.values())
             # Table and column names come from the stores, never from a request.
-            names = ", ".join((*columns, *same))
+            names = ", ".join(columns)
             sql = f"INSERT INTO {table} ({names}) SELECT {', '.join(values)} FROM json_each(:rows)"  # noqa: S608
             self._inserts[table] = sql
         self.execute(sql, {"rows": self._encode(rows).decode()})
@@ -107,6 +102,31 @@ class SqliteConnection:
                 f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
             )
             self._run(sql, [value for row in part for value in row])
+
+    def numbers_in(self, parameter: str) -> str:
+        return f"SELECT value FROM json_each(:{parameter})"  # noqa: S608 - constants of the stores
+
+    def rows_at(
+        self,
+        table: str,
+        columns: Sequence[str],
+        positions: str,
+        conditions: str,
+        parameters: Mapping[str, Any],
+        *,
+        first: str = "",
+    ) -> str:
+        # Each step of a statement gives the interpreter lock back, so a row a step is slow beside a busy event loop.
+        names = ", ".join(columns)
+        rows = f"json_each(:positions) AS wanted CROSS JOIN {table} ON {table}.position = wanted.value"
+        rows += f" WHERE TRUE{conditions}"
+        if first:
+            rows = f"(SELECT {names} FROM {rows} {first}) AS found"  # noqa: S608 - constants of the stores
+        row = self.execute(
+            f"SELECT json_group_array(json_array({names})) AS found FROM {rows}",  # noqa: S608 - constants of the stores
+            {**parameters, "positions": positions},
+        ).one()
+        return "[]" if row is None else str(row["found"])
 
     def json_has(self, column: str, parameter: str) -> str:
         return _guarded(parameter, f"json_type({column}, {_path(parameter)}) IS NOT NULL")

@@ -13,13 +13,10 @@ import time
 from pathlib import Path
 
 from tests.daemon import Daemon
+from tests.stores import make_index
 
 DEVICES = 100
 _DAY_MS = 86_400_000
-_INDEXES = {
-    "message_by_time": "CREATE INDEX message_by_time ON message (device, ts) WHERE indexed = 1",
-    "message_by_arrival": "CREATE INDEX message_by_arrival ON message (device) WHERE indexed = 1",
-}
 
 # One row for each message to come, with the numbers that are in it.
 _DRAFT = """
@@ -72,8 +69,6 @@ def generate(store: Path, messages: int, end_ms: int) -> None:
         db.execute(f"PRAGMA {pragma}")
     keys = [key for (key,) in db.execute("SELECT key FROM device ORDER BY key")]
     db.execute("BEGIN")
-    for name in _INDEXES:
-        db.execute(f"DROP INDEX {name}")
     create, fill = (statement for statement in _DRAFT.split(";\n") if statement.strip())
     db.execute(create)
     for key, count, period in _shares(keys, messages):
@@ -88,16 +83,14 @@ def generate(store: Path, messages: int, end_ms: int) -> None:
         for level, width, count in (("hour", 3_600_000, 365 * 24), ("day", _DAY_MS, 365)):
             about = {"device": key, "messages": fields["messages"], "end": end_ms}
             db.execute(_OUTLIVED, about | {"level": level, "width": width, "count": count})
-    for statement in _INDEXES.values():
-        db.execute(statement)
     db.execute(_SNAPSHOTS)
     (head,) = db.execute("SELECT max(position) FROM message").fetchone()
-    for name in ("head", "indexed"):
-        db.execute("INSERT OR REPLACE INTO counter VALUES (?, ?)", (name, head))
+    db.execute("INSERT OR REPLACE INTO counter VALUES ('head', ?)", (head,))
     db.execute("INSERT OR REPLACE INTO consumer VALUES ('folds', ?)", (head,))
     db.execute("COMMIT")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
+    make_index(store)
 
 
 _FIELDS = {"messages": "", "state": "state", "temperature": "temperature", "intensity": "intensity"}

@@ -91,7 +91,7 @@ async def test_a_start_that_is_cancelled_closes_the_store(
     opened: list[SqliteConnection] = []
 
     def open_(*, read_only: bool) -> SqliteConnection:
-        opened.append(SqliteEngine.open(engine, read_only=read_only))
+        opened.append(type(engine).open(engine, read_only=read_only))
         return opened[-1]
 
     async def run_and_cancel(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:

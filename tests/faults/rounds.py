@@ -17,6 +17,7 @@ from typing import Final
 
 from tests.daemon import Daemon, device_id
 from tests.faults.clients import PROTOCOLS, Counting, rest
+from tests.stores import make_index
 
 _SHIM: Final = Path(__file__).with_name("shim.c")
 _DEVICES: Final = len(PROTOCOLS) * 2
@@ -269,5 +270,5 @@ def _fill(database: Path, rows: int) -> None:
                 for n in range(1, rows + 1)
             ),
         )
-        for name in ("head", "indexed"):
-            db.execute("INSERT OR REPLACE INTO counter (name, value) VALUES (?, ?)", (name, rows))
+        db.execute("INSERT OR REPLACE INTO counter (name, value) VALUES ('head', ?)", (rows,))
+    make_index(database)

@@ -106,7 +106,9 @@ def test_a_consumer_of_the_log_steps_over_the_damage(path: Path, lost: set[int])
             max(lost) + 2,
         ]
         assert store.actions_after(Position(0), limit=10) == []
-        assert [row.position for row in store.after_of([FIRST], Position(0))] == [n for n in rows if n % 2 == 0]
+        assert [row.position for row in MessageSearches(db, store).after_of([FIRST], Position(0))] == [
+            n for n in rows if n % 2 == 0
+        ]
 
 
 def test_searches_find_every_row_that_can_be_read(path: Path, lost: set[int]) -> None:
@@ -127,7 +129,9 @@ def test_searches_find_every_row_that_can_be_read(path: Path, lost: set[int]) ->
         assert [row.position for row in searches.latest([FIRST, SECOND], limit=ROWS)] == newest_first
         assert [row.position for row in searches.latest([FIRST], limit=ROWS)] == [n for n in newest_first if n % 2 == 0]
         assert searches.last_ts("message", [FIRST, SECOND]) == {FIRST: ROWS, SECOND: ROWS - 1}
-        assert searches.count(FIRST, start_ms=Milliseconds(0), end_ms=Milliseconds(ROWS)) == ROWS // 2
+        assert searches.count(FIRST, start_ms=Milliseconds(0), end_ms=Milliseconds(ROWS)) == len(
+            found(EVERYTHING, FIRST)
+        )
 
 
 def test_rows_without_index_entries_are_searched_around_the_damage(tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_rows_without_index_entries_are_searched_around_the_damage(tmp_path: Pat
 
 
 async def test_everything_is_stored_while_a_page_of_an_index_is_damaged(path: Path) -> None:
-    damage(path, leaves(path, "message_by_time")[-1])
+    damage(path, leaves(path, "message_entry_by_time")[-1])
     database = Database(SqliteEngine(path))
     await database.open()
     async with trio.open_nursery() as nursery:
@@ -206,9 +210,6 @@ def test_a_table_whose_end_is_damaged_is_set_aside_and_the_log_goes_on(path: Pat
         store.index()
         db.commit()
         assert [row.position for row in MessageSearches(db, store).page([SECOND], EVERYTHING)] == [ROWS + 1]
-        plan = db.execute("EXPLAIN QUERY PLAN SELECT ts FROM message WHERE indexed = 1 AND device = 1").one()
-        assert plan is not None
-        assert "message_by_" in plan["detail"]
     told = [log for log in logs if log["event"] == "tables_set_aside"]
     assert [log["tables"] for log in told] == [("damaged_1_message",)]
     assert "trunkline store salvage" in told[0]["help"]

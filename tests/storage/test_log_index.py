@@ -1,20 +1,25 @@
-"""Rows of the log get their index entries later: searches find them before and after."""
+"""Rows of the log get their index entries later, many together: searches find them before and after."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import sqlite_utils
 import structlog
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage import log_index, message_searches
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
+from storage.log_index import Entries, LogIndex, Table
 from storage.message_searches import MessageSearches, Range
-from storage.messages import MessageStore, Table
+from storage.messages import MessageStore
 from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
+from storage.retention import RetentionStore
 
 DEVICES = (1, 2, 3)
 
@@ -33,11 +38,11 @@ class Log:
 
     def __init__(self, connection: SqliteConnection) -> None:
         self.connection = connection
-        self.seconds = 1_000.0
-        self.store = MessageStore(connection, lambda: self.seconds)
+        self.store = MessageStore(connection)
         self.searches = MessageSearches(connection, self.store)
         self.rows: dict[Table, list[tuple[int, int, int]]] = {"message": [], "action": []}
         self.head = 0
+        self.entries, self.behind = Entries(), 0
 
     def __enter__(self) -> "Log":
         self.connection.begin(write=True)
@@ -59,6 +64,9 @@ class Log:
                 for position, device, ts in fresh
             ]
             self.store.append(rows, [], [], head=self.head)
+            for device in sorted({row.device for row in rows}):
+                own = [row for row in rows if row.device == device]
+                self.entries.add_many(device, [row.ts for row in own], [row.position for row in own])
         else:
             actions = [
                 ActionRow(
@@ -74,9 +82,20 @@ class Log:
             ]
             self.store.append([], actions, [], head=self.head)
 
-    def without_entries(self, table: Table) -> int:
-        row = self.connection.execute(f"SELECT count(*) AS n FROM {table} WHERE indexed = 0").one()  # noqa: S608
-        return int(row["n"]) if row else -1
+    def add_entries(self) -> None:
+        """Add the entries that were made since the last time, as the folds do."""
+        self.store.add_entries(self.entries.made, Position(self.behind), Position(self.head))
+        self.entries, self.behind = Entries(), self.head
+
+    def delete(self, upto: int) -> None:
+        """Delete the rows up to a position, as retention does."""
+        retention = RetentionStore(self.connection)
+        for table, rows in self.rows.items():
+            retention.delete(table, behind=0, upto=upto, types=None)
+            self.rows[table] = [row for row in rows if row[0] > upto]
+
+    def without_entries(self) -> int:
+        return self.head - self.store.counter("indexed")
 
     def expected(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> list[int]:
         """The positions that a search must find, by the definition of Range."""
@@ -91,16 +110,19 @@ class Log:
         return [position for _, position in sorted(found, key=order, reverse=search.descending)][: search.limit]
 
 
-_times = st.integers(0, 6)
+# Several rows of one moment, on both sides of the ends of ten seconds.
+_TIMES = (0, 1, 5_000, 59_999, 60_000, 60_001, 150_000)
+_times = st.sampled_from(_TIMES)
 _steps = st.lists(
     st.one_of(
         st.tuples(
             st.sampled_from(("message", "action")),
-            st.lists(st.tuples(st.sampled_from(DEVICES), _times), min_size=1, max_size=4),
+            st.lists(st.tuples(st.sampled_from(DEVICES), _times), min_size=1, max_size=7),
         ),
-        st.just("index"),
+        st.sampled_from(("index", "entries")),
+        st.integers(0, 20),  # deletes rows
     ),
-    max_size=8,
+    max_size=10,
 )
 
 
@@ -119,16 +141,27 @@ def searches(draw: st.DrawFn) -> Range:
     )
 
 
-@given(steps=_steps, devices=st.sets(st.sampled_from(DEVICES), min_size=1), search=searches())
+@given(
+    steps=_steps,
+    devices=st.sets(st.sampled_from(DEVICES), min_size=1),
+    search=searches(),
+    rows_of_an_entry=st.sampled_from((1, 2, 100)),
+)
 def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
-    connection: SqliteConnection, steps: Sequence[tuple[Table, list[tuple[int, int]]] | str], devices: set[DeviceKey],
-    search: Range,
+    connection: SqliteConnection, steps: Sequence[tuple[Table, list[tuple[int, int]]] | str | int],
+    devices: set[DeviceKey], search: Range, rows_of_an_entry: int,
 ) -> None:  # fmt: skip
-    with Log(connection) as log:
+    with Log(connection) as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_index, "ROWS", rows_of_an_entry)
+        patch.setattr(message_searches, "_FIRST_ROWS", 1)
         for step in steps:
-            if isinstance(step, str):
+            if step == "index":
                 log.store.index()
-            else:
+            elif step == "entries":
+                log.add_entries()
+            elif isinstance(step, int):
+                log.delete(min(step, log.head))
+            elif isinstance(step, tuple):
                 log.append(*step)
         chosen = sorted(devices)
         assert [row.position for row in log.searches.page(chosen, search)] == log.expected("message", chosen, search)
@@ -145,11 +178,13 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
             assert log.searches.last_ts(table, chosen) == {key: ts for key, ts in highest.items() if key in devices}
         for device in chosen:
             times = [ts for _, of, ts in log.rows["message"] if of == device]
-            assert log.searches.count(device, start_ms=Milliseconds(2), end_ms=Milliseconds(4)) == sum(
-                2 <= ts <= 4 for ts in times
+            assert log.searches.count(device, start_ms=Milliseconds(1), end_ms=Milliseconds(60_000)) == sum(
+                1 <= ts <= 60_000 for ts in times
             )
+            actions = [(position, "{}") for position, of, _ in log.rows["action"] if of == device and position > 2]
+            assert log.searches.latest_actions_of(device, Position(2), limit=3) == actions[-3:]
         for behind in range(log.head + 1):
-            found = log.store.after_of(chosen, Position(behind))
+            found = log.searches.after_of(chosen, Position(behind))
             wanted = [
                 position for position, device, _ in log.rows["message"] if device in devices and position > behind
             ]
@@ -159,53 +194,172 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
                 assert own == sorted(own)
 
 
-def test_rows_get_index_entries_after_two_thousand_rows(connection: SqliteConnection) -> None:
+def test_an_entry_is_of_one_device_and_ten_seconds_and_of_few_rows(connection: SqliteConnection) -> None:
     with Log(connection) as log:
-        log.append("message", [(1, ts) for ts in range(1_000)])
-        log.append("action", [(2, ts) for ts in range(999)])
-        assert (log.without_entries("message"), log.without_entries("action")) == (1_000, 999)
-        log.append("message", [(3, 1)])
-        assert (log.without_entries("message"), log.without_entries("action")) == (0, 0)
-        log.append("message", [(3, 2)])
-        assert log.without_entries("message") == 1
+        log.append("message", [(1, ts) for ts in range(59_880, 60_110)] + [(2, 5)])
+        log.append("message", [(1, 60_110), (1, 59_000)])
+        log.append("message", [(1, 59_001)])
+        log.add_entries()
+        rows = connection.execute("SELECT * FROM message_entry ORDER BY key")
+        assert [(row["device"], row["number"], row["first_ts"], row["last_ts"]) for row in rows] == [
+            (1, 100, 59_880, 59_979),
+            (1, 20, 59_980, 59_999),
+            (1, 100, 60_000, 60_099),
+            (1, 11, 60_100, 60_110),
+            (2, 1, 5, 5),
+            (1, 2, 59_000, 59_001),
+        ]
 
 
-def test_within_a_second_index_entries_wait_for_sixteen_thousand_rows(connection: SqliteConnection) -> None:
-    """All senders wait for each step, and a page of an index is changed once in it."""
+def test_entries_that_do_not_follow_the_last_ones_are_made_of_the_log(connection: SqliteConnection) -> None:
+    """Those before them were lost with a failed write."""
+    everything = Range(None, None)
     with Log(connection) as log:
-        log.append("message", [(1, ts) for ts in range(2_000)])
-        assert log.without_entries("message") == 0
-        log.seconds += 0.9
-        log.append("message", [(1, ts) for ts in range(2_000)])
-        assert (log.without_entries("message"), log.store.is_behind) == (2_000, True)
-        log.seconds += 0.1
+        log.append("message", [(1, 1), (2, 2)])
+        log.entries, log.behind = Entries(), log.head
+        log.append("message", [(1, 3)])
+        log.append("action", [(1, 3)])
+        log.add_entries()
+        assert log.without_entries() == 0
+        assert [row.position for row in log.searches.page([DeviceKey(1), DeviceKey(2)], everything)] == [1, 2, 3]
+        assert [row.position for row in log.searches.action_page([DeviceKey(1)], everything)] == [4]
+
+
+def test_rows_have_one_entry_when_entries_come_late(connection: SqliteConnection) -> None:
+    """The store has made them meanwhile."""
+    with Log(connection) as log:
         log.append("message", [(1, 1)])
-        assert (log.without_entries("message"), log.store.is_behind) == (0, False)
-        log.append("message", [(1, ts) for ts in range(15_999)])
-        assert log.without_entries("message") == 15_999
-        log.append("message", [(1, 1)])
-        assert log.without_entries("message") == 0
+        late = log.entries.made
+        log.append("message", [(1, 2)])
+        log.store.index()
+        log.store.add_entries(late, Position(0), Position(1))
+        assert log.without_entries() == 0
+        log.append("message", [(1, 3)])
+        log.add_entries()
+        assert [row.position for row in log.searches.page([DeviceKey(1)], Range(None, None))] == [1, 2, 3]
+
+
+_moments = st.sampled_from((10, 11, 12, 13, 14, 60_010, 60_011))
+
+
+@given(
+    commits=st.lists(st.lists(_moments, min_size=1, max_size=4), min_size=1, max_size=9),
+    rows_of_an_entry=st.integers(1, 3),
+    by_arrival=st.booleans(),
+    descending=st.booleans(),
+)
+@settings(max_examples=600)
+def test_rows_of_a_group_come_before_those_of_the_next_one(
+    connection: SqliteConnection, commits: list[list[int]], rows_of_an_entry: int, by_arrival: bool, descending: bool
+) -> None:
+    """Also where the times of entries overlap, and where all are the same."""
+    with Log(connection) as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_index, "ROWS", rows_of_an_entry)
+        patch.setattr(log_index, "_GROUP_MOST", 1)
+        for times in commits:
+            log.append("message", [(1, ts) for ts in times])
+            log.add_entries()
+        places = {position: (0 if by_arrival else ts, position) for position, _, ts in log.rows["message"]}
+        found = [sorted(places[position] for position in group) for group in _groups(log, by_arrival, descending)]
+        assert sorted(place for group in found for place in group) == sorted(places.values())
+        for earlier, later in pairwise(reversed(found) if descending else found):
+            assert earlier[-1] < later[0]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("by_arrival", [False, True])
+@pytest.mark.parametrize("times", [(10, 20, 30), (10, 10, 10), (10, 60_010, 120_010)])
+def test_rows_in_the_order_of_their_times_are_many_groups(
+    connection: SqliteConnection, times: tuple[int, ...], by_arrival: bool, descending: bool
+) -> None:
+    """So a page of the device reads few of them."""
+    with Log(connection) as log:
+        for ts in times:
+            log.append("message", [(1, ts)])
+            log.add_entries()
+        groups = _groups(log, by_arrival, descending)
+        assert [len(group) for group in groups] == [1, 2]
+
+
+def _groups(log: Log, by_arrival: bool, descending: bool) -> list[list[int]]:
+    index, one = LogIndex(log.connection, "message"), DeviceKey(1)
+    if by_arrival:
+        groups = index.by_arrival(one, descending=descending, rows=1)
+    else:
+        groups = index.by_time(one, None, None, descending=descending, rows=1)
+    return [json.loads(group) for group in groups]
+
+
+def test_a_search_may_begin_and_end_within_an_entry(connection: SqliteConnection) -> None:
+    with Log(connection) as log:
+        log.append("message", [(1, ts) for ts in (10, 20, 30, 40)])
+        log.add_entries()
+        found = log.searches.page([DeviceKey(1)], Range(Milliseconds(20), Milliseconds(30)))
+        assert [row.ts for row in found] == [20, 30]
+
+
+def test_entries_go_with_their_rows(connection: SqliteConnection) -> None:
+    def entries(device: int) -> int:
+        row = connection.execute("SELECT count(*) AS n FROM message_entry WHERE device = :d", {"d": device}).one()
+        return int(row["n"]) if row else -1
+
+    with Log(connection) as log:
+        for _ in range(3):
+            log.append("message", [(1, 1), (2, 1)])
+            log.add_entries()
+        assert (entries(1), entries(2)) == (3, 3)
+        log.delete(3)
+        assert (entries(1), entries(2)) == (2, 2)
+        assert [row.position for row in log.searches.page([DeviceKey(1), DeviceKey(2)], Range(None, None))] == [4, 5, 6]
+        log.delete(log.head)
+        assert (entries(1), entries(2)) == (0, 0)
 
 
 @pytest.mark.parametrize(
     "search",
     [Range(Milliseconds(0), Milliseconds(9), limit=5), Range(None, None, limit=5, by_arrival=True, descending=True)],
 )
-def test_a_search_reads_the_index_and_not_the_log(connection: SqliteConnection, search: Range) -> None:
+def test_a_search_reads_the_index_and_the_rows_it_names(connection: SqliteConnection, search: Range) -> None:
     with Log(connection) as log:
         log.append("message", [(1, 5)])
         log.store.index()
         statements: list[str] = []
         connection._connection.set_trace_callback(statements.append)
-        log.searches.page([DeviceKey(1)], search)
         log.searches.page([DeviceKey(1), DeviceKey(2)], search)
         connection._connection.set_trace_callback(None)
-        selects = [statement for statement in statements if "indexed = 1" in statement]
-        assert len(selects) == 2
-        for statement in selects:
-            plan = [row["detail"] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
-            assert any("message_by_" in step for step in plan)
-            assert not any(step.startswith("SCAN message") for step in plan)
+        plans = [
+            " ".join(row["detail"] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}"))
+            for statement in statements
+            if ("FROM message" in statement or "JOIN message" in statement) and "max(position)" not in statement
+        ]
+        assert len(plans) == 3
+        assert sum("USING INDEX message_entry_by_" in plan for plan in plans) == 2
+        assert sum("SEARCH message USING INTEGER PRIMARY KEY" in plan for plan in plans) == 1
+        assert not any("SCAN message" in plan or "TEMP B-TREE" in plan for plan in plans)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_page_of_a_busy_device_reads_few_rows(connection: SqliteConnection, descending: bool) -> None:
+    """Also while some of them are late, and all have one `ts`."""
+    with Log(connection) as log:
+        for first in range(0, 50_000, 1_000):
+            log.append("message", [(1, ts if ts % 500 else ts - 400) for ts in range(first, first + 1_000)])
+            log.add_entries()
+        log.append("message", [(2, 7)] * 5_000)
+        log.add_entries()
+        for device in (1, 2):
+            steps = 0
+
+            def step() -> int:
+                nonlocal steps
+                steps += 1
+                return 0
+
+            connection._connection.set_progress_handler(step, 100)
+            search = Range(Milliseconds(0), Milliseconds(60_000), limit=10, descending=descending)
+            assert len(log.searches.page([DeviceKey(device)], search)) == 10
+            connection._connection.set_progress_handler(None, 0)
+            assert steps < 400  # hundreds of instructions of the engine: some for each row
 
 
 def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
@@ -225,8 +379,10 @@ def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
     connection = engine.open(read_only=False)
     log = Log(connection)
     with log:
-        assert (log.without_entries("message"), log.without_entries("action")) == (0, 0)
         log.head = 8
+        assert log.without_entries() == 8
+        log.store.index()
+        assert log.without_entries() == 0
         log.append("message", [(1, 4)])
         assert [
             row.position for row in log.searches.page([DeviceKey(1)], Range(Milliseconds(0), Milliseconds(9), limit=9))

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.devices.registry import Device
 from broker.facts import MessagesStored
 from broker.messages import projections
+from broker.messages.decoding import decode
 from broker.messages.folds import Folds, open_buckets, write_folds
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
 from broker.messages.projections import WRITE_SECONDS
@@ -18,6 +19,7 @@ from broker.services import Services
 from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Milliseconds, Position
+from storage.message_searches import Range
 from storage.records import MessageRow, RollupRow, SnapshotRow
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreDamagedError, StoreError
@@ -293,6 +295,99 @@ async def test_rows_whose_adding_failed_are_read_from_the_log(held: Services, mo
     await send(held, kitchen, 4)
     await projector.flush()
     assert await count_and_sum(held, kitchen) == (4, 10)
+    assert await found_in_search(held, kitchen) == [1, 2, 3, 4]
+
+
+# The index of the log
+
+
+async def without_entries(services: Services) -> int:
+    """How many positions at the end of the log have no index entry."""
+    return await services.core.database.read(lambda tx: tx.messages.head() - tx.messages.counter("indexed"))
+
+
+async def found_in_search(services: Services, device: Device) -> list[int]:
+    """The values that a search of all messages of the device finds."""
+    rows = await services.core.database.read(lambda tx: tx.message_searches.page([device.key], Range(None, None)))
+    return [decode(row.data)["intensity"] for row in rows]
+
+
+async def test_rows_get_their_index_entries_together(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    """All senders wait for them: a second passes between two steps, unless there are very many rows."""
+    monkeypatch.setattr(projections, "_LOOK_ROWS", 1)
+    monkeypatch.setattr(projections, "_LOOK_MANY_ROWS", 1)
+    monkeypatch.setattr(projections, "_UNINDEXED", 4)
+    monkeypatch.setattr(projections, "_UNINDEXED_MOST", 10)
+    kitchen, counts = await kitchen_of(services), []
+
+    async def count() -> None:
+        await wait_all_tasks_blocked()
+        counts.append(await without_entries(services))
+
+    await nursery.start(services.messages.projector.project_forever)
+    await send(services, kitchen, 1)
+    await trio.sleep(1.5)
+    await count()  # the first one of this run
+    await send(services, kitchen, 2, 3, 4, 5)
+    await count()
+    await trio.sleep(1.5)
+    await count()
+    await send(services, kitchen, *range(6, 15))
+    await count()
+    await send(services, kitchen, 15)
+    await count()
+    await send(services, kitchen, 16)
+    await trio.sleep(58)
+    await count()
+    await trio.sleep(4)
+    await count()
+    assert counts == [0, 4, 0, 9, 0, 1, 0]
+    assert await found_in_search(services, kitchen) == list(range(1, 17))
+
+
+async def test_index_entries_whose_write_failed_are_made_of_the_log(
+    opener: ServicesOpener, engine: SqliteEngine
+) -> None:
+    breakable = BreakableEngine(engine)
+    async with opener(engine=breakable) as services:
+        await build_world(services.core.database, services.core.vault)
+        kitchen = await kitchen_of(services)
+        await send(services, kitchen, 1)
+        breakable.error = StoreError("the disk is full")
+        with pytest.raises(StoreError, match="disk is full"):
+            await services.messages.projector.flush()
+        breakable.error = None
+        assert await without_entries(services) > 0
+        await send(services, kitchen, 2)
+        await services.messages.projector.flush()
+        assert await without_entries(services) == 0
+        assert await found_in_search(services, kitchen) == [1, 2]
+
+
+async def test_rows_that_are_added_again_have_one_index_entry(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart adds rows behind the last written position to the folds again, some at a time."""
+    monkeypatch.setattr(projections, "_READ_ROWS", 1)
+    kitchen, projector = await kitchen_of(services), services.messages.projector
+    await send(services, kitchen, 1, 2)
+    await projector.flush()
+    before = projector.position
+    await services.core.database.write(lambda tx: tx.messages.set_consumer_position("folds", Position(before - 2)))
+    await projector.resume()
+    projector._follows = False  # as after a start
+    for value in (3, 4):
+        await projector.flush()
+        await send(services, kitchen, value)
+    await projector.flush()
+    assert await found_in_search(services, kitchen) == [1, 2, 3, 4]
+    assert await without_entries(services) == 0
+    entries = await services.core.database.read(
+        lambda tx: [row["number"] for row in tx.connection.execute("SELECT number FROM message_entry ORDER BY key")]
+    )
+    assert entries == [2, 1, 1]
 
 
 async def test_a_reading_of_the_log_that_was_cancelled_begins_again(

@@ -1,0 +1,271 @@
+"""Where the rows of a device are in the log. The caller holds the transaction.
+
+An entry is for some rows of one device whose `ts` lie in the same ten seconds. Those rows were stored between two
+steps that make entries, so the position up to which the step went orders the entries of different steps. An entry for
+each row would have the step change a page of an index for nearly every row, while all senders wait.
+
+An entry may name rows that were deleted since. A position is never used twice, so they are only not found.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, Final, Literal
+
+import msgspec
+
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.sql import StoreConnection
+
+Table = Literal["message", "action"]
+
+#: An entry with so many rows gets no more.
+ROWS: Final = 100
+_SPAN_MS: Final = 10_000
+#: Groups of rows grow up to so many, for a caller who reads on.
+_GROUP_MOST: Final = 1_024
+
+_Read = Sequence[Any]  # ordered, number, positions, and by time first_ts, last_ts, key
+
+
+class Entry(msgspec.Struct, gc=False):
+    """Rows of one device: the first and the last `ts`, their number, and their positions in order, with commas.
+
+    `ordered`: their `ts` are in the same order.
+    """
+
+    device: DeviceKey
+    first_ts: int
+    last_ts: int
+    ordered: bool
+    number: int
+    positions: str
+
+
+class Entries:
+    """Makes entries of rows, which come in the order of their positions.
+
+    Only the last entry of a device gets more rows. So its entries, as they are made, are in the order of positions.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Entry] = []
+        self._last: dict[DeviceKey, Entry] = {}
+
+    def add(self, device: DeviceKey, ts: int, position: int) -> None:
+        """Add a row."""
+        self._put(Entry(device, ts, ts, True, 1, str(position)))
+
+    def add_many(self, device: DeviceKey, stamps: Sequence[int], positions: Sequence[int]) -> None:
+        """Add rows of a device, given as their `ts` and their positions."""
+        first = 0
+        while first < len(positions):
+            some = stamps[first : first + ROWS]
+            earliest, latest = min(some), max(some)
+            if latest // _SPAN_MS != earliest // _SPAN_MS:
+                span = some[0] // _SPAN_MS
+                some = list(takewhile(lambda ts, span=span: ts // _SPAN_MS == span, some))  # type: ignore[misc]
+                earliest, latest = min(some), max(some)
+            behind = first + len(some)
+            ordered = list(some) == sorted(some)
+            written = ",".join(map(str, positions[first:behind]))
+            self._put(Entry(device, earliest, latest, ordered, len(some), written))
+            first = behind
+
+    def _put(self, more: Entry) -> None:
+        entry = self._last.get(more.device)
+        if entry is None or entry.number >= ROWS or entry.first_ts // _SPAN_MS != more.first_ts // _SPAN_MS:
+            self._last[more.device] = more
+            self.made.append(more)
+            return
+        entry.ordered = entry.ordered and more.ordered and entry.last_ts <= more.first_ts
+        entry.first_ts = min(entry.first_ts, more.first_ts)
+        entry.last_ts = max(entry.last_ts, more.last_ts)
+        entry.number += more.number
+        entry.positions = f"{entry.positions},{more.positions}"
+
+
+class LogIndex:
+    """The entries of one table of the log."""
+
+    def __init__(self, db: StoreConnection, table: Table) -> None:
+        self._db = db
+        self._name = f"{table}_entry"
+
+    def add(self, entries: Sequence[Entry], upto: Position) -> None:
+        """Add the entries of a step; `upto` is its highest position, and higher than that of each step before."""
+        columns = ("device", "upto", "first_ts", "last_ts", "ordered", "number", "positions")
+        rows = [
+            (one.device, upto, one.first_ts, one.last_ts, int(one.ordered), one.number, f"[{one.positions}]")
+            for one in entries
+        ]
+        self._db.insert_many(self._name, columns, rows)
+
+    def by_time(
+        self,
+        device: DeviceKey,
+        start_ms: Milliseconds | None,
+        end_ms: Milliseconds | None,
+        *,
+        descending: bool = False,
+        rows: int = _GROUP_MOST,
+    ) -> Iterator[str]:
+        """The positions of the device's rows with `start_ms <= ts <= end_ms`, and of some beside them, in groups.
+
+        Each group is the JSON text of an array without an order. All rows of a group come before those of the next
+        one in the order of (ts, position), or with `descending` in the opposite order. The first group has about
+        `rows` rows, the next ones more and more.
+        """
+        conditions = ""
+        if start_ms is not None:
+            conditions += " AND first_ts >= :first AND last_ts >= :start"
+        if end_ms is not None:
+            conditions += " AND first_ts <= :end"
+        order = "first_ts DESC, key DESC" if descending else "first_ts, key"
+        entries = self._db.execute(
+            f"SELECT ordered, number, positions, first_ts, last_ts, key FROM {self._name}"  # noqa: S608 - constants
+            f" WHERE device = :device{conditions} ORDER BY {order}",
+            {
+                "device": device,
+                "first": None if start_ms is None else start_ms - start_ms % _SPAN_MS,
+                "start": start_ms,
+                "end": end_ms,
+            },
+        ).tuples()
+        if descending:
+            return self._downwards(device, entries, _Group(rows, descending=True, end_ms=end_ms))
+        return _upwards(entries, _Group(rows, start_ms=start_ms))
+
+    def _downwards(self, device: DeviceKey, entries: Iterable[_Read], group: "_Group") -> Iterator[str]:
+        floor: _Read | None = None
+        whole: int | None = None  # the span that is not divided
+        for entry in entries:
+            if group.is_full and floor is not None:
+                span = floor[3] // _SPAN_MS
+                if entry[3] // _SPAN_MS == span and whole != span and self._is_reached(device, floor):
+                    whole = span
+                if entry[3] // _SPAN_MS != span or whole != span:
+                    yield from group.take()
+            group.add(entry)
+            floor = entry
+        yield from group.take()
+
+    def _is_reached(self, device: DeviceKey, floor: _Read) -> bool:
+        """Whether an entry that begins before this one, in the same span, has a row behind the first one of it."""
+        found = self._db.execute(
+            f"SELECT 1 AS found FROM {self._name} WHERE device = :device AND first_ts >= :span AND first_ts <= :floor"  # noqa: S608 - constants
+            " AND last_ts >= :floor AND (first_ts < :floor OR (last_ts > :floor AND key < :key)) LIMIT 1",
+            {"device": device, "span": floor[3] - floor[3] % _SPAN_MS, "floor": floor[3], "key": floor[5]},
+        )
+        return found.one() is not None
+
+    def by_arrival(
+        self, device: DeviceKey, *, behind: Position = Position(0), descending: bool = False, rows: int = _GROUP_MOST
+    ) -> Iterator[str]:
+        """As `by_time`, in the order of positions: those after `behind`, and some beside them."""
+        order = "upto DESC, key DESC" if descending else "upto, key"
+        entries = self._db.execute(
+            f"SELECT 1 AS ordered, number, positions FROM {self._name} WHERE device = :device AND upto > :behind"  # noqa: S608 - constants
+            f" ORDER BY {order}",
+            {"device": device, "behind": behind},
+        ).tuples()
+        return _divided(entries, _Group(rows, descending=descending))
+
+    def forget(self, device: DeviceKey, *, limit: int) -> list[str]:
+        """Delete entries of a device, at most `limit`; return the positions that they had."""
+        rows = self._db.execute(
+            f"DELETE FROM {self._name} WHERE key IN"  # noqa: S608 - constants
+            f" (SELECT key FROM {self._name} WHERE device = :device LIMIT :limit) RETURNING positions",
+            {"device": device, "limit": limit},
+        )
+        return [row["positions"] for row in rows]
+
+    def forget_steps(self, *, behind: int, upto: int, condition: str, parameters: Mapping[str, Any]) -> None:
+        """Delete the entries of steps that ended with `behind < position <= upto` and meet a condition."""
+        self._db.execute(
+            f"DELETE FROM {self._name} WHERE upto > :behind AND upto <= :upto{condition}",  # noqa: S608 - constants
+            {**parameters, "behind": behind, "upto": upto},
+        )
+
+
+class _Group:
+    """The positions of entries, and how many they are."""
+
+    def __init__(
+        self,
+        rows: int,
+        *,
+        descending: bool = False,
+        start_ms: Milliseconds | None = None,
+        end_ms: Milliseconds | None = None,
+    ) -> None:
+        self._rows = rows
+        self._descending = descending
+        self._start_ms = start_ms
+        self._end_ms = end_ms
+        self._held: list[_Read] = []
+        self._number = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._number >= self._rows
+
+    def add(self, entry: _Read) -> None:
+        self._number += entry[1]
+        self._held.append(entry)
+
+    def take(self) -> Iterator[str]:
+        """What it has, if anything; an ordered entry in parts. It begins again, for more rows."""
+        held, self._held, self._number = self._held, [], 0
+        if len(held) == 1 and held[0][0] and self._begins_with(held[0]):
+            yield from self._parts(held[0][2][1:-1].split(","))
+        elif held:
+            yield joined([entry[2] for entry in held])
+            self._rows = min(2 * self._rows, _GROUP_MOST)
+
+    def _begins_with(self, entry: _Read) -> bool:
+        """Whether the first rows of an entry are wanted. Otherwise a part of it might have none that is."""
+        return (self._start_ms is None or entry[3] >= self._start_ms) and (
+            self._end_ms is None or entry[4] <= self._end_ms
+        )
+
+    def _parts(self, positions: list[str]) -> Iterator[str]:
+        if self._descending:
+            positions.reverse()
+        at = 0
+        while at < len(positions):
+            yield f"[{','.join(positions[at : at + self._rows])}]"
+            at += self._rows
+            self._rows = min(2 * self._rows, _GROUP_MOST)
+
+
+def _upwards(entries: Iterable[_Read], group: _Group) -> Iterator[str]:
+    last = (-1, 0)
+    for entry in entries:
+        if group.is_full and _first(entry) > last:
+            yield from group.take()
+        group.add(entry)
+        last = max(last, _last(entry))
+    yield from group.take()
+
+
+def _divided(entries: Iterable[_Read], group: _Group) -> Iterator[str]:
+    for entry in entries:
+        if group.is_full:
+            yield from group.take()
+        group.add(entry)
+    yield from group.take()
+
+
+def joined(arrays: Sequence[str]) -> str:
+    """The JSON texts of arrays that have members as that of one array."""
+    return f"[{','.join([array[1:-1] for array in arrays])}]"
+
+
+def _first(entry: _Read) -> tuple[int, int]:
+    """A place before all rows of an entry, or that of the first one."""
+    return entry[3], int(entry[2][1:-1].partition(",")[0])
+
+
+def _last(entry: _Read) -> tuple[int, int]:
+    """A place after all rows of an entry, or that of the last one."""
+    return entry[4], int(entry[2][1:-1].rpartition(",")[2])
