@@ -18,7 +18,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import LogIndex, Table
 from storage.messages import COLUMNS, MessageStore, Parameters, limited
 from storage.records import ActionRow, MessageRow
-from storage.sql import StoreConnection, StoreDamagedError
+from storage.sql import StoreConnection, StoreDamagedError, sure
 
 _NEWEST = 1_000  # positions at the end of the log
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
@@ -127,7 +127,7 @@ class MessageSearches:
 
     def count(self, device: DeviceKey, *, start_ms: Milliseconds, end_ms: Milliseconds) -> int:
         found = _Found(self._db, self._log, _MESSAGES, Range(start_ms, end_ms))
-        return len(found.late([device])) + sum(map(len, found.indexed(device, _ROWS)))
+        return len(found.late([device])) + found.count(device)
 
     def latest(self, devices: Sequence[DeviceKey], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first."""
@@ -224,15 +224,31 @@ class _Found(Generic[_Row]):
 
     def indexed(self, device: DeviceKey, rows: int) -> Iterator[list[_Row]]:
         """The rows of a device that have an entry, in order; about `rows` are read first."""
+        for positions in self._groups(device, rows):
+            found = self._read(positions)
+            found.sort(key=self.place, reverse=self._search.descending)
+            yield found
+
+    def count(self, device: DeviceKey) -> int:
+        """How many rows of a device with an entry there are."""
+        return sum(map(self._count, self._groups(device, _ROWS)))
+
+    def _groups(self, device: DeviceKey, rows: int) -> Iterator[str]:
         search = self._search
         if search.by_arrival:
-            groups = self._index.by_arrival(device, behind=search.behind, descending=search.descending, rows=rows)
-        else:
-            groups = self._index.by_time(device, *search.bounds(), descending=search.descending, rows=rows)
-        for positions in groups:
-            found = self._read(positions)
-            found.sort(key=self.place, reverse=search.descending)
-            yield found
+            return self._index.by_arrival(device, behind=search.behind, descending=search.descending, rows=rows)
+        return self._index.by_time(device, *search.bounds(), descending=search.descending, rows=rows)
+
+    def _count(self, positions: str) -> int:
+        try:
+            row = self._db.execute(
+                f"SELECT count(*) AS number FROM {self._log.table}"  # noqa: S608 - constants
+                f" WHERE position IN ({self._db.numbers_in('positions')}){self._conditions}",
+                {**self._parameters, "positions": positions},
+            ).one()
+        except StoreDamagedError:
+            return len(self._read_each(positions))
+        return int(sure(row)["number"])
 
     def _read(self, positions: str) -> list[_Row]:
         log, limit = self._log, self._search.limit
