@@ -35,7 +35,7 @@ from storage.keys import Position
 from storage.limits import LimitStore
 from storage.mail import MailStore
 from storage.message_searches import MessageSearches
-from storage.messages import MessageStore
+from storage.messages import MessageStore, Missing
 from storage.models import ModelStore
 from storage.monetization import MonetizationStore
 from storage.mqtt_sessions import MqttSessionStore
@@ -443,7 +443,7 @@ class Database:
             raise StoreError("the store is not open")
         began, worked = time.perf_counter(), time.thread_time()
         try:
-            self._commit_together(transaction, group, group.works)
+            self._commit_together(transaction, group, group.works, transaction.messages.missing_too_many(group.head))
         except StoreDamagedError:
             self._commit_apart(transaction, group)
         group.seconds = time.perf_counter() - began
@@ -460,10 +460,12 @@ class Database:
             except StoreError as error:
                 job.error = job.error or error
 
-    def _commit_together(self, transaction: Transaction, group: Group, works: Sequence[_Work]) -> None:
+    def _commit_together(
+        self, transaction: Transaction, group: Group, works: Sequence[_Work], missing: Missing | None = None
+    ) -> None:
         connection, log = transaction.connection, transaction.messages
-        is_plain = bool(group.messages) and not (group.actions or group.failed or works)
-        if is_plain and log.append_alone(group.messages, head=group.head):
+        if group.messages and not (group.actions or group.failed or works or missing):
+            log.append_alone(group.messages, head=group.head)
             return
         try:
             connection.begin(write=True)
@@ -471,6 +473,8 @@ class Database:
                 log.append(group.messages, group.actions, group.failed, head=group.head)
             else:
                 log.save_head()
+            if missing is not None:
+                log.add_missing(missing)
             for job in works:
                 _run_in_savepoint(transaction, job)
             connection.commit()
@@ -495,17 +499,17 @@ class Database:
 
 def _index_all(writer: Transaction) -> None:
     """Make the index entries that are missing at a start: those of the last moments, or after a new schema all."""
-    connection, is_more = writer.connection, writer.messages.head() > writer.messages.counter("indexed")
-    while is_more:
-        connection.begin(write=True)
-        try:
-            is_more = writer.messages.index()
+    connection, log = writer.connection, writer.messages
+    head = log.head()
+    try:
+        while (missing := log.missing(head)) is not None:
+            connection.begin(write=True)
+            log.add_missing(missing)
             connection.commit()
-        except StoreError:  # searches scan the rows without an entry
-            with suppress(StoreError):
-                connection.rollback()
-            writer.messages.forget()
-            return
+    except StoreError:  # searches scan the rows without an entry
+        with suppress(StoreError):
+            connection.rollback()
+        log.forget()
 
 
 def _announce(job: _Work, announce: Callable[[Any], None], error: StoreError | None) -> None:

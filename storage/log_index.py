@@ -138,11 +138,15 @@ class LogIndex:
     def _downwards(self, device: DeviceKey, entries: Iterable[_Read], group: "_Group") -> Iterator[str]:
         floor: _Read | None = None
         whole: int | None = None  # the span that is not divided
+        free: int | None = None  # no entry that is left reaches rows of this `ts`
         for entry in entries:
             if group.is_full and floor is not None:
                 span = floor[3] // _SPAN_MS
-                if entry[3] // _SPAN_MS == span and whole != span and self._is_reached(device, floor):
-                    whole = span
+                if entry[3] // _SPAN_MS == span and whole != span and free != floor[3]:
+                    if self._is_reached(device, floor):
+                        whole = span
+                    else:
+                        free = floor[3]
                 if entry[3] // _SPAN_MS != span or whole != span:
                     yield from group.take()
             group.add(entry)
@@ -159,25 +163,43 @@ class LogIndex:
         return found.one() is not None
 
     def by_arrival(
-        self, device: DeviceKey, *, behind: Position = Position(0), descending: bool = False, rows: int = _GROUP_MOST
+        self,
+        device: DeviceKey,
+        *,
+        behind: Position = Position(0),
+        start_ms: Milliseconds | None = None,
+        end_ms: Milliseconds | None = None,
+        descending: bool = False,
+        rows: int = _GROUP_MOST,
     ) -> Iterator[str]:
         """As `by_time`, in the order of positions: those after `behind`, and some beside them."""
+        conditions = " AND last_ts >= :start" if start_ms is not None else ""
+        conditions += " AND first_ts <= :end" if end_ms is not None else ""
         order = "upto DESC, key DESC" if descending else "upto, key"
         entries = self._db.execute(
-            f"SELECT 1 AS ordered, number, positions FROM {self._name} WHERE device = :device AND upto > :behind"  # noqa: S608 - constants
-            f" ORDER BY {order}",
-            {"device": device, "behind": behind},
+            f"SELECT 1 AS ordered, number, positions FROM {self._name}"  # noqa: S608 - constants
+            f" WHERE device = :device AND upto > :behind{conditions} ORDER BY {order}",
+            {"device": device, "behind": behind, "start": start_ms, "end": end_ms},
         ).tuples()
         return _divided(entries, _Group(rows, descending=descending))
 
-    def forget(self, device: DeviceKey, *, limit: int) -> list[str]:
-        """Delete entries of a device, at most `limit`; return the positions that they had."""
-        rows = self._db.execute(
-            f"DELETE FROM {self._name} WHERE key IN"  # noqa: S608 - constants
-            f" (SELECT key FROM {self._name} WHERE device = :device LIMIT :limit) RETURNING positions",
-            {"device": device, "limit": limit},
+    def forget(self, device: DeviceKey, *, rows: int) -> list[str]:
+        """Delete entries of a device that have about so many rows; return the positions that they had."""
+        number, keys, positions = 0, [], []
+        for key, of_entry, text in self._db.execute(
+            f"SELECT key, number, positions FROM {self._name} WHERE device = :device LIMIT :rows",  # noqa: S608 - constants
+            {"device": device, "rows": rows},
+        ).tuples():
+            number += of_entry
+            keys.append(str(key))
+            positions.append(text)
+            if number >= rows:
+                break
+        self._db.execute(
+            f"DELETE FROM {self._name} WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants
+            {"keys": f"[{','.join(keys)}]"},
         )
-        return [row["positions"] for row in rows]
+        return positions
 
     def forget_steps(self, *, behind: int, upto: int, condition: str, parameters: Mapping[str, Any]) -> None:
         """Delete the entries of steps that ended with `behind < position <= upto` and meet a condition."""

@@ -26,6 +26,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 _FIRST_ROWS = 8
 #: Rows that are read together when a search has no limit.
 _ROWS = 1_024
+_ROWS_AT_ONCE = 4_096
 
 _Row = TypeVar("_Row", MessageRow, ActionRow)
 
@@ -118,7 +119,11 @@ class MessageSearches:
         """The devices' rows after `position`, those of each device in order."""
         if self._log.last_position() <= position:
             return []  # without a look into the index of each device
-        return self.page(tuple(devices), Range(None, None, behind=position, by_arrival=True))
+        try:
+            return self.page(tuple(devices), Range(None, None, behind=position, by_arrival=True))
+        except StoreDamagedError:
+            wanted = set(devices)
+            return [row for row in self._log.after(position) if row.device in wanted]
 
     def latest_actions_of(self, device: DeviceKey, position: Position, *, limit: int) -> list[tuple[Position, str]]:
         """Position and `data` of the device's newest Actions after `position`, in order."""
@@ -216,6 +221,7 @@ class _Found(Generic[_Row]):
         self._index = LogIndex(db, log.table)
         conditions = (*search.conditions(), *_matching(db, search.match))
         self._conditions = "".join(f" AND {condition}" for condition in conditions)
+        self._of_device = f" AND device = :device{self._conditions}"
         self._parameters = search.parameters()
         self.place: Callable[[_Row], Any] = _position if search.by_arrival else sort_key
         direction = "DESC" if search.descending else "ASC"
@@ -225,56 +231,68 @@ class _Found(Generic[_Row]):
     def indexed(self, device: DeviceKey, rows: int) -> Iterator[list[_Row]]:
         """The rows of a device that have an entry, in order; about `rows` are read first."""
         for positions in self._groups(device, rows):
-            found = self._read(positions)
+            found = self._read(device, positions)
             found.sort(key=self.place, reverse=self._search.descending)
             yield found
 
     def count(self, device: DeviceKey) -> int:
         """How many rows of a device with an entry there are."""
-        return sum(map(self._count, self._groups(device, _ROWS)))
+        return sum(self._count(device, positions) for positions in self._groups(device, _ROWS))
 
     def _groups(self, device: DeviceKey, rows: int) -> Iterator[str]:
         search = self._search
         if search.by_arrival:
-            return self._index.by_arrival(device, behind=search.behind, descending=search.descending, rows=rows)
+            start_ms, end_ms = search.bounds()
+            return self._index.by_arrival(
+                device,
+                behind=search.behind,
+                start_ms=start_ms,
+                end_ms=end_ms,
+                descending=search.descending,
+                rows=rows,
+            )
         return self._index.by_time(device, *search.bounds(), descending=search.descending, rows=rows)
 
-    def _count(self, positions: str) -> int:
+    def _count(self, device: DeviceKey, positions: str) -> int:
         try:
             row = self._db.execute(
                 f"SELECT count(*) AS number FROM {self._log.table}"  # noqa: S608 - constants
-                f" WHERE position IN ({self._db.numbers_in('positions')}){self._conditions}",
-                {**self._parameters, "positions": positions},
+                f" WHERE position IN ({self._db.numbers_in('positions')}){self._of_device}",
+                {**self._parameters, "device": device, "positions": positions},
             ).one()
         except StoreDamagedError:
-            return len(self._read_each(positions))
+            return len(self._read_each(device, positions))
         return int(sure(row)["number"])
 
-    def _read(self, positions: str) -> list[_Row]:
-        log, limit = self._log, self._search.limit
-        has_more = limit is not None and positions.count(",") > 2 * limit  # to order them costs something, too
+    def _read(self, device: DeviceKey, positions: str) -> list[_Row]:
+        log, limit, number = self._log, self._search.limit, positions.count(",") + 1
+        if limit is None and number > _ROWS_AT_ONCE:  # in one span, and they overlap
+            places = positions[1:-1].split(",")
+            parts = [places[at : at + _ROWS_AT_ONCE] for at in range(0, number, _ROWS_AT_ONCE)]
+            return list(chain.from_iterable(self._read(device, f"[{','.join(part)}]") for part in parts))
+        has_more = limit is not None and number > 2 * limit  # to order them costs something, too
         try:
             found = self._db.rows_at(
                 log.table,
                 log.columns,
                 positions,
-                self._conditions,
-                self._parameters,
+                self._of_device,
+                {**self._parameters, "device": device},
                 first=self._first if has_more else "",
             )
         except StoreDamagedError:
-            return self._read_each(positions)
+            return self._read_each(device, positions)
         return log.decode(found)
 
-    def _read_each(self, positions: str) -> list[_Row]:
+    def _read_each(self, device: DeviceKey, positions: str) -> list[_Row]:
         """As `_read`, without the rows that cannot be read."""
         columns = COLUMNS[self._log.table]
-        sql = f"SELECT {columns} FROM {self._log.table} WHERE position = :position{self._conditions}"  # noqa: S608 - constants
+        sql = f"SELECT {columns} FROM {self._log.table} WHERE position = :position{self._of_device}"  # noqa: S608 - constants
         found: list[_Row] = []
         for position in msgspec.json.decode(positions, type=list[int]):
             with suppress(StoreDamagedError):
-                rows = self._db.execute(sql, {**self._parameters, "position": position}).tuples()
-                found += [self._log.row(*row) for row in rows]
+                given = {**self._parameters, "device": device, "position": position}
+                found += [self._log.row(*row) for row in self._db.execute(sql, given).tuples()]
         return found
 
     def late(self, devices: Sequence[DeviceKey]) -> list[_Row]:

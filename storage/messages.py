@@ -11,6 +11,7 @@ how far, and the counter is saved before anything may delete rows.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -27,13 +28,22 @@ _FAILED = ("position", "device", "cts", "reason", "payload")
 #: With so many rows without an entry, the entries are made here: whoever should have made them did not.
 _UNINDEXED_MOST = 32_000
 #: Positions of one step whose rows are read for it, at most: those that came before this start.
-_READ_POSITIONS = 100_000
+_READ_POSITIONS = 20_000
 
 Parameters = Mapping[str, Any]
 _NONE: Parameters = {}
 _TABLES: Sequence[Table] = ("message", "action")
 _LOG: Sequence[Table | Literal["failed_message"]] = (*_TABLES, "failed_message")
 COLUMNS: Mapping[Table, str] = {"message": ", ".join(_MESSAGE), "action": ", ".join(_ACTION)}
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The index entries of all rows after `behind`, up to `upto`."""
+
+    behind: Position
+    upto: Position
+    entries: Mapping[Table, Sequence[Entry]]
 
 
 class MessageStore:
@@ -64,16 +74,11 @@ class MessageStore:
         if failed:
             self._db.insert_many("failed_message", _FAILED, failed)
         self.save_head()
-        if self._is_index_due(head):
-            self.index()
 
-    def append_alone(self, messages: Sequence[MessageRow], *, head: Position) -> bool:
-        """Add messages without a transaction around it. Returns False, and adds nothing, when there is more to do."""
-        if self._is_index_due(head):
-            return False
+    def append_alone(self, messages: Sequence[MessageRow], *, head: Position) -> None:
+        """Add messages without a transaction around it."""
         self._db.insert_many("message", _MESSAGE, messages)
         self._head, self._is_head_saved = head, False
-        return True
 
     def save_head(self) -> None:
         """Save the highest position, before others in the transaction may delete its row."""
@@ -85,11 +90,6 @@ class MessageStore:
     def forget(self) -> None:
         """The transaction is undone."""
         self._indexed, self._is_head_saved = None, False
-
-    def _is_index_due(self, head: int) -> bool:
-        if self._indexed is None:
-            self._indexed = self.counter("indexed")
-        return head - self._indexed >= _UNINDEXED_MOST and head >= self._index_after
 
     def failed(self, device: DeviceKey, *, offset: int, limit: int) -> tuple[list[FailedMessageRow], int]:
         """A page of the failed messages of a device, newest first; and their number."""
@@ -106,19 +106,45 @@ class MessageStore:
 
     def head(self) -> Position:
         """The highest position ever stored: a position is never used twice, even after everything was deleted."""
-        found = [Position(self.counter("head"))]
+        found = [Position(self.counter("head")), Position(self.counter("indexed"))]
         for table in _LOG:
             with suppress(StoreDamagedError):
                 found.append(self.last_position(table))
         return max(found)
 
+    # The index
+
+    def missing(self, head: Position, *, at_least: int = 1) -> Missing | None:
+        """The entries of the first rows that have none; None when fewer than `at_least` positions up to `head` are
+        without one. Call it without a transaction: the engine takes no write in one that has met damage."""
+        if self._indexed is None:
+            self._indexed = self.counter("indexed")
+        if head - self._indexed < at_least or head < self._index_after:
+            return None
+        behind = Position(self._indexed)
+        upto = Position(min(head, behind + _READ_POSITIONS))
+        return Missing(behind, upto, {table: self._entries_of(table, behind, upto) for table in _TABLES})
+
+    def missing_too_many(self, head: Position) -> Missing | None:
+        """As `missing` of the stored rows, when there are so many that whoever should have made the entries did not.
+        `head` is that of a commit to come."""
+        if self._indexed is None:
+            self._indexed = self.counter("indexed")
+        if head - self._indexed < _UNINDEXED_MOST:
+            return None
+        return self.missing(self.head(), at_least=_UNINDEXED_MOST)
+
     def index(self) -> bool:
-        """Make the index entries of rows that have none; return whether there are more of them."""
-        head, indexed = self.head(), Position(self.counter("indexed"))
-        upto = Position(min(head, indexed + _READ_POSITIONS))
-        if upto > indexed:
-            self._add_entries(upto, {table: self._entries_of(table, indexed, upto) for table in _TABLES})
-        return upto < head
+        """Make the index entries of rows that have none, some thousands; return whether there are more of them."""
+        head = self.head()
+        if (missing := self.missing(head)) is None:
+            return False
+        self.add_missing(missing)
+        return missing.upto < head
+
+    def add_missing(self, missing: Missing) -> None:
+        if self.counter("indexed") == missing.behind:
+            self._add_entries(missing.upto, missing.entries)
 
     def add_entries(self, messages: Sequence[Entry], behind: Position, upto: Position) -> None:
         """Add the index entries of all messages after `behind`, up to `upto`. When others have an entry meanwhile, or
@@ -137,11 +163,12 @@ class MessageStore:
                 if of_table:
                     self._indexes[table].add(of_table, upto)
         except StoreDamagedError:
-            # The engine takes nothing more in this transaction. The next one does not try again for so many rows;
-            # searches scan the rows without an entry.
-            self._index_after = upto + _UNINDEXED_MOST
+            # The engine takes nothing more in this transaction. The next try is much later: all senders wait for it.
+            # Searches scan the rows without an entry.
+            self._index_after = max(upto, self._head or Position(0)) + _UNINDEXED_MOST
             raise
         self.set_counter("indexed", upto)
+        self.save_head()  # rows may be lost that the index names: their positions must not be used again
         self._indexed = upto
 
     def _entries_of(self, table: Table, behind: Position, upto: Position) -> Sequence[Entry]:

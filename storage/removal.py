@@ -6,7 +6,7 @@ Every step removes a bounded number of rows, because other writes wait for the s
 from typing import Final
 
 from storage.keys import DeviceKey
-from storage.log_index import ROWS, LogIndex, Table, joined
+from storage.log_index import LogIndex, Table, joined
 from storage.sql import StoreConnection
 
 # Both have an index by device, so a step needs no scan. Failed messages have a retention of their own.
@@ -54,6 +54,12 @@ class RemovalStore:
             return True
         if any(self._remove_log(table, device, limit) for table in _LOGS) or self._remove_rollups(device, limit):
             return False
+        for log in _LOGS:  # rows without an index entry
+            self._db.execute(
+                f"DELETE FROM {log} WHERE device = :device"  # noqa: S608 - constants
+                " AND position > (SELECT coalesce(max(value), 0) FROM counter WHERE name = 'indexed')",
+                {"device": device},
+            )
         for table in _KEPT_ONCE:
             self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
         self._db.execute(
@@ -70,10 +76,11 @@ class RemovalStore:
 
     def _remove_log(self, table: Table, device: DeviceKey, limit: int) -> bool:
         """Remove rows of the log; return whether there were any."""
-        found = LogIndex(self._db, table).forget(device, limit=max(1, limit // ROWS))
+        found = LogIndex(self._db, table).forget(device, rows=limit)
         self._db.execute(
-            f"DELETE FROM {table} WHERE position IN ({self._db.numbers_in('positions')})",  # noqa: S608 - constants
-            {"positions": joined(found)},
+            f"DELETE FROM {table} WHERE device = :device"  # noqa: S608 - constants
+            f" AND position IN ({self._db.numbers_in('positions')})",
+            {"device": device, "positions": joined(found)},
         )
         return bool(found)
 

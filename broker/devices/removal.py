@@ -65,5 +65,4 @@ class Removal:
 
 
 def _remove_some(device: DeviceKey, before_ms: int, tx: Transaction) -> bool:
-    tx.messages.index()  # the removal finds messages by the index
     return tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)

@@ -54,6 +54,19 @@ def _free_name(table: str, taken: set[str]) -> str:
     return f"{SET_ASIDE}{number}_{table}"
 
 
+def forget_old_indexes(connection: sqlite3.Connection) -> None:
+    """Take the indexes that schema step 0040 drops out of the schema: DROP INDEX reads their pages, which may be
+    damaged. Raises sqlite3.Error."""
+    connection.execute("PRAGMA writable_schema=ON")
+    try:
+        connection.execute(
+            "DELETE FROM sqlite_schema WHERE type = 'index'"
+            " AND name IN ('message_by_time', 'message_by_arrival', 'action_by_time')"
+        )
+    finally:
+        connection.execute("PRAGMA writable_schema=RESET")  # reads the schema again
+
+
 def _set_aside(connection: sqlite3.Connection, table: str, name: str) -> None:
     schema = connection.execute(
         "SELECT sql FROM sqlite_schema WHERE tbl_name = ? AND sql IS NOT NULL ORDER BY type = 'index'", (table,)

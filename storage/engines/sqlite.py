@@ -15,7 +15,7 @@ import sqlite_utils
 import structlog
 
 from storage.damage import Damage
-from storage.engines.quarantine import set_aside_damaged
+from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
 from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
 from storage.sql import StoreDamagedError, StoreError, StoreFullError
 
@@ -258,7 +258,13 @@ class SqliteEngine:
                 if migrations.applied(db) and (steps := migrations.pending(db)):  # which may take a while
                     _log.info("migrating", store=str(self.path), steps=[step.name for step in steps])
                 self.damage.set_aside = set_aside_damaged(connection)
-                migrations.apply(db)
+                try:
+                    migrations.apply(db)
+                except sqlite3.DatabaseError as error:
+                    if error.sqlite_errorcode not in _NO_STORE:
+                        raise
+                    forget_old_indexes(connection)
+                    migrations.apply(db)
                 note_version(db)
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error

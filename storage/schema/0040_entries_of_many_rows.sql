@@ -1,7 +1,7 @@
 -- An entry says where many rows of a device are (storage/log_index.py). The column `indexed` of the log is not used any more.
-DROP INDEX message_by_time;
-DROP INDEX message_by_arrival;
-DROP INDEX action_by_time;
+DROP INDEX IF EXISTS message_by_time;
+DROP INDEX IF EXISTS message_by_arrival;
+DROP INDEX IF EXISTS action_by_time;
 CREATE TABLE message_entry (
   key INTEGER PRIMARY KEY, device INTEGER NOT NULL, upto INTEGER NOT NULL, first_ts INTEGER NOT NULL,
   last_ts INTEGER NOT NULL, ordered INTEGER NOT NULL, number INTEGER NOT NULL, positions TEXT NOT NULL

@@ -1,10 +1,12 @@
 """A page that cannot be read: the rest of the log is read, indexed, deleted and added to."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+import sqlite_utils
 import trio
 from structlog.testing import capture_logs
 
@@ -14,6 +16,7 @@ from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import Match, MessageSearches, Range
 from storage.messages import MessageStore
+from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
 from storage.retention import RetentionStore
 from storage.sql import StoreDamagedError
@@ -144,6 +147,62 @@ def test_rows_without_index_entries_are_searched_around_the_damage(tmp_path: Pat
         assert searches.last_ts("message", [FIRST]) == {FIRST: ROWS}
         found = searches.count(FIRST, start_ms=Milliseconds(0), end_ms=Milliseconds(ROWS))
         assert found == len([n for n in there if n % 2 == 0])
+
+
+async def test_a_damaged_row_keeps_no_other_row_out_of_the_index(tmp_path: Path) -> None:
+    """A start makes the entries; the engine writes nothing in a transaction that has met damage."""
+    path = new_log(tmp_path / "other.sqlite", indexed=False)
+    lost = damaged_in_the_middle(path)
+    database = Database(SqliteEngine(path))
+    await database.open()
+    assert await database.read(lambda tx: tx.messages.counter("indexed")) == ROWS
+    found = await database.read(lambda tx: tx.message_searches.page([FIRST, SECOND], EVERYTHING))
+    assert [row.position for row in found] == sorted(set(range(1, ROWS + 1)) - lost)
+    await database.close()
+
+
+def test_rows_after_a_position_are_found_beside_a_damaged_index(path: Path) -> None:
+    damage(path, leaves(path, "message_entry_by_arrival")[-1])
+    with opened(path) as db:
+        found = MessageSearches(db, MessageStore(db)).after_of([FIRST], Position(ROWS - 4))
+        assert [row.position for row in found] == [ROWS - 2, ROWS]
+
+
+def test_a_store_whose_old_index_is_damaged_gets_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    with closing(sqlite3.connect(path)) as old:
+        migrations.apply(sqlite_utils.Database(old), stop_before="0040_entries_of_many_rows")
+        old.executemany(
+            "INSERT INTO message (position, device, ts, cts, mv, data) VALUES (?, 1, ?, 1, 1, '{}')",
+            ((n, n) for n in range(1, ROWS + 1)),
+        )
+        old.execute("INSERT INTO counter VALUES ('head', :head), ('indexed', :head)", {"head": ROWS})
+        old.commit()
+    damage(path, leaves(path, "message_by_time")[0])
+    with opened(path) as db:
+        store = MessageStore(db)
+        db.begin(write=True)
+        while store.index():
+            pass
+        db.commit()
+        found = MessageSearches(db, store).page([FIRST], EVERYTHING)
+        assert [row.position for row in found] == list(range(1, ROWS + 1))
+
+
+async def test_the_positions_of_lost_rows_are_not_used_again(tmp_path: Path) -> None:
+    """The index still names them: a search would find the rows of others."""
+    path = new_log(tmp_path / "other.sqlite", indexed=False)
+    with opened(path) as db:
+        db.begin(write=True)
+        MessageStore(db).set_counter("head", 0)  # it is behind the rows that were committed last
+        db.commit()
+    database = Database(SqliteEngine(path))
+    await database.open()
+    await database.close()
+    with closing(sqlite3.connect(path)) as lost, lost:
+        lost.execute("DELETE FROM message")
+    with opened(path) as db:
+        assert MessageStore(db).head() == ROWS
 
 
 async def test_everything_is_stored_while_a_page_of_an_index_is_damaged(path: Path) -> None:

@@ -15,7 +15,7 @@ from storage import log_index, message_searches
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import Entries, LogIndex, Table
-from storage.message_searches import MessageSearches, Range
+from storage.message_searches import Match, MessageSearches, Range
 from storage.messages import MessageStore
 from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
@@ -360,6 +360,54 @@ def test_a_page_of_a_busy_device_reads_few_rows(connection: SqliteConnection, de
             assert len(log.searches.page([DeviceKey(device)], search)) == 10
             connection._connection.set_progress_handler(None, 0)
             assert steps < 400  # hundreds of instructions of the engine: some for each row
+
+
+def test_a_page_of_a_device_without_a_clock_asks_the_index_once(connection: SqliteConnection) -> None:
+    with Log(connection) as log:
+        for _ in range(300):
+            log.append("message", [(1, 7)])
+            log.add_entries()
+        statements: list[str] = []
+        connection._connection.set_trace_callback(statements.append)
+        nothing = Range(Milliseconds(0), Milliseconds(9), match=Match(field="none"), limit=1, descending=True)
+        assert log.searches.page([DeviceKey(1)], nothing) == []
+        connection._connection.set_trace_callback(None)
+        assert sum("SELECT 1 AS found" in statement for statement in statements) == 1
+
+
+def test_rows_by_arrival_are_read_within_their_time(connection: SqliteConnection) -> None:
+    with Log(connection) as log:
+        for ts in range(0, 3_000_000, 10_000):
+            log.append("message", [(1, ts)])
+        log.add_entries()
+        groups = LogIndex(connection, "message").by_arrival(
+            DeviceKey(1), start_ms=Milliseconds(20_000), end_ms=Milliseconds(40_000)
+        )
+        assert [json.loads(group) for group in groups] == [[3, 4, 5]]
+        found = log.searches.page([DeviceKey(1)], Range(Milliseconds(20_000), Milliseconds(40_000), by_arrival=True))
+        assert [row.position for row in found] == [3, 4, 5]
+
+
+def test_rows_without_a_limit_are_read_in_parts(connection: SqliteConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value of the engine has a largest size."""
+    monkeypatch.setattr(message_searches, "_ROWS_AT_ONCE", 4)
+    with Log(connection) as log:
+        log.append("message", [(1, ts % 2) for ts in range(30)])
+        log.add_entries()
+        found = log.searches.page([DeviceKey(1)], Range(Milliseconds(0), Milliseconds(9)))
+        assert [row.position for row in found] == [*range(1, 31, 2), *range(2, 31, 2)]
+
+
+def test_a_device_is_removed_in_steps_of_many_rows(connection: SqliteConnection) -> None:
+    with Log(connection) as log:
+        for ts in range(0, 3_000_000, 10_000):
+            log.append("message", [(1, ts)])
+        log.add_entries()
+        assert len(LogIndex(connection, "message").forget(DeviceKey(1), rows=200)) == 200
+        assert len(LogIndex(connection, "message").forget(DeviceKey(1), rows=200)) == 100
+        log.append("message", [(2, ts) for ts in range(300)])
+        log.add_entries()
+        assert len(LogIndex(connection, "message").forget(DeviceKey(2), rows=150)) == 2
 
 
 def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
