@@ -68,6 +68,8 @@ _QUICK_READERS = 2
 #: A read that has waited so long for them goes beside them: those that run are long ones.
 _PATIENCE_SECONDS = 0.05
 _TELL_SECONDS = 60.0
+#: The operator is told when a start makes the index of so many.
+_MANY_POSITIONS = 200_000
 #: When so many rows wait at the end of a commit, the next one begins before the senders of those rows are answered.
 _AHEAD_ROWS = 100
 _log = structlog.get_logger(__name__)
@@ -501,6 +503,8 @@ def _index_all(writer: Transaction) -> None:
     """Make the index entries that are missing at a start: those of the last moments, or after a new schema all."""
     connection, log = writer.connection, writer.messages
     head = log.head()
+    if (positions := head - log.counter("indexed")) >= _MANY_POSITIONS:  # which takes a while
+        _log.info("making_the_index", positions=positions)
     try:
         while (missing := log.missing(head)) is not None:
             connection.begin(write=True)

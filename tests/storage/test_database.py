@@ -8,8 +8,10 @@ from typing import cast
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
+from storage import database as database_module
 from storage import journal as journal_module
 from storage import messages as messages_module
 from storage.commit_delay import CommitDelay
@@ -687,15 +689,21 @@ async def test_a_store_of_which_a_reader_cannot_be_opened_leaves_no_connection_o
 # Index entries
 
 
-async def test_a_start_makes_the_index_entries_that_are_missing(engine: SqliteEngine) -> None:
+async def test_a_start_makes_the_index_entries_that_are_missing(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages_module, "_READ_POSITIONS", 2)
+    monkeypatch.setattr(database_module, "_MANY_POSITIONS", 3)
     async with running(Database(engine)) as database:
         journal = Journal(database, head=Position(0))
         for _ in range(3):
             append(journal)
         await journal.wait_committed()
         assert await database.read(counter("indexed")) == 0
-    async with running(Database(engine)) as database:
-        assert await database.read(counter("indexed")) == 3
+    with capture_logs() as logs:
+        async with running(Database(engine)) as database:
+            assert await database.read(counter("indexed")) == 3
+    assert [(line["event"], line["positions"]) for line in logs] == [("making_the_index", 3)]
 
 
 async def test_a_store_whose_entries_cannot_be_made_is_opened(
