@@ -21,7 +21,7 @@ PAYLOAD = b'{"temperature":21.53,"intensity":48,"state":true,"text":"ok","ts":17
 
 
 def raw_inserts(folder: Path, seconds: float) -> float:
-    """Rows per second that SQLite takes from one thread that does nothing else, into a log with two indexes by device."""
+    """Rows per second that SQLite takes from one thread that does nothing else, into a log with two indexes."""
     engine = SqliteEngine(folder / "raw.sqlite")
     engine.migrate()
     connection = sqlite3.connect(folder / "raw.sqlite", isolation_level=None)
