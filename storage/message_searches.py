@@ -161,9 +161,10 @@ class MessageSearches:
             return iter(())
         found = _Found(self._db, self._log, log, search)
         rows = _ROWS if search.limit is None else max(search.limit // len(devices), _FIRST_ROWS)
-        every: list[Iterator[_Row]] = [chain.from_iterable(found.indexed(device, rows)) for device in devices]
-        if late := found.late(devices):
-            every.append(iter(late))
+        late = found.late(devices)
+        every: list[Iterator[_Row]] = [iter(late)] if late else []
+        if search.behind < found.upto:
+            every += [chain.from_iterable(found.indexed(device, rows)) for device in devices]
         merged = every[0] if len(every) == 1 else merge(*every, key=found.place, reverse=search.descending)
         return islice(merged, search.limit)
 
@@ -219,6 +220,8 @@ class _Found(Generic[_Row]):
         self._log: _Log[_Row] = log
         self._search = search
         self._index = LogIndex(db, log.table)
+        #: Rows up to this position have an entry, as far as `late` knows.
+        self.upto = Position(0)
         conditions = (*search.conditions(), *_matching(db, search.match))
         self._conditions = "".join(f" AND {condition}" for condition in conditions)
         self._of_device = f" AND device = :device{self._conditions}"
@@ -298,23 +301,22 @@ class _Found(Generic[_Row]):
     def late(self, devices: Sequence[DeviceKey]) -> list[_Row]:
         """The rows of devices that have no entry yet, in order."""
         try:
-            indexed, last = self._messages.unindexed(self._log.table)
-            if last <= indexed:
-                return []
-            return self._late(devices, indexed, is_damaged=False)
+            self.upto, last = self._messages.unindexed(self._log.table)
+            return self._late(devices, is_damaged=False) if last > self.upto else []
         except StoreDamagedError:
-            return self._late(devices, Position(self._messages.counter("indexed")), is_damaged=True)
+            self.upto = Position(self._messages.counter("indexed"))
+            return self._late(devices, is_damaged=True)
 
-    def _late(self, devices: Sequence[DeviceKey], indexed: Position, *, is_damaged: bool) -> list[_Row]:
+    def _late(self, devices: Sequence[DeviceKey], *, is_damaged: bool) -> list[_Row]:
         table, search = self._log.table, self._search
         names = {f"device_{index}": device for index, device in enumerate(devices)}
         more = f" AND device IN ({', '.join(f':{name}' for name in names)}){self._conditions}"
         parameters: Parameters = {**self._parameters, **names}
         if is_damaged:
-            rows = self._messages.read_on(table, indexed, None, more, parameters)
+            rows = self._messages.read_on(table, self.upto, None, more, parameters)
         else:
             sql = f"SELECT {COLUMNS[table]} FROM {table} WHERE position > :indexed{more} {self._first}"  # noqa: S608 - constants
-            rows = self._db.execute(sql, {**parameters, "indexed": indexed}).tuples()
+            rows = self._db.execute(sql, {**parameters, "indexed": self.upto}).tuples()
         found = [self._log.row(*row) for row in rows]
         found.sort(key=self.place, reverse=search.descending)
         return found

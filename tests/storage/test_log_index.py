@@ -375,6 +375,20 @@ def test_a_page_of_a_device_without_a_clock_asks_the_index_once(connection: Sqli
         assert sum("SELECT 1 AS found" in statement for statement in statements) == 1
 
 
+def test_rows_after_those_that_have_an_entry_are_found_without_the_index(connection: SqliteConnection) -> None:
+    """Snapshots of many devices ask for them, with each read."""
+    with Log(connection) as log:
+        log.append("message", [(1, 1), (2, 2)])
+        log.add_entries()
+        log.append("message", [(1, 3), (2, 4)])
+        statements: list[str] = []
+        connection._connection.set_trace_callback(statements.append)
+        found = log.searches.after_of([DeviceKey(1), DeviceKey(2)], Position(2))
+        connection._connection.set_trace_callback(None)
+        assert [row.position for row in found] == [3, 4]
+        assert not any("message_entry" in statement for statement in statements)
+
+
 def test_rows_by_arrival_are_read_within_their_time(connection: SqliteConnection) -> None:
     with Log(connection) as log:
         for ts in range(0, 3_000_000, 10_000):
