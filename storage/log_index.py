@@ -8,7 +8,6 @@ An entry may name rows that were deleted since. A position is never used twice, 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Any, Final, Literal
 
 import msgspec
@@ -63,7 +62,7 @@ class Entries:
             earliest, latest = min(some), max(some)
             if latest // _SPAN_MS != earliest // _SPAN_MS:
                 span = some[0] // _SPAN_MS
-                some = list(takewhile(lambda ts, span=span: ts // _SPAN_MS == span, some))  # type: ignore[misc]
+                some = some[: next(index for index, ts in enumerate(some) if ts // _SPAN_MS != span)]
                 earliest, latest = min(some), max(some)
             behind = first + len(some)
             ordered = list(some) == sorted(some)

@@ -24,7 +24,7 @@ _NEWEST = 1_000  # positions at the end of the log
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 #: Rows that are read of a device first, at least, when the rows of several devices are merged.
 _FIRST_ROWS = 8
-#: Rows that are read together when a search has no limit.
+#: Rows that are read together when a search has no limit: about so many, and at most `_ROWS_AT_ONCE`.
 _ROWS = 1_024
 _ROWS_AT_ONCE = 4_096
 
@@ -156,7 +156,7 @@ class MessageSearches:
         )
         return [MessageRow(*row) for row in rows.tuples()]
 
-    def _search(self, log: "_Log[_Row]", devices: Sequence[DeviceKey], search: Range) -> Iterator[_Row]:
+    def _search(self, log: "_LogTable[_Row]", devices: Sequence[DeviceKey], search: Range) -> Iterator[_Row]:
         if not devices:
             return iter(())
         found = _Found(self._db, self._log, log, search)
@@ -196,7 +196,7 @@ class MessageSearches:
             return [(row[1], row[2]) for row in self._log.read_on(table, indexed, columns="position, device, ts")]
 
 
-class _Log(Generic[_Row]):
+class _LogTable(Generic[_Row]):
     """A table of the log, and what its rows are."""
 
     def __init__(self, table: Table, row: type[_Row]) -> None:
@@ -206,18 +206,18 @@ class _Log(Generic[_Row]):
         self.decode: Callable[[str], list[_Row]] = msgspec.json.Decoder(GenericAlias(list, (row,))).decode
 
 
-_MESSAGES = _Log("message", MessageRow)
-_ACTIONS = _Log("action", ActionRow)
-_LOGS: Mapping[Table, _Log[Any]] = {"message": _MESSAGES, "action": _ACTIONS}
+_MESSAGES = _LogTable("message", MessageRow)
+_ACTIONS = _LogTable("action", ActionRow)
+_LOGS: Mapping[Table, _LogTable[Any]] = {"message": _MESSAGES, "action": _ACTIONS}
 
 
 class _Found(Generic[_Row]):
     """What a search finds in a table, with the index and behind it."""
 
-    def __init__(self, db: StoreConnection, messages: MessageStore, log: _Log[_Row], search: Range) -> None:
+    def __init__(self, db: StoreConnection, messages: MessageStore, log: _LogTable[_Row], search: Range) -> None:
         self._db = db
         self._messages = messages
-        self._log: _Log[_Row] = log
+        self._log: _LogTable[_Row] = log
         self._search = search
         self._index = LogIndex(db, log.table)
         #: Rows up to this position have an entry, as far as `late` knows.

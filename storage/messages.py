@@ -1,8 +1,8 @@
 """The message log and the positions of its consumers. The caller holds the transaction.
 
 A row is appended without an index entry, because the rows of one commit belong to many devices, and each row would
-change another page of every index. Some thousand rows get their entries together (storage/log_index.py), which who adds
-them to the folds has made (broker/messages/projections.py).
+change another page of every index. Some thousand rows get their entries together (storage/log_index.py). The projector
+makes the entries (broker/messages/projections.py); this store makes those that are missing.
 
 Messages alone are one statement, which is a transaction of its own: each statement more has the writer's thread wait
 for the interpreter lock several times. So the counter of the highest position is behind them. The rows themselves say
@@ -25,9 +25,9 @@ _MESSAGE = MessageRow.__struct_fields__
 _ACTION = ActionRow.__struct_fields__
 _FAILED = ("position", "device", "cts", "reason", "payload")
 
-#: With so many rows without an entry, the entries are made here: whoever should have made them did not.
+#: With so many rows without an entry, the store makes the entries itself: the projector did not.
 _UNINDEXED_MOST = 32_000
-#: Positions of one step whose rows are read for it, at most: those that came before this start.
+#: Positions of one step for which the store makes the entries itself, at most.
 _READ_POSITIONS = 20_000
 
 Parameters = Mapping[str, Any]
@@ -126,7 +126,7 @@ class MessageStore:
         return Missing(behind, upto, {table: self._entries_of(table, behind, upto) for table in _TABLES})
 
     def missing_too_many(self, head: Position) -> Missing | None:
-        """As `missing` of the stored rows, when there are so many that whoever should have made the entries did not.
+        """As `missing` of the stored rows, when there are so many that the projector did not make the entries.
         `head` is that of a commit to come."""
         if self._indexed is None:
             self._indexed = self.counter("indexed")
@@ -134,21 +134,17 @@ class MessageStore:
             return None
         return self.missing(self.head(), at_least=_UNINDEXED_MOST)
 
-    def index(self) -> bool:
-        """Make the index entries of rows that have none, some thousands; return whether there are more of them."""
-        head = self.head()
-        if (missing := self.missing(head)) is None:
-            return False
-        self.add_missing(missing)
-        return missing.upto < head
-
     def add_missing(self, missing: Missing) -> None:
+        """Add entries, unless others were added since they were made."""
         if self.counter("indexed") == missing.behind:
             self._add_entries(missing.upto, missing.entries)
 
     def add_entries(self, messages: Sequence[Entry], behind: Position, upto: Position) -> None:
-        """Add the index entries of all messages after `behind`, up to `upto`. When others have an entry meanwhile, or
-        have none, those of the messages that lack one are made here."""
+        """Add the index entries of all messages after `behind`, up to `upto`, and of the Actions between them.
+
+        When the last entry in the store is not of the row at `behind`, because a write of entries failed or the store
+        made some itself, these entries are not used, and the store makes those that are missing.
+        """
         indexed = Position(self.counter("indexed"))
         if indexed >= upto or upto < self._index_after:
             return

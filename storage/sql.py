@@ -25,7 +25,7 @@ class StoreConnection(Protocol):
         """Insert rows, or replace those with the same key, in few statements. Floats keep every bit."""
 
     def numbers_in(self, parameter: str) -> str:
-        """A query: the numbers of the JSON array whose text is in `parameter`."""
+        """A query for the numbers of the JSON array whose text is in `parameter`."""
 
     def rows_at(
         self,

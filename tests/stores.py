@@ -38,8 +38,17 @@ def make_index(path: Path) -> None:
         messages, is_more = MessageStore(connection), True
         while is_more:
             connection.begin(write=True)
-            is_more = messages.index()
+            is_more = index(messages)
             connection.commit()
+
+
+def index(messages: MessageStore) -> bool:
+    """Make the index entries of rows that have none, some thousands; return whether there are more of them."""
+    head = messages.head()
+    if (missing := messages.missing(head)) is None:
+        return False
+    messages.add_missing(missing)
+    return missing.upto < head
 
 
 class KeptStore:

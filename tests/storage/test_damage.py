@@ -21,6 +21,7 @@ from storage.records import ActionRow, MessageRow
 from storage.retention import RetentionStore
 from storage.sql import StoreDamagedError
 from tests.damaged_pages import damage, leaves
+from tests.stores import index
 
 ROWS = 600
 FIRST, SECOND = DeviceKey(1), DeviceKey(2)
@@ -53,7 +54,7 @@ def new_log(path: Path, *, indexed: bool) -> Path:
         db.begin(write=True)
         store.append([message(position) for position in range(1, ROWS + 1)], [], [], head=ROWS)
         if indexed:
-            store.index()
+            index(store)
         db.commit()
     return path
 
@@ -182,7 +183,7 @@ def test_a_store_whose_old_index_is_damaged_gets_the_new_one(tmp_path: Path) -> 
     with opened(path) as db:
         store = MessageStore(db)
         db.begin(write=True)
-        while store.index():
+        while index(store):
             pass
         db.commit()
         found = MessageSearches(db, store).page([FIRST], EVERYTHING)
@@ -266,7 +267,7 @@ def test_a_table_whose_end_is_damaged_is_set_aside_and_the_log_goes_on(path: Pat
         db.begin(write=True)
         action = ActionRow(Position(ROWS + 2), FIRST, SECOND, Milliseconds(1), Milliseconds(1), 1, "{}")
         store.append([message(ROWS + 1)], [action], [], head=ROWS + 2)
-        store.index()
+        index(store)
         db.commit()
         assert [row.position for row in MessageSearches(db, store).page([SECOND], EVERYTHING)] == [ROWS + 1]
     told = [log for log in logs if log["event"] == "tables_set_aside"]

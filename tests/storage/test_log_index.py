@@ -20,6 +20,7 @@ from storage.messages import MessageStore
 from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
 from storage.retention import RetentionStore
+from tests.stores import index
 
 DEVICES = (1, 2, 3)
 
@@ -156,7 +157,7 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
         patch.setattr(message_searches, "_FIRST_ROWS", 1)
         for step in steps:
             if step == "index":
-                log.store.index()
+                index(log.store)
             elif step == "entries":
                 log.add_entries()
             elif isinstance(step, int):
@@ -231,7 +232,7 @@ def test_rows_have_one_entry_when_entries_come_late(connection: SqliteConnection
         log.append("message", [(1, 1)])
         late = log.entries.made
         log.append("message", [(1, 2)])
-        log.store.index()
+        index(log.store)
         log.store.add_entries(late, Position(0), Position(1))
         assert log.without_entries() == 0
         log.append("message", [(1, 3)])
@@ -322,7 +323,7 @@ def test_entries_go_with_their_rows(connection: SqliteConnection) -> None:
 def test_a_search_reads_the_index_and_the_rows_it_names(connection: SqliteConnection, search: Range) -> None:
     with Log(connection) as log:
         log.append("message", [(1, 5)])
-        log.store.index()
+        index(log.store)
         statements: list[str] = []
         connection._connection.set_trace_callback(statements.append)
         log.searches.page([DeviceKey(1), DeviceKey(2)], search)
@@ -443,7 +444,7 @@ def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
     with log:
         log.head = 8
         assert log.without_entries() == 8
-        log.store.index()
+        index(log.store)
         assert log.without_entries() == 0
         log.append("message", [(1, 4)])
         assert [
