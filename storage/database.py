@@ -52,7 +52,7 @@ from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.snapshots import SnapshotStore
-from storage.sql import StoreConnection, StoreDamagedError, StoreError, StoreFullError
+from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, StoreError, StoreFullError
 from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
 from storage.trial_invitations import TrialInvitationStore
@@ -172,6 +172,8 @@ class Group:
     seconds: float = 0.0
     #: How long its commit took without the processor time of the writer.
     disk_seconds: float = 0.0
+    #: The messages as the engine takes them.
+    encoded: EncodedRows | None = None
 
     @property
     def row_count(self) -> int:
@@ -397,6 +399,11 @@ class Database:
         """Take the open group, and have the writer's thread commit it."""
         group, self.open_group = self.open_group, Group()
         self._wanted = trio.Event()
+        if group.messages and self._writer is not None:
+            # On the loop: its processor has the rows in its cache, and while the writer's thread makes this, the loop
+            # waits for the interpreter lock as long.
+            with suppress(OverflowError, ValueError):  # the writer meets the same, and the senders are told
+                group.encoded = self._writer.connection.encoded(group.messages)
         group.began = time.perf_counter()
         if self._thread is not None:
             group.job = self._thread.begin(partial(self._commit, group))
@@ -467,12 +474,12 @@ class Database:
     ) -> None:
         connection, log = transaction.connection, transaction.messages
         if group.messages and not (group.actions or group.failed or works or missing):
-            log.append_alone(group.messages, head=group.head)
+            log.append_alone(group.encoded or group.messages, head=group.head)
             return
         try:
             connection.begin(write=True)
             if group.row_count:
-                log.append(group.messages, group.actions, group.failed, head=group.head)
+                log.append(group.encoded or group.messages, group.actions, group.failed, head=group.head)
             else:
                 log.save_head()
             if missing is not None:

@@ -3,7 +3,7 @@
 All but the two `wait_` methods is synchronous, because it runs once per message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
@@ -38,6 +38,22 @@ class Journal:
         group.bytes_held += len(data)
         self._database.request_commit()
         return position
+
+    def append_messages(
+        self, device: DeviceKey, stamps: Iterable[Milliseconds], cts: Milliseconds, mv: int, texts: Sequence[str]
+    ) -> Sequence[Position]:
+        """As `append_message` for each of the texts, which have these ts; returns their positions."""
+        positions = range(self._head + 1, self._head + 1 + len(texts))
+        self._head = Position(positions[-1])
+        group = self._database.open_group
+        group.messages += [
+            MessageRow(position, device, ts, cts, mv, data)  # type: ignore[arg-type] # as above
+            for position, ts, data in zip(positions, stamps, texts, strict=False)
+        ]
+        group.head = self._head
+        group.bytes_held += sum(map(len, texts))
+        self._database.request_commit()
+        return positions  # type: ignore[return-value] # as above
 
     def append_action(
         self, *, device: DeviceKey, source: DeviceKey, ts: Milliseconds, cts: Milliseconds, mv: int, data: str

@@ -19,7 +19,7 @@ from storage.damage import read_around
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import Entries, Entry, LogIndex, Table
 from storage.records import ActionRow, FailedMessageRow, MessageRow
-from storage.sql import StoreConnection, StoreDamagedError, sure
+from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, sure
 
 _MESSAGE = MessageRow.__struct_fields__
 _ACTION = ActionRow.__struct_fields__
@@ -59,7 +59,7 @@ class MessageStore:
 
     def append(
         self,
-        messages: Sequence[MessageRow],
+        messages: Sequence[MessageRow] | EncodedRows,
         actions: Sequence[ActionRow],
         failed: Sequence[FailedMessageRow],
         *,
@@ -75,7 +75,7 @@ class MessageStore:
             self._db.insert_many("failed_message", _FAILED, failed)
         self.save_head()
 
-    def append_alone(self, messages: Sequence[MessageRow], *, head: Position) -> None:
+    def append_alone(self, messages: Sequence[MessageRow] | EncodedRows, *, head: Position) -> None:
         """Add messages without a transaction around it."""
         self._db.insert_many("message", _MESSAGE, messages)
         self._head, self._is_head_saved = head, False

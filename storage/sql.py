@@ -1,7 +1,9 @@
 """The interface between stores and a database engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NewType, Protocol
+
+EncodedRows = NewType("EncodedRows", str)
 
 
 class QueryResult(Protocol):
@@ -18,8 +20,11 @@ class StoreConnection(Protocol):
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult: ...
 
-    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any] | EncodedRows) -> None:
         """Insert array-like rows in one statement, in order, as fast as the engine can. A list becomes JSON text."""
+
+    def encoded(self, rows: Sequence[Any]) -> EncodedRows:
+        """Rows as the engine takes them, for `insert_many`; any thread may call this."""
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows, or replace those with the same key, in few statements. Floats keep every bit."""

@@ -11,7 +11,7 @@ from broker.trace.refusals import Refusals
 from storage.database import EngineConnection
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import Milliseconds
-from storage.sql import QueryResult
+from storage.sql import EncodedRows, QueryResult
 
 T = TypeVar("T")
 
@@ -116,7 +116,10 @@ class BreakableConnection:
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult:
         return self._connection.execute(sql, parameters)
 
-    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+    def encoded(self, rows: Sequence[Any]) -> EncodedRows:
+        return self._connection.encoded(rows)
+
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any] | EncodedRows) -> None:
         if self._engine.error is not None and not self._is_begun:  # a transaction of its own
             raise self._engine.error
         self._connection.insert_many(table, columns, rows)

@@ -22,21 +22,23 @@ _Choice = Callable[[Transaction], DeviceTypeRecord | None]
 class ManifestVersion:
     """One immutable version of a Manifest, with its normaliser.
 
-    `normalize` and `normalize_noting` are those of `Normalizer`. With a `transform`, they take any bytes and may raise
-    TransformFailedError.
+    `normalize`, `normalize_fitting` and `normalize_noting` are those of `Normalizer`. With a `transform`, they take any
+    bytes and may raise TransformFailedError.
     """
 
-    __slots__ = ("manifest", "normalize", "normalize_noting", "version")
+    __slots__ = ("manifest", "normalize", "normalize_fitting", "normalize_noting", "version")
 
     def __init__(self, version: int, manifest: Manifest) -> None:
         self.version = version
         self.manifest = manifest
         normalizer = Normalizer(manifest)
         normalize: Callable[[bytes], bytes | None] = normalizer.normalize
+        fitting: Callable[[bytes], bytes | None] = normalizer.normalize_fitting
         noting: Callable[[bytes, list[DroppedField]], bytes | None] = normalizer.normalize_noting
         # Decided here and not for each message, so that devices without a transform have no cost.
         transform = manifest.transform
         self.normalize = normalize if transform is None else partial(_transform, transform, normalize)
+        self.normalize_fitting = fitting if transform is None else partial(_transform, transform, fitting)
         self.normalize_noting = noting if transform is None else partial(_transform_noting, transform, noting)
 
     @property

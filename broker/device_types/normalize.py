@@ -57,21 +57,23 @@ class Normalizer:
         # Nothing remained, a group is to be dropped, or a text contains `{}`.
         return None if len(normalized) == 2 else self.normalize_leniently(payload)
 
-    def normalize_noting(self, payload: bytes, dropped: list[DroppedField]) -> bytes | None:
-        """As `normalize`; `dropped` gets the fields that are not kept.
-
-        A message that fits costs no more than with `normalize`: its decoder refuses unknown fields.
-        """
+    def normalize_fitting(self, payload: bytes) -> bytes | None:
+        """As `normalize`; None also when something does not fit, or it is no JSON. A fit costs no more than with
+        `normalize`: the decoder refuses unknown fields."""
         try:
             if len(payload) > JSON_NESTING_MAX:
                 check_nesting(payload)
             if not payload.isascii():
                 payload.decode()
             normalized = _encode(self._decode_fitting(payload))
-            if b"{}" not in normalized:
-                return normalized
         except (msgspec.DecodeError, UnicodeDecodeError):
-            pass  # something does not fit, or it is no JSON
+            return None
+        return None if b"{}" in normalized else normalized
+
+    def normalize_noting(self, payload: bytes, dropped: list[DroppedField]) -> bytes | None:
+        """As `normalize`; `dropped` gets the fields that are not kept."""
+        if (fitting := self.normalize_fitting(payload)) is not None:
+            return fitting
         kept = self.normalize(payload)
         given = _JSON.decode(payload.decode())
         dropped += dropped_fields(self._fields, given, {} if kept is None else msgspec.json.decode(kept))

@@ -110,6 +110,12 @@ class Meter:
             self._is_noted = True
             self._host.note(self)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `count` will not raise. False may be wrong: the clock is not asked."""
+        window = self._window
+        return len(window.times) - window.first < self.rate.minute and self._day.used < self.rate.day
+
     def check(self) -> None:
         """Raise RateLimitExceeded if the next call would be refused. Nothing is counted."""
         self._require_room(self._now_ms(), self._steady_ms())

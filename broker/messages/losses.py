@@ -66,9 +66,13 @@ class LostFields:
         self._of: OrderedDict[DeviceKey, OrderedDict[str, LostField]] = OrderedDict()
 
     def is_due(self, device: DeviceKey, now_ms: Milliseconds) -> bool:
-        """Whether this message is to be looked at, although its sender does not ask."""
+        """Whether a message of the device is to be looked at, although its sender does not ask."""
         next_ms = self._next.get(device)
-        if next_ms is not None and next_ms - _LOOK_MS <= now_ms < next_ms:
+        return next_ms is None or not next_ms - _LOOK_MS <= now_ms < next_ms
+
+    def takes(self, device: DeviceKey, now_ms: Milliseconds) -> bool:
+        """As `is_due`, for a message that is looked at then: the next ones are not due."""
+        if not self.is_due(device, now_ms):
             return False
         if len(self._next) > 10 * _DEVICES:
             self._next.clear()

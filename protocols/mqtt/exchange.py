@@ -137,13 +137,23 @@ class MqttExchange:
         stored = self._stored
         self.left = ()
         self._outbox.cork()
+        own, together = self._own_topics, list[Publish]()
         for packet in packets if self._space is None else self._in_turn(packets):
             if type(packet) is Publish and packet.qos < 2:
-                self._publish(packet)
                 if packet.qos:
                     stored.append(packet.packet_id)
+                if packet.topic in own:
+                    together.append(packet)
+                    continue
+            if together:
+                self._publish_all(together)
+                together = []
+            if type(packet) is Publish and packet.qos < 2:
+                self._publish(packet)
             elif not self._receive(packet):
                 break
+        if together:
+            self._publish_all(together)
         self._outbox.uncork()
         if stored or self._received:
             received, reasons = self._received, self._reasons
@@ -229,11 +239,38 @@ class MqttExchange:
         with suppress(StorageUnavailable):  # `_acknowledge` gets it, too
             await self._ingest.wait_committed()
 
+    def _publish_all(self, packets: Sequence[Publish]) -> None:
+        """As `_publish` for each of them, which are messages of the device, in their order."""
+        if len(packets) == 1:
+            self._publish(packets[0])
+            return
+        packets = packets if self._meter is None else [packet for packet in packets if self._is_counted(packet)]
+        payloads, done = [packet.payload for packet in packets], 0
+        while accepted := len(self._ingest.submit_many(self._device, payloads[done:])):
+            done += accepted
+            for packet in packets[done : done + 1]:  # what is to be said of it, `submit` knows
+                self._offer(packet)
+                done += 1
+        for packet in packets[done:]:
+            self._offer(packet)
+
     def _publish(self, packet: Publish) -> None:
+        if self._meter is None or self._is_counted(packet):
+            self._offer(packet)
+
+    def _is_counted(self, packet: Publish) -> bool:
+        """Count a message, also one that is refused; False when it is over the rate limit, which is answered."""
+        try:
+            if self._meter is not None:
+                self._meter.count()
+        except RateLimitExceeded as error:
+            self._refuse(packet, error)
+            return False
+        return True
+
+    def _offer(self, packet: Publish) -> None:
         device, payload = self._device, packet.payload
         try:
-            if self._meter is not None:  # also for messages that are refused
-                self._meter.count()
             if packet.topic not in self._own_topics:
                 self._publish_openly(packet)
                 return

@@ -26,10 +26,11 @@ frames, whatever they are.
 How the server uses the channel, with one reader task for each connection:
 
     verdicts = []
-    for payload in received_messages:                # str of a text frame, bytes of a binary one
+    offers = channel.receive_usual(payloads)         # str of a text frame, bytes of a binary one
+    for payload in payloads[len(offers):]:
         for event in channel.receive(payload):
             match event:
-                case MessageOffered():
+                case MessageOffered():               # as for the offers
                     try: position = ingest.submit(links[event.sdid].device, event.data, event.ts)
                     except DomainError as error: verdicts.append((event, error))
                     else: verdicts.append((event, position))
@@ -42,7 +43,7 @@ With `ack`, every offer must be settled exactly once, also when storing has fail
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias, assert_never
@@ -76,7 +77,6 @@ from protocols.websocket.frames import (
     ServerFrame,
     UnregisterFrame,
     acknowledgement,
-    client_frame,
     decode_client_frame,
     device_list,
     error_frame,
@@ -211,37 +211,42 @@ class DeviceChannel:
 
     # --- Frames of the client ---
 
+    def receive_usual(self, payloads: Sequence[str | bytes]) -> list[MessageOffered]:
+        """Process the client frames of one turn from the first one on, as long as each is a usual message, as nearly
+        every frame is; `receive` takes the next one. It would say the same of these, one by one, and take longer."""
+        offers = list[MessageOffered]()
+        if self._closed or self._trust is not None:
+            return offers
+        registered = self._registered
+        for payload in payloads:
+            if type(payload) is not str or (members := members_of_text(payload)) is None:
+                break
+            sdid, cid, kind = members.sdid, members.cid, members.type
+            if (
+                sdid not in registered
+                or not (kind == "message" or (kind is None and members.ddid is None))
+                or not (cid is None or (type(cid) is str and len(cid) <= CID_MAX_CHARACTERS))
+                or (data := bytes(members.data))[:1] != b"{"
+            ):
+                break
+            if (meter := registered[sdid]) is not None:
+                if not meter.has_room:
+                    break
+                meter.count()
+            offers.append(MessageOffered(sdid, data, members.ts, cid))
+        if offers:
+            self.form = FrameForm.JSON
+            if self.ack:
+                self._line += offers
+        return offers
+
     def receive(self, payload: str | bytes) -> tuple[ChannelEvent, ...]:
         """Process one client frame: `str` of a text frame, `bytes` of a binary one. Ignored after the close."""
         if self._closed:
             return ()
         if self._trust is not None and (ending := self._count_stranger(1)):
             return ending
-        members = members_of_text(payload) if type(payload) is str else None
-        if members is None:
-            frame = decode_client_frame(payload)
-        else:
-            sdid, cid, kind = members.sdid, members.cid, members.type
-            if (
-                (kind == "message" or (kind is None and members.ddid is None))
-                and sdid in self._registered
-                and (cid is None or (type(cid) is str and len(cid) <= CID_MAX_CHARACTERS))
-                and (data := bytes(members.data))[:1] == b"{"
-            ):  # nearly every frame; the ways below say the same of it
-                self.form = FrameForm.JSON
-                if (meter := self._registered[sdid]) is not None:
-                    try:
-                        meter.count()
-                    except RateLimitExceeded as over:
-                        return self._refuse(over, cid, FrameForm.JSON) if self.ack else ()
-                offer = MessageOffered(sdid, data, members.ts, cid)
-                if self.ack:
-                    self._line.append(offer)
-                return (offer,)
-            frame = client_frame(members)
-        return self._receive_frame(frame)
-
-    def _receive_frame(self, frame: ClientFrame) -> tuple[ChannelEvent, ...]:
+        frame = decode_client_frame(payload)
         self.form = frame.form
         if not isinstance(frame, RegisterFrame) and (refusal := self._count(frame)) is not None:
             return self._refuse_message(refusal, frame)

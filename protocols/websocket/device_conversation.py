@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import groupby, repeat
+from operator import attrgetter
 from typing import Final
 
 import trio
@@ -49,6 +51,8 @@ from storage.sql import StoreError
 ANSWERS_WAITING: Final = 10_000
 # Destination devices of Actions that are cached until the next check.
 DESTINATIONS_REMEMBERED: Final = 1000
+
+Verdicts = list[tuple[ChannelOffer, Position | DomainError]]
 
 
 class _Registration:
@@ -117,7 +121,8 @@ class DeviceConversation:
         connection = self._connection
         connection.cork()
         try:
-            self._handle(iter(payloads))
+            offers = self._channel.receive_usual(payloads)
+            self._handle(iter(payloads[len(offers) :] if offers else payloads), offers)
         finally:
             connection.uncork()
         return (
@@ -144,29 +149,17 @@ class DeviceConversation:
         finally:
             self._connection.uncork()
 
-    def _handle(self, payloads: Iterator[str | bytes]) -> None:
+    def _handle(self, payloads: Iterator[str | bytes], offers: Sequence[MessageOffered] = ()) -> None:
         """Process messages in order, until one must wait: a registration, or an Action to a new destination. That one
-        and all behind it are then in `_left`."""
-        receive, submit, registrations = self._channel.receive, self._ingest.submit, self._registrations
-        overhead = 0
-        dropped: list[DroppedField] | None = [] if self._channel.ack else None
-        verdicts: list[tuple[ChannelOffer, Position | DomainError]] = []
+        and all behind it are then in `_left`. `offers` are the messages before the payloads."""
+        receive, overhead, verdicts = self._channel.receive, 0, Verdicts()
+        if offers:
+            overhead = len(offers) - self._submit_all(offers, verdicts)
         for payload in payloads:
             overhead += 1
             for event in receive(payload):
                 if type(event) is MessageOffered:
-                    try:
-                        device = registrations[event.sdid].device
-                        verdicts.append((event, submit(device, event.data, event.ts, dropped)))
-                        overhead -= 1
-                        if dropped:
-                            event.warnings = tuple(dropped)
-                            dropped.clear()
-                    except DomainError as error:
-                        note_refusal(self._rooms.core.refusals, "websocket", error)
-                        verdicts.append((event, error))
-                        if dropped:
-                            dropped.clear()
+                    overhead -= self._submit(self._registrations[event.sdid].device, event, verdicts)
                 elif type(event) is ActionOffered:
                     destination = self._destinations.get((event.sdid, event.ddid))
                     if destination is None:
@@ -271,6 +264,43 @@ class DeviceConversation:
 
     # --- Messages and Actions ---
 
+    def _submit_all(self, offers: Sequence[MessageOffered], verdicts: Verdicts) -> int:
+        """Submit messages, in their order; returns how many were accepted."""
+        accepted = 0
+        for sdid, some in groupby(offers, attrgetter("sdid")):
+            device, of_device = self._registrations[sdid].device, list(some)
+            if len(of_device) > 1:
+                accepted += self._submit_together(device, of_device, verdicts)
+            else:
+                accepted += self._submit(device, of_device[0], verdicts)
+        return accepted
+
+    def _submit_together(self, device: Device, offers: Sequence[MessageOffered], verdicts: Verdicts) -> int:
+        """As `_submit_all`, for messages of one device."""
+        accepted = done = 0
+        is_told, payloads, stamps = self._channel.ack, [offer.data for offer in offers], [offer.ts for offer in offers]
+        while positions := self._ingest.submit_many(device, payloads[done:], stamps[done:], is_told=is_told):
+            verdicts += zip(offers[done:], positions, strict=False)
+            done += len(positions)
+            accepted += len(positions)
+            for offer in offers[done : done + 1]:  # what is to be said of it, `submit` knows
+                accepted += self._submit(device, offer, verdicts)
+                done += 1
+        return accepted + sum(self._submit(device, offer, verdicts) for offer in offers[done:])
+
+    def _submit(self, device: Device, offer: MessageOffered, verdicts: Verdicts) -> bool:
+        """Submit one message; returns whether it was accepted."""
+        dropped: list[DroppedField] | None = [] if self._channel.ack else None
+        try:
+            verdicts.append((offer, self._ingest.submit(device, offer.data, offer.ts, dropped)))
+        except DomainError as error:
+            note_refusal(self._rooms.core.refusals, "websocket", error)
+            verdicts.append((offer, error))
+            return False
+        if dropped:
+            offer.warnings = tuple(dropped)
+        return True
+
     async def _submit_action(self, offer: ActionOffered) -> Position | DomainError:
         """Send an Action whose destination is to be found first."""
         try:
@@ -302,7 +332,7 @@ class DeviceConversation:
         self._destinations[offer.sdid, offer.ddid] = destination
         return destination
 
-    def _settle_when_durable(self, verdicts: list[tuple[ChannelOffer, Position | DomainError]]) -> None:
+    def _settle_when_durable(self, verdicts: Verdicts) -> None:
         if not verdicts or not self._channel.ack:
             return
         if any(type(verdict) is int for _, verdict in verdicts):
@@ -310,16 +340,12 @@ class DeviceConversation:
         else:
             self._settle(verdicts, None)
 
-    def _settle(
-        self, verdicts: list[tuple[ChannelOffer, Position | DomainError]], error: StorageUnavailable | None
-    ) -> None:
-        mid = recent_mids(self._ingest).find
+    def _settle(self, verdicts: Verdicts, error: StorageUnavailable | None) -> None:
+        stored = [verdict for _, verdict in verdicts if isinstance(verdict, int)]
+        results: Iterator[str | DomainError] = repeat(error) if error else iter(recent_mids(self._ingest).find(stored))
         self._act(
             self._channel.settle(
-                [
-                    (offer, (mid(verdict) if error is None else error) if isinstance(verdict, int) else verdict)
-                    for offer, verdict in verdicts
-                ]
+                [(offer, next(results) if isinstance(verdict, int) else verdict) for offer, verdict in verdicts]
             )
         )
 

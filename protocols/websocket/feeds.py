@@ -1,6 +1,6 @@
 """The live feed, /live: every message of the selected devices, as soon as it is stored (reference 19.2)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,22 +38,20 @@ class RecentMids:
         self._mid = mid
         self._known: dict[Position, str] = {}
 
-    def kept(self, position: Position) -> str:
-        """The mid, which is kept for who asks next."""
-        mid = self._known.get(position)
-        if mid is None:
-            if len(self._known) >= _MIDS_KEPT:
-                self._known.clear()
-            mid = self._known[position] = self._mid(position)
-        return mid
+    def of(self, positions: Sequence[Position]) -> list[str]:
+        """The mids, which are kept for who asks next."""
+        mids = self.find(positions)
+        if len(self._known) + len(mids) > _MIDS_KEPT:
+            self._known.clear()
+        self._known.update(zip(positions, mids, strict=True))
+        return mids
 
-    @property
-    def find(self) -> Callable[[Position], str]:
-        """Gives the mid of a position, worked out anew unless it was kept."""
-        return self._find if self._known else self._mid
-
-    def _find(self, position: Position) -> str:
-        return self._known.get(position) or self._mid(position)
+    def find(self, positions: Sequence[Position]) -> list[str]:
+        """The mids, worked out anew unless they were kept."""
+        mid, known = self._mid, self._known.get
+        return (
+            [known(position) or mid(position) for position in positions] if self._known else list(map(mid, positions))
+        )
 
 
 @lru_cache(maxsize=1)
@@ -65,16 +63,19 @@ def recent_mids(ingest: Ingest) -> RecentMids:
 @lru_cache(maxsize=1)
 def encodings(ingest: Ingest) -> Mapping[FrameForm, FeedEncoding]:
     """The encodings of messages and Actions, one object for each form, so that subscribers share frames."""
-    mid = recent_mids(ingest).kept
+    mids = recent_mids(ingest)
+
+    def named(pairs: Sequence[tuple[MessageRow, Device]]) -> Iterator[tuple[tuple[MessageRow, Device], str]]:
+        return zip(pairs, mids.of([row.position for row, _ in pairs]), strict=True)
 
     def json_messages(pairs: Sequence[tuple[MessageRow, Device]]) -> bytes:
-        return encode_frames([message_text(row, device, mid(row.position)) for row, device in pairs])
+        return encode_frames([message_text(row, device, mid) for (row, device), mid in named(pairs)])
 
     def json_action(action: Action) -> bytes:
         return encode_text_frame(action_frame(action))
 
     def packed_messages(pairs: Sequence[tuple[MessageRow, Device]]) -> bytes:
-        return encode_frames(_to_message_pack(message_object(row, device, mid(row.position))) for row, device in pairs)
+        return encode_frames(_to_message_pack(message_object(row, device, mid)) for (row, device), mid in named(pairs))
 
     def packed_action(action: Action) -> bytes:
         return encode_frame(_to_message_pack(action_object(action)))

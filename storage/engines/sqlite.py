@@ -17,7 +17,7 @@ import structlog
 from storage.damage import Damage
 from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
 from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
-from storage.sql import StoreDamagedError, StoreError, StoreFullError
+from storage.sql import EncodedRows, StoreDamagedError, StoreError, StoreFullError
 
 _log = structlog.get_logger(__name__)
 
@@ -81,14 +81,17 @@ class SqliteConnection:
         except sqlite3.Error as error:
             raise _store_error(error, sql, self._damage) from error
 
-    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+    def encoded(self, rows: Sequence[Any]) -> EncodedRows:
+        return EncodedRows(self._encode(rows).decode())
+
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any] | EncodedRows) -> None:
         if (sql := self._inserts.get(table)) is None:
             values = [f"json_extract(value, '$[{index}]')" for index in range(len(columns))]
             # Table and column names come from the stores, never from a request.
             names = ", ".join(columns)
             sql = f"INSERT INTO {table} ({names}) SELECT {', '.join(values)} FROM json_each(:rows)"  # noqa: S608
             self._inserts[table] = sql
-        self.execute(sql, {"rows": self._encode(rows).decode()})
+        self.execute(sql, {"rows": rows if isinstance(rows, str) else self.encoded(rows)})
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         # Bound values: SQLite's parser of numbers in JSON text would lose the last bits of a double.

@@ -334,7 +334,7 @@ def test_a_mid_that_a_subscriber_got_is_worked_out_once_and_those_kept_are_bound
     mids = RecentMids(mid)
     positions = [Position(number) for number in range(1, 20_000)]
     for position in positions:
-        assert mids.kept(position) == mids.kept(position) == mids.find(position) == f"mid of {position}"
+        assert mids.of([position]) == mids.of([position]) == mids.find([position]) == [f"mid of {position}"]
     assert asked == positions
     assert len(mids._known) < 10_000
-    assert mids.find(positions[0]) == "mid of 1"
+    assert mids.find(positions[:2]) == ["mid of 1", "mid of 2"]
