@@ -3,17 +3,21 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from tests.benchmarks.suite.contest import Contender, Measure, Row, Sample, UnavailableError, compete, table
 
 
-def fixed(name: str, turns: list[str], *samples: Sample) -> Contender:
+def fixed(name: str, turns: list[str], *samples: Sample | Exception) -> Contender:
     left = list(samples)
 
     @contextmanager
     def contender() -> Iterator[Measure]:
         def measure(_seconds: float) -> Sample:
             turns.append(name)
-            return left.pop(0)
+            if isinstance(sample := left.pop(0), Exception):
+                raise sample
+            return sample
 
         yield measure
 
@@ -49,3 +53,25 @@ def test_they_take_turns_and_ratios_are_of_each_turn() -> None:
         "| theirs | 100 (10 to 200) generator-bound | 0.90 (0.50 to 1.00) |  |  |  |  |",
         "| aedes | not measured: node is not installed | | | | | | |",
     ]
+
+
+def test_a_reference_that_fails_is_out_of_its_row_and_the_others_are_measured_on() -> None:
+    turns: list[str] = []
+    contenders = {
+        "ours": fixed("ours", turns, Sample(100), Sample(120)),
+        "nats": fixed("nats", turns, Sample(5), TimeoutError("timed out")),
+        "aedes": fixed("aedes", turns, Sample(50), Sample(60)),
+    }
+    text = table([compete(Row("MQTT", contenders), rounds=2, seconds=1, told=list[str]().append)])
+    assert turns == ["ours", "nats", "aedes", "aedes", "nats", "ours"]
+    assert text.splitlines()[3:] == [
+        "| ours | 110 (100 to 120) |  |  |  |  |  |",
+        "| aedes | 55 (50 to 60) | 2.00 (2.00 to 2.00) |  |  |  |  |",
+        "| nats | not measured: in round 2: TimeoutError: timed out | | | | | | |",
+    ]
+
+
+def test_when_the_daemon_fails_the_comparison_ends() -> None:
+    row = Row("MQTT", {"ours": fixed("ours", [], TimeoutError("timed out")), "theirs": fixed("theirs", [], Sample(5))})
+    with pytest.raises(TimeoutError):
+        compete(row, rounds=1, seconds=1, told=list[str]().append)

@@ -104,7 +104,10 @@ def running(command: Sequence[str], **options: int) -> Iterator[subprocess.Popen
 
 
 def compete(row: Row, *, rounds: int, seconds: float, told: Callable[[str], None]) -> Outcome:
-    """Measure the contenders of a row in turns; the order is turned round after each round."""
+    """Measure the contenders of a row in turns; the order is turned round after each round.
+
+    A reference that fails is out of the row: the others are measured on. When the daemon fails, everything ends.
+    """
     outcome = Outcome(row)
     with ExitStack() as stack:
         ready: dict[str, Measure] = {}
@@ -114,8 +117,17 @@ def compete(row: Row, *, rounds: int, seconds: float, told: Callable[[str], None
             except UnavailableError as error:
                 outcome.missing[name] = str(error)
         for number in range(rounds):
-            for name in ready if number % 2 == 0 else reversed(ready):
-                sample = ready[name](seconds)
+            for name in list(ready) if number % 2 == 0 else list(reversed(ready)):
+                try:
+                    sample = ready[name](seconds)
+                except (OSError, UnavailableError, RuntimeError) as error:
+                    if name == next(iter(row.contenders)):
+                        raise
+                    outcome.samples.pop(name, None)
+                    outcome.missing[name] = f"in round {number + 1}: {type(error).__name__}: {error}"
+                    del ready[name]
+                    told(f"{row.name}, round {number + 1}: {name} failed: {error}")
+                    continue
                 outcome.samples.setdefault(name, []).append(sample)
                 told(f"{row.name}, round {number + 1}: {name} {sample.rate:,.0f}/s")
     return outcome

@@ -1,5 +1,6 @@
 """NATS JetStream as a contender: a log that syncs the disk before it acknowledges a message, over its own protocol."""
 
+import itertools
 import json
 import socket
 import subprocess
@@ -26,6 +27,7 @@ listen: 127.0.0.1:{port}
 jetstream {{ store_dir: "{folder}", sync_interval: always }}
 """
 _STREAM: Final = {"name": "MESSAGES", "subjects": ["messages.>"], "storage": "file", "num_replicas": 1}
+_inboxes = itertools.count()
 _HELLO: Final = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 
 
@@ -97,7 +99,8 @@ def _create_stream(port: int) -> None:
 
 
 def _publisher(port: int, number: int, window: int) -> Publisher:
-    inbox = f"told.{number}"
+    # Answers to the last turn may still come: they must not go to this one.
+    inbox = f"told.{next(_inboxes)}"
     packet = b"PUB messages.%d %b %d\r\n%b\r\n" % (number, inbox.encode(), len(PAYLOAD), PAYLOAD)
     return Publisher(_connected(port, inbox), [packet] * max(RING_PACKETS, window * 4), window, _Acknowledgements())
 
