@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.messages.decoding import decode, flat
+from broker.messages.columns import columns_of
+from broker.messages.decoding import decoded
 from broker.messages.intervals import MINUTE_MS, Interval
 from broker.messages.rollups import (
     EVERY_MESSAGE,
@@ -41,7 +42,6 @@ Open = dict[Interval, tuple[int, Cells]]  # the newest bucket of each level: its
 _ROWS_AT_ONCE: Final = 256
 #: From so many rows on, it pays to look at columns.
 _MANY: Final = 4
-_NUMBERS: Final = frozenset((int, float))
 
 _encode = msgspec.json.Encoder().encode
 _decode_fields = msgspec.json.Decoder(Fields).decode
@@ -116,10 +116,8 @@ class Folds:
                 return False
         self.position = rows[-1].position
         minutes = len(self._minutes)
-        data = [decode(row.data) for row in rows]
-        if len(rows) < _MANY or not self._fold_columns(rows, data):
-            for row, one in zip(rows, data, strict=True):
-                fields = flat(one)
+        if len(rows) < _MANY or not self._fold_columns(rows):
+            for row, fields in decoded(rows):
                 add_row(self._minutes, row.ts, fields)
                 self._lay(row, fields)
         self._rows += len(rows)
@@ -129,30 +127,25 @@ class Folds:
             self._weigh()
         return True
 
-    def _fold_columns(self, rows: Sequence[MessageRow], data: Sequence[Mapping[str, Any]]) -> bool:
+    def _fold_columns(self, rows: Sequence[MessageRow]) -> bool:
         """Add rows of one minute that have the same fields; False: they are not such rows, and nothing was added."""
-        first, stamps = data[0], [row.ts for row in rows]
+        stamps = [row.ts for row in rows]
         newest_ms = max(stamps)
-        if set(map(len, data)) != {len(first)} or min(stamps) < newest_ms - newest_ms % MINUTE_MS:
+        if min(stamps) < newest_ms - newest_ms % MINUTE_MS:
             return False
-        try:
-            columns = [(name, [one[name] for one in data]) for name in first]
-        except KeyError:
-            return False
-        kinds = [set(map(type, column)) for _, column in columns]
-        if any(dict in kind for kind in kinds):
+        if (columns := columns_of([row.data for row in rows])) is None:
             return False
         values = values_in(self._minutes, newest_ms)
         values[EVERY_MESSAGE].count += len(rows)
-        for (name, column), kind in zip(columns, kinds, strict=True):
+        newest = len(rows) - 1 - stamps[::-1].index(newest_ms)  # of equal ts the last received
+        latest: dict[str, Any] = {}
+        for name, column, is_number in columns:
             of_field = values[name]
             of_field.count += len(column)
-            if kind <= _NUMBERS:
+            if is_number:
                 of_field.numbers.extend(column)
-            elif kind & _NUMBERS:
-                of_field.numbers.extend(value for value in column if type(value) in _NUMBERS)
-        newest = len(rows) - 1 - stamps[::-1].index(newest_ms)  # of equal ts the last received
-        self._lay(rows[newest], data[newest])
+            latest[name] = column[newest]
+        self._lay(rows[newest], latest)
         return True
 
     def _lay(self, row: MessageRow, fields: Mapping[str, Any]) -> None:

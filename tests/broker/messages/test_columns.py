@@ -1,0 +1,69 @@
+"""The columns of messages are what each message has by itself."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.messages.columns import columns_of
+from broker.messages.decoding import decode
+
+NAMES = st.sampled_from(["a", "temp.c", "f0", "class", "é", "__init__"])
+VALUES = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.booleans(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.just({"inner": 1}),
+)
+MESSAGES = st.lists(st.dictionaries(NAMES, VALUES, min_size=1), min_size=1, max_size=6)
+#: Often all messages have the same fields.
+ALIKE = st.lists(NAMES, min_size=1, unique=True).flatmap(
+    lambda names: st.lists(st.fixed_dictionaries(dict.fromkeys(names, VALUES)), min_size=1, max_size=6)
+)
+
+
+@given(MESSAGES | ALIKE)
+def test_columns_have_the_values_of_each_message_with_their_types(messages: list[dict[str, Any]]) -> None:
+    texts = [json.dumps(message) for message in messages]
+    columns = columns_of(texts)
+    if columns is None:
+        return
+    rows = [{column.name: column.values[index] for column in columns} for index in range(len(texts))]
+    expected = [decode(text) for text in texts]
+    assert [[(name, type(row[name]), row[name]) for name in sorted(row)] for row in rows] == [
+        [(name, type(row[name]), row[name]) for name in sorted(row)] for row in expected
+    ]
+    for column in columns:
+        kinds = {type(value) for value in column.values}
+        assert kinds <= {int, float} if column.is_number else not kinds & {int, float, dict}
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_taken"),
+    [
+        (['{"a":1,"b":"x"}', '{"b":"y","a":2.5}'], True),
+        (['{"a":true}', '{"a":false}'], True),
+        (['{"a":[1,"x"]}', '{"a":[]}'], True),
+        (['{"a":true}', '{"a":"on"}'], True),
+        (['{"a":1}', '{"b":1}'], False),
+        (['{"a":1,"b":2}', '{"a":1}'], False),
+        (['{"a":1}', '{"a":1,"b":2}'], False),
+        (['{"a":1}', '{"a":"1"}'], False),
+        (['{"a":1}', '{"a":true}'], False),
+        (['{"a":"x"}', '{"a":{"b":1}}'], False),
+        (['{"a":{"b":1}}', '{"a":{"b":2}}'], False),
+        (["{}", "{}"], False),
+    ],
+)
+def test_messages_with_the_same_fields_of_the_same_kinds_have_columns(texts: list[str], is_taken: bool) -> None:
+    assert (columns_of(texts) is not None) is is_taken
+
+
+def test_messages_with_very_many_fields_have_none() -> None:
+    for number, is_taken in ((64, True), (65, False)):
+        text = json.dumps({f"field{index}": index for index in range(number)})
+        assert (columns_of([text, text]) is not None) is is_taken
