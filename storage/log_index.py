@@ -23,6 +23,8 @@ _SPAN_MS: Final = 10_000
 #: Groups of rows grow up to so many, for a caller who reads on.
 _GROUP_MOST: Final = 1_024
 
+_encode = msgspec.json.Encoder().encode
+
 _Read = Sequence[Any]  # ordered, number, positions, and by time first_ts, last_ts, key
 
 
@@ -66,7 +68,7 @@ class Entries:
                 earliest, latest = min(some), max(some)
             behind = first + len(some)
             ordered = list(some) == sorted(some)
-            written = ",".join(map(str, positions[first:behind]))
+            written = _encode(positions[first:behind])[1:-1].decode()  # a tenth of the time of `str` for each
             self._put(Entry(device, earliest, latest, ordered, len(some), written))
             first = behind
 
