@@ -181,8 +181,8 @@ class Ingest:
                 source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
                 if (data := normalize(payload)) is None:
                     break
-                if quotas is not None:
-                    quotas.charge_message(device, len(payload), now_ms)
+                if quotas is not None and not quotas.takes_message(device, len(payload), now_ms):
+                    break
             except (DomainError, TransformFailedError):
                 break
             times.append(source_ts)
