@@ -179,6 +179,11 @@ class Run:
             "standing": quotas.standing(self.device),
         }
 
+    def waiting(self) -> tuple[int, int]:
+        """The rows that wait for the writer, and their bytes."""
+        group = self._services.core.database.open_group
+        return group.row_count, group.bytes_held
+
     async def rows(self) -> Sequence[MessageRow]:
         return await self._services.core.database.read(lambda tx: list(tx.messages.after(Position(0))))
 
@@ -243,7 +248,7 @@ TOLD = replace(MANY, is_told=True)
 @given(st.sampled_from([PLAIN, TRANSFORMED]), STEPS)
 @example(PLAIN, [MANY, Plan(6), MANY, MANY])
 @example(PLAIN, [MANY, Allowance(6), TOLD, TOLD])
-@example(PLAIN, [MANY, ClockSet(-5), MANY, TOLD])
+@example(PLAIN, [MANY, ClockSet(9), MANY, ClockSet(-5), MANY, TOLD])
 @example(PLAIN, [MANY, DeviceEnabled(enabled=False), MANY, TOLD, DeviceEnabled(enabled=True), MANY])
 @example(TRANSFORMED, [Batch([(b"7", None), (b"x,y,z\n1", None), (b"\xff", None), (b"8", None)] * 2, is_told=True)])
 def test_messages_that_come_together_are_as_those_that_come_one_by_one(
@@ -281,6 +286,14 @@ async def test_the_sender_of_messages_that_came_together_is_known_when_they_are_
     ingest.after_commit(lambda _: senders.append(ingest.sender(kitchen.key)))
     await ingest.wait_committed()
     assert senders == [kitchen]
+
+
+async def test_messages_that_wait_for_the_writer_take_as_much_room(tmp_path: Path) -> None:
+    async with both(tmp_path) as runs:
+        for run in runs:
+            run.submit_all([(payload, None) for payload in PAYLOADS * 2], is_told=True)
+        many, one = (run.waiting() for run in runs)
+        assert many == one > (0, 0)
 
 
 async def test_messages_that_come_together_have_one_cts_which_never_goes_back(tmp_path: Path) -> None:
