@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 
 import trio
 
@@ -244,29 +245,27 @@ class MqttExchange:
         if len(packets) == 1:
             self._publish(packets[0])
             return
-        packets = packets if self._meter is None else [packet for packet in packets if self._is_counted(packet)]
-        payloads, done = [packet.payload for packet in packets], 0
+        meter = self._meter
+        counted = packets if meter is None else list(takewhile(lambda _packet: meter.counts(), packets))
+        payloads, done = [packet.payload for packet in counted], 0
         while accepted := len(self._ingest.submit_many(self._device, payloads[done:])):
             done += accepted
-            for packet in packets[done : done + 1]:  # what is to be said of it, `submit` knows
+            for packet in counted[done : done + 1]:  # what is to be said of it, `submit` knows
                 self._offer(packet)
                 done += 1
-        for packet in packets[done:]:
+        for packet in counted[done:]:
             self._offer(packet)
+        for packet in packets[len(counted) :]:
+            self._publish(packet)
 
     def _publish(self, packet: Publish) -> None:
-        if self._meter is None or self._is_counted(packet):
-            self._offer(packet)
-
-    def _is_counted(self, packet: Publish) -> bool:
-        """Count a message, also one that is refused; False when it is over the rate limit, which is answered."""
         try:
-            if self._meter is not None:
+            if self._meter is not None:  # also for messages that are refused
                 self._meter.count()
         except RateLimitExceeded as error:
             self._refuse(packet, error)
-            return False
-        return True
+        else:
+            self._offer(packet)
 
     def _offer(self, packet: Publish) -> None:
         device, payload = self._device, packet.payload
