@@ -22,7 +22,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import LogIndex
 from storage.message_searches import Range
 from storage.records import MessageRow
-from storage.sql import StoreDamagedError, StoreError
+from storage.sql import EncodedRows, StoreDamagedError, StoreError
 from tests.fakes import BreakableEngine, HeldRunner, run_inline
 
 DEVICE = DeviceKey(1)
@@ -273,6 +273,26 @@ async def test_a_row_that_cannot_be_stored_does_not_end_the_writer(database: Dat
         await journal.wait_committed()
     append(journal)
     await journal.wait_committed()
+
+
+@pytest.mark.parametrize("error", [TypeError("no JSON"), MemoryError(), OverflowError("too large"), ValueError("no")])
+async def test_an_error_while_rows_are_encoded_fails_their_senders_and_not_the_writer(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_connection: SqliteConnection, _rows: object) -> EncodedRows:
+        raise error
+
+    database = Database(engine)
+    async with running(database):
+        journal = Journal(database, head=Position(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteConnection, "encoded", fail)
+            append(journal)
+            with pytest.raises(StoreError, match=type(error).__name__):
+                await journal.wait_committed()
+        append(journal)
+        await journal.wait_committed()
+        assert await database.read(rows_in("message")) == 1
 
 
 # Handlers and callbacks of a commit
