@@ -455,6 +455,7 @@ class Database:
             self._commit_together(transaction, group, group.works, transaction.messages.missing_too_many(group.head))
         except StoreDamagedError:
             self._commit_apart(transaction, group)
+        group.encoded = None  # as large as the rows, which live on until all are told
         group.seconds = time.perf_counter() - began
         group.disk_seconds = group.seconds - (time.thread_time() - worked)
 

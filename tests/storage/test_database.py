@@ -308,6 +308,14 @@ async def test_handlers_hear_of_a_commit_before_its_callers(database: Database, 
     assert heard == ["committed 1", "told None", "waiter"]
 
 
+async def test_the_encoded_rows_are_given_up_with_the_commit(database: Database, journal: Journal) -> None:
+    held: list[object] = []
+    database.on_commit(lambda group: held.append(group.encoded))
+    append(journal)
+    await journal.wait_committed()
+    assert held == [None]
+
+
 async def test_a_group_is_on_disk_when_handlers_hear_of_it(
     database: Database, journal: Journal, engine: SqliteEngine
 ) -> None:
