@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.devices.registry import Device
 from broker.limits.overhead import FRAMES_AT_ONCE
 from broker.services import Services
 from config.limits import MAX_DATA_BYTES, PACKETS_PER_TURN
@@ -155,6 +156,30 @@ async def test_errors_are_told_in_the_order_of_the_messages(tmp_path: Path) -> N
         assert newest_first == [429, 400]  # the same text in the same millisecond counts once
         assert server.services.limits.meters.statistics().refused == 2
         assert await server.stored() == [ON.decode()]
+
+
+@pytest.mark.parametrize(
+    ("unusual", "looks"), [({1}, 1), ({0}, 1), ({16}, 2), ({9, 18, 25}, 3), (range(0, 32, 2), 1), (range(4, 32, 4), 1)]
+)
+async def test_few_messages_are_looked_at_twice(
+    server: Server, monkeypatch: pytest.MonkeyPatch, unusual: Collection[int], looks: int
+) -> None:
+    """Those at which messages that are accepted together end: after a few of them, the rest comes one by one."""
+    ingest, tried = server.services.messages.ingest, list[int]()
+    submit_many = ingest.submit_many
+
+    def note(device: Device, payloads: Sequence[bytes]) -> Sequence[Position]:
+        tried.append(len(payloads))
+        return submit_many(device, payloads)
+
+    peer = await server.connected()
+    await peer.send(publish(1))  # the first message of a device is looked at for lost fields
+    await peer.expect(puback(1))
+    monkeypatch.setattr(ingest, "submit_many", note)
+    await peer.send(*(publish(number, b"{" if number in unusual else data(number), qos=0) for number in range(32)))
+    await peer.expect_nothing()
+    assert len(tried) == looks
+    assert await server.stored() == [ON.decode(), *(data(n).decode() for n in range(32) if n not in unusual)]
 
 
 async def test_all_packets_of_whole_turns_are_acknowledged_in_their_order(server: Server) -> None:
