@@ -401,8 +401,8 @@ class Database:
         self._wanted = trio.Event()
         if group.messages and self._writer is not None:
             # On the loop: its processor has the rows in its cache, and while the writer's thread makes this, the loop
-            # waits for the interpreter lock as long.
-            with suppress(OverflowError, ValueError):  # the writer meets the same, and the senders are told
+            # waits for the interpreter lock as long. After an error the writer tries it, and the senders are told.
+            with suppress(Exception):
                 group.encoded = self._writer.connection.encoded(group.messages)
         group.began = time.perf_counter()
         if self._thread is not None:
@@ -455,6 +455,7 @@ class Database:
             self._commit_together(transaction, group, group.works, transaction.messages.missing_too_many(group.head))
         except StoreDamagedError:
             self._commit_apart(transaction, group)
+        group.encoded = None  # as large as the rows, which live on until all are told
         group.seconds = time.perf_counter() - began
         group.disk_seconds = group.seconds - (time.thread_time() - worked)
 

@@ -94,6 +94,11 @@ class Meter:
 
     def count(self) -> None:
         """Count a call, valid or not. Raises RateLimitExceeded; a refused call is not counted."""
+        while not self.counts():
+            self._require_room(self._now_ms(), self._steady_ms())
+
+    def counts(self) -> bool:
+        """Count a call when there is clearly room for it. After False nothing is counted, and `count` decides."""
         # Inlined, because every message calls this; `_require_room` checks the same and raises.
         now_ms, steady_ms = self._now_ms(), self._steady_ms()
         day, window, rate = self._day, self._window, self.rate
@@ -102,19 +107,14 @@ class Meter:
             or day.used >= rate.day
             or not day.since_ms <= now_ms < day.until_ms
         ):
-            self._require_room(now_ms, steady_ms)
+            return False
         window.times.append(steady_ms)
         day.used += 1
         self._unsaved += 1
         if not self._is_noted:
             self._is_noted = True
             self._host.note(self)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether `count` will not raise. False may be wrong: the clock is not asked."""
-        window = self._window
-        return len(window.times) - window.first < self.rate.minute and self._day.used < self.rate.day
+        return True
 
     def check(self) -> None:
         """Raise RateLimitExceeded if the next call would be refused. Nothing is counted."""

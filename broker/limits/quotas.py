@@ -130,17 +130,27 @@ class Quotas:
 
         Raises DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet; then nothing is charged.
         """
-        daily = self._messages_of(device) if self._devices else None
+        if self.takes_message(device, size, now_ms):
+            return
+        daily = self._messages_of(device)
         if daily is not None:
             self._require_day(device, daily, now_ms)
+        raise self._refusal(device, self._organization(device.type_organization, now_ms), now_ms)
+
+    def takes_message(self, device: Device, size: int, now_ms: int) -> bool:
+        """As `charge_message`, but False instead of a refusal, which is neither counted nor told."""
+        daily = self._messages_of(device) if self._devices else None
+        if daily is not None and not daily.has_room(1, now_ms):
+            return False
         payer = device.type.record.organization
         organization = self._organizations.get(payer) or self._organization(payer, now_ms)
         units = -(-size // UNIT_BYTES) or 1  # as `units_of`, but without a call for each message
         if not organization.take(units, now_ms):
-            raise self._refusal(device, organization, now_ms)
+            return False
         self._units += units
         if daily is not None:
             self._use_day(device, daily, now_ms)
+        return True
 
     def charge_action(self, source: Device, destination: Device, size: int, now_ms: int) -> None:
         """Charge an Action to its source; check the quota for its delivery. Raises as `charge_message`."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Final
 
 import msgspec
 
@@ -45,6 +46,9 @@ from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.sql import StoreError
 
+#: When `submit_many` has accepted fewer, the rest of a batch is submitted one by one: what it must leave to `submit` is
+#: looked at twice.
+TOGETHER_MIN: Final = 8
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -181,8 +185,8 @@ class Ingest:
                 source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
                 if (data := normalize(payload)) is None:
                     break
-                if quotas is not None:
-                    quotas.charge_message(device, len(payload), now_ms)
+                if quotas is not None and not quotas.takes_message(device, len(payload), now_ms):
+                    break
             except (DomainError, TransformFailedError):
                 break
             times.append(source_ts)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 
 import trio
 
@@ -16,6 +17,7 @@ from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
+from broker.messages.ingest import TOGETHER_MIN
 from broker.routing.connections import CloseReason
 from broker.topics.space import SERVICE, TopicMessage, TopicSpace
 from broker.topics.tree import is_topic
@@ -244,29 +246,28 @@ class MqttExchange:
         if len(packets) == 1:
             self._publish(packets[0])
             return
-        packets = packets if self._meter is None else [packet for packet in packets if self._is_counted(packet)]
-        payloads, done = [packet.payload for packet in packets], 0
-        while accepted := len(self._ingest.submit_many(self._device, payloads[done:])):
+        meter = self._meter
+        counted = packets if meter is None else list(takewhile(lambda _packet: meter.counts(), packets))
+        payloads, done, accepted = [packet.payload for packet in counted], 0, TOGETHER_MIN
+        while accepted >= TOGETHER_MIN and done < len(counted):
+            accepted = len(self._ingest.submit_many(self._device, payloads[done:]))
             done += accepted
-            for packet in packets[done : done + 1]:  # what is to be said of it, `submit` knows
+            for packet in counted[done : done + 1]:  # what is to be said of it, `submit` knows
                 self._offer(packet)
                 done += 1
-        for packet in packets[done:]:
+        for packet in counted[done:]:
             self._offer(packet)
+        for packet in packets[len(counted) :]:
+            self._publish(packet)
 
     def _publish(self, packet: Publish) -> None:
-        if self._meter is None or self._is_counted(packet):
-            self._offer(packet)
-
-    def _is_counted(self, packet: Publish) -> bool:
-        """Count a message, also one that is refused; False when it is over the rate limit, which is answered."""
         try:
-            if self._meter is not None:
+            if self._meter is not None:  # also for messages that are refused
                 self._meter.count()
         except RateLimitExceeded as error:
             self._refuse(packet, error)
-            return False
-        return True
+        else:
+            self._offer(packet)
 
     def _offer(self, packet: Publish) -> None:
         device, payload = self._device, packet.payload

@@ -229,10 +229,8 @@ class DeviceChannel:
                 or (data := bytes(members.data))[:1] != b"{"
             ):
                 break
-            if (meter := registered[sdid]) is not None:
-                if not meter.has_room:
-                    break
-                meter.count()
+            if (meter := registered[sdid]) is not None and not meter.counts():
+                break
             offers.append(MessageOffered(sdid, data, members.ts, cid))
         if offers:
             self.form = FrameForm.JSON

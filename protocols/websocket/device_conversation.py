@@ -21,6 +21,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, PermissionDenied, SourceDeviceDisabled, StorageUnavailable, Unauthorized
 from broker.limits.meters import Channel
+from broker.messages.ingest import TOGETHER_MIN
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
@@ -277,12 +278,14 @@ class DeviceConversation:
 
     def _submit_together(self, device: Device, offers: Sequence[MessageOffered], verdicts: Verdicts) -> int:
         """As `_submit_all`, for messages of one device."""
-        accepted = done = 0
+        accepted, done, together = 0, 0, TOGETHER_MIN
         is_told, payloads, stamps = self._channel.ack, [offer.data for offer in offers], [offer.ts for offer in offers]
-        while positions := self._ingest.submit_many(device, payloads[done:], stamps[done:], is_told=is_told):
+        while together >= TOGETHER_MIN and done < len(offers):
+            positions = self._ingest.submit_many(device, payloads[done:], stamps[done:], is_told=is_told)
+            together = len(positions)
             verdicts += zip(offers[done:], positions, strict=False)
-            done += len(positions)
-            accepted += len(positions)
+            done += together
+            accepted += together
             for offer in offers[done : done + 1]:  # what is to be said of it, `submit` knows
                 accepted += self._submit(device, offer, verdicts)
                 done += 1

@@ -43,7 +43,7 @@ class RecentMids:
         mids = self.find(positions)
         if len(self._known) + len(mids) > _MIDS_KEPT:
             self._known.clear()
-        self._known.update(zip(positions, mids, strict=True))
+        self._known.update(zip(positions[-_MIDS_KEPT:], mids[-_MIDS_KEPT:], strict=True))
         return mids
 
     def find(self, positions: Sequence[Position]) -> list[str]:

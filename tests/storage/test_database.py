@@ -22,7 +22,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import LogIndex
 from storage.message_searches import Range
 from storage.records import MessageRow
-from storage.sql import StoreDamagedError, StoreError
+from storage.sql import EncodedRows, StoreDamagedError, StoreError
 from tests.fakes import BreakableEngine, HeldRunner, run_inline
 
 DEVICE = DeviceKey(1)
@@ -275,6 +275,26 @@ async def test_a_row_that_cannot_be_stored_does_not_end_the_writer(database: Dat
     await journal.wait_committed()
 
 
+@pytest.mark.parametrize("error", [TypeError("no JSON"), MemoryError(), OverflowError("too large"), ValueError("no")])
+async def test_an_error_while_rows_are_encoded_fails_their_senders_and_not_the_writer(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_connection: SqliteConnection, _rows: object) -> EncodedRows:
+        raise error
+
+    database = Database(engine)
+    async with running(database):
+        journal = Journal(database, head=Position(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteConnection, "encoded", fail)
+            append(journal)
+            with pytest.raises(StoreError, match=type(error).__name__):
+                await journal.wait_committed()
+        append(journal)
+        await journal.wait_committed()
+        assert await database.read(rows_in("message")) == 1
+
+
 # Handlers and callbacks of a commit
 
 
@@ -286,6 +306,14 @@ async def test_handlers_hear_of_a_commit_before_its_callers(database: Database, 
     await journal.wait_committed()
     heard.append("waiter")
     assert heard == ["committed 1", "told None", "waiter"]
+
+
+async def test_the_encoded_rows_are_given_up_with_the_commit(database: Database, journal: Journal) -> None:
+    held: list[object] = []
+    database.on_commit(lambda group: held.append(group.encoded))
+    append(journal)
+    await journal.wait_committed()
+    assert held == [None]
 
 
 async def test_a_group_is_on_disk_when_handlers_hear_of_it(

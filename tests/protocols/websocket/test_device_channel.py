@@ -309,7 +309,7 @@ _MEMBERS = {
 def test_a_text_frame_means_what_the_same_bytes_mean(
     members: dict[str, object], indent: int | None, ack: bool, is_metered: bool
 ) -> None:
-    """Text frames of messages take a short way, binary ones do not."""
+    """Of the short way for usual messages, `receive_usual`, test_batches.py says the same."""
     text = json.dumps(members, indent=indent)
     given: list[list[object]] = []
     for payload in (text, text.encode()):

@@ -338,3 +338,5 @@ def test_a_mid_that_a_subscriber_got_is_worked_out_once_and_those_kept_are_bound
     assert asked == positions
     assert len(mids._known) < 10_000
     assert mids.find(positions[:2]) == ["mid of 1", "mid of 2"]
+    assert mids.of(positions) == [f"mid of {position}" for position in positions]
+    assert len(mids._known) < 10_000
