@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NewType, Protocol
 
+#: Rows as an engine takes them, for one of its tables.
 EncodedRows = NewType("EncodedRows", str)
 
 

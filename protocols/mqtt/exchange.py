@@ -17,7 +17,6 @@ from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
-from broker.messages.ingest import TOGETHER_MIN
 from broker.routing.connections import CloseReason
 from broker.topics.space import SERVICE, TopicMessage, TopicSpace
 from broker.topics.tree import is_topic
@@ -248,15 +247,9 @@ class MqttExchange:
             return
         meter = self._meter
         counted = packets if meter is None else list(takewhile(lambda _packet: meter.counts(), packets))
-        payloads, done, accepted = [packet.payload for packet in counted], 0, TOGETHER_MIN
-        while accepted >= TOGETHER_MIN and done < len(counted):
-            accepted = len(self._ingest.submit_many(self._device, payloads[done:]))
-            done += accepted
-            for packet in counted[done : done + 1]:  # what is to be said of it, `submit` knows
-                self._offer(packet)
-                done += 1
-        for packet in counted[done:]:
-            self._offer(packet)
+        for index, positions in self._ingest.submit_all(self._device, [packet.payload for packet in counted]):
+            if not positions:
+                self._offer(counted[index])
         for packet in packets[len(counted) :]:
             self._publish(packet)
 

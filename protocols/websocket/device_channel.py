@@ -27,10 +27,11 @@ How the server uses the channel, with one reader task for each connection:
 
     verdicts = []
     offers = channel.receive_usual(payloads)         # str of a text frame, bytes of a binary one
+    verdicts += submitted(offers)                    # as each MessageOffered below
     for payload in payloads[len(offers):]:
         for event in channel.receive(payload):
             match event:
-                case MessageOffered():               # as for the offers
+                case MessageOffered():
                     try: position = ingest.submit(links[event.sdid].device, event.data, event.ts)
                     except DomainError as error: verdicts.append((event, error))
                     else: verdicts.append((event, position))
@@ -213,7 +214,10 @@ class DeviceChannel:
 
     def receive_usual(self, payloads: Sequence[str | bytes]) -> list[MessageOffered]:
         """Process the client frames of one turn from the first one on, as long as each is a usual message, as nearly
-        every frame is; `receive` takes the next one. It would say the same of these, one by one, and take longer."""
+        every frame is. The caller gives the frames behind them to `receive`, one by one.
+
+        `receive` takes usual messages, too, in the same way, and longer for each.
+        """
         offers = list[MessageOffered]()
         if self._closed or self._trust is not None:
             return offers

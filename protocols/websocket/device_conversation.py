@@ -21,7 +21,6 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, PermissionDenied, SourceDeviceDisabled, StorageUnavailable, Unauthorized
 from broker.limits.meters import Channel
-from broker.messages.ingest import TOGETHER_MIN
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
@@ -267,29 +266,17 @@ class DeviceConversation:
 
     def _submit_all(self, offers: Sequence[MessageOffered], verdicts: Verdicts) -> int:
         """Submit messages, in their order; returns how many were accepted."""
-        accepted = 0
+        accepted, is_told = 0, self._channel.ack
         for sdid, some in groupby(offers, attrgetter("sdid")):
             device, of_device = self._registrations[sdid].device, list(some)
-            if len(of_device) > 1:
-                accepted += self._submit_together(device, of_device, verdicts)
-            else:
-                accepted += self._submit(device, of_device[0], verdicts)
+            payloads, stamps = [offer.data for offer in of_device], [offer.ts for offer in of_device]
+            for index, positions in self._ingest.submit_all(device, payloads, stamps, is_told=is_told):
+                if positions:
+                    verdicts += zip(of_device[index:], positions, strict=False)
+                    accepted += len(positions)
+                else:
+                    accepted += self._submit(device, of_device[index], verdicts)
         return accepted
-
-    def _submit_together(self, device: Device, offers: Sequence[MessageOffered], verdicts: Verdicts) -> int:
-        """As `_submit_all`, for messages of one device."""
-        accepted, done, together = 0, 0, TOGETHER_MIN
-        is_told, payloads, stamps = self._channel.ack, [offer.data for offer in offers], [offer.ts for offer in offers]
-        while together >= TOGETHER_MIN and done < len(offers):
-            positions = self._ingest.submit_many(device, payloads[done:], stamps[done:], is_told=is_told)
-            together = len(positions)
-            verdicts += zip(offers[done:], positions, strict=False)
-            done += together
-            accepted += together
-            for offer in offers[done : done + 1]:  # what is to be said of it, `submit` knows
-                accepted += self._submit(device, offer, verdicts)
-                done += 1
-        return accepted + sum(self._submit(device, offer, verdicts) for offer in offers[done:])
 
     def _submit(self, device: Device, offer: MessageOffered, verdicts: Verdicts) -> bool:
         """Submit one message; returns whether it was accepted."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -166,16 +166,18 @@ async def test_few_messages_are_looked_at_twice(
 ) -> None:
     """Those at which messages that are accepted together end: after a few of them, the rest comes one by one."""
     ingest, tried = server.services.messages.ingest, list[int]()
-    submit_many = ingest.submit_many
+    submit_usual = ingest._submit_usual
 
-    def note(device: Device, payloads: Sequence[bytes]) -> Sequence[Position]:
+    def note(
+        device: Device, payloads: Sequence[bytes], stamps: Iterable[object], *, is_told: bool
+    ) -> Sequence[Position]:
         tried.append(len(payloads))
-        return submit_many(device, payloads)
+        return submit_usual(device, payloads, stamps, is_told=is_told)
 
     peer = await server.connected()
     await peer.send(publish(1))  # the first message of a device is looked at for lost fields
     await peer.expect(puback(1))
-    monkeypatch.setattr(ingest, "submit_many", note)
+    monkeypatch.setattr(ingest, "_submit_usual", note)
     await peer.send(*(publish(number, b"{" if number in unusual else data(number), qos=0) for number in range(32)))
     await peer.expect_nothing()
     assert len(tried) == looks
