@@ -35,7 +35,8 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, values: Sequence[Number]) -> "Aggregate":
-        total, mean, low, m2 = _exact(values) if set(map(type, values)) == {int} else _rounded(values)
+        total = sum(values)  # of integers alone it is one, and of nothing else
+        total, mean, low, m2 = _exact(values, total) if type(total) is int else _rounded(values)
         return cls(
             count=len(values),
             min=min(values),
@@ -100,9 +101,9 @@ def _sum_of_two(a: float, b: float) -> tuple[float, float]:
 _Moments = tuple[Number, float, float, float]  # sum, mean, the rounding error of the mean, m2
 
 
-def _exact(values: Sequence[Number]) -> _Moments:
+def _exact(values: Sequence[Number], total: int) -> _Moments:
     """Moments of whole numbers in integer arithmetic, because a double loses differences from 2**53 on."""
-    count, total = len(values), sum(values)
+    count = len(values)
     mean = total / count
     numerator, denominator = mean.as_integer_ratio()
     low = (total * denominator - count * numerator) / (count * denominator)

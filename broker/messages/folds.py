@@ -39,7 +39,7 @@ _Newest = tuple[MessageRow, Mapping[str, Any]]
 Open = dict[Interval, tuple[int, Cells]]  # the newest bucket of each level: its start (ms) and what is in it
 
 #: Numbers are summed up by so many rows: one by one takes ten times as long, and all at once more memory.
-_ROWS_AT_ONCE: Final = 256
+_ROWS_AT_ONCE: Final = 512
 #: From so many rows on, it pays to look at columns.
 _MANY: Final = 4
 

@@ -69,10 +69,12 @@ _ByDevice = Mapping[DeviceKey, Sequence[MessageRow]]
 
 @dataclass(frozen=True, slots=True)
 class ProjectorStatistics:
-    """`position`: of the last row in the folds. `written_position`: nothing up to there is missing in the store."""
+    """`position`: of the last row in the folds. `written_position`: nothing up to there is missing in the store.
+    `indexed_position`: rows up to there have index entries, which the store has or will have with its next commit."""
 
     position: Position
     written_position: Position
+    indexed_position: Position
     held_rows: int
     unwritten_devices: int
 
@@ -112,7 +114,7 @@ class Projector:
         return self._position
 
     def statistics(self) -> ProjectorStatistics:
-        return ProjectorStatistics(self._position, self._written, self._held_rows, len(self._unwritten))
+        return ProjectorStatistics(self._position, self._written, self._indexed, self._held_rows, len(self._unwritten))
 
     # What is in memory up to a position. A device without folds in memory has all its rows up to there in the store.
 

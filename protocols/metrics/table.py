@@ -200,6 +200,9 @@ BROKER: Final[Mapping[str, Part]] = {
         "written_position": _now(
             "projection_written_position", "The same, of what is in the store; a crash repeats the rest."
         ),
+        "indexed_position": _now(
+            "projection_indexed_position", "The position up to which the log has index entries; searches scan the rest."
+        ),
         "held_rows": _now("projection_held_rows", "Stored rows that snapshots and rollups do not have yet."),
         "unwritten_devices": _now(
             "projection_unwritten_devices", "Devices whose snapshots and rollups are to be written."

@@ -325,6 +325,8 @@ async def test_rows_get_their_index_entries_together(
     async def count() -> None:
         await wait_all_tasks_blocked()
         counts.append(await without_entries(services))
+        shown = services.messages.projector.statistics().indexed_position
+        assert services.messages.ingest.head - shown == counts[-1]
 
     await nursery.start(services.messages.projector.project_forever)
     await send(services, kitchen, 1)
