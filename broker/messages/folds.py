@@ -41,7 +41,11 @@ Open = dict[Interval, tuple[int, Cells]]  # the newest bucket of each level: its
 #: Numbers are summed up by so many rows: one by one takes ten times as long, and all at once more memory.
 _ROWS_AT_ONCE: Final = 512
 #: From so many rows on, it pays to look at columns.
-_MANY: Final = 4
+_MANY: Final = 8
+#: Rows of a device wait for each other, because each would touch all that is held of the device.
+_WAITING: Final = 16
+#: Longer ones are added at once: very many devices may have rows that wait.
+_WAITING_CHARACTERS: Final = 512
 
 _encode = msgspec.json.Encoder().encode
 _decode_fields = msgspec.json.Decoder(Fields).decode
@@ -80,6 +84,7 @@ class Folds:
         "_rows",
         "_size",
         "_tally",
+        "_waiting",
         "device",
         "position",
     )
@@ -93,6 +98,7 @@ class Folds:
         self._newest: _Newest | None = None
         self._minutes: Minutes = {}  # not summed up yet
         self._rows = 0  # of these minutes
+        self._waiting: list[MessageRow] = []  # not added yet, though `position` counts them
         self._open = opened
         self._closed: Buckets = {}
         self._late: Buckets = {}
@@ -115,8 +121,22 @@ class Folds:
             if not rows:
                 return False
         self.position = rows[-1].position
+        self._waiting += rows
+        if len(self._waiting) >= _WAITING:
+            self._add()
+            return True
+        for row in rows:
+            if len(row.data) > _WAITING_CHARACTERS:
+                self._add()
+                break
+        return True
+
+    def _add(self) -> None:
+        rows, self._waiting = self._waiting, []
+        if not rows:
+            return
         minutes = len(self._minutes)
-        if len(rows) < _MANY or not self._fold_columns(rows):
+        if len(rows) < _MANY or not self._add_columns(rows):
             for row, fields in decoded(rows):
                 add_row(self._minutes, row.ts, fields)
                 self._lay(row, fields)
@@ -125,9 +145,8 @@ class Folds:
             self._sum_up()
         elif len(self._minutes) > minutes:
             self._weigh()
-        return True
 
-    def _fold_columns(self, rows: Sequence[MessageRow]) -> bool:
+    def _add_columns(self, rows: Sequence[MessageRow]) -> bool:
         """Add rows of one minute that have the same fields; False: they are not such rows, and nothing was added."""
         stamps = [row.ts for row in rows]
         newest_ms = max(stamps)
@@ -160,6 +179,7 @@ class Folds:
     # Buckets
 
     def _sum_up(self) -> None:
+        self._add()
         for minute, values in self._minutes.items():
             cells = summarised(values)
             for level, width in LEVELS:
@@ -187,6 +207,7 @@ class Folds:
         return dict(self._laid())
 
     def _laid(self) -> Fields:
+        self._add()
         if self._newest is not None:
             lay_over(self._fields, self._newest[1], self._newest[0])
             self._newest = None

@@ -294,7 +294,7 @@ queries = st.tuples(st.sampled_from(list(Interval)), ends, st.sampled_from([1, 1
 @given(steps, st.lists(queries, min_size=1, max_size=4))
 def test_answers_equal_a_plain_recomputation(steps: list[Send | str], queries: list[tuple[Interval, int, int]]) -> None:
     # Few rows are many here, so that each way of adding them is taken.
-    with patch.multiple(folds, _MANY=2, _ROWS_AT_ONCE=3), patch.object(projections, "_WRITE_DEVICES", 1):
+    with patch.multiple(folds, _WAITING=3, _MANY=2, _ROWS_AT_ONCE=5), patch.object(projections, "_WRITE_DEVICES", 1):
         trio.run(_run, steps, queries)
 
 

@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.devices.registry import Device
 from broker.facts import MessagesStored
-from broker.messages import projections
+from broker.messages import folds, projections
 from broker.messages.decoding import decode
 from broker.messages.folds import Folds, open_buckets, write_folds
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
@@ -200,6 +200,7 @@ async def test_devices_are_written_in_parts_and_the_position_follows(
 async def test_what_waits_to_be_written_has_bounds(
     opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, bound: dict[str, int]
 ) -> None:
+    monkeypatch.setattr(folds, "_WAITING", 1)
     for name, value in bound.items():
         monkeypatch.setattr(projections, name, value)
     async with opener() as services:
@@ -296,6 +297,24 @@ async def test_rows_whose_adding_failed_are_read_from_the_log(held: Services, mo
     await projector.flush()
     assert await count_and_sum(held, kitchen) == (4, 10)
     assert await found_in_search(held, kitchen) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("characters", "number"), [(100, 15), (600, 0)])
+async def test_only_few_short_rows_of_a_device_wait(
+    services: Services, world: World, characters: int, number: int
+) -> None:
+    """They are in every answer all the same."""
+    kitchen = await kitchen_of(services)
+    for index in range(40):
+        payload = b'{"text":"%s","intensity":%d}' % (b"x" * characters, index)
+        services.messages.ingest.submit(kitchen, payload, NOW_MS - HOUR_MS)
+        await services.messages.ingest.wait_committed()
+        await services.messages.projector._catch_up()
+        waiting = len(services.messages.projector._folds[kitchen.key]._waiting)
+        assert waiting <= number
+    assert waiting == (40 % 16 if number else 0)
+    assert (await services.messages.snapshots.of(kitchen.key))["intensity"][2] == 39
+    assert await count_and_sum(services, kitchen) == (40, sum(range(40)))
 
 
 # The index of the log
