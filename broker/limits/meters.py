@@ -94,10 +94,10 @@ class Meter:
 
     def count(self) -> None:
         """Count a call, valid or not. Raises RateLimitExceeded; a refused call is not counted."""
-        while not self.counts():
+        while not self.try_count():
             self._require_room(self._now_ms(), self._steady_ms())
 
-    def counts(self) -> bool:
+    def try_count(self) -> bool:
         """Count a call when there is clearly room for it. After False nothing is counted, and `count` decides."""
         # Inlined, because every message calls this; `_require_room` checks the same and raises.
         now_ms, steady_ms = self._now_ms(), self._steady_ms()

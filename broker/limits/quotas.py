@@ -130,14 +130,14 @@ class Quotas:
 
         Raises DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet; then nothing is charged.
         """
-        if self.takes_message(device, size, now_ms):
+        if self.try_charge_message(device, size, now_ms):
             return
         daily = self._messages_of(device)
         if daily is not None:
             self._require_day(device, daily, now_ms)
         raise self._refusal(device, self._organization(device.type_organization, now_ms), now_ms)
 
-    def takes_message(self, device: Device, size: int, now_ms: int) -> bool:
+    def try_charge_message(self, device: Device, size: int, now_ms: int) -> bool:
         """As `charge_message`, but False instead of a refusal, which is neither counted nor told."""
         daily = self._messages_of(device) if self._devices else None
         if daily is not None and not daily.has_room(1, now_ms):

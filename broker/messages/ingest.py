@@ -136,7 +136,7 @@ class Ingest:
             failure = ""
             try:
                 noting = dropped
-                if noting is None and self.lost_fields.takes(key, now_ms):
+                if noting is None and self.lost_fields.take_turn(key, now_ms):
                     noting = []
                 data = version.normalize(payload) if noting is None else version.normalize_noting(payload, noting)
             except TransformFailedError as error:
@@ -206,7 +206,7 @@ class Ingest:
                 source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
                 if (data := normalize(payload)) is None:
                     break
-                if quotas is not None and not quotas.takes_message(device, len(payload), now_ms):
+                if quotas is not None and not quotas.try_charge_message(device, len(payload), now_ms):
                     break
             except (DomainError, TransformFailedError):
                 break

@@ -70,8 +70,8 @@ class LostFields:
         next_ms = self._next.get(device)
         return next_ms is None or not next_ms - _LOOK_MS <= now_ms < next_ms
 
-    def takes(self, device: DeviceKey, now_ms: Milliseconds) -> bool:
-        """As `is_due`, for a message that is looked at then: the next ones are not due."""
+    def take_turn(self, device: DeviceKey, now_ms: Milliseconds) -> bool:
+        """As `is_due`, for a message that is looked at when it is: then the next ones are not due."""
         if not self.is_due(device, now_ms):
             return False
         if len(self._next) > 10 * _DEVICES:

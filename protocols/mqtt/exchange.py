@@ -246,7 +246,7 @@ class MqttExchange:
             self._publish(packets[0])
             return
         meter = self._meter
-        counted = packets if meter is None else list(takewhile(lambda _packet: meter.counts(), packets))
+        counted = packets if meter is None else list(takewhile(lambda _packet: meter.try_count(), packets))
         for index, positions in self._ingest.submit_all(self._device, [packet.payload for packet in counted]):
             if not positions:
                 self._offer(counted[index])

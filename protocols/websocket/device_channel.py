@@ -216,7 +216,7 @@ class DeviceChannel:
         """Process the client frames of one turn from the first one on, as long as each is a usual message, as nearly
         every frame is. The caller gives the frames behind them to `receive`, one by one.
 
-        `receive` takes usual messages, too, in the same way, and longer for each.
+        `receive` does the same with a usual message, and takes longer.
         """
         offers = list[MessageOffered]()
         if self._closed or self._trust is not None:
@@ -233,7 +233,7 @@ class DeviceChannel:
                 or (data := bytes(members.data))[:1] != b"{"
             ):
                 break
-            if (meter := registered[sdid]) is not None and not meter.counts():
+            if (meter := registered[sdid]) is not None and not meter.try_count():
                 break
             offers.append(MessageOffered(sdid, data, members.ts, cid))
         if offers:

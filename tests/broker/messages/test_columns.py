@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.messages import columns as module
 from broker.messages.columns import columns_of
 from broker.messages.decoding import decode
 
@@ -64,6 +65,15 @@ def test_messages_with_the_same_fields_of_the_same_kinds_have_columns(texts: lis
 
 
 def test_messages_with_very_many_fields_have_none() -> None:
-    for number, is_taken in ((64, True), (65, False)):
+    for number, is_taken in ((32, True), (33, False)):
         text = json.dumps({f"field{index}": index for index in range(number)})
         assert (columns_of([text, text]) is not None) is is_taken
+
+
+def test_shapes_beyond_a_number_have_none_and_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a fleet with more shapes would compile a decoder for nearly every batch."""
+    monkeypatch.setattr(module, "_decoders", {})
+    monkeypatch.setattr(module, "_DECODERS", 2)
+    taken = [columns_of([f'{{"shape{shape}":1}}'] * 2) is not None for shape in (1, 2, 3, 1, 2, 3)]
+    assert taken == [True, True, False] * 2
+    assert len(module._decoders) == 2
