@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.messages.columns import columns_of
+from broker.messages.columns import Columns, Shape, shape_of
 from broker.messages.decoding import decoded
 from broker.messages.intervals import MINUTE_MS, Interval
 from broker.messages.rollups import (
@@ -82,6 +82,7 @@ class Folds:
         "_newest",
         "_open",
         "_rows",
+        "_shape",
         "_size",
         "_tally",
         "_waiting",
@@ -98,6 +99,7 @@ class Folds:
         self._newest: _Newest | None = None
         self._minutes: Minutes = {}  # not summed up yet
         self._rows = 0  # of these minutes
+        self._shape: Shape | None = None  # of the last rows
         self._waiting: list[MessageRow] = []  # not added yet, though `position` counts them
         self._open = opened
         self._closed: Buckets = {}
@@ -152,20 +154,26 @@ class Folds:
         newest_ms = max(stamps)
         if min(stamps) < newest_ms - newest_ms % MINUTE_MS:
             return False
-        if (columns := columns_of([row.data for row in rows])) is None:
+        if (columns := self._columns([row.data for row in rows])) is None:
             return False
         values = values_in(self._minutes, newest_ms)
-        values[EVERY_MESSAGE].count += len(rows)
-        newest = len(rows) - 1 - stamps[::-1].index(newest_ms)  # of equal ts the last received
-        latest: dict[str, Any] = {}
-        for name, column, is_number in columns:
+        number = len(rows)
+        values[EVERY_MESSAGE].count += number
+        for name, column in columns.numbers():
             of_field = values[name]
-            of_field.count += len(column)
-            if is_number:
-                of_field.numbers.extend(column)
-            latest[name] = column[newest]
-        self._lay(rows[newest], latest)
+            of_field.count += number
+            of_field.numbers += column
+        for name in columns.shape.others:
+            values[name].count += number
+        newest = number - 1 - stamps[::-1].index(newest_ms)  # of equal ts the last received
+        self._lay(rows[newest], columns.message(newest))
         return True
+
+    def _columns(self, texts: Sequence[str]) -> Columns | None:
+        if self._shape is not None and (columns := self._shape.columns(texts)) is not None:
+            return columns
+        before, self._shape = self._shape, shape_of(texts[0])
+        return None if self._shape is None or self._shape is before else self._shape.columns(texts)
 
     def _lay(self, row: MessageRow, fields: Mapping[str, Any]) -> None:
         newest = self._newest

@@ -1,6 +1,7 @@
 """Groups of numbers, merged in any order, compared with numpy (the hard case: a large offset and a tiny spread)."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import pairwise
 from math import inf, isclose
 from sys import float_info
@@ -62,6 +63,26 @@ def test_a_million_numbers_far_from_zero_in_minutes_of_sixty(offset: Number) -> 
     merged = merge_all(Aggregate.of(values[index : index + 60]) for index in range(0, len(values), 60))
     assert merged is not None
     assert isclose(merged.variance, variance(values), rel_tol=1e-9)
+
+
+@given(
+    st.sampled_from([0, 1, -(10**6), 1_760_000_000_000, 2**53 - 10_000, 2**53, 2**62]),
+    st.sampled_from([1, 3, 1_000, 10**6]),
+    st.lists(st.integers(-1000, 1000), min_size=1, max_size=600),
+)
+def test_moments_of_whole_numbers_are_exact_before_the_last_rounding(
+    offset: int, step: int, many: Sequence[int]
+) -> None:
+    values = [offset + step * one for one in many]
+    exact = Fraction(len(values) * sum(one * one for one in values) - sum(values) ** 2, len(values))
+    found = Aggregate.of(values)
+    assert found.m2 == float(exact)
+    mean = Fraction(sum(values), len(values))
+    assert abs(Fraction(found.mean_high) + Fraction(found.mean_low) - mean) <= abs(mean) / 2**100
+
+
+def test_values_that_a_double_has_exactly_have_a_variance_without_a_rounding_error() -> None:
+    assert Aggregate.of([0, 1]).variance == Aggregate.of([0.5, 1.5]).variance == 0.25
 
 
 def test_whole_numbers_stay_whole() -> None:

@@ -1,6 +1,7 @@
 """The columns of messages are what each message has by itself."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.messages import columns as module
-from broker.messages.columns import columns_of
+from broker.messages.columns import Columns, shape_of
 from broker.messages.decoding import decode
 
 NAMES = st.sampled_from(["a", "temp.c", "f0", "class", "é", "__init__"])
@@ -27,20 +28,31 @@ ALIKE = st.lists(NAMES, min_size=1, unique=True).flatmap(
 )
 
 
+def columns_of(texts: Sequence[str]) -> Columns | None:
+    """The columns of messages that all have the shape of the first one."""
+    shape = shape_of(texts[0])
+    return None if shape is None else shape.columns(texts)
+
+
 @given(MESSAGES | ALIKE)
 def test_columns_have_the_values_of_each_message_with_their_types(messages: list[dict[str, Any]]) -> None:
     texts = [json.dumps(message) for message in messages]
     columns = columns_of(texts)
     if columns is None:
         return
-    rows = [{column.name: column.values[index] for column in columns} for index in range(len(texts))]
-    expected = [decode(text) for text in texts]
-    assert [[(name, type(row[name]), row[name]) for name in sorted(row)] for row in rows] == [
-        [(name, type(row[name]), row[name]) for name in sorted(row)] for row in expected
-    ]
-    for column in columns:
-        kinds = {type(value) for value in column.values}
-        assert kinds <= {int, float} if column.is_number else not kinds & {int, float, dict}
+    numbers = dict(columns.numbers())
+    for index, text in enumerate(texts):
+        expected = decode(text)
+        assert kinds(columns.message(index)) == kinds(expected)
+        assert kinds({name: column[index] for name, column in numbers.items()}) == kinds(
+            {name: value for name, value in expected.items() if type(value) in (int, float)}
+        )
+        assert {*numbers, *columns.shape.others} == expected.keys()
+
+
+def kinds(fields: Mapping[str, Any]) -> dict[str, tuple[type, Any]]:
+    """`1`, `1.0` and `true` are equal in Python."""
+    return {name: (type(value), value) for name, value in fields.items()}
 
 
 @pytest.mark.parametrize(
@@ -72,8 +84,8 @@ def test_messages_with_very_many_fields_have_none() -> None:
 
 def test_shapes_beyond_a_number_have_none_and_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a fleet with more shapes would compile a decoder for nearly every batch."""
-    monkeypatch.setattr(module, "_decoders", {})
-    monkeypatch.setattr(module, "_DECODERS", 2)
+    monkeypatch.setattr(module, "_shapes", {})
+    monkeypatch.setattr(module, "_SHAPES", 2)
     taken = [columns_of([f'{{"shape{shape}":1}}'] * 2) is not None for shape in (1, 2, 3, 1, 2, 3)]
     assert taken == [True, True, False] * 2
-    assert len(module._decoders) == 2
+    assert len(module._shapes) == 2
