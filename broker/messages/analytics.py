@@ -178,8 +178,8 @@ class _Sight:
         return decoded([row for row in found if row.position > written[row.device]])
 
     def _written(self, device: DeviceKey) -> Position:
-        saved = self.tx.snapshots.of(device)
-        return Position(0) if saved is None else saved.position
+        saved, held = self.tx.snapshots.of(device), self._held.of.get(device)
+        return max(Position(0) if one is None else one.position for one in (saved, held))
 
 
 _Bucket = tuple[int, Aggregate]  # start (ms), summary

@@ -7,8 +7,10 @@ comes late for a closed bucket that is written already is added to it.
 A row counts once because the position of the last row is saved in the transaction of everything else.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -72,7 +74,7 @@ class Tally:
 
 
 class Folds:
-    """What the rows of a device came to, up to `position`."""
+    """What the rows of a device came to, up to `position`; the store has it up to `saved_position`."""
 
     __slots__ = (
         "_closed",
@@ -88,12 +90,13 @@ class Folds:
         "_waiting",
         "device",
         "position",
+        "saved_position",
     )
 
     def __init__(self, device: DeviceKey, saved: SnapshotRow | None, opened: Open, tally: Tally) -> None:
         self.device = device
         self._tally = tally
-        self.position = saved.position if saved is not None else Position(0)
+        self.position = self.saved_position = saved.position if saved is not None else Position(0)
         self._fields: Fields = _decode_fields(saved.fields) if saved is not None else {}
         # The newest message, as long as those before it had the same fields: it is laid over the fields later.
         self._newest: _Newest | None = None
@@ -116,22 +119,21 @@ class Folds:
 
     # Rows
 
-    def fold(self, rows: Sequence[MessageRow]) -> bool:
-        """Add rows, in their order; return whether there was one that had not been added before."""
+    def fold(self, rows: Sequence[MessageRow]) -> None:
+        """Add rows, in their order, without those that were added before."""
         if rows[0].position <= self.position:
-            rows = [row for row in rows if row.position > self.position]
+            rows = rows[bisect_right(rows, self.position, key=attrgetter("position")) :]
             if not rows:
-                return False
+                return
         self.position = rows[-1].position
         self._waiting += rows
         if len(self._waiting) >= _WAITING:
             self._add()
-            return True
+            return
         for row in rows:
             if len(row.data) > _WAITING_CHARACTERS:
                 self._add()
                 break
-        return True
 
     def _add(self) -> None:
         rows, self._waiting = self._waiting, []
@@ -237,6 +239,7 @@ class Folds:
 
     def saved(self) -> None:
         """Forget what `unsaved` gave: it is durable, or it cannot be written."""
+        self.saved_position = self.position
         self._closed, self._late = {}, {}
         self._weigh()
 

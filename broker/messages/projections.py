@@ -10,7 +10,7 @@ The index of the log is made of the same rows, because they are sorted by device
 scan the rows that have no entry yet.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,10 +35,7 @@ from storage.sql import StoreDamagedError, StoreError
 WRITE_SECONDS: Final = 60.0
 #: The folds look for rows so often, and as soon as there are so many.
 _LOOK_SECONDS: Final = 1.0
-_LOOK_ROWS: Final = 1_000
-#: When devices have many rows each: they are added together for less.
-_LOOK_MANY_ROWS: Final = 4_000
-_MANY_OF_A_DEVICE: Final = 10
+_LOOK_ROWS: Final = 4_000
 #: Devices are written earlier when there is more than this to be done again after a crash, or to be held in memory.
 _UNWRITTEN_ROWS: Final = 250_000
 _HELD_DEVICES: Final = 10_000
@@ -65,6 +62,36 @@ _log = structlog.get_logger(__name__)
 
 _Saves = Sequence[tuple[SnapshotRow, Unsaved]]
 _ByDevice = Mapping[DeviceKey, Sequence[MessageRow]]
+
+
+class _Rows:
+    """Rows that follow each other in the log, sorted by device: their number, first and last position."""
+
+    __slots__ = ("first", "last", "number", "of")
+
+    def __init__(self, rows: Sequence[MessageRow] = ()) -> None:
+        self.of: defaultdict[DeviceKey, list[MessageRow]] = defaultdict(list)
+        self.number = 0
+        self.first = self.last = Position(0)
+        self.add(rows)
+
+    def add(self, rows: Sequence[MessageRow]) -> None:
+        if not rows:
+            return
+        of = self.of
+        for row in rows:
+            of[row.device].append(row)
+        if not self.number:
+            self.first = rows[0].position
+        self.last = rows[-1].position
+        self.number += len(rows)
+
+    def of_after(self, position: Position) -> _ByDevice:
+        """Those that come after this position."""
+        if self.first > position:
+            return self.of
+        later = {device: [row for row in rows if row.position > position] for device, rows in self.of.items()}
+        return {device: rows for device, rows in later.items() if rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +123,11 @@ class Projector:
         self._unwritten: dict[DeviceKey, _Unwritten] = {}  # in the order of their first positions
         self._writer = RollupWriter()
         self._retry_at = 0.0
-        self._held: deque[Sequence[MessageRow]] = deque()
-        self._held_rows = 0
-        self._look_rows = _LOOK_ROWS
-        self._follows = False  # the held rows follow `_position` without a gap
+        self._held = _Rows()  # that came since the last look
+        self._adding = _Rows()  # whose turn it is
+        self._follows = False  # no row is missing between those that are added, or read from the log now, and `_held`
+        self._is_reading = False  # rows before `_held`, from the log
+        self._writing: Collection[DeviceKey] = ()  # their folds must not change until they are saved
         self._wakeup = Wakeup()
         self._entries = Entries()
         self._indexed = self._noted = Position(0)  # the entries are of the rows after the one, up to the other
@@ -114,29 +142,41 @@ class Projector:
         return self._position
 
     def statistics(self) -> ProjectorStatistics:
-        return ProjectorStatistics(self._position, self._written, self._indexed, self._held_rows, len(self._unwritten))
+        return ProjectorStatistics(
+            self._position, self._written, self._indexed, self._held.number, len(self._unwritten)
+        )
 
     # What is in memory up to a position. A device without folds in memory has all its rows up to there in the store.
+    # Folds in memory may have rows after it, and tell up to where.
 
-    def fields_of(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, Fields]]:
+    def fields_of(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, tuple[Position, Fields]]]:
         """The snapshots that are in memory, and up to where."""
-        self._fold_held()
-        return self._position, {device: self._folds[device].fields() for device in devices if device in self._folds}
+        position, found = self._brought_up(devices)
+        return position, {device: (folds.position, folds.fields()) for device, folds in found.items()}
 
     def captured(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, Unsaved]]:
         """The rollups that are in memory, and up to where."""
-        self._fold_held()
-        return self._position, {device: self._folds[device].capture() for device in devices if device in self._folds}
+        position, found = self._brought_up(devices)
+        return position, {device: folds.capture() for device, folds in found.items()}
 
-    def _fold_held(self) -> None:
-        """Add many rows before a read, which would take longer to read them from the log. No task is waited for."""
-        if self._held_rows < _LOOK_ROWS or not self._follows or self._working.locked():
-            return
-        rows = [row for rows in self._held for row in rows]
-        by_device = _by_device(rows)
-        if by_device.keys() <= self._folds.keys():
-            self._held, self._held_rows = deque(), 0
-            self._fold(rows, by_device)
+    def _brought_up(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, Folds]]:
+        """The folds of these devices in memory, and up to where.
+
+        Their rows that wait are added first, because to read them from the log takes longer. No task is waited for.
+        """
+        found = {device: self._folds[device] for device in devices if device in self._folds}
+        if not self._follows or self._is_reading:
+            return self._position, found
+        position = max(self._position, self._adding.last, self._held.last)
+        for device in devices:
+            for waiting in (self._adding.of, self._held.of):
+                if device not in waiting:
+                    continue
+                if device in found and device not in self._writing:
+                    found[device].fold(waiting[device])
+                else:
+                    position = self._position  # the rows are read from the log
+        return position, found
 
     # Work
 
@@ -178,12 +218,12 @@ class Projector:
             await self._note_position()
 
     def _messages_stored(self, fact: MessagesStored) -> None:
-        self._held.append(fact.rows)
-        self._held_rows += len(fact.rows)
-        if self._held_rows >= self._look_rows:
+        held = self._held
+        held.add(fact.rows)
+        if held.number >= _LOOK_ROWS:
             self._wakeup.set()
-        if self._held_rows > _HELD_ROWS:
-            self._held, self._held_rows, self._follows = deque(), 0, False
+        if held.number > _HELD_ROWS:
+            self._held, self._follows = _Rows(), False
 
     # Adding rows
 
@@ -198,64 +238,69 @@ class Projector:
                 raise
 
     async def _add_held(self) -> None:
-        held, self._held, self._held_rows = self._held, deque(), 0
-        if held and self._follows:
-            await self._add([row for rows in held for row in rows])
+        held, self._held = self._held, _Rows()
+        if held.number and self._follows:
+            await self._add(held)
 
     async def _read_on(self) -> None:
         # From now on every commit is held. A row that is held and read is added once, because positions are compared.
-        self._held, self._held_rows, self._follows = deque(), 0, True
+        self._held, self._follows, self._is_reading = _Rows(), True, True
         is_behind = True
         while self._follows and is_behind:
             rows = await self._database.read(partial(_after, self._position))
-            await self._add(rows)
+            await self._add(_Rows(rows))
             is_behind = len(rows) == _READ_ROWS
             while self._is_due():
                 await self._write_some()
+        self._is_reading = False
 
-    async def _add(self, rows: Sequence[MessageRow]) -> None:
-        by_device = _by_device(rows)
+    async def _add(self, rows: _Rows) -> None:
+        self._adding = rows
         try:
-            if missing := [device for device in by_device if device not in self._folds]:
+            if missing := [device for device in rows.of if device not in self._folds]:
                 self._folds |= await self._load(missing)
+            self._note(rows)
+            self._expect_write(rows)
+            # Shielded, so that no rows are missing in the folds of a part of the devices.
+            with trio.CancelScope(shield=True):
+                await self._fold(rows)
         except BaseException:  # also a cancellation; raised again
             self._follows = False  # the rows are read from the log next time
             raise
-        self._fold(rows, by_device)
-
-    def _fold(self, rows: Sequence[MessageRow], by_device: _ByDevice) -> None:
-        now = trio.current_time()
-        try:
-            self._note(rows, by_device)
-            for device, some in by_device.items():
-                if (folds := self._folds.get(device)) is None:
-                    self._leave_out(device, some[-1].position)
-                    continue
-                if folds.fold(some) and device not in self._unwritten:
-                    self._unwritten[device] = _Unwritten(some[0].position, now)
-        except BaseException:  # whatever it is; raised again
-            self._follows = False
-            raise
-        if rows:
-            self._position = max(self._position, rows[-1].position)
+        finally:
+            self._adding = _Rows()
+        self._position = max(self._position, rows.last)
         self._index_when_due()
-        has_many = len(by_device) * _MANY_OF_A_DEVICE <= len(rows)
-        self._look_rows = _LOOK_MANY_ROWS if has_many else _LOOK_ROWS
+
+    def _expect_write(self, rows: _Rows) -> None:
+        now = trio.current_time()
+        for device, some in rows.of.items():
+            if (folds := self._folds.get(device)) is None:
+                self._leave_out(device, some[-1].position)
+            elif device not in self._unwritten and some[-1].position > folds.saved_position:
+                self._unwritten[device] = _Unwritten(some[0].position, now)
+
+    async def _fold(self, rows: _Rows) -> None:
+        number = 0
+        for device, some in rows.of.items():
+            if (folds := self._folds.get(device)) is None:
+                continue
+            folds.fold(some)
+            number += len(some)
+            if number >= _LOOK_ROWS:
+                number = 0
+                await trio.lowlevel.checkpoint()
 
     # The index
 
-    def _note(self, rows: Sequence[MessageRow], by_device: _ByDevice) -> None:
+    def _note(self, rows: _Rows) -> None:
         """Make the index entries of rows, without those that were added before."""
-        if not rows or rows[-1].position <= self._noted:
-            return
-        if rows[0].position <= self._noted:
-            by_device = _by_device([row for row in rows if row.position > self._noted])
-        for device, some in by_device.items():
+        for device, some in rows.of_after(self._noted).items():
             if len(some) == 1:
                 self._entries.add(device, some[0].ts, some[0].position)
             else:
                 self._entries.add_many(device, [row.ts for row in some], [row.position for row in some])
-        self._noted = rows[-1].position
+        self._noted = max(self._noted, rows.last)
 
     def _index_when_due(self) -> None:
         number, since = self._noted - self._indexed, trio.current_time() - self._indexed_at
@@ -320,7 +365,7 @@ class Projector:
         oldest = next(iter(self._unwritten.values()), None)
         until = self._position if oldest is None else Position(oldest.first - 1)
         saves = [self._folds[device].unsaved() for device in devices]
-        is_durable = False
+        self._writing, is_durable = frozenset(devices), False
         try:
             # Shielded: of a write that nobody waits for, nobody knows whether it was committed.
             with trio.CancelScope(shield=True):
@@ -336,6 +381,7 @@ class Projector:
             raise
         finally:
             self._writer.committed(is_durable)
+            self._writing = ()
         self._written = until
         for device in devices:
             self._folds[device].saved()
@@ -363,13 +409,6 @@ class Projector:
     def _save(self, saves: _Saves, until: Position, tx: Transaction) -> None:
         write_folds(tx, saves, self._writer)
         tx.messages.set_consumer_position(_CONSUMER, until)
-
-
-def _by_device(rows: Sequence[MessageRow]) -> _ByDevice:
-    found: dict[DeviceKey, list[MessageRow]] = defaultdict(list)
-    for row in rows:
-        found[row.device].append(row)
-    return found
 
 
 def _add_entries(entries: Sequence[Entry], behind: Position, upto: Position, tx: Transaction) -> None:

@@ -35,10 +35,15 @@ def saved_with_rows(tx: Transaction, device: DeviceKey) -> tuple[Fields, Decoded
 
 
 def _current(
-    devices: Sequence[DeviceKey], known: Mapping[DeviceKey, Fields], position: Position, tx: Transaction
+    devices: Sequence[DeviceKey],
+    known: Mapping[DeviceKey, tuple[Position, Fields]],
+    position: Position,
+    tx: Transaction,
 ) -> dict[DeviceKey, Fields]:
-    """The snapshots, of which those in `known` have every row up to `position`, and the store has the others."""
-    current = {device: known[device] if device in known else saved_fields(tx, device)[0] for device in devices}
-    for row, data in decoded(tx.message_searches.after_of(current, position)):
-        lay_over(current[row.device], data, row)
-    return current
+    """The snapshots: those in `known` up to positions of their own, the others up to `position`, as the store has them,
+    and then all with the rows since."""
+    upto = {device: known.get(device) or (position, saved_fields(tx, device)[0]) for device in devices}
+    rows = tx.message_searches.after_of(upto, position)
+    for row, data in decoded([row for row in rows if row.position > upto[row.device][0]]):
+        lay_over(upto[row.device][1], data, row)
+    return {device: fields for device, (_, fields) in upto.items()}
