@@ -42,6 +42,9 @@ Open = dict[Interval, tuple[int, Cells]]  # the newest bucket of each level: its
 
 #: Numbers are summed up by so many rows: one by one takes ten times as long, and all at once more memory.
 _ROWS_AT_ONCE: Final = 512
+#: When more values wait in the folds of all devices, a device's are summed up as soon as some are added. A number takes
+#: 32 to 40 bytes.
+_VALUES_MOST: Final = 1_000_000
 #: From so many rows on, it pays to look at columns.
 _MANY: Final = 8
 #: Rows of a device wait for each other, because each would touch all that is held of the device.
@@ -68,9 +71,10 @@ class Unsaved:
 
 @dataclass(slots=True)
 class Tally:
-    """How much all folds in memory hold: the fields of all their buckets."""
+    """How much all folds in memory hold: the fields of all their buckets, and the values that are not summed up yet."""
 
     fields: int = 0
+    values: int = 0
 
 
 class Folds:
@@ -87,6 +91,7 @@ class Folds:
         "_shape",
         "_size",
         "_tally",
+        "_values",
         "_waiting",
         "device",
         "position",
@@ -101,7 +106,7 @@ class Folds:
         # The newest message, as long as those before it had the same fields: it is laid over the fields later.
         self._newest: _Newest | None = None
         self._minutes: Minutes = {}  # not summed up yet
-        self._rows = 0  # of these minutes
+        self._rows = self._values = 0  # of these minutes
         self._shape: Shape | None = None  # of the last rows
         self._waiting: list[MessageRow] = []  # not added yet, though `position` counts them
         self._open = opened
@@ -140,24 +145,29 @@ class Folds:
         if not rows:
             return
         minutes = len(self._minutes)
-        if len(rows) < _MANY or not self._add_columns(rows):
+        values = self._add_columns(rows) if len(rows) >= _MANY else 0
+        if not values:
             for row, fields in decoded(rows):
                 add_row(self._minutes, row.ts, fields)
                 self._lay(row, fields)
+                values += len(fields)
         self._rows += len(rows)
-        if self._rows >= _ROWS_AT_ONCE:
+        self._values += values
+        self._tally.values += values
+        if self._rows >= _ROWS_AT_ONCE or self._tally.values > _VALUES_MOST:
             self._sum_up()
         elif len(self._minutes) > minutes:
             self._weigh()
 
-    def _add_columns(self, rows: Sequence[MessageRow]) -> bool:
-        """Add rows of one minute that have the same fields; False: they are not such rows, and nothing was added."""
+    def _add_columns(self, rows: Sequence[MessageRow]) -> int:
+        """Add rows of one minute that have the same fields; return the number of their values. 0: they are not such
+        rows, and nothing was added."""
         stamps = [row.ts for row in rows]
         newest_ms = max(stamps)
         if min(stamps) < newest_ms - newest_ms % MINUTE_MS:
-            return False
+            return 0
         if (columns := self._columns([row.data for row in rows])) is None:
-            return False
+            return 0
         values = values_in(self._minutes, newest_ms)
         number = len(rows)
         values[EVERY_MESSAGE].count += number
@@ -169,7 +179,7 @@ class Folds:
             values[name].count += number
         newest = number - 1 - stamps[::-1].index(newest_ms)  # of equal ts the last received
         self._lay(rows[newest], columns.message(newest))
-        return True
+        return number * len(columns.shape.names)
 
     def _columns(self, texts: Sequence[str]) -> Columns | None:
         if self._shape is not None and (columns := self._shape.columns(texts)) is not None:
@@ -194,7 +204,8 @@ class Folds:
             cells = summarised(values)
             for level, width in LEVELS:
                 merge_into(self._bucket(level, minute - minute % width), cells)
-        self._minutes, self._rows = {}, 0
+        self._tally.values -= self._values
+        self._minutes, self._rows, self._values = {}, 0, 0
         self._weigh()
 
     def _bucket(self, level: Interval, start: int) -> Cells:
@@ -246,12 +257,13 @@ class Folds:
     def _weigh(self) -> None:
         size = sum(len(cells) for _, cells in self._open.values())
         size += sum(len(held) for part in (self._minutes, self._closed, self._late) for held in part.values())
-        self.weigh_as(size)
-
-    def weigh_as(self, size: int) -> None:
-        """Tell the tally; 0 when this object is dropped."""
         self._tally.fields += size - self._size
         self._size = size
+
+    def leave_tally(self) -> None:
+        """This object is dropped."""
+        self._tally.fields -= self._size
+        self._tally.values -= self._values
 
 
 def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], writer: RollupWriter) -> None:

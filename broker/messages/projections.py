@@ -349,7 +349,7 @@ class Projector:
     def _drop(self, devices: Sequence[DeviceKey]) -> None:
         """Forget devices that are written; they are read again at their next rows."""
         for device in devices:
-            self._folds.pop(device).weigh_as(0)
+            self._folds.pop(device).leave_tally()
 
     async def _write_some(self) -> None:
         await trio.lowlevel.checkpoint()  # a stop ends here, because it does not interrupt a write

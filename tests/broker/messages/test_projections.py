@@ -472,6 +472,37 @@ async def test_only_few_short_rows_of_a_device_wait(
     assert await count_and_sum(services, kitchen) == (40, sum(range(40)))
 
 
+async def test_the_numbers_that_wait_in_all_folds_have_a_bound(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folds, "_VALUES_MOST", 100)
+    lights, projector = await all_lights(services), services.messages.projector
+    most = 0
+    for index in range(60):
+        for device in lights:
+            payload = b'{"intensity":%d,"state":true}' % index if index < 30 else b'{"intensity":%d}' % index
+            services.messages.ingest.submit(device, payload, NOW_MS - HOUR_MS)
+        await services.messages.ingest.wait_committed()
+        await projector._catch_up()
+        waiting = [
+            of for one in projector._folds.values() for minute in one._minutes.values() for of in minute.values()
+        ]
+        most = max(most, sum(len(values.numbers) for values in waiting))
+        assert projector._tally.values <= 100
+    assert 30 < most <= 100
+    for device in lights:
+        assert await count_and_sum(services, device) == (60, sum(range(60)))
+    await projector.flush()
+    assert projector._tally.values == 0
+    for device in lights:
+        services.messages.ingest.submit(device, b'{"intensity":1}', NOW_MS - HOUR_MS)
+    await services.messages.ingest.wait_committed()
+    await services.messages.snapshots.of_all([device.key for device in lights])  # in the folds, and not to be written
+    assert projector._tally.values == len(lights)
+    projector._drop([device.key for device in lights])
+    assert (projector._tally.fields, projector._tally.values) == (0, 0)
+
+
 # The index of the log
 
 
