@@ -64,11 +64,11 @@ class Shape:
         self._decode = msgspec.json.Decoder(values).decode
 
     def columns(self, texts: Sequence[str]) -> Columns | None:
-        """The columns of messages, given as JSON; None when one has another shape."""
+        """The columns of messages, given as JSON; None when one has another shape, or is no JSON."""
         decode_values = self._decode
         try:
             return Columns(self, [decode_values(text) for text in texts])
-        except msgspec.ValidationError:
+        except msgspec.DecodeError:
             return None
 
 
@@ -83,9 +83,12 @@ _shapes: dict[_Kinds, Shape] = {}
 
 
 def shape_of(text: str) -> Shape | None:
-    """The shape of a message, given as JSON. None when it has groups or many fields, or when there are very many shapes
-    already."""
-    fields = decode(text)
+    """The shape of a message, given as JSON. None when it has groups or many fields, or is no JSON, and when
+    there are very many shapes already."""
+    try:
+        fields = decode(text)
+    except msgspec.DecodeError:
+        return None
     if not 0 < len(fields) <= _FIELDS_MOST or any(type(value) is dict for value in fields.values()):
         return None
     kinds = tuple((name, type(value) in _NUMBERS) for name, value in fields.items())

@@ -14,9 +14,10 @@ from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from broker.messages.columns import Columns, Shape, shape_of
-from broker.messages.decoding import decoded
+from broker.messages.decoding import Decoded, decoded
 from broker.messages.intervals import MINUTE_MS, Interval
 from broker.messages.rollups import (
     EVERY_MESSAGE,
@@ -52,6 +53,7 @@ _WAITING: Final = 16
 #: Longer ones are added at once: very many devices may have rows that wait.
 _WAITING_CHARACTERS: Final = 512
 
+_log = structlog.get_logger(__name__)
 _encode = msgspec.json.Encoder().encode
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_open = msgspec.json.Decoder(Open).decode
@@ -113,7 +115,6 @@ class Folds:
         self._closed: Buckets = {}
         self._late: Buckets = {}
         self._size = 0  # what the tally has of this device
-        self._weigh()
 
     @classmethod
     def load(cls, tx: Transaction, device: DeviceKey, tally: Tally) -> "Folds":
@@ -141,16 +142,16 @@ class Folds:
                 break
 
     def _add(self) -> None:
-        rows, self._waiting = self._waiting, []
-        if not rows:
+        if not (rows := self._waiting):
             return
         minutes = len(self._minutes)
         values = self._add_columns(rows) if len(rows) >= _MANY else 0
         if not values:
-            for row, fields in decoded(rows):
+            for row, fields in _decodable(rows):
                 add_row(self._minutes, row.ts, fields)
                 self._lay(row, fields)
                 values += len(fields)
+        self._waiting = []  # not before, so that a failure of decoding loses none
         self._rows += len(rows)
         self._values += values
         self._tally.values += values
@@ -193,7 +194,10 @@ class Folds:
             if newest is not None:
                 lay_over(self._fields, newest[1], newest[0])
             self._newest = row, fields
-        elif row.ts >= newest[0].ts or newest[0].ts > row.cts + CLOCK_AHEAD_MS:
+        elif row.ts >= newest[0].ts:
+            self._newest = row, fields
+        elif newest[0].ts > row.cts + CLOCK_AHEAD_MS:
+            lay_over(self._fields, newest[1], newest[0])  # it may have replaced a value that would replace this one
             self._newest = row, fields
 
     # Buckets
@@ -260,6 +264,10 @@ class Folds:
         self._tally.fields += size - self._size
         self._size = size
 
+    def enter_tally(self) -> None:
+        """This object is held from now on."""
+        self._weigh()
+
     def leave_tally(self) -> None:
         """This object is dropped."""
         self._tally.fields -= self._size
@@ -300,6 +308,21 @@ def open_buckets(saved: SnapshotRow | None) -> Buckets:
     if saved is None or saved.open is None:
         return {}
     return {(level, start): cells for level, (start, cells) in _decode_open(saved.open).items()}
+
+
+def _decodable(rows: Sequence[MessageRow]) -> Decoded:
+    """The rows with their fields, without those that the log has no longer as they were stored."""
+    try:
+        return decoded(rows)
+    except (msgspec.DecodeError, UnicodeError):
+        pass
+    found = list[tuple[MessageRow, Mapping[str, Any]]]()
+    for row in rows:
+        try:
+            found += decoded([row])
+        except (msgspec.DecodeError, UnicodeError):
+            _log.error("message_not_in_folds", position=row.position, device=row.device)
+    return found
 
 
 def _copied(buckets: Buckets) -> Buckets:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import inf
+from time import perf_counter
 from typing import Final
 
 import structlog
@@ -29,13 +30,16 @@ from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Position
 from storage.log_index import Entries, Entry
 from storage.records import MessageRow, SnapshotRow
-from storage.sql import StoreDamagedError, StoreError
+from storage.sql import StoreDamagedError
 
 #: A device is written when it has a row that is so old, and a bucket of a minute so only once.
 WRITE_SECONDS: Final = 60.0
 #: The folds look for rows so often, and as soon as there are so many.
 _LOOK_SECONDS: Final = 1.0
 _LOOK_ROWS: Final = 4_000
+#: So many rows of a device are added in one piece, and pieces for so long before other tasks have their turn.
+_ROWS_AT_ONCE: Final = 128
+_FOLD_SECONDS: Final = 0.01
 #: Devices are written earlier when there is more than this to be done again after a crash, or to be held in memory.
 _UNWRITTEN_ROWS: Final = 250_000
 _HELD_DEVICES: Final = 10_000
@@ -172,8 +176,9 @@ class Projector:
             for waiting in (self._adding.of, self._held.of):
                 if device not in waiting:
                     continue
-                if device in found and device not in self._writing:
-                    found[device].fold(waiting[device])
+                rows = waiting[device]
+                if device in found and device not in self._writing and len(rows) <= _LOOK_ROWS:
+                    found[device].fold(rows)
                 else:
                     position = self._position  # the rows are read from the log
         return position, found
@@ -211,7 +216,7 @@ class Projector:
             await self._catch_up()
             self._index_when_due()
             if self._is_crowded():
-                self._drop([device for device in self._folds if device not in self._unwritten])
+                self._drop_written()
             while self._is_due():
                 await self._write_some()
                 await self._add_held()
@@ -258,7 +263,10 @@ class Projector:
         self._adding = rows
         try:
             if missing := [device for device in rows.of if device not in self._folds]:
-                self._folds |= await self._load(missing)
+                loaded = await self._load(missing)
+                for folds in loaded.values():
+                    folds.enter_tally()
+                self._folds |= loaded
             self._note(rows)
             self._expect_write(rows)
             # Shielded, so that no rows are missing in the folds of a part of the devices.
@@ -281,15 +289,16 @@ class Projector:
                 self._unwritten[device] = _Unwritten(some[0].position, now)
 
     async def _fold(self, rows: _Rows) -> None:
-        number = 0
+        number, until = 0, perf_counter() + _FOLD_SECONDS
         for device, some in rows.of.items():
             if (folds := self._folds.get(device)) is None:
                 continue
-            folds.fold(some)
-            number += len(some)
-            if number >= _LOOK_ROWS:
-                number = 0
-                await trio.lowlevel.checkpoint()
+            for start in range(0, len(some), _ROWS_AT_ONCE):
+                folds.fold(some[start : start + _ROWS_AT_ONCE])
+                number += min(len(some), _ROWS_AT_ONCE)
+                if number >= _LOOK_ROWS or perf_counter() >= until:
+                    await trio.lowlevel.checkpoint()
+                    number, until = 0, perf_counter() + _FOLD_SECONDS
 
     # The index
 
@@ -346,6 +355,16 @@ class Projector:
     def _is_crowded(self) -> bool:
         return len(self._folds) > _HELD_DEVICES or self._tally.fields > _HELD_FIELDS
 
+    def _drop_written(self) -> None:
+        """Without those that have rows from a read, which the worker has not come to."""
+        self._drop(
+            [
+                device
+                for device, folds in self._folds.items()
+                if device not in self._unwritten and folds.position <= folds.saved_position
+            ]
+        )
+
     def _drop(self, devices: Sequence[DeviceKey]) -> None:
         """Forget devices that are written; they are read again at their next rows."""
         for device in devices:
@@ -361,10 +380,12 @@ class Projector:
 
         `again`: when a page is damaged and only one device is to be written, try it once more.
         """
+        saves = [self._folds[device].unsaved() for device in devices]
         waiting = {device: self._unwritten.pop(device) for device in devices}
         oldest = next(iter(self._unwritten.values()), None)
-        until = self._position if oldest is None else Position(oldest.first - 1)
-        saves = [self._folds[device].unsaved() for device in devices]
+        # Rows of a device that waits may be in no folds, because adding failed, or in the store already.
+        until = self._position if oldest is None else min(self._position, Position(oldest.first - 1))
+        until = max(self._written, until)
         self._writing, is_durable = frozenset(devices), False
         try:
             # Shielded: of a write that nobody waits for, nobody knows whether it was committed.
@@ -375,7 +396,7 @@ class Projector:
             self._unwritten = waiting | self._unwritten
             await self._write_around(devices, again=again)
             return
-        except StoreError:
+        except BaseException:  # whatever it is; raised again
             self._unwritten = waiting | self._unwritten
             self._retry_at = trio.current_time() + _RETRY_SECONDS
             raise
@@ -407,6 +428,7 @@ class Projector:
             self._drop(devices)
 
     def _save(self, saves: _Saves, until: Position, tx: Transaction) -> None:
+        self._writer.begin()  # after damage this is called again, while its first transaction is rolled back
         write_folds(tx, saves, self._writer)
         tx.messages.set_consumer_position(_CONSUMER, until)
 

@@ -102,11 +102,15 @@ def newest_buckets(tx: Transaction, device: DeviceKey) -> dict[Interval, tuple[i
 
 
 class RollupWriter:
-    """Writes the buckets of a device. It remembers the keys of fields, when `committed` says that they are durable."""
+    """Writes the buckets of devices. It remembers the keys of fields, when `committed` says that they are durable."""
 
     def __init__(self) -> None:
         self._keys: dict[str, int] = {}
         self._new: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Forget keys of a transaction before, which was rolled back."""
+        self._new.clear()
 
     def put(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> None:
         """Write buckets as they are."""

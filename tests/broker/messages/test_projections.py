@@ -25,7 +25,7 @@ from storage.snapshots import SnapshotStore
 from storage.sql import StoreDamagedError, StoreError
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, World, build_world
-from tests.fakes import BreakableEngine, HeldRunner
+from tests.fakes import BreakableEngine, FakeClock, HeldRunner
 
 
 @pytest.fixture
@@ -503,6 +503,214 @@ async def test_the_numbers_that_wait_in_all_folds_have_a_bound(
     assert (projector._tally.fields, projector._tally.values) == (0, 0)
 
 
+async def test_the_written_position_does_not_pass_rows_whose_adding_failed(
+    opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`until` follows from the next device that waits, though the rows before it were never added."""
+    monkeypatch.setattr(projections, "_READ_ROWS", 1)
+    async with opener() as services:
+        await build_world(services.core.database, services.core.vault)
+        kitchen, hall, _ = await all_lights(services)
+        projector = services.messages.projector
+        await send(services, kitchen, 1)
+        await send(services, hall, 1)
+        await projector.flush()
+        for value in (2, 3, 4):
+            await send(services, kitchen, value)
+        await send(services, hall, 2)
+
+        def fail(folds: Folds, rows: Sequence[MessageRow]) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Folds, "fold", fail)
+            with pytest.raises(MemoryError):
+                await projector._catch_up()
+        # The log is read on, a row at a time, and a write is due after the first one.
+        monkeypatch.setattr(projections, "_UNWRITTEN_ROWS", 0)
+        monkeypatch.setattr(projections, "_WRITE_DEVICES", 1)
+        reads = 0
+        add = projector._add
+
+        async def stop_at_the_second(rows: Any) -> None:
+            nonlocal reads
+            reads += 1
+            if reads == 2:
+                raise StoreError("crash")
+            await add(rows)
+
+        monkeypatch.setattr(projector, "_add", stop_at_the_second)
+        with pytest.raises(StoreError, match="crash"):
+            await projector._catch_up()
+        assert projector.statistics().written_position <= projector.position
+        monkeypatch.setattr(projector, "flush", trio.lowlevel.checkpoint)
+    async with opener() as services:
+        assert await count_and_sum(services, await kitchen_of(services)) == (4, 10)
+
+
+async def test_rows_that_a_read_failed_to_add_are_not_lost(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`position` counts rows that `_add` has taken out of `_waiting` and not added."""
+    kitchen, projector = await kitchen_of(services), services.messages.projector
+    await send(services, kitchen, 1)
+    await projector.flush()
+    await send(services, kitchen, 2, 3)
+
+    with monkeypatch.context() as patched:
+
+        def fail(*_: Any) -> Any:
+            raise MemoryError
+
+        patched.setattr(folds, "decoded", fail)
+        with pytest.raises(MemoryError):
+            await count_and_sum(services, kitchen)
+    await projector.flush()
+    assert await count_and_sum(services, kitchen) == (3, 6)
+
+
+async def test_a_field_that_is_new_in_a_write_that_met_damage_keeps_its_name(
+    opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    """The keys of fields of the transaction that was undone are used in the tries that follow."""
+    put_all = SnapshotStore.put_all
+    async with opener() as services:
+        await build_world(services.core.database, services.core.vault)
+        kitchen, hall, _ = await all_lights(services)
+
+        def put(store: SnapshotStore, rows: Sequence[SnapshotRow]) -> None:
+            if any(row.device == hall.key for row in rows):
+                raise StoreDamagedError("DatabaseError: database disk image is malformed")
+            put_all(store, rows)
+
+        await send(services, kitchen, 1, 2)
+        await send(services, kitchen, 3, ts=NOW_MS - 50 * 60_000)
+        await send(services, hall, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(SnapshotStore, "put_all", put)
+            await services.messages.projector.flush()
+        names = await services.core.database.read(
+            lambda tx: [(r["key"], r["path"]) for r in tx.connection.execute("SELECT key, path FROM field")]
+        )
+        used = await services.core.database.read(
+            lambda tx: {r["field"] for r in tx.connection.execute("SELECT DISTINCT field FROM rollup")}
+        )
+        assert used <= {key for key, _ in names}
+        assert await count_and_sum(services, kitchen) == (3, 6)
+
+
+async def test_devices_that_are_read_beside_a_damaged_one_do_not_add_to_the_tally_for_ever(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kitchen, hall, bobs = await all_lights(services)
+    projector = services.messages.projector
+    for device in (kitchen, hall, bobs):
+        await send(services, device, 1)
+    await projector.flush()
+    load = Folds.load.__func__  # type: ignore[attr-defined]
+
+    def fail(tx: Transaction, device: Any, tally: Any) -> Folds:
+        if device == bobs.key:
+            raise StoreDamagedError("DatabaseError: database disk image is malformed")
+        return load(Folds, tx, device, tally)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Folds, "load", fail)
+    for _ in range(5):
+        projector._drop(list(projector._folds))
+        for device in (kitchen, hall, bobs):
+            await send(services, device, 1)
+        await projector.flush()
+    assert projector._tally.fields == sum(folds._size for folds in projector._folds.values())
+
+
+async def test_a_row_that_cannot_be_decoded_is_left_out_alone(
+    opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the log damaged so that the engine does not see it."""
+    async with opener() as services:
+        await build_world(services.core.database, services.core.vault)
+        kitchen, hall, _ = await all_lights(services)
+        for value in (1, *range(100, 120)):
+            await send(services, kitchen, value)
+        await send(services, hall, 1)
+        monkeypatch.setattr(services.messages.projector, "flush", trio.lowlevel.checkpoint)  # a stop without a write
+        await services.core.database.write(
+            lambda tx: tx.connection.execute(
+                "UPDATE message SET data = '{' || substr(data, 3) WHERE position = (SELECT min(position) FROM message)"
+            )
+        )
+    with capture_logs() as logs:
+        async with opener() as services:
+            kitchen, hall, _ = await all_lights(services)
+            await services.messages.projector.flush()
+            assert await count_and_sum(services, kitchen) == (20, sum(range(100, 120)))
+            assert await count_and_sum(services, hall) == (1, 1)
+        assert [line["event"] for line in logs if line["log_level"] == "error"] == ["message_not_in_folds"]
+
+
+async def test_a_write_that_met_a_defect_leaves_the_devices_waiting(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kitchen, projector = await kitchen_of(services), services.messages.projector
+    await send(services, kitchen, 1, 2)
+
+    def fail(*_: Any) -> None:
+        raise LookupError("no")
+
+    with monkeypatch.context() as patched:
+        for module, name in ((projections, "write_folds"), (Folds, "unsaved")):
+            patched.setattr(module, name, fail)
+            with pytest.raises(LookupError):
+                await projector.flush()
+            assert projector.statistics().unwritten_devices == 1
+    await projector.flush()
+    assert projector.statistics().unwritten_devices == 0
+    assert await count_and_sum(services, kitchen) == (2, 3)
+
+
+async def test_very_many_rows_of_a_device_are_added_piece_by_piece(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projections, "_FOLD_SECONDS", 0)
+    kitchen, projector = await kitchen_of(services), services.messages.projector
+    await send(services, kitchen, 1)
+    await projector.flush()
+    before = projector.position
+    for index in range(5_000):
+        services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % index, NOW_MS - HOUR_MS - index)
+    await services.messages.ingest.wait_committed()
+    position, found = projector.captured([kitchen.key])
+    assert (position, found[kitchen.key].position) == (before, before)  # a read leaves so many to the log
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while projector.position == before:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(projector.flush)
+        nursery.start_soon(count_turns)
+    assert turns > 20
+    assert await count_and_sum(services, kitchen) == (5_001, 1 + sum(range(5_000)))
+
+
+async def test_folds_with_rows_of_a_read_are_not_dropped_before_the_worker_has_come_to_them(
+    services: Services, world: World
+) -> None:
+    """A read that still waits for its transaction has these rows, and the store would get a part of them."""
+    kitchen, hall, _ = await all_lights(services)
+    projector = services.messages.projector
+    for device in (kitchen, hall):
+        await send(services, device, 1)
+    await projector.flush()
+    await send(services, kitchen, 2)
+    assert await count_and_sum(services, kitchen) == (2, 3)
+    projector._drop_written()
+    assert set(projector._folds) == {kitchen.key}
+
+
 # The index of the log
 
 
@@ -747,3 +955,21 @@ async def test_after_a_message_from_the_future_every_earlier_one_counts(opener: 
             )
             counts = [bucket.count for _, bucket in found.buckets]
             assert counts == [2 * (run + 1), run + 1, run + 1]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_read_does_not_change_which_value_counts_after_a_clock_was_set_back(
+    opener: ServicesOpener, fake_clock: FakeClock, is_read: bool
+) -> None:
+    """A value from 4 minutes ahead is replaced by one from 10 minutes ahead, and that by one of the right time."""
+    async with opener() as services:
+        await build_world(services.core.database, services.core.vault)
+        kitchen, projector = await kitchen_of(services), services.messages.projector
+        for seconds, value in ((240, 0), (600, 1), (0, 2)):
+            fake_clock.now = NOW_MS + seconds * 1_000
+            services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % value)
+            await services.messages.ingest.wait_committed()
+            await projector._catch_up()
+            if is_read and value == 0:
+                await services.messages.snapshots.of(kitchen.key)
+        assert (await services.messages.snapshots.of(kitchen.key))["intensity"][2] == 2
