@@ -177,10 +177,10 @@ class Projector:
                 if device not in waiting:
                     continue
                 rows = waiting[device]
-                if device in found and device not in self._writing and len(rows) <= _LOOK_ROWS:
-                    found[device].fold(rows)
-                else:
-                    position = self._position  # the rows are read from the log
+                if device not in found or device in self._writing or len(rows) > _LOOK_ROWS:
+                    position = self._position  # the rows are read from the log, and those after them
+                    break
+                found[device].fold(rows)
         return position, found
 
     # Work
