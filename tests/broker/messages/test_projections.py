@@ -696,6 +696,37 @@ async def test_very_many_rows_of_a_device_are_added_piece_by_piece(
     assert await count_and_sum(services, kitchen) == (5_001, 1 + sum(range(5_000)))
 
 
+async def test_a_read_adds_no_rows_that_wait_behind_very_many_others(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kitchen, projector = await kitchen_of(services), services.messages.projector
+    await send(services, kitchen, 1)
+    await projector.flush()
+    before, found, checkpoint = projector.position, list[Position](), trio.lowlevel.checkpoint
+    for index in range(5_000):
+        services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % index, NOW_MS - HOUR_MS)
+    await services.messages.ingest.wait_committed()
+
+    async def read() -> None:
+        """Between two pieces of the many rows, after a further one has come."""
+        if projector._adding.number and not found:
+            position = Position(before + 5_001)
+            row = MessageRow(position, kitchen.key, Milliseconds(NOW_MS - HOUR_MS), NOW_MS, 1, '{"intensity":7}')
+            services.core.router.publish(MessagesStored([row]))
+            position, folds_of = projector.captured([kitchen.key])
+            found.extend((position, folds_of[kitchen.key].position))
+        await checkpoint()
+
+    monkeypatch.setattr(trio.lowlevel, "checkpoint", read)
+    await projector._add_held()
+    monkeypatch.setattr(trio.lowlevel, "checkpoint", checkpoint)
+    assert found[0] == before < found[1] < before + 5_000
+    await projector._add_held()
+    _, folds_of = projector.captured([kitchen.key])
+    minute = max(place for place in folds_of[kitchen.key].whole if place[0] is Interval.MINUTE)
+    assert folds_of[kitchen.key].whole[minute]["intensity"].count == 5_002
+
+
 async def test_folds_with_rows_of_a_read_are_not_dropped_before_the_worker_has_come_to_them(
     services: Services, world: World
 ) -> None:
