@@ -676,11 +676,12 @@ async def test_very_many_rows_of_a_device_are_added_piece_by_piece(
     await send(services, kitchen, 1)
     await projector.flush()
     before = projector.position
-    for index in range(5_000):
-        services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % index, NOW_MS - HOUR_MS - index)
-    await services.messages.ingest.wait_committed()
-    position, found = projector.captured([kitchen.key])
-    assert (position, found[kitchen.key].position) == (before, before)  # a read leaves so many to the log
+    async with projector._working:  # the worker waits
+        for index in range(5_000):
+            services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % index, NOW_MS - HOUR_MS - index)
+        await services.messages.ingest.wait_committed()
+        position, found = projector.captured([kitchen.key])
+        assert (position, found[kitchen.key].position) == (before, before)  # a read leaves so many to the log
     turns = 0
 
     async def count_turns() -> None:
@@ -703,9 +704,6 @@ async def test_a_read_adds_no_rows_that_wait_behind_very_many_others(
     await send(services, kitchen, 1)
     await projector.flush()
     before, found, checkpoint = projector.position, list[Position](), trio.lowlevel.checkpoint
-    for index in range(5_000):
-        services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % index, NOW_MS - HOUR_MS)
-    await services.messages.ingest.wait_committed()
 
     async def read() -> None:
         """Between two pieces of the many rows, after a further one has come."""
@@ -717,11 +715,15 @@ async def test_a_read_adds_no_rows_that_wait_behind_very_many_others(
             found.extend((position, folds_of[kitchen.key].position))
         await checkpoint()
 
-    monkeypatch.setattr(trio.lowlevel, "checkpoint", read)
-    await projector._add_held()
-    monkeypatch.setattr(trio.lowlevel, "checkpoint", checkpoint)
-    assert found[0] == before < found[1] < before + 5_000
-    await projector._add_held()
+    async with projector._working:  # the worker would add the further row between two pieces
+        for index in range(5_000):
+            services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % index, NOW_MS - HOUR_MS)
+        await services.messages.ingest.wait_committed()
+        monkeypatch.setattr(trio.lowlevel, "checkpoint", read)
+        await projector._add_held()
+        monkeypatch.setattr(trio.lowlevel, "checkpoint", checkpoint)
+        assert found[0] == before < found[1] < before + 5_000
+        await projector._add_held()
     _, folds_of = projector.captured([kitchen.key])
     minute = max(place for place in folds_of[kitchen.key].whole if place[0] is Interval.MINUTE)
     assert folds_of[kitchen.key].whole[minute]["intensity"].count == 5_002
