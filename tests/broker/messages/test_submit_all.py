@@ -305,3 +305,22 @@ async def test_messages_that_come_together_have_one_cts_which_never_goes_back(tm
     assert [(row.ts, row.cts) for row in rows[:3]] == [(at, at), (5, at), (at, at)]
     assert {row.cts for row in rows[3:8]} == {at}
     assert rows[8].cts == rows[9].cts > at
+
+
+async def test_messages_before_one_that_meets_a_defect_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, PLAIN, is_together=True) as run:
+        run.submit_all([(ON, None)])
+        normalize = run.device.manifest.normalize
+
+        def fail(payload: bytes) -> bytes | None:
+            if payload == b"7":
+                raise ZeroDivisionError
+            return normalize(payload)
+
+        monkeypatch.setattr(run.device.manifest, "normalize", fail)
+        with pytest.raises(ZeroDivisionError):
+            run.submit_all([*[(ON, None)] * 4, (b"7", None)])
+        await run.known()
+        assert (len(await run.rows()), run.together) == (5, 4)
