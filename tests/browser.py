@@ -8,7 +8,7 @@ import base64
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -264,4 +264,8 @@ def running_chromium() -> Iterator[Chromium]:
         options.add_experimental_option("prefs", {"download.default_directory": folder})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         with Chrome(options=options, service=Service(require_program("chromedriver"))) as driver:
-            yield Chromium(driver)
+            try:
+                yield Chromium(driver)
+            finally:
+                with suppress(WebDriverException):  # the connection ends before the answer
+                    driver.execute_cdp_cmd("Browser.close", {})  # chromium-headless-shell outlives its session (156)

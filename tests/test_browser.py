@@ -1,0 +1,13 @@
+"""The browser of the tests."""
+
+import os
+import select
+
+from tests.browser import PATIENCE_SECONDS, running_chromium
+
+
+def test_chromium_ends_with_the_tests() -> None:
+    with running_chromium() as window:
+        process = os.pidfd_open(window.driver.capabilities["goog:processID"])
+    assert select.select([process], [], [], PATIENCE_SECONDS)[0] == [process]
+    os.close(process)
