@@ -17,6 +17,8 @@ _EXACT = 2**53
 _LARGEST = 2**63 - 1
 _DOUBLE = float_info.max
 _SCALE = 2.0**-80  # exact, and room for 2**80 numbers
+_SPLIT = 2.0**27 + 1  # leaves 26 of the 53 bits of a double, and the rest of them
+_MANY = 32  # values from which on a call of a function in C pays
 _ROUNDABLE = 2.0**48  # doubles that went through some operations are less than 0.5 wrong up to here
 
 
@@ -131,15 +133,23 @@ def _rounded(values: Sequence[Number]) -> tuple[float, float, float, float]:
     except OverflowError:  # of a partial sum or of the sum
         scaled = fsum(value * _SCALE for value in values)
         total, mean = scaled / _SCALE, scaled / count / _SCALE
-    deviations = [value - mean for value in values]
+    # `count * mean` in two parts, each exact (Veltkamp's split), so `rest` is rounded once.
+    part = mean * _SPLIT
+    part -= part - mean
     try:
-        low = fsum(deviations) / count
-        # The sum of (deviation - low) squared, because `low` is the mean of the deviations. Squares have one sign, so
-        # a plain sum of them loses nothing that counts, in half the time.
-        m2 = max(sum(map(mul, deviations, deviations)) - count * low * low, 0.0)
+        rest = fsum((*values, -count * part, -count * (mean - part)))
+        low = rest / count if isfinite(rest) else 0.0
+        m2 = _squares(values, mean) - count * low * low
+        return total, mean, low, min(max(m2, 0.0), _DOUBLE)
     except (OverflowError, ValueError):  # sums beyond a double, or infinities of both signs
         return total, mean, 0.0, _DOUBLE
-    return (total, mean, low, m2) if isfinite(low) and isfinite(m2) else (total, mean, 0.0, _DOUBLE)
+
+
+def _squares(values: Sequence[Number], mean: float) -> float:
+    """The sum of the squared deviations. Raises OverflowError."""
+    if len(values) < _MANY:  # the square of a root may differ in its last bit, which is seen where few values are exact
+        return sum([(value - mean) ** 2 for value in values])
+    return dist(values, (mean,) * len(values)) ** 2
 
 
 def _storable(number: Number) -> Number:

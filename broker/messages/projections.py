@@ -41,7 +41,7 @@ _LOOK_ROWS: Final = 4_000
 _ROWS_AT_ONCE: Final = 128
 _FOLD_SECONDS: Final = 0.01
 #: Devices are written earlier when there is more than this to be done again after a crash, or to be held in memory.
-_UNWRITTEN_ROWS: Final = 250_000
+_UNWRITTEN_ROWS: Final = 500_000
 _HELD_DEVICES: Final = 10_000
 _HELD_FIELDS: Final = 400_000
 #: Devices of one transaction, at least: other writes wait for it.
