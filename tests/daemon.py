@@ -62,6 +62,11 @@ class Daemon:
     def start(self) -> None:
         """Start the daemon, and wait for its ready line."""
         self.process = start_command("serve", "--config", self.config, stderr=self.log)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Read the ready line of the process, and the addresses in it."""
+        assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("trunkline ready"), f"the daemon said {line!r} and returned {self.process.poll()}"

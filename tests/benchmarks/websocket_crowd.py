@@ -21,7 +21,7 @@ from tests.benchmarks.websocket import cpu_seconds
 from tests.benchmarks.websocket_load import Frames, connect, masked
 from tests.daemon import USER_TOKEN, Daemon, device_id, device_token, running_daemon
 
-_DEVICES = 10
+DEVICES = 10
 _LIVE = f"/v1.1/live?Authorization=bearer+{USER_TOKEN}"
 _RECEIVE = 1 << 18
 _PATIENCE_SECONDS = 15.0
@@ -100,7 +100,7 @@ def crowd(daemon: Daemon, *, subscribers: int, rate: float, seconds: float) -> C
     port = daemon.port("http")
     assert daemon.process is not None
     watching = [_Subscriber(connect(port, _LIVE), reads=not number) for number in range(subscribers)]
-    devices = [_Device(port, number) for number in range(_DEVICES)]
+    devices = [_Device(port, number) for number in range(DEVICES)]
     everyone: list[_Subscriber | _Device] = [*watching, *devices]
     peers = {one.socket.fileno(): one for one in everyone}
     poll = select.epoll()
@@ -109,7 +109,7 @@ def crowd(daemon: Daemon, *, subscribers: int, rate: float, seconds: float) -> C
     used, begin, sent = cpu_seconds(daemon.process.pid), time.perf_counter(), 0
     while (now := time.perf_counter() - begin) < seconds:
         while sent < now * rate:
-            devices[sent % _DEVICES].send(sent)
+            devices[sent % DEVICES].send(sent)
             sent += 1
         for descriptor, _ in poll.poll(0.002, 256):
             peers[descriptor].readable()
@@ -129,7 +129,7 @@ def crowd(daemon: Daemon, *, subscribers: int, rate: float, seconds: float) -> C
     acknowledged = sum(one.frames.data for one in devices)
     numbers = watching[0].numbers()
     is_whole = sorted(numbers) == list(range(sent)) and all(
-        mine == sorted(mine) for mine in ([n for n in numbers if n % _DEVICES == k] for k in range(_DEVICES))
+        mine == sorted(mine) for mine in ([n for n in numbers if n % DEVICES == k] for k in range(DEVICES))
     )
     expected = (watching[0].bytes, watching[0].checksum)
     gaps = sum((one.bytes, one.checksum) != expected for one in watching) if is_whole else subscribers
@@ -148,7 +148,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_daemon(Path(folder), devices=_DEVICES) as daemon,
+        running_daemon(Path(folder), devices=DEVICES) as daemon,
     ):
         found = crowd(daemon, subscribers=options.subscribers, rate=options.rate, seconds=options.seconds)
     frames = found.sent * options.subscribers

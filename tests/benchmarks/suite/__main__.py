@@ -19,12 +19,22 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
+from tests.benchmarks.suite import connections, mqtt, nats, others, projections
 from tests.benchmarks.suite import growth as grown
-from tests.benchmarks.suite import mqtt, nats, others
 from tests.benchmarks.suite.contest import Contender, Outcome, Row, compete, table
+from tests.faults import wear
 
 #: Devices, messages of each in flight, and the goal beside aedes.
 _FLEETS: Final = ((50, 20, "1.5"), (50, 1, "0.9"), (1000, 1, "0.9"), (5000, 1, "0.6"))
+_LONG_WAY: Final = "the same by Hypercorn and Quart"
+#: Requests of tests/benchmarks/rest.py with their goals. Searches find what `post` has stored.
+_REQUESTS: Final = {
+    "post": ("POST /messages", "8 k/s"),
+    "show": ("GET /devices/{did}", ""),
+    "range": ("GET /messages, ten of a range", f"3 of {_LONG_WAY}"),
+    "last": ("GET /messages/last, ten", f"3 of {_LONG_WAY}"),
+    "snapshots": ("GET /messages/snapshots", f"3 of {_LONG_WAY}"),
+}
 
 
 def rows(growth: Sequence[int]) -> Iterator[Row]:
@@ -45,14 +55,15 @@ def rows(growth: Sequence[int]) -> Iterator[Row]:
         "60 k/s",
     )
     yield Row("frames to each of 10 subscribers", {"Trunkline": others.fan_out}, "80 k/s")
-    for what, name in (("post", "POST /messages"), ("show", "GET /devices/{did}")):
+    for what, (name, goal) in _REQUESTS.items():
         yield Row(
             name,
             {
                 "Trunkline": partial(others.rest_of_ours, what),
+                _LONG_WAY: partial(others.rest_the_long_way, what),
                 "Hypercorn and Quart (store nothing)": partial(others.bare_hypercorn, what),
             },
-            "8 k/s" if what == "post" else "",
+            goal,
         )
     for window in (1, 20):
         yield Row(
@@ -63,6 +74,8 @@ def rows(growth: Sequence[int]) -> Iterator[Row]:
             },
             "5 of aiocoap, p99 15 ms",
         )
+    yield from connections.rows()
+    yield from projections.rows()
     if growth:
         yield from grown.rows(growth)
 
@@ -82,6 +95,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
     parser.add_argument("--only", default="", help="only rows whose names have this text")
+    parser.add_argument(
+        "--wear-seconds",
+        type=float,
+        default=0.0,
+        help="also measure for so long what a day writes to the disk; snapshots are written once a minute",
+    )
     parser.add_argument("--growth", type=int, nargs="*", default=[], help="rows for so many stored messages, and more")
     options = parser.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -92,6 +111,8 @@ def main() -> None:
             outcome = compete(row, rounds=options.rounds, seconds=options.seconds, told=_tell)
             outcomes.append(outcome)
     print(f"{machine}; {options.rounds} rounds of {options.seconds:g} s\n\n{table(outcomes)}")
+    if options.wear_seconds:
+        print(wear.table(options.wear_seconds))
 
 
 def _tell(text: str) -> None:

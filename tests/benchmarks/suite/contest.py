@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.websocket import cpu_seconds, resident_kib
+from tests.faults.wear import written
 
 #: From this share of one processor on, the load generator is what limits the rate.
 GENERATOR_BOUND: Final = 0.9
@@ -42,6 +42,7 @@ class Row:
     name: str
     contenders: Mapping[str, Contender]
     goal: str = ""
+    rounds: int | None = None  # instead of those of the whole comparison
 
 
 @dataclass(slots=True)
@@ -77,17 +78,12 @@ class Used:
 @contextmanager
 def using(*processes: int) -> Iterator[Used]:
     used = Used(processes)
-    before = [(cpu_seconds(one), _written(one)) for one in processes]
+    before = [(cpu_seconds(one), written(one)) for one in processes]
     wall, own = time.perf_counter(), time.process_time()
     yield used
     used.share = (time.process_time() - own) / (time.perf_counter() - wall)
     used.seconds = sum(cpu_seconds(one) for one in processes) - sum(seconds for seconds, _ in before)
-    used.written = sum(_written(one) for one in processes) - sum(written for _, written in before)
-
-
-def _written(process: int) -> int:
-    text = Path(f"/proc/{process}/io").read_text(encoding="ascii")
-    return int(text.partition("\nwrite_bytes:")[2].split()[0])
+    used.written = sum(written(one) for one in processes) - sum(number for _, number in before)
 
 
 @contextmanager
@@ -116,7 +112,7 @@ def compete(row: Row, *, rounds: int, seconds: float, told: Callable[[str], None
                 ready[name] = stack.enter_context(contender())
             except UnavailableError as error:
                 outcome.missing[name] = str(error)
-        for number in range(rounds):
+        for number in range(rounds if row.rounds is None else row.rounds):
             for name in list(ready) if number % 2 == 0 else list(reversed(ready)):
                 try:
                     sample = ready[name](seconds)

@@ -57,9 +57,13 @@ def _published(port: int, devices: int, window: int, *processes: int) -> Measure
 
 
 @contextmanager
-def ours(devices: int, window: int) -> Iterator[Measure]:
-    """The daemon: each message is authenticated, normalised and committed before its acknowledgement."""
-    with TemporaryDirectory(dir="/var/tmp") as folder, running_daemon(Path(folder), devices=devices) as daemon:
+def ours(devices: int, window: int, *, known: int = 0) -> Iterator[Measure]:
+    """The daemon: each message is authenticated, normalised and committed before its acknowledgement.
+
+    `known`: how many devices it has, if more than those that send.
+    """
+    number = max(devices, known)
+    with TemporaryDirectory(dir="/var/tmp") as folder, running_daemon(Path(folder), devices=number) as daemon:
         yield of_daemon(daemon, devices, window)
 
 

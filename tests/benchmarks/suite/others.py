@@ -17,6 +17,7 @@ from tests.daemon import USER_TOKEN, Daemon, running_daemon
 _DEVICES: Final = 50
 _CALLERS: Final = 20
 _SUBSCRIBERS: Final = 10
+_FILL_SECONDS: Final = 1.0
 _LIVE: Final = f"/v1.1/live?Authorization=bearer+{USER_TOKEN}"
 
 
@@ -30,8 +31,10 @@ def _daemon(settings: str = "") -> Iterator[tuple[Daemon, int]]:
         yield daemon, daemon.process.pid
 
 
-def _called(port: int, process: int, what: str) -> Measure:
-    requests = [rest.REQUESTS[what](number) for number in range(_CALLERS)]
+def _called(port: int, process: int, what: str, header: bytes = b"") -> Measure:
+    """`header`: a line more in each request, with its end."""
+    plain = [rest.REQUESTS[what](number) for number in range(_CALLERS)]
+    requests = [one.replace(b"\r\n\r\n", b"\r\n" + header + b"\r\n", 1) for one in plain]
 
     def measure(seconds: float) -> Sample:
         with using(process) as used:
@@ -42,10 +45,18 @@ def _called(port: int, process: int, what: str) -> Measure:
 
 
 @contextmanager
-def rest_of_ours(what: str) -> Iterator[Measure]:
-    """POST /messages, durable before its answer, or GET of a device; 20 connections, one request in flight each."""
+def rest_of_ours(what: str, *, header: bytes = b"") -> Iterator[Measure]:
+    """POST /messages, durable before its answer, or a GET; 20 connections, one request in flight each."""
     with _daemon() as (daemon, process):
-        yield _called(daemon.port("http"), process, what)
+        _called(daemon.port("http"), process, "post")(_FILL_SECONDS)
+        yield _called(daemon.port("http"), process, what, header)
+
+
+@contextmanager
+def rest_the_long_way(what: str) -> Iterator[Measure]:
+    """The same requests with a header by which the daemon hands them to Hypercorn and Quart."""
+    with rest_of_ours(what, header=b"Trailer: none\r\n") as measure:
+        yield measure
 
 
 @contextmanager
