@@ -20,6 +20,7 @@ import structlog
 import trio
 from outcome import Error, Value
 
+from broker.life import Life
 from config.limits import HUB_BYTES_PER_TURN, HUB_CONNECTIONS_PER_TURN, HUB_TASKS_PER_TURN
 
 _READ_BYTES: Final = 16 * 1024
@@ -44,10 +45,15 @@ class _Parked:
 
 
 class Hub:
-    """Has a task while sockets are parked, in the nursery of the connections."""
+    """Has a task from the first socket on, in the nursery of the connections.
 
-    def __init__(self, connections: trio.Nursery) -> None:
+    While no socket is parked, it ends when the daemon stops: nobody waits for it. Devices that connect for one message
+    would otherwise have a task begin and end each time.
+    """
+
+    def __init__(self, connections: trio.Nursery, life: Life) -> None:
         self.connections = connections
+        self._life = life
         self._parked: dict[int, _Parked] = {}  # by descriptor
         self._epoll: select.epoll | None = None
         self._running = trio.CancelScope()
@@ -92,7 +98,7 @@ class Hub:
         return True
 
     def _register(self, number: int) -> None:
-        if self._epoll is None:
+        if self._epoll is None or self._running.cancel_called:
             epoll = select.epoll()
             try:
                 epoll.register(number, select.EPOLLIN)
@@ -103,16 +109,16 @@ class Hub:
             self.connections.start_soon(self._run, epoll, self._running)
         else:
             self._epoll.register(number, select.EPOLLIN)
+            self._life.forget(self._running)
 
     def _leave(self, number: int) -> None:
-        """The socket is not parked any more; without any, the hub's task ends."""
+        """The socket is not parked any more."""
         del self._parked[number]
         if self._epoll is not None:
             with suppress(OSError):  # it was closed, and the kernel has taken it out
                 self._epoll.unregister(number)
-        if not self._parked:
-            self._epoll = None  # the task closes it; who parks meanwhile starts another one
-            self._running.cancel()
+            if not self._parked:
+                self._life.end_with_stop(self._running)
 
     async def _run(self, epoll: select.epoll, running: trio.CancelScope) -> None:
         try:
@@ -121,6 +127,9 @@ class Hub:
                     await trio.lowlevel.wait_readable(epoll.fileno())
                     await self._serve(epoll.poll(0, _POLLED))
         finally:
+            self._life.forget(running)
+            if self._epoll is epoll:  # who parks after a cancellation has started another task
+                self._epoll = None
             epoll.close()
 
     async def _serve(self, ready: list[tuple[int, int]]) -> None:

@@ -8,6 +8,7 @@ A stranger decides how many connections end so, and may close hundreds of them a
 all of them, from a few in each turn of the loop.
 """
 
+import math
 import os
 import select
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Final
 
 import trio
 
+from broker.life import Life
 from broker.limits.strangers import Place
 from config.limits import LINGERING_CONNECTIONS, LINGERING_PER_TURN, LINGERING_SECONDS
 
@@ -37,12 +39,18 @@ class _Ending:
 
 
 class Lingering:
-    """The connections of one listener that are ending. It has a task while there are some."""
+    """The connections of one listener that are ending.
 
-    def __init__(self, connections: trio.Nursery) -> None:
+    It has a task from the first one on, which ends when the daemon stops and there are none.
+    """
+
+    def __init__(self, connections: trio.Nursery, life: Life) -> None:
         self._connections = connections
+        self._life = life
         self._ending: dict[int, _Ending] = {}  # by descriptor, the oldest first
         self._epoll: select.epoll | None = None
+        self._running = trio.CancelScope()
+        self._waiting = trio.CancelScope()  # of the task, for the first one whose time is over
         self._thrown_away = bytearray(_READ_BYTES)
 
     @property
@@ -73,7 +81,10 @@ class Lingering:
         except OSError:
             os.close(number)
             return False
-        ending = self._ending[number] = _Ending(trio.current_time() + LINGERING_SECONDS, place)
+        ending = _Ending(trio.current_time() + LINGERING_SECONDS, place)
+        if not self._ending:
+            self._waiting.deadline = ending.until
+        self._ending[number] = ending
         if place is not None:
             place.pass_on(partial(self._end, number, ending))
         if len(self._ending) > LINGERING_CONNECTIONS:
@@ -81,33 +92,39 @@ class Lingering:
         return True
 
     def _register(self, number: int) -> None:
-        epoll = self._epoll or select.epoll()
+        if self._epoll is not None and not self._running.cancel_called:
+            self._epoll.register(number, select.EPOLLIN)
+            self._life.forget(self._running)
+            return
+        epoll = select.epoll()
         try:
             epoll.register(number, select.EPOLLIN)
         except OSError:
-            if self._epoll is None:
-                epoll.close()
+            epoll.close()
             raise
-        if self._epoll is None:
-            self._epoll = epoll
-            self._connections.start_soon(self._run, epoll)
+        self._epoll, self._running = epoll, trio.CancelScope()
+        self._connections.start_soon(self._run, epoll, self._running)
 
-    async def _run(self, epoll: select.epoll) -> None:
+    async def _run(self, epoll: select.epoll, running: trio.CancelScope) -> None:
         try:
-            while self._ending:
-                with trio.move_on_at(next(iter(self._ending.values())).until):
-                    await trio.lowlevel.wait_readable(epoll.fileno())
-                now = trio.current_time()
-                for number, ending in list(islice(self._ending.items(), LINGERING_PER_TURN)):
-                    if now >= ending.until:
-                        self._close(number)
-                size = sum(self._throw_away(number) for number, _ in epoll.poll(0, LINGERING_PER_TURN))
-                if size >= _BYTES_AT_ONCE:
-                    await trio.sleep(_PAUSE_SECONDS)
+            with running:
+                while True:
+                    first = next(iter(self._ending.values()), None)
+                    with trio.move_on_at(math.inf if first is None else first.until) as self._waiting:
+                        await trio.lowlevel.wait_readable(epoll.fileno())
+                    now = trio.current_time()
+                    for number, ending in list(islice(self._ending.items(), LINGERING_PER_TURN)):
+                        if now >= ending.until:
+                            self._close(number)
+                    size = sum(self._throw_away(number) for number, _ in epoll.poll(0, LINGERING_PER_TURN))
+                    if size >= _BYTES_AT_ONCE:
+                        await trio.sleep(_PAUSE_SECONDS)
         finally:
-            self._epoll = None
-            for number in list(self._ending):
-                self._close(number)
+            if self._epoll is epoll:  # after a cancellation without connections, another task may have begun
+                for number in list(self._ending):
+                    self._close(number)
+                self._epoll = None
+            self._life.forget(running)
             epoll.close()
 
     def _throw_away(self, number: int) -> int:
@@ -134,6 +151,8 @@ class Lingering:
         if self._epoll is not None:  # closing alone does not end that while the caller of `take` has its descriptor
             self._epoll.unregister(number)
         os.close(number)
+        if not self._ending:
+            self._life.end_with_stop(self._running)
         if ending.place is not None:
             ending.place.leave()
             ending.place = None  # which refers to `ending`; a cycle would wait for the collector of garbage

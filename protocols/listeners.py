@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 import trio
 
+from broker.life import Life
 from broker.limits.strangers import Strangers
 from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
@@ -107,6 +108,7 @@ async def serve_tcp(
     *,
     protocol: str,
     refusals: Refusals,
+    life: Life,
     connections: trio.Nursery,
     entrance: Entrance | None = None,
     ssl_context: TlsContext | None = None,
@@ -119,6 +121,7 @@ async def serve_tcp(
         handle: serves one connection; for TLS, after the handshake.
         protocol: the name in log entries.
         refusals: where failed TLS handshakes are logged.
+        life: says when the daemon stops.
         connections: the nursery in which connections go on when this listener has ended.
         entrance: who is admitted; None where everybody is.
         ssl_context: for TLS; None for plain text.
@@ -133,7 +136,14 @@ async def serve_tcp(
     await accept_forever(
         listeners,
         partial(
-            _contain, handle, protocol, refusals, entrance, ssl_context, Turnstile(connections), Lingering(connections)
+            _contain,
+            handle,
+            protocol,
+            refusals,
+            entrance,
+            ssl_context,
+            Turnstile(connections),
+            Lingering(connections, life),
         ),
         _admit_all if entrance is None else entrance.admit,
         protocol=protocol,

@@ -88,7 +88,7 @@ async def serve_http(
         app.after_request(partial(add_hsts, hsts_seconds))
     refusals, limits = services.core.refusals, services.limits
     timeouts, traffic = PeerTimeouts(grace_seconds=settings.grace_seconds), vitals.traffic_of(current_listener())
-    hub = Hub(connections) if ssl_context is None else None
+    hub = Hub(connections, services.core.life) if ssl_context is None else None
     direct = short_way(app, services, timeouts, traffic, hub=hub, hsts_seconds=hsts_seconds)
     site = services.core.site
     root = site.own_accounts if is_accounts else site.accounts
@@ -111,6 +111,7 @@ async def serve_http(
         FrontDoor(adapter, websocket, refusals, entrance.proxies, direct, long_forms).serve_connection,
         protocol="http",
         refusals=refusals,
+        life=services.core.life,
         connections=connections,
         entrance=entrance,
         ssl_context=ssl_context,

@@ -64,9 +64,10 @@ async def serve_mqtt(
     """
     await serve_tcp(
         bind,
-        partial(serve_mqtt_connection, rooms, hub=None if ssl_context else Hub(connections)),
+        partial(serve_mqtt_connection, rooms, hub=None if ssl_context else Hub(connections, rooms.core.life)),
         protocol="mqtt",
         refusals=rooms.core.refusals,
+        life=rooms.core.life,
         connections=connections,
         entrance=Entrance.of(rooms.limits.strangers, rooms.core.settings),
         ssl_context=ssl_context,

@@ -12,6 +12,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
+from broker.life import Life
 from config.limits import TURNS_BETWEEN_CONNECTIONS
 from config.settings import Address
 from protocols.listeners import Stream, serve_tcp
@@ -57,6 +58,7 @@ async def test_without_descriptors_new_connections_are_closed_at_once_and_others
             echo,
             protocol="test",
             refusals=new_refusals(),
+            life=Life(),
             connections=nursery,
             task_status=task_status,
         )
@@ -96,6 +98,7 @@ async def test_between_two_connections_that_came_at_once_others_have_their_turns
             note,
             protocol="test",
             refusals=new_refusals(),
+            life=Life(),
             connections=nursery,
             task_status=task_status,
         )

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
+from broker.life import Life
 from config.limits import HUB_BYTES_PER_TURN, HUB_CONNECTIONS_PER_TURN, HUB_TASKS_PER_TURN
 from protocols import hub as hub_module
 from protocols.hub import Hub
@@ -68,8 +69,15 @@ Dial = Callable[..., Peer]
 
 
 @pytest.fixture
-def hub(nursery: trio.Nursery) -> Hub:
-    return Hub(nursery)
+async def life() -> AsyncIterator[Life]:
+    life = Life()
+    async with life.running():
+        yield life
+
+
+@pytest.fixture
+def hub(nursery: trio.Nursery, life: Life) -> Hub:
+    return Hub(nursery, life)
 
 
 @pytest.fixture
@@ -372,7 +380,7 @@ async def test_a_socket_is_parked_once_and_only_while_it_is_open(dial: Dial, hub
     assert peer.taken == [b"x"]
 
 
-async def test_its_task_and_its_descriptor_end_with_the_last_socket(dial: Dial, hub: Hub) -> None:
+async def test_its_task_and_its_descriptor_wait_for_the_next_socket(dial: Dial, hub: Hub) -> None:
     peers = [dial() for _ in range(3)]
     await wait_all_tasks_blocked()
     before, tasks = _descriptors(), _tasks()
@@ -380,18 +388,63 @@ async def test_its_task_and_its_descriptor_end_with_the_last_socket(dial: Dial, 
         for peer in peers:
             peer.scope.cancel()
         await wait_all_tasks_blocked()
-        assert (_descriptors(), _tasks(), hub.parked) == (before - 1, tasks - 4, 0)
+        assert (_descriptors(), _tasks(), hub.parked) == (before, tasks - 3, 0)
         for peer in peers:
             peer.park()
         await wait_all_tasks_blocked()
-        assert (_descriptors(), _tasks(), hub.parked) == (before, tasks, 3)
-    for peer in peers:
+        peers[0].ours.sendall(b"x")
+        await wait_all_tasks_blocked()
+        assert (peers[0].taken.pop(), _descriptors(), _tasks(), hub.parked) == (b"x", before, tasks, 3)
+
+
+async def test_at_a_stop_its_task_ends_as_soon_as_no_socket_is_parked(dial: Dial, hub: Hub, life: Life) -> None:
+    first, second = dial(), dial()
+    await wait_all_tasks_blocked()
+    before, tasks = _descriptors(), _tasks()
+    await _stop(life)
+    first.scope.cancel()
+    second.ours.sendall(b"x")
+    await wait_all_tasks_blocked()
+    assert (second.taken, _tasks(), hub.parked) == ([b"x"], tasks - 2, 1)
+    second.scope.cancel()
+    await wait_all_tasks_blocked()
+    assert (_descriptors(), _tasks()) == (before - 1, tasks - 4)
+
+
+async def test_at_a_stop_its_task_ends_when_no_socket_is_parked(dial: Dial, hub: Hub, life: Life) -> None:
+    peer = dial()
+    await wait_all_tasks_blocked()
+    before, tasks = _descriptors(), _tasks()
+    peer.scope.cancel()
+    await wait_all_tasks_blocked()
+    await _stop(life)
+    assert (_descriptors(), _tasks()) == (before - 1, tasks - 3)
+    peer.park()  # also then it is read from
+    peer.ours.sendall(b"x")
+    await wait_all_tasks_blocked()
+    assert (peer.taken, _descriptors(), _tasks(), hub.parked) == ([b"x"], before, tasks - 1, 1)
+
+
+async def test_a_socket_that_is_parked_before_the_ended_task_has_run_gets_another_one(
+    dial: Dial, hub: Hub, life: Life
+) -> None:
+    peer = dial()
+    await wait_all_tasks_blocked()
+    before, tasks = _descriptors(), _tasks()
+    await _stop(life)
+    for _ in range(3):
         peer.scope.cancel()
-        peer.park()  # the former task has not ended yet
+        peer.park()
     await wait_all_tasks_blocked()
-    peers[0].ours.sendall(b"x")
+    peer.ours.sendall(b"x")
     await wait_all_tasks_blocked()
-    assert (peers[0].taken, _descriptors(), hub.parked) == ([b"x"], before, 3)
+    assert (peer.taken, _descriptors(), _tasks(), hub.parked) == ([b"x"], before, tasks - 1, 1)
+
+
+async def _stop(life: Life) -> None:
+    """As the daemon does. The task that waits for this ends."""
+    life.stopping.set()
+    await wait_all_tasks_blocked()
 
 
 def _tasks() -> int:
@@ -406,7 +459,7 @@ async def test_cancelling_all_connections_ends_the_hub() -> None:
     before = _descriptors()
     with trio.fail_after(10):
         async with trio.open_nursery() as connections:
-            hub = Hub(connections)
+            hub = Hub(connections, Life())
             peers = [Peer(hub, connections) for _ in range(3)]
             for peer in peers:
                 peer.park()
@@ -440,12 +493,13 @@ def test_all_bytes_are_taken_once_and_in_order(steps: list[tuple[str, int]]) -> 
     async def run() -> None:
         with ExitStack() as stack:
             async with trio.open_nursery() as nursery:
-                hub = Hub(nursery)
+                hub = Hub(nursery, Life())
                 peers = [Peer(hub, nursery, lambda received: received[-1:] != b"7") for _ in range(3)]
                 for peer in peers:
                     stack.callback(peer.close)
                 await _follow(steps, peers)
                 assert hub.parked == 0
+                nursery.cancel_scope.cancel()
 
     trio.run(run)
 

@@ -4,19 +4,28 @@ import fcntl
 import socket
 import sys
 import termios
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.life import Life
 from broker.limits.strangers import Strangers
 from config.limits import LINGERING_CONNECTIONS, LINGERING_PER_TURN, LINGERING_SECONDS
 from protocols.lingering import LINGERING_BYTES, Lingering
 
 
 @pytest.fixture
-def lingering(nursery: trio.Nursery) -> Lingering:
-    return Lingering(nursery)
+async def life() -> AsyncIterator[Life]:
+    life = Life()
+    async with life.running():
+        yield life
+
+
+@pytest.fixture
+def lingering(nursery: trio.Nursery, life: Life) -> Lingering:
+    return Lingering(nursery, life)
 
 
 def ending(lingering: Lingering) -> socket.socket:
@@ -198,7 +207,7 @@ async def test_without_a_free_descriptor_it_is_not_taken(lingering: Lingering, m
 
 async def test_when_the_daemon_ends_all_are_closed(mock_clock: MockClock) -> None:
     async with trio.open_nursery() as connections:
-        lingering = Lingering(connections)
+        lingering = Lingering(connections, Life())
         peers = [ending(lingering) for _ in range(3)]
         await wait_all_tasks_blocked()
         connections.cancel_scope.cancel()
@@ -206,3 +215,39 @@ async def test_when_the_daemon_ends_all_are_closed(mock_clock: MockClock) -> Non
         assert is_closed(ours)
         ours.close()
     assert lingering.ending == 0
+
+
+async def test_its_task_waits_for_the_next_connection_until_the_daemon_stops(
+    lingering: Lingering, life: Life, autojump_clock: MockClock
+) -> None:
+    before = trio.lowlevel.current_statistics().tasks_living
+    for _ in range(3):
+        ending(lingering).close()
+        await wait_all_tasks_blocked()
+        assert (lingering.ending, trio.lowlevel.current_statistics().tasks_living) == (0, before + 1)
+    silent = ending(lingering)  # the task waits without a time limit, and now has one
+    await trio.sleep(LINGERING_SECONDS + 0.1)
+    assert (lingering.ending, is_closed(silent)) == (0, True)
+    silent.close()
+    last = ending(lingering)
+    life.stopping.set()
+    await wait_all_tasks_blocked()
+    assert (lingering.ending, is_closed(last)) == (1, False)
+    last.close()
+    await wait_all_tasks_blocked()
+    # Without the task that has waited for the stop.
+    assert (lingering.ending, trio.lowlevel.current_statistics().tasks_living) == (0, before - 1)
+
+
+async def test_a_connection_that_ends_when_the_daemon_stops_has_its_second(
+    lingering: Lingering, life: Life, autojump_clock: MockClock
+) -> None:
+    ending(lingering).close()
+    await wait_all_tasks_blocked()
+    life.stopping.set()
+    await wait_all_tasks_blocked()
+    with ending(lingering) as ours:
+        await wait_all_tasks_blocked()
+        assert (lingering.ending, is_closed(ours)) == (1, False)
+        await trio.sleep(LINGERING_SECONDS + 0.1)
+        assert (lingering.ending, is_closed(ours)) == (0, True)

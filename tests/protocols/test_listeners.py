@@ -11,6 +11,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.life import Life
 from broker.limits.strangers import Strangers
 from config.limits import STRANGERS_PER_TURN, UNAUTHENTICATED_SECONDS
 from config.settings import Address
@@ -25,7 +26,13 @@ Handle = Callable[[Stream], Awaitable[None]]
 
 async def listening(nursery: trio.Nursery, handle: Handle, entrance: Entrance | None = None) -> Address:
     serve = partial(
-        serve_tcp, Address("127.0.0.1", 0), handle, protocol="test", refusals=new_refusals(), entrance=entrance
+        serve_tcp,
+        Address("127.0.0.1", 0),
+        handle,
+        protocol="test",
+        refusals=new_refusals(),
+        life=Life(),
+        entrance=entrance,
     )
     bound: Address = await nursery.start(partial(serve, connections=nursery))
     return bound
@@ -66,7 +73,7 @@ async def test_an_exception_in_one_connection_is_logged_and_ends_no_other(
 async def test_an_address_that_is_taken_is_an_error(nursery: trio.Nursery) -> None:
     address = await listening(nursery, answer)
     with pytest.raises(OSError, match="in use"):
-        await serve_tcp(address, answer, protocol="test", refusals=new_refusals(), connections=nursery)
+        await serve_tcp(address, answer, protocol="test", refusals=new_refusals(), life=Life(), connections=nursery)
 
 
 async def test_sending_at_once_takes_what_the_socket_takes(nursery: trio.Nursery) -> None:

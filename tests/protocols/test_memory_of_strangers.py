@@ -89,7 +89,7 @@ async def listen(
 ) -> tuple[Address, Address]:
     """HTTP with WebSocket, and MQTT."""
     alarms = Alarms(services.core.life.stopping)
-    websocket = partial(serve_websocket_connection, services, alarms, hub=Hub(nursery))
+    websocket = partial(serve_websocket_connection, services, alarms, hub=Hub(nursery, services.core.life))
     nursery.start_soon(alarms.ring_forever)
     return (
         await nursery.start(partial(serve_http, services, ANY, nursery, websocket=websocket, ssl_context=tls)),

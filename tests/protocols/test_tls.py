@@ -10,6 +10,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from broker.life import Life
 from broker.registration.certificates import ClientCertificate
 from config.settings import Address
 from protocols.listeners import Stream, serve_tcp
@@ -46,10 +47,8 @@ async def address(nursery: trio.Nursery, tmp_path: Path, shown: list[ClientCerti
 
     contexts(tmp_path)
     context = PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=False)
-    serve = partial(
-        serve_tcp, Address("127.0.0.1", 0), echo, protocol="echo", refusals=new_refusals(), connections=nursery
-    )
-    bound: Address = await nursery.start(partial(serve, ssl_context=context))
+    serve = partial(serve_tcp, Address("127.0.0.1", 0), echo, protocol="echo", ssl_context=context)
+    bound: Address = await nursery.start(partial(serve, refusals=new_refusals(), life=Life(), connections=nursery))
     return bound
 
 

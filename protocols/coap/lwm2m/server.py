@@ -102,6 +102,7 @@ class Lwm2mServer:
         self._registrations = registrations
         self.now = now
         self.refusals = rooms.core.refusals
+        self.life = rooms.core.life
         self.new_pace = rooms.limits.overhead.pace
         self.strangers = rooms.limits.strangers
         self._sequence = Sequence(rooms.core, registrations, pause_seconds)

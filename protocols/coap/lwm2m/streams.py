@@ -74,6 +74,7 @@ async def serve_lwm2m_tcp(
         protocol="lwm2m",
         connections=connections,
         refusals=server.refusals,
+        life=server.life,
         entrance=Entrance(server.strangers, TrustedProxies()),
         ssl_context=ssl_context,
         task_status=task_status,

@@ -457,7 +457,7 @@ async def test_expired_retained_messages_make_room(server: Server, fake_clock: F
 
 @pytest.mark.parametrize("has_hub", [False, True], ids=["a task reads", "the hub reads"])
 async def test_a_turn_ends_when_its_deliveries_have_taken_it_and_nothing_is_lost(server: Server, has_hub: bool) -> None:
-    server.hub = Hub(server.nursery) if has_hub else None
+    server.hub = Hub(server.nursery, server.services.core.life) if has_hub else None
     hall, kitchen = await dialled(server, HALL), await dialled(server)
     await subscribed(hall, *(b"$share/g%d/#" % number for number in range(50)))
     await kitchen.send(*(publish_5(number, b"x", topic=b"a") for number in range(1, 11)), DISCONNECT)
@@ -475,7 +475,7 @@ async def test_a_turn_ends_when_its_deliveries_have_taken_it_and_nothing_is_lost
 async def test_others_run_while_retained_messages_are_searched(
     server: Server, has_hub: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.hub = Hub(server.nursery) if has_hub else None
+    server.hub = Hub(server.nursery, server.services.core.life) if has_hub else None
     space = space_of(server)
     for number in range(4_000):
         space._keep(RetainedRecord(b"a/%d" % number, b"x", 0, b"", None))

@@ -40,7 +40,7 @@ class _Closing(Server):
 @pytest.fixture
 async def server(services: Services, world: World) -> AsyncIterator[Server]:
     async with trio.open_nursery() as nursery:
-        server = _Closing(services, nursery, Hub(nursery))
+        server = _Closing(services, nursery, Hub(nursery, services.core.life))
         server.peers = []
         yield server
         nursery.cancel_scope.cancel()

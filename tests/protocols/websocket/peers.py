@@ -39,7 +39,7 @@ class Peers:
         self.services = services
         self._nursery = nursery
         self._alarms = Alarms(services.core.life.stopping)
-        self.hub = Hub(nursery)
+        self.hub = Hub(nursery, services.core.life)
         self.ring_alarms = self._alarms.ring_forever
         self.failures: list[Exception] = []
 

@@ -104,6 +104,9 @@ async def test_messages_before_a_fault_are_answered_before_the_server_closes(pee
 
 
 async def test_a_peer_that_goes_leaves_nothing_behind(peers: Peers, services: Services) -> None:
+    async with parked(peers):
+        pass  # from now on the hub has its task
+    await wait_all_tasks_blocked()
     before = trio.lowlevel.current_statistics().tasks_living
     async with parked(peers) as device:
         await device.send(message(1))
