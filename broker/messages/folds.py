@@ -134,8 +134,9 @@ class Folds:
             if not rows:
                 return
         self.position = rows[-1].position
-        self._waiting += rows
-        if len(self._waiting) >= _WAITING:
+        waiting = self._waiting
+        waiting += rows
+        if len(waiting) >= _WAITING:
             self._add()
             return
         for row in rows:

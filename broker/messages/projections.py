@@ -289,16 +289,20 @@ class Projector:
                 self._unwritten[device] = _Unwritten(some[0].position, now)
 
     async def _fold(self, rows: _Rows) -> None:
-        number, until = 0, perf_counter() + _FOLD_SECONDS
+        number, looked_at, until = 0, 0, perf_counter() + _FOLD_SECONDS
         for device, some in rows.of.items():
             if (folds := self._folds.get(device)) is None:
                 continue
             for start in range(0, len(some), _ROWS_AT_ONCE):
-                folds.fold(some[start : start + _ROWS_AT_ONCE])
-                number += min(len(some), _ROWS_AT_ONCE)
+                piece = some if len(some) <= _ROWS_AT_ONCE else some[start : start + _ROWS_AT_ONCE]
+                folds.fold(piece)
+                number += len(piece)
+                if number - looked_at < _ROWS_AT_ONCE:  # to look at the clock takes a part of the time of a row
+                    continue
+                looked_at = number
                 if number >= _LOOK_ROWS or perf_counter() >= until:
                     await trio.lowlevel.checkpoint()
-                    number, until = 0, perf_counter() + _FOLD_SECONDS
+                    number, looked_at, until = 0, 0, perf_counter() + _FOLD_SECONDS
 
     # The index
 

@@ -131,14 +131,25 @@ class MqttExchange:
 
     def handle(self, packets: Sequence[Packet]) -> None:
         """Process the packets of one turn; see `left`."""
-        session = self._session
-        is_open = session.is_open
-        if not is_open:  # the broker has ended it meanwhile
+        if not self._session.is_open:  # the broker has ended it meanwhile
             return
-        stored = self._stored
         self.left = ()
+        if len(packets) == 1 and type(packet := packets[0]) is Publish and packet.qos == 1 and self._space is None:
+            # Who waits for each acknowledgement sends nothing else, and a fleet of such devices a packet a read.
+            self._publish(packet)
+            self._await_commit((packet.packet_id,), ())
+            return
         self._outbox.cork()
-        own, together = self._own_topics, list[Publish]()
+        self._handle_all(packets)
+        self._outbox.uncork()
+        if self._stored or self._received:
+            stored, received = self._stored, self._received
+            self._stored, self._received = [], []
+            self._await_commit(stored, received)
+
+    def _handle_all(self, packets: Sequence[Packet]) -> None:
+        stored, own = self._stored, self._own_topics
+        together: list[Publish] = []  # `list[Publish]()` takes ten times as long
         for packet in packets if self._space is None else self._in_turn(packets):
             if type(packet) is Publish and packet.qos < 2:
                 if packet.qos:
@@ -155,14 +166,14 @@ class MqttExchange:
                 break
         if together:
             self._publish_all(together)
-        self._outbox.uncork()
-        if stored or self._received:
-            received, reasons = self._received, self._reasons
-            self._stored, self._received, self._reasons = [], [], None
-            self._unacknowledged += len(stored) + len(received)
-            self._ingest.after_commit(partial(self._acknowledge, stored, received, reasons))
-            if self._unacknowledged > self._receive_maximum:
-                self._fail(ProtocolError("over the receive maximum", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))
+
+    def _await_commit(self, stored: Sequence[bytes], received: Sequence[bytes]) -> None:
+        """Have the messages with these packet ids acknowledged, as those of one turn, when they are durable."""
+        reasons, self._reasons = self._reasons, None
+        self._unacknowledged += len(stored) + len(received)
+        self._ingest.after_commit(partial(self._acknowledge, stored, received, reasons))
+        if self._unacknowledged > self._receive_maximum:
+            self._fail(ProtocolError("over the receive maximum", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))
 
     def _in_turn(self, packets: Sequence[Packet]) -> Iterator[Packet]:
         """The packets up to where their deliveries have taken a turn; `left` has those that wait for the next one."""
@@ -226,6 +237,13 @@ class MqttExchange:
     @property
     def has_room(self) -> bool:
         return self._unacknowledged < MAX_UNACKNOWLEDGED
+
+    @property
+    def may_read(self) -> bool:
+        """Whether more packets may come: nothing of the last ones is left, and nothing is to be waited for."""
+        return not (self.left or self.pace.owed or (self._space is not None and self.deliveries.is_searching)) and (
+            self._unacknowledged < MAX_UNACKNOWLEDGED
+        )
 
     async def wait_room(self) -> None:
         while not self.has_room:
@@ -380,7 +398,11 @@ class MqttExchange:
         self._outbox.put(self._answers.unsuback(packet.packet_id, codes))
 
     def _acknowledge(
-        self, stored: list[bytes], received: list[bytes], reasons: Reasons | None, error: StorageUnavailable | None
+        self,
+        stored: Sequence[bytes],
+        received: Sequence[bytes],
+        reasons: Reasons | None,
+        error: StorageUnavailable | None,
     ) -> None:
         """The messages of one turn are durable: acknowledge them. After an error, end the connection without that."""
         self._unacknowledged -= len(stored) + len(received)

@@ -358,13 +358,8 @@ class _Connection:
         if packets:
             self._heard_at = trio.current_time()
             exchange.handle(packets)
-        return not (
-            self._is_over
-            or self._session.is_closed
-            or self._reader.is_behind
-            or exchange.pace.owed
-            or exchange.has_more
-            or not (self._ingest.has_room and self._outbox.has_room and exchange.has_room)
+        return not (self._is_over or self._reader.is_behind or self._session.is_closed) and (
+            exchange.may_read and self._ingest.has_room and self._outbox.has_room
         )
 
     async def _say_goodbye(self) -> None:
