@@ -31,10 +31,11 @@ _encode = msgspec.json.Encoder().encode
 class Normalizer:
     """Keeps what one Manifest declares. `NO_MANIFEST` keeps nothing."""
 
-    __slots__ = ("_convert", "_decode", "_decode_fitting", "_fields")
+    __slots__ = ("_convert", "_decode", "_decode_fitting", "_fields", "_has_groups")
 
     def __init__(self, manifest: Manifest) -> None:
         self._fields = manifest.fields
+        self._has_groups = any(field.value_class is None for field in manifest.fields)
         self._decode = msgspec.json.Decoder(_struct("Data", manifest.fields)).decode
         self._decode_fitting = msgspec.json.Decoder(_struct("Data", manifest.fields, fits=True)).decode
         self._convert = _group_converter(manifest.fields)
@@ -52,10 +53,10 @@ class Normalizer:
             normalized = _encode(self._decode(payload))
         except (msgspec.DecodeError, UnicodeDecodeError):
             return self.normalize_leniently(payload)
-        if b"{}" not in normalized:
-            return normalized
-        # Nothing remained, a group is to be dropped, or a text contains `{}`.
-        return None if len(normalized) == 2 else self.normalize_leniently(payload)
+        if len(normalized) == 2:  # nothing remained
+            return None
+        # `{}` is a group that is to be dropped, or in a text.
+        return self.normalize_leniently(payload) if self._has_groups and b"{}" in normalized else normalized
 
     def normalize_fitting(self, payload: bytes) -> bytes | None:
         """As `normalize`; None also when something does not fit, or it is no JSON. A fit costs no more than with
@@ -68,7 +69,8 @@ class Normalizer:
             normalized = _encode(self._decode_fitting(payload))
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
-        return None if b"{}" in normalized else normalized
+        has_empty_group = self._has_groups and b"{}" in normalized
+        return None if has_empty_group or len(normalized) == 2 else normalized
 
     def normalize_noting(self, payload: bytes, dropped: list[DroppedField]) -> bytes | None:
         """As `normalize`; `dropped` gets the fields that are not kept."""

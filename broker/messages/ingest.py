@@ -136,7 +136,8 @@ class Ingest:
             failure = ""
             try:
                 noting = dropped
-                if noting is None and self.lost_fields.take_turn(key, now_ms):
+                if noting is None and self.lost_fields.is_due(key, now_ms):
+                    self.lost_fields.look(key, now_ms)
                     noting = []
                 data = version.normalize(payload) if noting is None else version.normalize_noting(payload, noting)
             except TransformFailedError as error:
@@ -308,9 +309,9 @@ class Ingest:
     def mid(self, position: Position) -> str:
         return self._mids.mid(position)
 
-    def after_commit(self, callback: Callable[[StorageUnavailable | None], None]) -> None:
+    def after_commit(self, callback: Callable[[StoreError | None], None]) -> None:
         """Call back on the loop when everything submitted since the last `await` is durable or has failed."""
-        self._journal.after_commit(lambda error: callback(None if error is None else StorageUnavailable(str(error))))
+        self._journal.after_commit(callback)
 
     async def wait_committed(self) -> None:
         """Return when everything submitted since the last `await` is durable. Raises StorageUnavailable."""

@@ -70,14 +70,11 @@ class LostFields:
         next_ms = self._next.get(device)
         return next_ms is None or not next_ms - _LOOK_MS <= now_ms < next_ms
 
-    def take_turn(self, device: DeviceKey, now_ms: Milliseconds) -> bool:
-        """As `is_due`, for a message that is looked at when it is: then the next ones are not due."""
-        if not self.is_due(device, now_ms):
-            return False
+    def look(self, device: DeviceKey, now_ms: Milliseconds) -> None:
+        """A message of the device is looked at: for some time, none is due."""
         if len(self._next) > 10 * _DEVICES:
             self._next.clear()
         self._next[device] = Milliseconds(now_ms + _LOOK_MS)
-        return True
 
     def note(self, device: DeviceKey, fields: Iterable[DroppedField], now_ms: Milliseconds) -> None:
         known = self._of.setdefault(device, OrderedDict())

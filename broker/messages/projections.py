@@ -289,7 +289,7 @@ class Projector:
                 self._unwritten[device] = _Unwritten(some[0].position, now)
 
     async def _fold(self, rows: _Rows) -> None:
-        number, looked_at, until = 0, 0, perf_counter() + _FOLD_SECONDS
+        number, timed_at, until = 0, _ROWS_AT_ONCE, perf_counter() + _FOLD_SECONDS
         for device, some in rows.of.items():
             if (folds := self._folds.get(device)) is None:
                 continue
@@ -297,12 +297,12 @@ class Projector:
                 piece = some if len(some) <= _ROWS_AT_ONCE else some[start : start + _ROWS_AT_ONCE]
                 folds.fold(piece)
                 number += len(piece)
-                if number - looked_at < _ROWS_AT_ONCE:  # to look at the clock takes a part of the time of a row
-                    continue
-                looked_at = number
-                if number >= _LOOK_ROWS or perf_counter() >= until:
+                is_long = number >= _LOOK_ROWS
+                if not is_long and number >= timed_at:  # not for each device, which may have one row
+                    timed_at, is_long = number + _ROWS_AT_ONCE, perf_counter() >= until
+                if is_long:
                     await trio.lowlevel.checkpoint()
-                    number, looked_at, until = 0, 0, perf_counter() + _FOLD_SECONDS
+                    number, timed_at, until = 0, _ROWS_AT_ONCE, perf_counter() + _FOLD_SECONDS
 
     # The index
 

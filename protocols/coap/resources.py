@@ -46,7 +46,7 @@ from protocols.coap.requests import (
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.coap.usual import MESSAGES, UsualPost
-from protocols.refusals import PublishForbidden, SubscribeForbidden, note_refusal
+from protocols.refusals import PublishForbidden, SubscribeForbidden, note_refusal, refusal_for
 from storage.keys import Position
 from storage.sql import StoreError
 
@@ -372,7 +372,7 @@ class Resources:
             self._ingest.after_commit(partial(self._committed, stored))
 
     def _committed(
-        self, stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]], error: StorageUnavailable | None
+        self, stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]], error: StoreError | None
     ) -> None:
         mid, contained, created = self._ingest.mid, self._contained, self._created
         for session, incoming, request, position in stored:
@@ -385,7 +385,7 @@ class Resources:
                     continue
                 contained(session.key, self._reply_created, session, incoming, request, mid(position), lost)
             else:
-                self._contained(session.key, self._reply, session, incoming, refusal(error, request))
+                self._contained(session.key, self._reply, session, incoming, refusal(refusal_for(error), request))
 
     def _reply_created(
         self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str, lost: NothingRemained | None

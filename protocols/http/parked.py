@@ -12,7 +12,6 @@ from typing import Final, Protocol
 
 import trio
 
-from broker.errors import StorageUnavailable
 from broker.trace.origin import Origin, enter
 from protocols.http.answers import Answer
 from protocols.http.at_once import Accepted, MessagesAtOnce
@@ -22,6 +21,7 @@ from protocols.http.plain_requests import PlainRequest, plain_request
 from protocols.http.this_request import ThisRequest, answering
 from protocols.hub import Hub
 from protocols.listeners import sending_at_once
+from storage.sql import StoreError
 
 KEEP_ALIVE_SECONDS: Final = 75
 
@@ -37,9 +37,7 @@ class Listener(Protocol):
     def refused_message(self, error: Exception) -> Answer: ...
 
 
-def _run(
-    context: Context, committed: Callable[[StorageUnavailable | None], None], error: StorageUnavailable | None
-) -> None:
+def _run(context: Context, committed: Callable[[StoreError | None], None], error: StoreError | None) -> None:
     context.run(committed, error)
 
 
@@ -173,9 +171,7 @@ class ParkedConnection:
             answering(None)
         return True
 
-    def _committed(
-        self, request: ThisRequest, began: float, accepted: Accepted, error: StorageUnavailable | None
-    ) -> None:
+    def _committed(self, request: ThisRequest, began: float, accepted: Accepted, error: StoreError | None) -> None:
         try:
             answer = self._listener.at_once.stored(accepted) if error is None else self._listener.refused_message(error)
         except Exception as bug:  # noqa: BLE001 - as above

@@ -13,7 +13,7 @@ from broker.device_sessions.session import DeviceSession
 from broker.device_sessions.sessions import DeviceSessions
 from broker.devices.registry import Device
 from broker.envelope import Action
-from broker.errors import DomainError, StorageUnavailable
+from broker.errors import DomainError
 from broker.ids import new_id
 from broker.messages.losses import NothingRemained
 from broker.topics.space import SERVICE, Search, is_subscribable
@@ -39,6 +39,7 @@ from protocols.refusals import error_id_of, note_refusal
 from storage.keys import Position
 from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
+from storage.sql import StoreError
 
 #: Retained messages that are compared with a filter in the time that a frame of overhead may take, and how many are
 #: compared, and sent, in one turn.
@@ -333,7 +334,7 @@ class Deliveries:
         packet = packet_of(self._answers, delivery, self._now_ms())
         return packet != b"" and self._outbox.offer(packet)
 
-    def _send(self, delivery: DeliveryRecord, error: StorageUnavailable | None) -> None:
+    def _send(self, delivery: DeliveryRecord, error: StoreError | None) -> None:
         if error is None and self._flow is not None and not self._session.is_closed:
             self._outbox.put(self._flow.add(delivery))
 
@@ -371,7 +372,7 @@ class Deliveries:
     def _put_after_commit(self, data: bytes) -> None:
         self._ingest.after_commit(partial(self._put_durable, data))
 
-    def _put_durable(self, data: bytes, error: StorageUnavailable | None) -> None:
+    def _put_durable(self, data: bytes, error: StoreError | None) -> None:
         if error is not None:
             self._end()
         elif not self._session.is_closed:

@@ -53,6 +53,7 @@ from protocols.mqtt.session import (
 )
 from protocols.outbox import Outbox
 from protocols.refusals import PublishForbidden, SubscribeForbidden, device_text
+from storage.sql import StoreError
 
 # Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
 # the journal. This limit bounds the messages of one connection that wait while the store is slow.
@@ -402,7 +403,7 @@ class MqttExchange:
         stored: Sequence[bytes],
         received: Sequence[bytes],
         reasons: Reasons | None,
-        error: StorageUnavailable | None,
+        error: StoreError | None,
     ) -> None:
         """The messages of one turn are durable: acknowledge them. After an error, end the connection without that."""
         self._unacknowledged -= len(stored) + len(received)

@@ -330,9 +330,11 @@ class DeviceConversation:
         else:
             self._settle(verdicts, None)
 
-    def _settle(self, verdicts: Verdicts, error: StorageUnavailable | None) -> None:
+    def _settle(self, verdicts: Verdicts, error: StoreError | None) -> None:
         stored = [verdict for _, verdict in verdicts if isinstance(verdict, int)]
-        results: Iterator[str | DomainError] = repeat(error) if error else iter(recent_mids(self._ingest).find(stored))
+        results: Iterator[str | DomainError] = (
+            iter(recent_mids(self._ingest).find(stored)) if error is None else repeat(refusal_for(error))
+        )
         self._act(
             self._channel.settle(
                 [(offer, next(results) if isinstance(verdict, int) else verdict) for offer, verdict in verdicts]

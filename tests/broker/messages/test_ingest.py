@@ -503,7 +503,7 @@ async def test_a_store_that_fails_refuses_what_was_submitted_and_goes_on(
 ) -> None:
     breakable = BreakableEngine(engine)
     facts: list[object] = []
-    told: list[StorageUnavailable | None] = []
+    told: list[StoreError | None] = []
     async with opener(engine=breakable) as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
@@ -517,7 +517,7 @@ async def test_a_store_that_fails_refuses_what_was_submitted_and_goes_on(
             await services.messages.ingest.wait_committed()
         assert caught.value.reason == "disk full"
         assert "disk" not in str(caught.value)
-        assert [type(one) for one in told] == [StorageUnavailable]
+        assert [type(one) for one in told] == [StoreError]
         assert facts == []
         assert await services.messages.snapshots.of(kitchen.key) == {}
 

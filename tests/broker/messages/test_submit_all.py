@@ -277,7 +277,7 @@ async def test_the_sender_of_messages_that_came_together_is_known_when_they_are_
     services: Services, kitchen: Device
 ) -> None:
     ingest = services.messages.ingest
-    ingest.lost_fields.take_turn(kitchen.key, NOW_MS)
+    ingest.lost_fields.look(kitchen.key, NOW_MS)
     ((first, positions),) = ingest.submit_all(kitchen, [ON, ON])
     assert (first, len(positions)) == (0, 2)
     senders = list[Device | None]()
