@@ -1,5 +1,6 @@
 """The folds of the devices: every row counts once, whatever happens to the write of what they came to."""
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -337,6 +338,28 @@ async def test_a_read_while_rows_are_added_counts_every_row_once(
         assert counts == [3 * 2] * len(lights)  # a minute, an hour and a day, each with two messages
     for device in lights:
         assert await count_and_sum(held, device) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("devices", "rows"), [(1, 4), (2, 4), (3, 6), (4, 8), (5, 9), (9, 9)], ids=lambda number: str(number)
+)
+async def test_rows_of_many_devices_wait_for_more_of_each(
+    held: Services, monkeypatch: pytest.MonkeyPatch, devices: int, rows: int
+) -> None:
+    monkeypatch.setattr(projections, "_LOOK_ROWS", 4)
+    monkeypatch.setattr(projections, "_LOOK_ROWS_OF_A_DEVICE", 2)
+    monkeypatch.setattr(projections, "_LOOK_ROWS_MOST", 9)
+    monkeypatch.setattr(projections, "_LOOK_SECONDS", math.inf)
+    projector, head = held.messages.projector, held.messages.projector.position
+    await projector.flush()
+    for number in range(1, rows + 1):
+        assert projector.statistics().held_rows == number - 1
+        row = MessageRow(
+            Position(head + number), DeviceKey(1_000 + number % devices), NOW_MS, NOW_MS, 1, '{"intensity":1}'
+        )
+        projector._messages_stored(MessagesStored([row]))
+        await wait_all_tasks_blocked()
+    assert projector.statistics().held_rows == 0
 
 
 async def test_adding_rows_to_a_part_of_the_devices_is_not_cancelled(
@@ -763,6 +786,7 @@ async def test_rows_get_their_index_entries_together(
 ) -> None:
     """All senders wait for them: a second passes between two steps, unless there are very many rows."""
     monkeypatch.setattr(projections, "_LOOK_ROWS", 1)
+    monkeypatch.setattr(projections, "_LOOK_ROWS_OF_A_DEVICE", 1)
     monkeypatch.setattr(projections, "_UNINDEXED", 4)
     monkeypatch.setattr(projections, "_UNINDEXED_MOST", 10)
     kitchen, counts = await kitchen_of(services), []

@@ -49,6 +49,7 @@ BOUNDS: Final = (
     (projections, "_HELD_ROWS", (5, 20, 50_000)),
     (projections, "_READ_ROWS", (1, 3, 50)),
     (projections, "_LOOK_ROWS", (1, 4, 50)),
+    (projections, "_LOOK_ROWS_OF_A_DEVICE", (1, 8)),
     (projections, "_HELD_DEVICES", (1, 2, 9_999)),
     (projections, "_HELD_FIELDS", (10, 400_000)),
     (projections, "_WRITE_DEVICES", (1, 2, 50)),
