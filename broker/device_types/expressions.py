@@ -203,6 +203,12 @@ def _whole(number: float) -> int:
     return int(_bounded(number))
 
 
+def _divisor(number: float) -> float:
+    if not number:  # Python's own words depend on its version
+        raise ArithmeticError("division by zero")
+    return _bounded(number)
+
+
 class _PayloadFunctions(Functions):
     """JMESPath's own functions, and those that payloads need: arithmetic, bits and texts."""
 
@@ -220,11 +226,11 @@ class _PayloadFunctions(Functions):
 
     @signature(_NUMBER, _NUMBER)
     def _func_divide(self, left: float, right: float) -> float:
-        return _bounded(_bounded(left) / _bounded(right))
+        return _bounded(_bounded(left) / _divisor(right))
 
     @signature(_NUMBER, _NUMBER)
     def _func_modulo(self, left: float, right: float) -> float:
-        return _bounded(left) % _bounded(right)
+        return _bounded(left) % _divisor(right)
 
     @signature(_NUMBER, _NUMBER)
     def _func_round(self, number: float, digits: float) -> float:

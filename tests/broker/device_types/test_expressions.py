@@ -108,7 +108,9 @@ def test_the_longest_expression_is_accepted() -> None:
     ("expression", "reason"),
     [
         ("divide(n, `0`)", "division by zero"),
-        ("modulo(n, `0`)", "integer modulo by zero"),
+        ("divide(f, `0.0`)", "division by zero"),
+        ("modulo(n, `0`)", "division by zero"),
+        ("modulo(f, `-0.0`)", "division by zero"),
         ("xs[::0]", "slice step cannot be zero"),
         ("add(t, n)", "In function add(), invalid type"),
         ("multiply(`9223372036854775807`, `9`)", "a number is too large"),
