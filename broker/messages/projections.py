@@ -40,9 +40,11 @@ _LOOK_SECONDS: Final = 1.0
 _LOOK_ROWS: Final = 4_000
 _LOOK_ROWS_OF_A_DEVICE: Final = 8
 _LOOK_ROWS_MOST: Final = 12_000
-#: So many rows of a device are added in one piece, and pieces for so long before other tasks have their turn.
+#: So many rows of a device are added in one piece, and pieces for so long before other tasks have their turn. The clock
+#: is looked at after so many rows: most cost a microsecond, and a few, behind which sums are made, a millisecond.
 _ROWS_AT_ONCE: Final = 128
 _FOLD_SECONDS: Final = 0.01
+_CLOCK_ROWS: Final = 16
 #: Devices are written earlier when there is more than this to be done again after a crash, or to be held in memory.
 _UNWRITTEN_ROWS: Final = 500_000
 _HELD_DEVICES: Final = 10_000
@@ -229,7 +231,9 @@ class Projector:
         held = self._held
         held.add(fact.rows)
         if held.number >= _LOOK_ROWS and (
-            held.number >= _LOOK_ROWS_OF_A_DEVICE * len(held.of) or held.number >= _LOOK_ROWS_MOST
+            held.number >= _LOOK_ROWS_OF_A_DEVICE * len(held.of)
+            or held.number >= _LOOK_ROWS_MOST
+            or held.last - self._indexed >= _UNINDEXED_MOST  # behind twice as many, the store makes the entries itself
         ):
             self._wakeup.set()
         if held.number > _HELD_ROWS:
@@ -294,7 +298,7 @@ class Projector:
                 self._unwritten[device] = _Unwritten(some[0].position, now)
 
     async def _fold(self, rows: _Rows) -> None:
-        number, timed_at, until = 0, _ROWS_AT_ONCE, perf_counter() + _FOLD_SECONDS
+        number, timed_at, until = 0, _CLOCK_ROWS, perf_counter() + _FOLD_SECONDS
         for device, some in rows.of.items():
             if (folds := self._folds.get(device)) is None:
                 continue
@@ -304,10 +308,10 @@ class Projector:
                 number += len(piece)
                 is_long = number >= _LOOK_ROWS
                 if not is_long and number >= timed_at:  # not for each device, which may have one row
-                    timed_at, is_long = number + _ROWS_AT_ONCE, perf_counter() >= until
+                    timed_at, is_long = number + _CLOCK_ROWS, perf_counter() >= until
                 if is_long:
                     await trio.lowlevel.checkpoint()
-                    number, timed_at, until = 0, _ROWS_AT_ONCE, perf_counter() + _FOLD_SECONDS
+                    number, timed_at, until = 0, _CLOCK_ROWS, perf_counter() + _FOLD_SECONDS
 
     # The index
 

@@ -63,7 +63,9 @@ def _open_sessions(port: int, process: int, _seconds: float) -> Sample:
         opened = 0
         for one in generators:
             assert one.stdout is not None
-            opened += json.loads(one.stdout.readline())["sessions"]
+            if not (line := one.stdout.readline()):
+                raise RuntimeError("a generator of DTLS sessions has failed")
+            opened += json.loads(line)["sessions"]
         resident = websocket.resident_kib(process)
     if opened < _DTLS_SESSIONS * 0.99:
         raise RuntimeError(f"only {opened:,} sessions were opened")

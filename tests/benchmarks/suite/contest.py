@@ -21,7 +21,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one turn has shown. The rate is in messages or calls a second."""
+    """What one turn has shown. The rate is in messages or calls a second, or what the name of the row says instead."""
 
     rate: float
     p99_ms: float | None = None
@@ -125,7 +125,7 @@ def compete(row: Row, *, rounds: int, seconds: float, told: Callable[[str], None
                     told(f"{row.name}, round {number + 1}: {name} failed: {error}")
                     continue
                 outcome.samples.setdefault(name, []).append(sample)
-                told(f"{row.name}, round {number + 1}: {name} {sample.rate:,.0f}/s")
+                told(f"{row.name}, round {number + 1}: {name} {_amount(sample.rate)}")
     return outcome
 
 
@@ -158,7 +158,7 @@ def _line(outcome: Outcome, name: str, ours: str | None) -> str:
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     cells = (
         name,
-        f"{outcome.median(name):,.0f} ({min(rates):,.0f} to {max(rates):,.0f}){bound}",
+        f"{_amount(outcome.median(name))} ({_amount(min(rates))} to {_amount(max(rates))}){bound}",
         ratio,
         _number(one.p99_ms for one in samples),
         _number(one.cpu_us for one in samples),
@@ -166,6 +166,10 @@ def _line(outcome: Outcome, name: str, ours: str | None) -> str:
         _number(one.written_bytes for one in samples),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.1f}" if value < 20 and value % 1 else f"{value:,.0f}"
 
 
 def _number(values: Iterator[float | None]) -> str:

@@ -340,9 +340,7 @@ async def test_a_read_while_rows_are_added_counts_every_row_once(
         assert await count_and_sum(held, device) == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("devices", "rows"), [(1, 4), (2, 4), (3, 6), (4, 8), (5, 9), (9, 9)], ids=lambda number: str(number)
-)
+@pytest.mark.parametrize(("devices", "rows"), [(1, 4), (2, 4), (3, 6), (4, 8), (5, 9), (9, 9)])
 async def test_rows_of_many_devices_wait_for_more_of_each(
     held: Services, monkeypatch: pytest.MonkeyPatch, devices: int, rows: int
 ) -> None:
@@ -360,6 +358,25 @@ async def test_rows_of_many_devices_wait_for_more_of_each(
         projector._messages_stored(MessagesStored([row]))
         await wait_all_tasks_blocked()
     assert projector.statistics().held_rows == 0
+
+
+async def test_rows_of_many_devices_do_not_wait_when_too_many_have_no_index_entry(
+    held: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projections, "_LOOK_ROWS", 2)
+    monkeypatch.setattr(projections, "_LOOK_ROWS_MOST", 6)
+    monkeypatch.setattr(projections, "_UNINDEXED_MOST", 8)
+    monkeypatch.setattr(projections, "_LOOK_SECONDS", math.inf)
+    monkeypatch.setattr(projections, "_INDEX_SECONDS", math.inf)
+    projector = held.messages.projector
+    await projector.flush()
+    head, most = projector.position, 0
+    for number in range(1, 50):
+        row = MessageRow(Position(head + number), DeviceKey(1_000 + number), NOW_MS, NOW_MS, 1, '{"intensity":1}')
+        projector._messages_stored(MessagesStored([row]))
+        await wait_all_tasks_blocked()
+        most = max(most, head + number - projector.statistics().indexed_position)
+    assert most == 8 - 1
 
 
 async def test_adding_rows_to_a_part_of_the_devices_is_not_cancelled(
