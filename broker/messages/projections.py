@@ -46,7 +46,7 @@ _ROWS_AT_ONCE: Final = 128
 _FOLD_SECONDS: Final = 0.01
 _CLOCK_ROWS: Final = 16
 #: Devices are written earlier when there is more than this to be done again after a crash, or to be held in memory.
-_UNWRITTEN_ROWS: Final = 1_000_000
+_UNWRITTEN_ROWS: Final = 2_000_000
 _HELD_DEVICES: Final = 10_000
 _HELD_FIELDS: Final = 400_000
 #: Devices of one transaction, at least: other writes wait for it.
