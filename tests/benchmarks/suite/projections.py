@@ -29,7 +29,7 @@ from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, device_token, ru
 #: Devices and messages of each in flight.
 _FLEETS: Final = ((50, 20), (50, 1), (1000, 1), (5000, 1))
 _ROUNDS: Final = 4
-#: At full rate, each device is written every two million messages or every minute, and a turn has to have its part of that.
+#: Each device is written every two million messages or every minute, and a turn has to have its part of that.
 _TURN_SECONDS: Final = 10.0
 _BUSY, _WINDOW = 50, 20
 _QUIET: Final = 5_000
