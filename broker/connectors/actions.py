@@ -26,7 +26,7 @@ from broker.devices.inventory import device_fact
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
 from broker.facts import ActionStored, DeviceActionDelivered, DeviceActionFact, DeviceActionFailed, FactPhase, Router
-from broker.limits.quotas import Quotas
+from broker.limits.quotas import Quotas, ReservedRequest
 from broker.loops import repeat
 from config.limits import CONNECTOR_WAITING
 from storage.database import Database
@@ -79,10 +79,19 @@ class Actions:
     def _stored(self, fact: ActionStored) -> None:
         connector = self._catalog.by_id(fact.action.ddtid)
         if connector is None:
+            self._release_request(fact.destination)
             return
         self._last = max(self._last, fact.action.position)
-        if fact.action.position not in self._intake.echoes and self._may_go(fact):
+        if fact.action.position in self._intake.echoes:
+            return
+        if self._may_go(fact):
             self._offer(connector, fact.action.position, fact.destination, fact.action.data)
+        else:
+            self._release_request(fact.destination)
+
+    def _release_request(self, device: DeviceKey) -> None:
+        if self._quotas is not None:
+            self._quotas.release_request(device)
 
     def _may_go(self, fact: ActionStored) -> bool:
         """Whether the Action may wait in its lane, where the link is asked (`_link_for`). Its delivery is charged."""
@@ -98,13 +107,15 @@ class Actions:
         return True
 
     def _offer(self, connector: Connector, position: Position, device: DeviceKey, data: str) -> None:
-        sending = Sending(connector, device, data, self._calls, self._link_for)
+        reserved = None if self._quotas is None else ReservedRequest(self._quotas, device)
+        sending = Sending(connector, device, data, self._calls, self._link_for, reserved)
         has_room = self._waiting[device] < _WAITING
         if has_room and self._lanes.offer(connector.type.key, device, lambda: self._send(connector, sending, position)):
             self._unsent[position] = None
             self._waiting[device] += 1
         else:
             self.failed += 1
+            self._release_request(device)
             self._problems.note(connector.type.key, device, Doing.ACTION, "Too many Actions wait: one was not sent.")
             _log.warning("connector_action_dropped", device=device, position=position)
 
@@ -124,6 +135,7 @@ class Actions:
             _log.exception("connector_action_failed", device=sending.device, position=position)
         # A cancelled task does not get here: its Action stays unsent and is sent after the restart.
         del self._unsent[position]
+        sending.end()
         self._waiting[sending.device] -= 1
         if not self._waiting[sending.device]:
             del self._waiting[sending.device]
@@ -175,6 +187,8 @@ class Actions:
                 continue
             self._last = max(self._last, position)
             if (connector := self._catalog.find(device.type_key)) is not None and position not in self._unsent:
+                if self._quotas is not None:
+                    self._quotas.reserve_request(device)
                 self._offer(connector, position, key, data)
         self._has_resumed = True
 

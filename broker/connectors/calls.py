@@ -13,7 +13,7 @@ from broker.connectors.plugin import AccessToken, Phase, Request, Response
 from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, TryLater
-from broker.limits.quotas import Quotas
+from broker.limits.quotas import Quotas, ReservedRequest
 from storage.keys import UserKey
 
 _EARLY_MS = 30_000  # a token may expire while the request is under way
@@ -76,13 +76,19 @@ class Calls:
         return response
 
     async def send(
-        self, connector: Connector, link: ConnectorLink, request: Request, phase: Phase, sub_device: str | None = None
+        self,
+        connector: Connector,
+        link: ConnectorLink,
+        request: Request,
+        phase: Phase,
+        sub_device: str | None = None,
+        reserved: ReservedRequest | None = None,
     ) -> Response:
         """Send a plug-in's request for a linked device.
 
         A token that has expired is renewed before the request. A token that the third party refuses with 401 is renewed
         once, and the request is sent again. When only the user can renew the token, the link is ended and
-        TokenRevokedError raised.
+        TokenRevokedError raised. The device for which a request is `reserved` is charged, else that of the link.
 
         Raises one of CALL_FAILURES.
         """
@@ -90,13 +96,13 @@ class Calls:
             token = link.contents.token
             if token.expires_on is not None and token.expires_on <= self._clock.now_ms() + _EARLY_MS:
                 await self._renew(connector, link, token)
-            response = await self._once(connector, link, request, phase, sub_device)
+            response = await self._once(connector, link, request, phase, sub_device, reserved)
             if response.status != 401:
                 return response
             if connector.oauth.blames_client(response):
                 raise OperatorFaultError("server_error", "the third party refuses the client in a request for data")
             await self._renew(connector, link, link.contents.token)
-            response = await self._once(connector, link, request, phase, sub_device)
+            response = await self._once(connector, link, request, phase, sub_device, reserved)
             if response.status == 401:
                 raise TokenRevokedError
         except TokenRevokedError:
@@ -121,10 +127,19 @@ class Calls:
             _log.info("connector_link_revoked", device=link.record.device_id)
 
     async def _once(
-        self, connector: Connector, link: ConnectorLink, request: Request, phase: Phase, sub_device: str | None
+        self,
+        connector: Connector,
+        link: ConnectorLink,
+        request: Request,
+        phase: Phase,
+        sub_device: str | None,
+        reserved: ReservedRequest | None,
     ) -> Response:
         if self._quotas is not None and phase in _CHARGED:
-            self._quotas.charge_connector_request(await self._devices.get(link.record.device))
+            device = await self._devices.get(link.record.device if reserved is None else reserved.device)
+            if reserved is not None:
+                reserved.release()
+            self._quotas.charge_connector_request(device)
         prepared = await connector.hooks.prepared(request, link.device(sub_device), phase)
         if prepared is None:
             prepared = connector.oauth.sign(request, link.contents.token)

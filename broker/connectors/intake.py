@@ -143,7 +143,7 @@ class _Answer:
         if self.progress.is_known(record):  # the same reading twice in one answer
             return False
         if record.is_action:
-            self.actions.add(self._ingest.submit_action(device, device, record.data, record.ts))
+            self.actions.add(self._ingest.submit_action(device, device, record.data, record.ts, is_sent=False))
         else:
             self._ingest.submit(device, record.data, record.ts)
         self.stored += 1

@@ -11,6 +11,7 @@ from broker.connectors.catalog import Connector
 from broker.connectors.links import ConnectorLink
 from broker.connectors.plugin import ActionDefinition, Phase, Request
 from broker.connectors.port import ThirdPartySilentError
+from broker.limits.quotas import ReservedRequest
 from storage.keys import DeviceKey
 
 #: Between the attempts to send one request. No attempt begins later than a minute after the first one.
@@ -44,15 +45,24 @@ _decode = msgspec.json.Decoder(_Data).decode
 class Sending:
     """The state of an Action between attempts. `sent` and `failed` count its requests."""
 
-    def __init__(self, connector: Connector, device: DeviceKey, data: str, calls: Calls, link_for: LinkFor) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        device: DeviceKey,
+        data: str,
+        calls: Calls,
+        link_for: LinkFor,
+        reserved: ReservedRequest | None,
+    ) -> None:
         """`link_for` finds the link that authorizes requests for a device, and the device's external id.
 
-        It is asked before each attempt, because a link may end between two.
+        It is asked before each attempt, because a link may end between two. `reserved` is the device's request.
         """
         self._connector = connector
         self.device = device
         self._calls = calls
         self._link_for = link_for
+        self._reserved = reserved
         self._actions = _decode(data).actions
         self._requests: Sequence[Request] | None = None  # of the first one of `_actions`
         self._attempts = 0
@@ -86,13 +96,18 @@ class Sending:
             del self._actions[0]
         return None
 
+    def end(self) -> None:
+        """What is left is not sent."""
+        if self._reserved is not None:
+            self._reserved.release()
+
     async def _send(self, link: ConnectorLink, request: Request, sub_device: str | None) -> float | None:
         """Seconds until the request is to be sent again; None: it was answered for good. Raises as `go_on`."""
         if not self._attempts:
             self._begun = trio.current_time()
         self._attempts += 1
         try:
-            response = await self._calls.send(self._connector, link, request, Phase.ACTION, sub_device)
+            response = await self._calls.send(self._connector, link, request, Phase.ACTION, sub_device, self._reserved)
         except ThirdPartySilentError:
             if (wait := self._wait()) is None:
                 raise

@@ -6,9 +6,11 @@ what is accepted is charged, so `Ingest` checks the quota last. An Action to a c
 delivery, too; a delivery without quota is dropped.
 
 Monetization puts devices on plans: `set_device_limit`. For devices of cloud connectors, requests to the external cloud
-count instead of messages and deliveries: `charge_connector_request`.
+count instead of messages and deliveries: `charge_connector_request`. An accepted Action reserves one of the day's
+requests (`charge_action`) until its requests were sent (`release_request`), so none is accepted that cannot be sent.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -47,6 +49,20 @@ class QuotaStanding:
     device: Usage | None
 
 
+class ReservedRequest:
+    """A request to the external cloud that `charge_action` reserved for an Action to the device with this key."""
+
+    def __init__(self, quotas: "Quotas", device: DeviceKey) -> None:
+        self.device = device
+        self._quotas: Quotas | None = quotas
+
+    def release(self) -> None:
+        """Give it back, to charge a request or because none will be sent. A second call does nothing."""
+        if self._quotas is not None:
+            self._quotas.release_request(self.device)
+            self._quotas = None
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaStatistics:
     """`owners_told` counts devices whose owner was told today; the last three members count since the start."""
@@ -73,6 +89,7 @@ class Quotas:
         self._is_online = is_online
         self._organizations: dict[OrganizationKey, Allowance] = {}
         self._devices: dict[DeviceKey, Allowance] = {}
+        self._reserved: Counter[DeviceKey] = Counter()  # requests for accepted Actions that were not sent yet
         self._has_unknown = False  # organizations added after the last reload are counted, but not limited yet
         self._used_up: dict[DeviceKey, Device] = {}  # devices whose owners are to be told
         self._told: set[DeviceKey] = set()  # devices whose owners were told on the day that ends at `_told_until_ms`
@@ -152,11 +169,18 @@ class Quotas:
             self._use_day(device, daily, now_ms)
         return True
 
-    def charge_action(self, source: Device, destination: Device, size: int, now_ms: int) -> None:
-        """Charge an Action to its source; check the quota for its delivery. Raises as `charge_message`."""
-        daily = self._messages_of(destination)
+    def charge_action(
+        self, source: Device, destination: Device, size: int, now_ms: int, *, is_sent: bool = True
+    ) -> None:
+        """Charge an Action to its source; check the quota for its delivery. Raises as `charge_message`.
+
+        Unless `is_sent` is False, the Action is to be sent to the external cloud if the destination has a connector:
+        one request is reserved, which the caller gives back with `release_request`.
+        """
+        has_connector = destination.type.record.has_cloud_connector
+        daily = self._devices.get(destination.key) if is_sent or not has_connector else None
         if daily is not None:
-            self._require_day(destination, daily, now_ms)
+            self._require_day(destination, daily, now_ms, 1 + self._reserved[destination.key] if has_connector else 1)
         units = units_of(size)
         delivery = units if self._is_online(destination.key) else 0
         inbound = self._organization(source.type_organization, now_ms)
@@ -167,6 +191,8 @@ class Quotas:
             raise self._refusal(destination, outbound, now_ms)
         inbound.use(units)
         self._units += units
+        if has_connector and is_sent:
+            self.reserve_request(destination)
 
     def admits(self, device: Device, action: Action) -> bool:
         """Whether the quotas allow the delivery of this Action now."""
@@ -187,11 +213,25 @@ class Quotas:
         if (daily := self._messages_of(device)) is not None:
             self._use_day(device, daily, now_ms)
 
+    def reserve_request(self, device: Device) -> None:
+        """Keep one of the day's requests to the external cloud for an Action to this device."""
+        self._reserved[device.key] += 1
+
+    def release_request(self, device: DeviceKey) -> None:
+        """The Action for which a request was reserved was sent, or will not be."""
+        if self._reserved[device] > 1:
+            self._reserved[device] -= 1
+        else:
+            del self._reserved[device]
+
     def charge_connector_request(self, device: Device) -> None:
-        """Charge a request to the external cloud for this device. Raises DailyQuotaExceeded."""
+        """Charge a request to the external cloud for this device, beside those that are reserved.
+
+        Raises DailyQuotaExceeded.
+        """
         daily, now_ms = self._devices.get(device.key), self._clock.now_ms()
         if daily is not None:
-            self._require_day(device, daily, now_ms)
+            self._require_day(device, daily, now_ms, 1 + self._reserved[device.key])
             self._use_day(device, daily, now_ms)
 
     def _refusal(self, device: Device, organization: Allowance, now_ms: int) -> MonthlyQuotaExceeded | PlanLimitsNotSet:
@@ -201,8 +241,8 @@ class Quotas:
             return PlanLimitsNotSet(organization_id, device.id)
         return MonthlyQuotaExceeded(organization.wait_seconds(now_ms), organization_id)
 
-    def _require_day(self, device: Device, daily: Allowance, now_ms: int) -> None:
-        if not daily.has_room(1, now_ms):
+    def _require_day(self, device: Device, daily: Allowance, now_ms: int, messages: int = 1) -> None:
+        if not daily.has_room(messages, now_ms):
             self._refused += 1
             self._tell_owner(device, now_ms)
             raise DailyQuotaExceeded(daily.wait_seconds(now_ms), device.id)

@@ -240,7 +240,9 @@ class Ingest:
         cts = self._last_cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
         self._append_failed(device.key, cts, reason, payload)
 
-    def submit_action(self, source: Device, destination: Device, data: bytes, ts: object = None) -> Position:
+    def submit_action(
+        self, source: Device, destination: Device, data: bytes, ts: object = None, *, is_sent: bool = True
+    ) -> Position:
         """Accept one Action message; return its log position. The Action is routed as soon as it is durable.
 
         Args:
@@ -248,6 +250,7 @@ class Ingest:
             destination: the receiving device; the caller has checked the permission to write.
             data: the JSON text of `data`: `{"actions":[{"name":…,"parameters":{…}}]}`.
             ts: as for `submit`.
+            is_sent: False for an Action that the destination's external cloud reports, and that is not sent to it.
 
         Raises:
             SourceDeviceDisabled, DestinationDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture,
@@ -265,7 +268,7 @@ class Ingest:
             source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
             text = _checked_actions(data)
             if self._quotas is not None:
-                self._quotas.charge_action(source, destination, len(text), now_ms)
+                self._quotas.charge_action(source, destination, len(text), now_ms, is_sent=is_sent)
         except DomainError as refusal:
             self.refused.note(destination, refusal)
             raise
@@ -289,14 +292,18 @@ class Ingest:
             data=text,
         )
         fact = ActionStored(action, source=source.key, destination=destination.key)
-        self._journal.after_commit(lambda error: self._action_committed(fact, source) if error is None else None)
+        self._journal.after_commit(lambda error: self._action_ended(fact, source, error))
         return position
 
     def _cts_after_set_back(self, now_ms: Milliseconds) -> Milliseconds:
         """The `cts` of a row while the clock is behind that of the row before (reference 27.7)."""
         return self._last_cts if self._last_cts - now_ms <= CLOCK_STEP_MS else now_ms
 
-    def _action_committed(self, fact: ActionStored, source: Device) -> None:
+    def _action_ended(self, fact: ActionStored, source: Device, error: StoreError | None) -> None:
+        if error is not None:
+            if self._quotas is not None:
+                self._quotas.release_request(fact.destination)
+            return
         # If another commit came before that of this Action, the sender is no longer held: hold it again.
         self._earlier_senders[source.key] = source
         self._router.publish(fact)

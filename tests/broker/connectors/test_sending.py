@@ -47,7 +47,7 @@ class ThirdParty:
             return self, None
 
         this: Any = self
-        return Sending(this, DeviceKey(1), DATA, this, link_for)
+        return Sending(this, DeviceKey(1), DATA, this, link_for, None)
 
     async def run(self, sending: Sending) -> None:
         while (wait := await sending.go_on()) is not None:

@@ -325,6 +325,43 @@ class TestLimits:
         await self.act(api, browser, 4)
         assert len(cloud.calls) - cloud.paths().count("/authorize") == 10
 
+    async def test_an_action_is_refused_when_the_day_of_the_device_is_used_up(
+        self, api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock
+    ) -> None:
+        """Also when the last request of the day is reserved for an Action that waits (reference 21.2)."""
+        await browser.authorize()
+        services = browser.services
+        await quiet(services)
+        kitchen = await services.devices.registry.find(KITCHEN)
+        object.__setattr__(kitchen.type.record, "has_cloud_connector", True)
+        services.limits.quotas.set_device_limit(kitchen.key, 2)
+        answers: list[httpx.Response] = []
+
+        async def act() -> None:
+            answers.append(await api.post("/actions", headers=bearer(ADA_TOKEN), json=SET_ON))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(act)
+        assert sorted(one.status_code for one in answers) == [200, 200, 429, 429, 429]
+        refused = next(one for one in answers if one.status_code == 429)
+        assert refused.json()["error"]["message"] == (
+            f"Plan quota exceeded for device {KITCHEN}. Reason: Daily message limit."
+        )
+        assert refused.headers["x-quota-device-limits"].endswith("/2")
+        assert int(refused.headers["Retry-After"]) > 0
+        await quiet(services)
+        assert cloud.bodies(f"/lamps/{KITCHEN}") == [{"on": True}, {"on": True}]
+        await act()
+        assert answers[-1].status_code == 429
+        assert answers[-1].headers["x-quota-device-limits"] == "2/2"
+        assert len(await browser.actions()) == 2
+        fake_clock.advance(24 * HOUR_MS)
+        await act()
+        assert answers[-1].status_code == 200
+        await quiet(services)
+        assert len(cloud.bodies(f"/lamps/{KITCHEN}")) == 3
+
     async def test_readings_wait_for_the_message_quota(
         self, browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock
     ) -> None:
