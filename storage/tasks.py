@@ -295,6 +295,14 @@ class TaskStore:
             {name: getattr(entry, name) for name in _HISTORY},
         )
 
+    def begin_history(self, task: int) -> None:
+        """Add a row for each entry of a task, as the entry is now."""
+        self._db.execute(
+            f"INSERT INTO task_history ({', '.join(_HISTORY)}) SELECT {', '.join(_HISTORY)} FROM device_task"  # noqa: S608 - constants
+            " WHERE task = :task ORDER BY key",
+            {"task": task},
+        )
+
     def repeat_history(self, entry: TaskHistoryRecord) -> None:
         """The same happened again: the newest row with this status and error gets the new time and number."""
         self._db.execute(

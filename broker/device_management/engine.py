@@ -114,9 +114,10 @@ class Engine:
         found = await self._configurations.of(device.type)
         return Observation(found.device_properties_enabled, found.pmin, found.pmax)
 
+    async def admit(self, device: Device) -> None:
+        await self._properties.note_registration(device.key)
+
     async def registered(self, session: ManagedSession) -> None:
-        if self.work.session_of(session.device.key) is not session:
-            await self._properties.note_registration(session.device.key)
         if not session.is_over:
             self.work.connected(session)
 

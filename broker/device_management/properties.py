@@ -120,7 +120,9 @@ class Properties:
                 _log.warning("device_properties_dropped", device=device.id, reason="too many bytes")
 
     async def note_registration(self, device: DeviceKey) -> None:
-        """Remember that the device has registered for device management."""
+        """Remember that the device has registered for device management; return when it is durable."""
+        if await self._database.read(lambda tx: tx.device_management.registered_on([device])):
+            return
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> None:

@@ -85,6 +85,12 @@ class Registrations(Protocol):
 
     async def observation_of(self, device: Device) -> Observation: ...
 
+    async def admit(self, device: Device) -> None:
+        """Make it durable that the device has registered, before it is told so: from now on tasks wait for it.
+
+        Raises StoreError.
+        """
+
     async def registered(self, session: ManagedSession) -> None:
         """The device has registered and its properties were read: its tasks begin. An update calls this again."""
 

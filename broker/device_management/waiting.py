@@ -151,6 +151,8 @@ class Waiting:
 
 
 def _away(entry: DeviceTaskRecord, presence: PresenceRecord) -> str:
+    if presence.is_connected and presence.protocol == "LWM2M" and not entry.attempts:
+        return "The device has registered; its properties are read first."
     if entry.attempts and presence.is_connected:
         return "The device did not answer; it is asked again at its next registration or update."
     failed = {0: "", 1: ", and one attempt failed"}.get(entry.attempts, f", and {entry.attempts} attempts failed")

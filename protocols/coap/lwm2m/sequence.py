@@ -63,8 +63,12 @@ class Sequence:
             while registered.is_due and not registered.is_over:
                 registered.is_due = False
                 if not registered.is_read:
-                    await self._read_all(registered)
-                    registered.is_read = True
+                    registered.is_read = True  # an update or a new configuration meanwhile makes it False again
+                    try:
+                        await self._read_all(registered)
+                    except BaseException:
+                        registered.is_read = False
+                        raise
                 await self._registrations.registered(registered)
         except SessionLostError:
             # The sequence goes on with the next update or registration.

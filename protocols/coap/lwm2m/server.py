@@ -44,6 +44,7 @@ from protocols.coap.lwm2m.statistics import Lwm2mStatistics
 from protocols.coap.messages import CoapMessage, Code, Option
 from protocols.coap.rooms import CoapRooms
 from protocols.refusals import note_refusal
+from storage.sql import StoreError
 
 #: Devices need time between the answer to their registration and the first request (reference 18.3).
 PAUSE_SECONDS: Final = 0.5
@@ -226,6 +227,12 @@ class Lwm2mServer:
         """Register a device. Call `begin` after the answer was sent. Raises DomainError."""
         given = read_parameters(request)
         device, token = await self._authenticate(peer, given)
+        if self._table.of_device(device.key) is None:
+            try:
+                await self._registrations.admit(device)
+            except StoreError as error:
+                raise StorageUnavailable(str(error)) from error
+            device, token = await self._authenticate(peer, given)  # what it proved may have ended meanwhile
         number = self._table.free_number()
         if peer.is_closed or self._sequence.nursery is None:
             raise StorageUnavailable

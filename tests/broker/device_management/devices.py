@@ -127,7 +127,7 @@ class Fleet:
 
     async def register(self, device: Device) -> FakeSession:
         session = FakeSession(device)
-        await self.management.registrations.registered(session)
+        await register(self.services, session)
         return session
 
     async def had_registered(self, *devices: Device) -> None:
@@ -181,8 +181,9 @@ class Fleet:
         return [row for _, row in rows]
 
     async def steps(self, task: Task, device: Device | None = None) -> list[str]:
-        """The statuses of a device task in their order, with error codes."""
-        rows = await self.history(task, device)
+        """The statuses of a device task after REQUESTED in their order, with error codes."""
+        first, *rows = await self.history(task, device)
+        assert (first.status, first.error_code) == ("REQUESTED", None)
         return [row.status if row.error_code is None else f"{row.status} {row.error_code}" for row in rows]
 
     async def waits_for(self, task: Task, device: Device | None = None) -> str | None:
@@ -190,6 +191,13 @@ class Fleet:
         record = (await self.management.tasks.shown(task.record)).record
         (explained,) = await self.management.waiting.explain(record, [entry])
         return explained.waits_for
+
+
+async def register(services: Services, session: FakeSession) -> None:
+    """A registration as the server reports it: before its answer, and after the device was read."""
+    registrations = services.device_management.registrations
+    await registrations.admit(session.device)
+    await registrations.registered(session)
 
 
 async def settle() -> None:

@@ -17,7 +17,7 @@ from broker.device_management.requests import RolloutPlan
 from broker.device_management.states import ENDED, MAY_FOLLOW, DeviceTaskStatus
 from broker.device_management.tasks import Task
 from broker.errors import Conflict
-from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, settle
+from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, register, settle
 from tests.builders import ServicesOpener, opener_in
 from tests.factories import build_world
 from tests.properties import examples
@@ -70,7 +70,7 @@ class Play:
                 fleet.leave(session)
             known = {} if session is None else {FIRMWARE_VERSION: session.values[FIRMWARE_VERSION]}
             self.sessions[device] = FakeSession(fleet.devices[device], known)
-            await fleet.management.registrations.registered(self.sessions[device])
+            await register(fleet.services, self.sessions[device])
         elif kind == "wait":
             await trio.sleep(number * 10)
         elif kind in {"cancel device", "accept", "reject"}:

@@ -12,7 +12,7 @@ from broker.device_management.sessions import ResourcePath, ResourceValue
 from broker.device_management.tasks import Task
 from broker.errors import Conflict, NotFound, ValidationFailed
 from broker.services import Services
-from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, settle
+from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, register, settle
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
 
@@ -261,7 +261,7 @@ class _ReportingSession(FakeSession):
 async def test_what_the_server_reads_itself_causes_no_other_reads(fleet: Fleet, autojump_clock: MockClock) -> None:
     session = _ReportingSession(fleet.devices[0])
     session.registrations = fleet.management.registrations
-    await fleet.management.registrations.registered(session)
+    await register(fleet.services, session)
     task = await fleet.update()
     await trio.sleep(301)
     assert (await fleet.entry(task)).step == "DOWNLOAD"

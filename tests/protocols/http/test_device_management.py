@@ -16,7 +16,7 @@ from config.limits import DOWNLOAD_KEPT_HOURS
 from config.settings import DeviceManagement, Limits, Settings
 from storage.database import Transaction
 from storage.keys import OrganizationKey
-from tests.broker.device_management.devices import FakeSession
+from tests.broker.device_management.devices import FakeSession, register
 from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,
@@ -330,7 +330,7 @@ async def test_a_task_as_it_is_created_and_as_it_ends(ada: Client) -> None:
         {"did": KITCHEN, "status": "SUCCEEDED", "ts": NOW_MS, "numAttempts": 0, "acceptanceStatus": "NOT_REQUIRED"}
     ]
     history = (await ada("GET", f"/devicemgmt/tasks/{task['id']}/statuses/history?did={KITCHEN}"))["data"]
-    assert [one["status"] for one in history["history"]] == ["QUEUED", "PROCESSING", "SUCCEEDED"]
+    assert [one["status"] for one in history["history"]] == ["REQUESTED", "QUEUED", "PROCESSING", "SUCCEEDED"]
     error_of_conflict = await ada("PUT", f"/devicemgmt/tasks/{task['id']}", 409, json={"status": "CANCELLED"})
     assert error_of_conflict["error"]["message"] == "Task has ended"
 
@@ -398,7 +398,7 @@ async def update(ada: Client, services: Services) -> tuple[dict[str, Any], FakeS
     """An update of the kitchen's light, which has the address of the image."""
     image = (await ada("POST", f"{IMAGES}?version=2.0", content=IMAGE))["data"]
     session = FakeSession(await services.devices.registry.find(KITCHEN))
-    await services.device_management.registrations.registered(session)
+    await register(services, session)
     parameters = {"update": {"updateId": image["updateId"]}}
     task = await ada.task("akc.update", "W", dids=[KITCHEN], taskParameters=parameters)
     await until(lambda: any(done.startswith("W /5/0/1") for done in session.done))
@@ -537,7 +537,7 @@ async def test_an_interrupted_download_fetches_at_most_one_block_again(
             session.is_over = True
             services.device_management.registrations.ended(session)
             session = FakeSession(session.device, {STATE: 1})
-            await services.device_management.registrations.registered(session)
+            await register(services, session)
             await until(partial(session.done.__contains__, "R /5/0/5"))
         else:
             kept += part
@@ -580,7 +580,7 @@ async def test_how_much_was_fetched_survives_a_flush(
 async def test_the_owner_accepts_an_update(ada: Client, api: httpx.AsyncClient, services: Services) -> None:
     image = (await ada("POST", f"{IMAGES}?version=2.0", content=IMAGE))["data"]
     session = FakeSession(await services.devices.registry.find(BOBS))
-    await services.device_management.registrations.registered(session)
+    await register(services, session)
     parameters = {"update": {"updateId": image["updateId"], "rollout": {"devicesPerMinute": 5}}}
     task = await ada.task("akc.update", "W", dids=[BOBS], taskParameters=parameters, needsAcceptance=True)
     assert task["taskParameters"] == {"expiresAfter": 604800, **parameters}

@@ -23,6 +23,9 @@ class Management:
         self.observation = Observation(is_enabled=True, pmin=10, pmax=60)
         self.sessions: list[ManagedSession] = []
         self.asked_about: list[str] = []
+        self.admitted: list[str] = []
+        self.may_admit = trio.Event()
+        self.may_admit.set()
         self.times: list[tuple[str, Milliseconds]] = []
         self.over: list[ManagedSession] = []
         self.values: dict[ResourcePath, ResourceValue] = {}
@@ -31,6 +34,10 @@ class Management:
     async def observation_of(self, device: Device) -> Observation:
         self.asked_about.append(device.id)
         return self.observation
+
+    async def admit(self, device: Device) -> None:
+        await self.may_admit.wait()
+        self.admitted.append(device.id)
 
     async def registered(self, session: ManagedSession) -> None:
         self.sessions.append(session)

@@ -156,12 +156,14 @@ class ScriptedDevice:
         self._on_request.set()
         self._on_request = trio.Event()
         reply = self.replies.get(what) or self.replies.get(f"{request.code.name} {path}") or _DEFAULTS[request.code]
-        if callable(reply):
-            return reply(request)
-        answer = self.reply(request, *reply)
+        return reply(request) if callable(reply) else self.answered(request, reply)
+
+    def answered(self, request: aiocoap.Message, reply: Reply) -> aiocoap.Message:
+        """The answer with a reply; one to Observe begins the observation."""
+        answer: aiocoap.Message = self.reply(request, *reply)
         if request.opt.observe == 0 and answer.code.is_successful():
             answer.opt.observe = 1
-            self.observed[path] = request.token
+            self.observed["/" + "/".join(request.opt.uri_path)] = request.token
         return answer
 
     def reply(self, request: aiocoap.Message, code: aiocoap.Code, format_: int | None, payload: bytes) -> Any:

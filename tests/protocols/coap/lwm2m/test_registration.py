@@ -1,5 +1,7 @@
 """The registration interface (reference 18.2): int-101 to int-109."""
 
+from unittest.mock import AsyncMock
+
 import aiocoap
 import pytest
 import trio
@@ -9,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from broker.services import Services
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.server import Lwm2mServer
+from storage.sql import StoreError
 from tests.factories import HALL, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.lwm2m.conftest import Management
@@ -32,6 +35,38 @@ class TestRegistration:
         assert session.offers == {(1,), (1, 0), (3,), (3, 0), (5,), (5, 0)}
         presence = await services.devices.presence.of(world.kitchen)
         assert (presence.availability, presence.protocol) == ("online", "LWM2M")
+
+    async def test_the_first_is_durable_before_it_is_answered(
+        self, device: ScriptedDevice, management: Management, services: Services, world: World
+    ) -> None:
+        """Issue 44, 1. What the device proved may end meanwhile."""
+        management.may_admit = trio.Event()
+        answers: list[aiocoap.Message] = []
+
+        async def register() -> None:
+            answers.append(await device.register())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(register)
+            await wait_all_tasks_blocked()
+            assert answers == []
+            await revoke_kitchen_token(services, world)
+            management.may_admit.set()
+        assert answers[0].code == aiocoap.UNAUTHORIZED
+        assert management.sessions == []
+
+    async def test_a_later_one_needs_no_store(self, device: ScriptedDevice, management: Management) -> None:
+        await device.register()
+        await device.register()
+        assert management.admitted == [KITCHEN]
+
+    async def test_that_cannot_be_stored_is_refused(
+        self, device: ScriptedDevice, management: Management, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(management, "admit", AsyncMock(side_effect=StoreError("the disk is full")))
+        assert (await device.register()).code == aiocoap.SERVICE_UNAVAILABLE
+        monkeypatch.undo()
+        assert (await device.register()).code == aiocoap.CREATED
 
     @each_row(
         "queries",

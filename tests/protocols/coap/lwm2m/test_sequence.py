@@ -91,6 +91,22 @@ class TestSequence:
         await management.session(2)
         assert device.requests == SEQUENCE
 
+    async def test_is_carried_out_again_when_the_type_is_configured_meanwhile(
+        self, device: ScriptedDevice, management: Management, services: Services, world: World
+    ) -> None:
+        """The flag that another task sets while the device answers is not overwritten (issue 43, D.16)."""
+
+        def configure(request: aiocoap.Message) -> aiocoap.Message:
+            device.replies["GET /5/0"] = content(TLV, FIRMWARE)
+            management.observation = Observation(is_enabled=True, pmin=20, pmax=60)
+            services.core.router.publish(ManagementConfigured(world.light_type))
+            return device.answered(request, content(TLV, FIRMWARE))
+
+        device.replies["GET /5/0"] = configure
+        await device.register()
+        await management.session(2)
+        assert "PUT /3/0?pmin=20&pmax=60" in device.requests
+
     async def test_goes_on_after_a_refusal_and_after_nonsense(
         self, device: ScriptedDevice, management: Management, server: Lwm2mServer
     ) -> None:

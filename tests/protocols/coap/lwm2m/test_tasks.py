@@ -13,7 +13,7 @@ from storage.tasks import DeviceTaskRecord
 from tests.broker.device_management.devices import settle
 from tests.factories import KITCHEN, NOW_MS
 from tests.protocols.coap.conftest import Time
-from tests.protocols.coap.lwm2m.device import TEXT, TLV, ScriptedDevice, content, tlv
+from tests.protocols.coap.lwm2m.device import TEXT, TLV, MemoryTransport, ScriptedDevice, content, tlv
 
 SLEEPS = "The device sleeps, and is asked when it is heard again."
 
@@ -28,10 +28,15 @@ class Operator:
         self._services = services
         self._management = services.device_management
 
-    async def task(self, target: str, kind: str = "R", **members: object) -> Task:
+    async def enable(self) -> None:
         device = await self._services.devices.registry.find(KITCHEN)
         await self._management.configurations.change(device.type, ConfigurationChange(device_properties_enabled=True))
-        request = TaskRequest(task_type=kind, target=target, expires_after=3600, dids=(KITCHEN,), **members)  # type: ignore[arg-type]
+
+    async def task(self, target: str, kind: str = "R", **members: object) -> Task:
+        await self.enable()
+        device = await self._services.devices.registry.find(KITCHEN)
+        given = {"dids": (KITCHEN,), "expires_after": 3600} | members
+        request = TaskRequest(task_type=kind, target=target, **given)  # type: ignore[arg-type]
         task = await self._management.tasks.create(device.type, request, scheduled_on=None)
         await settle()
         return task
@@ -46,6 +51,9 @@ class Operator:
     async def entry(self, task: Task) -> DeviceTaskRecord:
         device = await self._services.devices.registry.find(KITCHEN)
         return await self._management.tasks.entry_of(task.record, device)
+
+    async def history(self, task: Task) -> list[str]:
+        return [row.status for _, row in await self._management.tasks.history(task.record, None)]
 
     async def waits_for(self, task: Task) -> str | None:
         record = (await self._management.tasks.shown(task.record)).record
@@ -107,3 +115,25 @@ async def test_a_device_in_queue_mode_pulls_its_firmware(
     assert (await device.register(f"ep={KITCHEN}", "lt=3600", "b=UQ")).code == aiocoap.CREATED
     await settle()
     assert (await operator.entry(task)).status == "SUCCEEDED"
+
+
+READ_FIRST = "The device has registered; its properties are read first."
+
+
+async def test_a_task_for_a_device_whose_registration_was_just_answered_waits(
+    device: ScriptedDevice, transport: MemoryTransport, operator: Operator
+) -> None:
+    """Issue 44, 1: it answers nothing after its 2.01, and the task waits for its next update (reference 15.2)."""
+    device.replies["GET /3/0"] = lambda _: None
+    await operator.enable()
+    await device.register()
+    task = await operator.task("deviceProperties.device.manufacturer")
+    assert ((await operator.entry(task)).status, await operator.waits_for(task)) == ("QUEUED", READ_FIRST)
+    by_filter = await operator.task(
+        "deviceProperties.device.manufacturer", dids=None, filter="systemProperties.connection.protocol=LWM2M"
+    )
+    assert (await operator.entry(by_filter)).status == "QUEUED"
+    assert await operator.history(task) == ["REQUESTED", "QUEUED"]
+    transport.session.close()  # the request is lost
+    await settle()
+    assert (await operator.entry(task)).status == "QUEUED"
