@@ -255,9 +255,8 @@ class MqttSession:
                 return (UnsubscribeRequested(packet=packet),)
             case Connect():
                 return (self._receive_connect(packet),)
-            case UnsupportedConnect(level):
-                if level > MQTT_5:  # 5.0 is the nearest that there is
-                    self.answers = answers_for(MQTT_5)
+            case UnsupportedConnect():
+                # In the words of version 3 for any level: bridges try 0x84 first, and know no CONNACK of 5.0 then.
                 return (self._refuse_connect(Reason(ReasonCode.UNSUPPORTED_VERSION)),)
             case Disconnect():
                 return (self._receive_disconnect(packet),)

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from getpass import getuser
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ import pytest
 from broker.site import Site
 from config.settings import Address, Settings
 from protocols.http.docs.guides import NAMES, Example, guides
-from tests.daemon import ADA_EMAIL, USER_TOKEN, Daemon, command_output
+from tests.daemon import ADA_EMAIL, USER_TOKEN, Daemon, bearer, command_output, device_id, device_token
+from tests.e2e.conftest import Rest
+from tests.e2e.test_mosquitto import listening
 from tests.programs import require_dtls, require_program
 from tests.protocols.http.accounts.browser import PASSWORD, Form
 
@@ -161,6 +164,7 @@ def test_every_block_is_known(world: World) -> None:
         ("recipes", "toml", "rules"),
         ("recipes", "sh", "sessions"),
         ("recipes", "json", "node-red"),
+        ("recipes", "conf", "bridge"),
     }
 
 
@@ -300,6 +304,79 @@ def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypa
         assert "denied" in output.lower(), output
     finally:
         daemon.stop()
+
+
+@pytest.mark.parametrize("version", ["", "bridge_protocol_version mqttv50"], ids=["default", "5.0"])
+def test_a_mosquitto_is_a_bridge_in_both_directions(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """With the default settings, mosquitto asks for level 0x84 first, which it must be able to leave behind."""
+    for name in ("mosquitto", "mosquitto_pub", "mosquitto_sub"):
+        require_program(name)
+    (settings,), (bridge,) = world.find("recipes", "toml", "open"), world.find("recipes", "conf", "bridge")
+    for name, value in tomllib.loads(settings)["mqtt"].items():
+        monkeypatch.setenv(f"TRUNKLINE_MQTT_{name.upper()}", value)
+    daemon = Daemon(tmp_path / "state")
+    daemon.configure(devices=2)
+    daemon.start()
+    port = str(daemon.port("mqtt"))
+    for written, given in {
+        world.environment["MQTT_PORT"]: port,
+        "<device id>": device_id(0),
+        "<its token>": device_token(0),
+    }.items():
+        assert written in bridge
+        bridge = bridge.replace(written, given)
+    config, socket = tmp_path / "mosquitto.conf", str(tmp_path / "socket")
+    config.write_text(
+        # How soon it tries again is the one setting that is not mosquitto's own.
+        f"listener 0 {socket}\nallow_anonymous true\nuser {getuser()}\n{bridge}restart_timeout 1\n{version}\n",
+        encoding="utf-8",
+    )
+    here = ["--unix", socket]
+    there = ["-h", "127.0.0.1", "-p", port, "-u", device_id(1), "-P", device_token(1)]
+    with (
+        httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as client,
+        subprocess.Popen(
+            ["timeout", "60", "mosquitto", "-v", "-c", config],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as mosquitto,
+    ):
+        try:
+            assert mosquitto.stdout is not None
+            subscribed = (line for line in mosquitto.stdout if "Received SUBACK" in line)
+            assert next(subscribed)
+            assert next(subscribed)
+            # In version 3.1.1, what the bridge has published comes back to it.
+            echoes = [] if version else ["home/up 1"]
+            with listening(["mosquitto_sub", *here], ["home/#"], 2 + len(echoes)) as local:
+                with listening(["mosquitto_sub", *there], ["home/#"], 1) as remote:
+                    speak(here, "home/up", "1")
+                    assert heard(remote, "home/") == ["home/up 1"]
+                speak(there, "home/down", "2")
+                assert heard(local, "home/") == ["home/up 1", *echoes, "home/down 2"]
+            speak(here, "lamp/values", '{"state":true}')
+            assert next(line for line in mosquitto.stdout if "Sending PUBLISH" in line and "/v1.1/messages/" in line)
+            assert next(line for line in mosquitto.stdout if "Received PUBACK" in line)
+            assert [message["data"] for message in Rest(client).last(0)] == [{"state": True}]
+            with listening(["mosquitto_sub", *here], ["lamp/actions"], 1) as local:
+                Rest(client).act(0, {"name": "setOn"})
+                assert heard(local, "lamp/") == ['lamp/actions {"actions":[{"name":"setOn"}]}']
+        finally:
+            mosquitto.terminate()
+            daemon.stop()
+
+
+def speak(command: list[str], topic: str, text: str) -> None:
+    subprocess.run(["mosquitto_pub", *command, "-q", "1", "-t", topic, "-m", text], check=True, timeout=60)
+
+
+def heard(process: "subprocess.Popen[str]", topics: str) -> list[str]:
+    """The messages that `mosquitto_sub` shows until it ends, as topic and payload."""
+    assert process.stdout is not None
+    return [line.rstrip("\n") for line in process.stdout if line.startswith(topics)]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++: is not installed")

@@ -130,6 +130,41 @@ async def test_messages_may_follow_connect_at_once(server: Server) -> None:
     assert len(await server.stored()) == 2
 
 
+BRIDGE = connect(level=0x84)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        BRIDGE,
+        connect(level=6),
+        BRIDGE + publish(),
+        BRIDGE * 50,
+        BRIDGE + bytes(70_000),
+        b"\x10\x07\0\4MQTT\x84",
+        b"\x10\x09\0\6MQIsdp\x83",
+    ],
+    ids=["bridge", "6", "more", "repeated", "a flood", "nothing else", "3.1"],
+)
+async def test_an_unknown_level_is_refused_as_version_3_does_it(server: Server, sent: bytes) -> None:
+    """So that bridges, which try 0x84 and 0x83 first, come again with 4 or 3."""
+    peer = await server.dial()
+    await peer.send(sent)
+    await peer.expect(refused(1))
+    await peer.expect_end()
+
+
+@pytest.mark.parametrize(
+    "sent", [BRIDGE[:8], b"\x10\x06\0\4MQTT", b"\x10\x07\0\4MQTS\x84"], ids=["half", "no level", "name"]
+)
+async def test_a_truncated_connect_of_an_unknown_level_is_not_answered(
+    server: Server, autojump_clock: MockClock, sent: bytes
+) -> None:
+    peer = await server.dial()
+    await peer.send(sent)
+    await peer.expect_end()
+
+
 @pytest.mark.parametrize(
     "packet",
     [connect(KITCHEN, "9" * 32), connect(KITCHEN, ADA_TOKEN), connect(KITCHEN, HALL_TOKEN), connect(level=2)],

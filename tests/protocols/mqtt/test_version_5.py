@@ -110,7 +110,6 @@ REFUSED_CONNECTS = [
     (connect(KITCHEN, "9" * 32, level=5), 0x86),
     (connect(KITCHEN, ADA_TOKEN, level=5), 0x87),
     (connect(level=5, properties=Properties(authentication_method="x")), 0x8C),
-    (connect(level=6), 0x84),
     (bytes.fromhex("10 10 0004 4d515454 05 02 003c 03 210000 0000"), 0x82),  # receive maximum 0
     (bytes.fromhex("10 0d 0004 4d515454 05 03 003c 00 0000"), 0x81),  # the reserved flag
 ]
