@@ -49,6 +49,27 @@ class MailStore:
         ).one()
         return (int(row["minute"]), int(row["day"])) if row else (0, 0)
 
+    def planned(self, like: MailRecord, *, after_ms: int, until_ms: int) -> MailRecord | None:
+        """The latest mail of the same kind, recipient and cause that is to be sent for the first time in this span."""
+        row = self._db.execute(
+            "SELECT * FROM mail WHERE kind = :kind AND recipient = :recipient AND cause = :cause"
+            " AND created_on > :after AND created_on <= :until AND next_on = created_on"
+            " ORDER BY created_on DESC LIMIT 1",
+            {
+                "kind": like.kind,
+                "recipient": like.recipient,
+                "cause": like.cause,
+                "after": after_ms,
+                "until": until_ms,
+            },
+        ).one()
+        return _record(row) if row else None
+
+    def set_content(self, message_id: str, content: bytes) -> None:
+        self._db.execute(
+            "UPDATE mail SET content = :content WHERE message_id = :id", {"id": message_id, "content": content}
+        )
+
     def defer(self, message_id: str, *, next_on: int, attempts: int, last_error: str) -> None:
         self._db.execute(
             "UPDATE mail SET next_on = :next_on, attempts = :attempts, last_error = :error WHERE message_id = :id",

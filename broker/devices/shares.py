@@ -22,7 +22,7 @@ from broker.errors import (
 )
 from broker.facts import Router, SharesChanged
 from broker.ids import new_id
-from broker.mail import DeviceShareInvitation, Mails, TooManyMails
+from broker.mail import DeviceShareInvitation, Mails
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import DEVICE_SHARES_MAX, EMAIL_MAX_CHARACTERS
@@ -88,7 +88,6 @@ class Shares:
             ValidationFailed: neither `email` nor `uid`, or an invalid address.
             UserNotFound: no user has the id.
             Conflict: the address is the owner's own, or has the share already, or there are too many shares.
-            TooManyMails: the owner or the recipient has had too many invitations.
         """
         owner, invitee, address = await self._invited(device, email, uid)
         code = new_id()
@@ -112,8 +111,7 @@ class Shares:
                 raise Conflict(ALREADY_SHARED)
             if tx.shares.count_standing(device.key) >= DEVICE_SHARES_MAX:
                 raise Conflict(f"Device already shared {DEVICE_SHARES_MAX} times")
-            if not self._mails.add(tx, letter):
-                raise TooManyMails
+            self._mails.add(tx, letter)
             tx.shares.put(share)
             self._note(tx, AuditEvent.SHARE_OFFERED, share, device.id)
             return share

@@ -16,7 +16,7 @@ from broker.mail.kinds import (
     TrialInvitation,
 )
 from broker.mail.letters import Letter
-from broker.mail.queue import Mails, MailStatistics, TooManyMails
+from broker.mail.queue import Mails, MailStatistics
 from broker.mail.transport import (
     MailDeferred,
     MailRejected,
@@ -46,6 +46,5 @@ __all__ = [
     "RuleStopped",
     "StreamRemoved",
     "SubscriptionSuspended",
-    "TooManyMails",
     "TrialInvitation",
 ]

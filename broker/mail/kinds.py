@@ -39,6 +39,7 @@ class Mail:
     texts: ClassVar[frozenset[str]] = frozenset()  # the fields whose values may have several lines
     per_recipient: ClassVar[Rate] = Rate(10, 100)
     per_cause: ClassVar[Rate] = Rate(20, 200)
+    waits: ClassVar[bool] = True  # beyond the rates the mail is sent later; otherwise it is not sent
 
     def render(self, links: LinkOrigins) -> tuple[str, str]:
         """Subject and text."""
@@ -97,6 +98,7 @@ class DeviceQuotaUsedUp(Mail):
     """
 
     kind = "device_quota_used_up"
+    waits = False
     per_recipient = Rate(1000, 1000)
     per_cause = Rate(2, 1)
     device: str
@@ -137,6 +139,7 @@ class RuleMail(Mail):
     """The e-mail Action of a rule. The cause is the user: 5 per minute and 50 per day (reference 21.4)."""
 
     kind = "rule_mail"
+    waits = False
     texts = frozenset({"body"})
     per_cause = Rate(5, 50)
     subject: str
@@ -158,6 +161,7 @@ class PasswordReset(Mail):
     """The cause is the IP address that asked for the reset."""
 
     kind = "password_reset"
+    waits = False
     path = "reset"
     per_recipient = Rate(2, 10)
     per_cause = Rate(5, 50)
@@ -170,6 +174,7 @@ class NoPasswordHere(Mail):
     """The mail to a user who signs in with an identity provider. The cause is the IP address that asked for a reset."""
 
     kind = "no_password_here"
+    waits = False
     per_recipient = Rate(2, 10)
     per_cause = Rate(5, 50)
     provider: str

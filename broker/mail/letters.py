@@ -25,7 +25,17 @@ TEXT_CHARACTERS: Final = 65_536
 
 # Seven bits, because a server without 8BITMIME may change other bytes.
 _POLICY = SMTP.clone(cte_type="7bit")
-_decode_content = msgspec.json.Decoder(tuple[str, str]).decode
+_TOGETHER_MAX: Final = 100  # mails that were put together into one
+_BETWEEN: Final = "\n" + "-" * 70 + "\n\n"
+
+
+class _Content(msgspec.Struct, array_like=True):
+    subject: str
+    text: str
+    mails: int = 1  # that were put together: the subject is that of the first one
+
+
+_decode_content = msgspec.json.Decoder(_Content).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,7 @@ class Letter:
     record: MailRecord
     per_recipient: Rate
     per_cause: Rate
+    waits: bool
 
 
 class Letters:
@@ -72,25 +83,40 @@ class Letters:
             kind=mail.kind,
             recipient=recipient,
             cause=cause,
-            content=self._vault.seal(msgspec.json.encode((subject, text)).decode()),
+            content=self._seal(_Content(subject, text)),
             created_on=now_ms,
             next_on=now_ms,
         )
-        return Letter(record, mail.per_recipient, mail.per_cause)
+        return Letter(record, mail.per_recipient, mail.per_cause, mail.waits)
+
+    def _seal(self, content: _Content) -> bytes:
+        return self._vault.seal(msgspec.json.encode(content).decode())
+
+    def together(self, waiting: MailRecord, letter: Letter) -> bytes | None:
+        """The content of a waiting mail with the letter's text behind its own; None when it is full or unreadable."""
+        try:
+            before = _decode_content(self._vault.open(waiting.content or b""))
+            new = _decode_content(self._vault.open(letter.record.content or b""))
+        except InvalidToken:
+            return None
+        text = before.text + _BETWEEN + new.text
+        if len(text) > TEXT_CHARACTERS or before.mails >= _TOGETHER_MAX:
+            return None
+        return self._seal(_Content(before.subject, text, before.mails + 1))
 
     def outgoing(self, mail: MailRecord) -> OutgoingMail:
         """The message of a queued mail. Raises MailRejected when its content cannot be read."""
         try:
-            subject, text = _decode_content(self._vault.open(mail.content or b""))
+            content = _decode_content(self._vault.open(mail.content or b""))
         except InvalidToken:
             raise MailRejected("its content was sealed with another key") from None
         message = EmailMessage(_POLICY if mail.recipient.isascii() else _POLICY.clone(utf8=True))  # RFC 6532
         message["From"] = self._sender.header
         local_part, _, domain = mail.recipient.rpartition("@")
         message["To"] = Address("", local_part, domain)
-        message["Subject"] = subject
+        message["Subject"] = content.subject + (f" (and {content.mails - 1} more)" if content.mails > 1 else "")
         message["Date"] = datetime.fromtimestamp(mail.created_on / 1000, UTC)
         message["Message-ID"] = f"<{mail.message_id}>"
         message["Auto-Submitted"] = "auto-generated"  # RFC 3834: prevents automatic replies
-        message.set_content(text)
+        message.set_content(content.text)
         return OutgoingMail(mail.message_id, mail.created_on, self._sender.address, mail.recipient, message)

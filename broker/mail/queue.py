@@ -7,6 +7,9 @@ the daemon stops has `grace_seconds` to finish; otherwise it stays queued.
 
 While the mail server cannot be reached, no mail is tried until a pause is over. The mail whose attempt failed goes to
 the end of the queue. Such failures do not count as attempts of a mail; only answers of the server do.
+
+Beyond the rates of its recipient and its cause, a mail of most kinds is not refused: it is planned for when
+the rates allow it, and the mails of the same kind, recipient and cause that come until then are put into it.
 """
 
 from collections.abc import Callable
@@ -18,16 +21,15 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.errors import DomainError
 from broker.loops import Wakeup, repeat
 from broker.mail.kinds import LinkOrigins, Mail
 from broker.mail.letters import Letter, Letters
 from broker.mail.transport import MailDeferred, MailRejected, MailServerUnavailable, MailTransport
 from broker.secrets import Vault
 from config.mail import Sender
-from config.rates import Rate
 from config.settings import Settings
 from storage.database import Database, Transaction
+from storage.keys import Milliseconds
 from storage.records import MailRecord
 from storage.sql import StoreError
 
@@ -41,24 +43,22 @@ WAITING_MAX: Final = 10_000
 _DAY_MS: Final = 86_400_000
 _LOOK_SECONDS: Final = 60  # the longest wait between two reads of the queue: the wall clock may be set meanwhile
 _STORE_SECONDS: Final = 5
+_MINUTE_MS: Final = 60_000
+_SOON_MS: Final = 1_000  # before its time a mail is not changed any more: the worker may have read it
 
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(eq=False)
-class TooManyMails(DomainError):
-    """The error of a request that is refused because `Mails.add` refused its mail."""
-
-    status = 429
-    template = "Too many e-mails"
-
-
 @dataclass(frozen=True, slots=True)
 class MailStatistics:
-    """`waiting` is the length of the queue when the worker last read it; the others count since the start."""
+    """`waiting` is the length of the queue when the worker last read it; the others count since the start.
+
+    `joined` counts mails that were put into one that waited.
+    """
 
     waiting: int
     queued: int
+    joined: int
     refused: int
     sent: int
     deferred: int
@@ -77,7 +77,7 @@ class Mails:
         self._wakeup = Wakeup()
         self._outage = 0  # attempts in a row that did not reach the server
         self._paused_until = 0.0
-        self._waiting = self._queued = self._refused = self._sent = self._deferred = self._given_up = 0
+        self._waiting = self._queued = self._joined = self._refused = self._sent = self._deferred = self._given_up = 0
 
     async def send(self, to: str, mail: Mail, *, cause: str) -> bool:
         """Queue a mail in a transaction of its own. With other writes in one transaction: `compose`, then `add`.
@@ -97,19 +97,35 @@ class Mails:
         """Queue a composed mail in the transaction of its cause, on any thread.
 
         Returns:
-            False if the mail was not queued, because the rate of its recipient or its cause is exceeded or the queue is
-            full. The transaction goes on. A request that must not succeed without its mail raises TooManyMails then.
+            False if the mail is not sent, because the queue is full, or because the rate of its recipient or its cause
+            is exceeded: of a kind that `waits`, for a day. The transaction goes on.
         """
         record = letter.record
-        if not _has_room(tx, letter):
+        if self._join(tx, letter):
+            self._joined += 1
+            return True
+        on = None if tx.mails.count_waiting() >= WAITING_MAX else _first_time(tx, letter)
+        if on is None:
             self._refused += 1
             _log.warning("mail_refused", kind=record.kind, recipient=record.recipient, cause=record.cause)
             return False
-        tx.mails.add(record)
+        tx.mails.add(replace(record, created_on=on, next_on=on))
         self._queued += 1
         if self._token is not None:
             # The worker reads the queue in a write transaction, which comes after the commit of this mail.
             self._token.run_sync_soon(self._wake, idempotent=True)
+        return True
+
+    def _join(self, tx: Transaction, letter: Letter) -> bool:
+        """Put the mail into one that is planned for later, which the worker has not taken."""
+        if not letter.waits:
+            return False
+        soon_ms = self._clock.now_ms() + _SOON_MS
+        waiting = tx.mails.planned(letter.record, after_ms=soon_ms, until_ms=soon_ms + _DAY_MS)
+        content = None if waiting is None else self._letters.together(waiting, letter)
+        if waiting is None or content is None:
+            return False
+        tx.mails.set_content(waiting.message_id, content)
         return True
 
     def _wake(self) -> None:
@@ -132,7 +148,8 @@ class Mails:
         await trio.sleep_until(self._paused_until)
         mail = await self._database.write(self._look)
         due_ms = _LOOK_SECONDS * 1000 if mail is None else (mail.next_on or 0) - self._clock.now_ms()
-        if due_ms > _LONGEST_PAUSE_MS:  # the clock was ahead when the attempt was planned
+        is_first = mail is not None and mail.next_on == mail.created_on
+        if due_ms > (_DAY_MS if is_first else _LONGEST_PAUSE_MS):  # the clock was ahead when the attempt was planned
             due_ms = 0
         if mail is not None and due_ms <= 0:
             await self._attempt_shielded(transport, mail)
@@ -249,6 +266,7 @@ class Mails:
         return MailStatistics(
             self._waiting,
             self._queued,
+            self._joined,
             self._refused,
             self._sent,
             self._deferred,
@@ -261,18 +279,27 @@ def _step(delays: tuple[int, ...], taken: int) -> int:
     return delays[min(taken, len(delays) - 1)]
 
 
-def _has_room(tx: Transaction, letter: Letter) -> bool:
-    mail = letter.record
-    minute_ms, day_ms = mail.created_on - 60_000, mail.created_on // _DAY_MS * _DAY_MS
-    count = partial(tx.mails.count_since, mail.kind, minute_ms=minute_ms, day_ms=day_ms, now_ms=mail.created_on)
-    to_recipient, of_cause = count("recipient", mail.recipient), count("cause", mail.cause)
-    return (
-        _is_under(to_recipient, letter.per_recipient)
-        and _is_under(of_cause, letter.per_cause)
-        and tx.mails.count_waiting() < WAITING_MAX
-    )
-
-
-def _is_under(counted: tuple[int, int], rate: Rate) -> bool:
-    minute, day = counted
-    return minute < rate.minute and day < rate.day
+def _first_time(tx: Transaction, letter: Letter) -> Milliseconds | None:
+    """The first time at which the rates allow the mail; None if there is none, or none within a day."""
+    mail, on = letter.record, letter.record.created_on
+    while on < mail.created_on + _DAY_MS:
+        ahead_ms = _MINUTE_MS if letter.waits else 0  # mails may be planned already for the minute that begins
+        count = partial(
+            tx.mails.count_since,
+            mail.kind,
+            minute_ms=on - _MINUTE_MS,
+            day_ms=on // _DAY_MS * _DAY_MS,
+            now_ms=on + ahead_ms,
+        )
+        to_recipient, of_cause = count("recipient", mail.recipient), count("cause", mail.cause)
+        rates = ((to_recipient, letter.per_recipient), (of_cause, letter.per_cause))
+        if any(day >= rate.day for (_, day), rate in rates):
+            next_on = (on // _DAY_MS + 1) * _DAY_MS
+        elif any(minute >= rate.minute for (minute, _), rate in rates):
+            next_on = on + _MINUTE_MS
+        else:
+            return Milliseconds(on)
+        if not letter.waits:
+            return None
+        on = next_on
+    return None

@@ -9,7 +9,7 @@ from broker.clock import Clock
 from broker.devices.shares import invited_address
 from broker.errors import Conflict, Gone, NotFound, PermissionDenied
 from broker.ids import is_id, new_id
-from broker.mail import Letter, Mails, TooManyMails, TrialInvitation
+from broker.mail import Letter, Mails, TrialInvitation
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent
 from broker.trials import access
@@ -85,7 +85,6 @@ class Invitations:
             NotFound: the trial was deleted meanwhile.
             Conflict: it is stopped; the address has an open invitation of this kind, or its user has the role already;
                 too many invitations are open.
-            TooManyMails: the inviter or the address has had too many.
         """
         prepared = self.prepared(inviter, trial.name, new)
         sent = await self._database.write(lambda tx: self.send(tx, going(tx, trial), prepared))
@@ -116,7 +115,7 @@ class Invitations:
         return Prepared(record, self._mails.compose(email, mail, cause=inviter.id))
 
     def send(self, tx: Transaction, trial: TrialRecord, prepared: Prepared) -> TrialInvitationRecord:
-        """Store the invitation and its mail in the caller's transaction. Raises Conflict, TooManyMails."""
+        """Store the invitation and its mail in the caller's transaction. Raises Conflict."""
         new = replace(prepared.record, trial=trial.key)
         if tx.trial_invitations.open(trial.key, new.email, new.role, now_ms=new.sent_on) is not None:
             raise Conflict(ALREADY_INVITED)
@@ -125,8 +124,7 @@ class Invitations:
         invitee = tx.accounts.user_by_email(new.email)
         if invitee is not None and tx.trials.has_role(trial.key, invitee.key, new.role):
             raise Conflict(f"Already {new.role} of the trial")
-        if not self._mails.add(tx, prepared.letter):
-            raise TooManyMails
+        self._mails.add(tx, prepared.letter)
         tx.trial_invitations.put(new)
         tx.trial_invitations.forget_old(trial.key, but=TRIAL_INVITATIONS_KEPT, now_ms=new.sent_on)
         self._note(tx, AuditEvent.TRIAL_INVITATION_SENT, trial, new)

@@ -137,7 +137,6 @@ class Trials:
             ValidationFailed: an address is none.
             Conflict: the caller has too many trials, or a type or an address is given twice.
             TooManyTrials: the caller created too many today.
-            TooManyMails: too many invitations.
         """
         creator = await self._users.self_of(caller)
         types = [await self._types.usable(caller, one) for one in new.device_types]

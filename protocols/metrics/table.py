@@ -170,6 +170,7 @@ BROKER: Final[Mapping[str, Part]] = {
     "mails": {
         "waiting": _now("mails_waiting", "Mails that waited when the queue was last read."),
         "queued": _total("mails_queued", "Mails that were queued."),
+        "joined": _total("mails_joined", "Mails that were put into one that waited."),
         "refused": _total("mails_refused", "Mails beyond the rates of mails."),
         "sent": _total("mails_sent", "Mails that were sent."),
         "deferred": _total("mails_deferred", "Attempts to send a mail that will be repeated."),

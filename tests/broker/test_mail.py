@@ -518,6 +518,62 @@ async def test_a_refused_mail_leaves_its_cause_alone_and_is_logged(
         assert await office.database.read(lambda tx: tx.accounts.organization_named("Acme")) is not None
 
 
+async def test_mails_beyond_the_rates_are_put_together_and_sent_later(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
+    transport = Transport()
+    async with open_office(transport) as office:
+        for number in range(30):
+            assert await office.send(mail=ExportFinished(export_id=f"export{number:02}"))
+        await trio.sleep(1)
+        assert len(transport.mails) == 10
+        assert await office.send("bob@example.org", ExportFinished(export_id="of bob"), "user:2")
+        await trio.sleep(1)
+        assert len(transport.mails) == 11, "nobody else waits"
+        await trio.sleep(120)
+        assert len(transport.mails) == 12
+    last = parsed(transport.mails[-1])
+    assert last["Subject"] == f"{parsed(transport.mails[0])['Subject']} (and 19 more)"
+    assert last["To"] == "ada@example.org"
+    assert [number for number in range(30) if f"export{number:02}" in text_of(last)] == list(range(10, 30))
+    assert transport.times[-1] <= 130
+    statistics = office.mails.statistics()
+    assert (statistics.queued, statistics.joined, statistics.refused) == (12, 19, 0)
+
+
+async def test_a_cause_sends_twenty_a_minute_and_the_others_follow(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
+    transport = Transport()
+    midnight = NOW_MS // DAY_MS * DAY_MS
+    async with open_office(transport, start_ms=midnight) as office:
+        invitation = DeviceShareInvitation(device="Lamp", owner="Ada", code="c")
+        for number in range(100):
+            assert await office.send(f"{number}@x.example", invitation)
+        await trio.sleep(1)
+        assert len(transport.mails) == 20
+        await trio.sleep(3600)
+        assert transport.recipients == [f"{number}@x.example" for number in range(100)]
+        minutes = [sum(start <= one < start + 60 for one in transport.times) for start in range(0, 600, 60)]
+        assert max(minutes) <= 20
+        sent = [await office.send(f"{number}@y.example", invitation) for number in range(400)]
+        assert 100 <= sum(sent) < 400, "what cannot be sent within a day is left out"
+        assert sent == sorted(sent, reverse=True)
+        await trio.sleep(20 * 3600)
+        assert len(transport.mails) == 200, "200 on one UTC day"
+        await trio.sleep(4 * 3600)
+        assert len(transport.mails) == 100 + sum(sent)
+
+
+async def test_a_mail_that_others_were_put_into_is_full_at_a_hundred(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
+    async with open_office() as office:
+        for number in range(10 + 150):
+            assert await office.send(mail=ExportFinished(export_id=f"export{number:03}"))
+        assert len(await office.waiting()) == 12
+
+
 async def test_the_queue_is_bounded(
     open_office: OpenOffice, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -797,4 +853,4 @@ async def test_statistics(open_office: OpenOffice, autojump_clock: MockClock) ->
             await office.send(f"{n}@x.example")
         await trio.sleep(1)
         statistics = office.mails.statistics()
-    assert statistics == replace(statistics, waiting=1, queued=3, refused=0, sent=1, deferred=1, given_up=1)
+    assert statistics == replace(statistics, waiting=1, joined=0, queued=3, refused=0, sent=1, deferred=1, given_up=1)

@@ -145,7 +145,7 @@ class DeviceShareCalls(RestCalls):
         on=named_device(Permission.MANAGE),
         summary="Offer a device to somebody",
         about="Only the owner shares. The address need not belong to a user yet; it gets a mail with a link.",
-        refusals={409: ALREADY_SHARED, 429: "Too many mails to this address."},
+        refusals={409: ALREADY_SHARED},
     )
     async def offer(self, device: Device, body: _Offer) -> DataAndFlat[_Offered]:
         share = await self._shares.offer(device, email=body.email, uid=body.uid)

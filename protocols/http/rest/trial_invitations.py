@@ -116,7 +116,7 @@ class TrialInvitationCalls(RestCalls):
         on=_administered,
         summary="Invite somebody to a trial",
         about="The address gets a mail with a link. The invitation is valid for 24 hours.",
-        refusals={409: f"{ALREADY_INVITED}. {ENDED}", 429: "Too many mails."},
+        refusals={409: f"{ALREADY_INVITED}. {ENDED}"},
     )
     async def invite(self, caller: Caller, trial: TrialRecord, body: _NewInvitation) -> Data[TrialInvitationObject]:
         inviter = await self._users.self_of(caller)

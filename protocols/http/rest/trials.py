@@ -217,7 +217,7 @@ class TrialCalls(RestCalls):
             403: "You don't have the right permissions: use of a device type",
             404: "A device type does not exist.",
             409: f"At most {TRIALS_OF_ONE_USER} trials at a time. A type or an address is given twice.",
-            429: "Too many trials today. Too many mails.",
+            429: "Too many trials today.",
         },
     )
     async def create(self, caller: Caller, body: _NewTrial) -> Data[TrialObject]:

@@ -19,7 +19,6 @@ from broker.errors import (
 )
 from broker.export.requests import ExportRequest
 from broker.ids import new_id
-from broker.mail import TooManyMails
 from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
 from broker.services import Services
@@ -42,6 +41,7 @@ from tests.factories import (
     World,
 )
 from tests.fakes import FakeClock
+from tests.mail_queue import waiting_mails
 from tests.trial_world import (
     SAM,
     SAM_TOKEN,
@@ -226,14 +226,17 @@ async def test_a_refused_trial_leaves_nothing(services: Services, world: World) 
         ({"device_types": [LIGHT_TYPE, "example.smart_light"]}, Conflict),
         ({"invitations": [*people, NewInvitation("nobody", TrialRole.PARTICIPANT)]}, ValidationFailed),
         ({"invitations": [*people, people[0]]}, Conflict),
-        (
-            {"invitations": [NewInvitation(f"p{n}@example.net", TrialRole.PARTICIPANT) for n in range(21)]},
-            TooManyMails,
-        ),
     ):
         with pytest.raises(refusal):
             await new_trial(services, world, **members)
         assert await services.core.database.read(everything) == before
+
+
+async def test_one_call_invites_a_hundred_people(services: Services, world: World) -> None:
+    await add_people(services, world)
+    people = [NewInvitation(f"p{n}@example.net", TrialRole.PARTICIPANT) for n in range(100)]
+    await new_trial(services, world, invitations=people)
+    assert len(await services.core.database.read(waiting_mails)) == 100
 
 
 async def test_who_is_a_member_of_no_organization_gets_a_personal_one_once(services: Services, world: World) -> None:

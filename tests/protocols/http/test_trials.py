@@ -226,7 +226,7 @@ WRONG: Final[list[tuple[Any, list[tuple[str, str]]]]] = [
         {"name": "n", "invitations": [{"email": "nobody", "invitationType": "participant"}]},
         [("invitations.0.email", "Invalid email")],
     ),
-    ({"name": "n", "invitations": [{}] * 21}, [("invitations", "Maximum length 20")]),
+    ({"name": "n", "invitations": [{}] * 101}, [("invitations", "Maximum length 100")]),
 ]
 
 
