@@ -9,8 +9,9 @@ from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, 
 from storage.sql import StoreConnection, sure
 
 _INSERT_GRANT = (
-    "INSERT INTO access_grant (user, application, device_type, can_read, can_write, can_write_profile)"
-    " VALUES (:user, :application, :device_type, :read, :write, :profile)"
+    "INSERT INTO access_grant"
+    " (user, application, device_type, can_read, can_write, can_write_profile, can_manage_trials)"
+    " VALUES (:user, :application, :device_type, :read, :write, :profile, :trials)"
     " ON CONFLICT (user, application, coalesce(device_type, 0)) DO UPDATE SET"
 )
 
@@ -282,7 +283,7 @@ class AccountStore:
     def put_grant(self, grant: GrantRecord) -> None:
         self._db.execute(
             f"{_INSERT_GRANT} can_read = excluded.can_read, can_write = excluded.can_write,"
-            " can_write_profile = excluded.can_write_profile",
+            " can_write_profile = excluded.can_write_profile, can_manage_trials = excluded.can_manage_trials",
             _grant_values(grant),
         )
 
@@ -290,7 +291,7 @@ class AccountStore:
         """Like `put_grant`, but a permission that is granted already is kept."""
         kept = (
             f"{one} = CASE WHEN excluded.{one} = 1 THEN 1 ELSE access_grant.{one} END"
-            for one in ("can_read", "can_write", "can_write_profile")
+            for one in ("can_read", "can_write", "can_write_profile", "can_manage_trials")
         )
         self._db.execute(f"{_INSERT_GRANT} {', '.join(kept)}", _grant_values(grant))
 
@@ -347,6 +348,7 @@ def _grant(row: Mapping[str, Any]) -> GrantRecord:
         read=bool(row["can_read"]),
         write=bool(row["can_write"]),
         profile=bool(row["can_write_profile"]),
+        trials=bool(row["can_manage_trials"]),
     )
 
 
@@ -358,4 +360,5 @@ def _grant_values(grant: GrantRecord) -> dict[str, object]:
         "read": int(grant.read),
         "write": int(grant.write),
         "profile": int(grant.profile),
+        "trials": int(grant.trials),
     }

@@ -164,7 +164,8 @@ class GrantRecord:
     """A user's grant for an application; `device_type` None stands for every type.
 
     The grant of a sign-in has no device type, and neither READ nor WRITE; any grant covers the types of the
-    application's own organization. `profile`: the application may change the user's profile; only without a type.
+    application's own organization. `profile`: the application may change the user's profile; `trials`: it may manage
+    the user's trials; both only without a type.
     """
 
     user: UserKey
@@ -173,6 +174,7 @@ class GrantRecord:
     read: bool
     write: bool
     profile: bool = False
+    trials: bool = False
 
 
 @dataclass(frozen=True, slots=True)

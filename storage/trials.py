@@ -19,6 +19,7 @@ class TrialRecord:
     application: ApplicationKey
     started_on: Milliseconds
     ended_on: Milliseconds | None = None  # None: it goes on
+    made_through: ApplicationKey | None = None  # None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +195,14 @@ class TrialStore:
         )
         return [(row["user"], row["application"]) for row in rows]
 
-    def administered_by(self, user: UserKey) -> list[int]:
-        """The keys of the trials that the user administers."""
+    def administered_by(self, user: UserKey) -> list[TrialRecord]:
+        """The trials that the user administers."""
         rows = self._db.execute(
-            "SELECT trial FROM trial_member WHERE user = :user AND role = 'administrator' ORDER BY key", {"user": user}
+            "SELECT t.* FROM trial_member AS m JOIN trial AS t ON t.key = m.trial"
+            " WHERE m.user = :user AND m.role = 'administrator' ORDER BY m.key",
+            {"user": user},
         )
-        return [row["trial"] for row in rows]
+        return [TrialRecord(**dict(row)) for row in rows]
 
     def count_members(self, trial: int, role: str) -> int:
         return self._count(" FROM trial_member WHERE trial = :trial AND role = :role", {"trial": trial, "role": role})

@@ -25,7 +25,7 @@ TYPES: Final = ("ours", "theirs", "protected")
 TYPE_IDS: Final = {"ours": LIGHT_TYPE, "theirs": "dt-theirs", "protected": "dt-protected"}
 TOKENS: Final = {"user": ADA_TOKEN, "application": APPLICATION_TOKEN}
 
-#: What Ada granted her application: type, READ, WRITE.
+#: What Ada granted her application: type, READ, WRITE. With `trials`, it manages her trials.
 GRANTS: Final[Mapping[str, tuple[tuple[str, bool, bool], ...]]] = {
     "none": (),
     "own organization": (("sign-in", False, False),),
@@ -36,6 +36,7 @@ GRANTS: Final[Mapping[str, tuple[tuple[str, bool, bool], ...]]] = {
     "* WRITE": (("*", False, True),),
     "*": (("*", True, True),),
     "protected": (("sign-in", False, False), ("protected", True, True)),
+    "trials": (("trials", False, False),),
 }
 _THEIRS: Final[Mapping[str, frozenset[Need]]] = {
     "READ": frozenset({"READ"}),
@@ -78,8 +79,8 @@ class ReachWorld:
         self.services.core.router.publish(fact)
 
     def _record(self, type_: str, read: bool, write: bool) -> GrantRecord:
-        key = None if type_ in {"sign-in", "*"} else self.types[type_]
-        return GrantRecord(self.world.ada, self.world.application, key, read, write)
+        key = None if type_ in {"sign-in", "*", "trials"} else self.types[type_]
+        return GrantRecord(self.world.ada, self.world.application, key, read, write, trials=type_ == "trials")
 
     def readable(self, grants: str, *holders: str) -> set[str]:
         """The ids of the devices of these holders that Ada's application may read."""

@@ -2,7 +2,8 @@
 
 An application that asks for nothing, or only for device types of its own organization, needs no screen, and none that
 asks for no more than the user agreed to before. Every user who signs in through an application grants it READ and WRITE
-on all types of its organization, present and future: `sign_in_grant` (permissions.py says what it covers).
+on all types of its organization, present and future: `sign_in_grant` (permissions.py says what it covers). Changing the
+profile and managing trials are always asked for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,18 +18,22 @@ from storage.records import DeviceTypeRecord, GrantRecord
 
 EVERY_TYPE: Final = "*"
 PROFILE: Final = "profile"
+TRIALS: Final = "trials"
+#: What an application may ask for beside device types.
+NOT_TYPES: Final = frozenset({EVERY_TYPE, PROFILE, TRIALS})
+_NAMES: Final = {EVERY_TYPE: "All device types", PROFILE: "Your profile", TRIALS: "Your trials"}
 _PROFILE_ALIASES: Final = {"PROFILE_READ": "READ", "PROFILE_WRITE": "WRITE"}
 _TYPE_ALIASES: Final = {"DEVICE_READ": "READ", "DEVICE_WRITE": "WRITE"}
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One line of the permission screen: the profile, one device type, or all device types."""
+    """One line of the permission screen. `target`: the id of a device type, or one of `NOT_TYPES`."""
 
     name: str
+    target: str
     read: bool
     write: bool
-    device_type: str | None = None  # its id
 
     @property
     def permissions(self) -> tuple[str, ...]:
@@ -46,7 +51,7 @@ class ConsentScreen:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One entry of `ApplicationRecord.permissions`. `device_type` is None when `target` is PROFILE or EVERY_TYPE."""
+    """One entry of `ApplicationRecord.permissions`. `device_type` is None when `target` is in NOT_TYPES."""
 
     target: str
     device_type: DeviceTypeRecord | None
@@ -80,6 +85,8 @@ def must_ask(tx: Transaction, application: Application, user: UserKey) -> bool:
 def _is_granted(request: _Request, application: Application, grants: Sequence[GrantRecord]) -> bool:
     if request.target == PROFILE:  # reading it is granted to every application (reference 4.1)
         return not request.write or any(grant.profile for grant in grants)
+    if request.target == TRIALS:
+        return any(grant.trials for grant in grants)
     key = None
     if request.device_type is not None:
         if request.device_type.organization == application.record.organization:
@@ -107,6 +114,8 @@ def save_consent(tx: Transaction, application: Application, user: UserKey) -> tu
     for request in _requests(tx, application):
         if request.target == PROFILE:
             tx.accounts.add_grant(replace(signed_in, profile=request.write))
+        elif request.target == TRIALS:
+            tx.accounts.add_grant(replace(signed_in, trials=True))
         else:
             key = request.device_type.key if request.device_type is not None else None
             tx.accounts.add_grant(replace(signed_in, device_type=key, read=request.read, write=request.write))
@@ -121,7 +130,9 @@ def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:
         assert isinstance(names, list | tuple)  # noqa: S101 - the store wrote it so
         aliases = _PROFILE_ALIASES if target == PROFILE else _TYPE_ALIASES
         permissions = frozenset(str(aliases.get(name, name)) for name in names)
-        if target in {PROFILE, EVERY_TYPE}:
+        if target == TRIALS:  # whoever sees the secret of a trial's application may do with it what it does
+            permissions = frozenset({"READ", "WRITE"})
+        if target in NOT_TYPES:
             yield _Request(target, None, permissions)
             continue
         type_ = tx.device_types.by_id(target)
@@ -131,5 +142,5 @@ def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:
 
 def _shown(request: _Request) -> Asked:
     type_ = request.device_type
-    name = type_.name if type_ is not None else "Your profile" if request.target == PROFILE else "All device types"
-    return Asked(name, request.read, request.write, type_.id if type_ is not None else None)
+    name, target = (_NAMES[request.target], request.target) if type_ is None else (type_.name, type_.id)
+    return Asked(name, target, request.read, request.write)

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Final
 
 from broker.accounts.applications import find_application
-from broker.accounts.consent import EVERY_TYPE, PROFILE
+from broker.accounts.consent import EVERY_TYPE, PROFILE, TRIALS
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, Tokens
 from broker.errors import NotFound
@@ -20,7 +20,7 @@ _BY_APPLICATION: Final = attrgetter("application")
 
 @dataclass(frozen=True, slots=True)
 class GrantedPermission:
-    """`target` is the id of a device type, `*` for every type, or `profile`."""
+    """`target` is the id of a device type, `*` for every type, `profile`, or `trials`."""
 
     target: str
     read: bool
@@ -89,6 +89,8 @@ def _granted(tx: Transaction, grants: Iterable[GrantRecord]) -> list[GrantedAppl
 def _permissions(tx: Transaction, grant: GrantRecord) -> Iterable[GrantedPermission]:
     if grant.profile:
         yield GrantedPermission(PROFILE, read=True, write=True)
+    if grant.trials:
+        yield GrantedPermission(TRIALS, read=True, write=True)
     if not (grant.read or grant.write):
         return
     type_ = None if grant.device_type is None else tx.device_types.device_type(grant.device_type)

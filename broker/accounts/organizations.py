@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from broker.accounts.applications import Method
-from broker.accounts.consent import EVERY_TYPE, PROFILE
+from broker.accounts.consent import NOT_TYPES
 from broker.accounts.permissions import Role
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
@@ -31,8 +31,8 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationChanges:
-    """What is None stays as it is. Each of `permissions` has `device_type` (an id, `*` or `profile`) and
-    `permissions`."""
+    """What is None stays as it is. Each of `permissions` has `device_type` (an id, `*`, `profile` or
+    `trials`) and `permissions`."""
 
     name: str | None = None
     methods: Collection[Method] | None = None
@@ -174,7 +174,7 @@ def _changed(tx: Transaction, known: ApplicationRecord, wanted: ApplicationChang
         asked = []
         for index, request in enumerate(wanted.permissions):
             target = str(request["device_type"])
-            if target not in {EVERY_TYPE, PROFILE}:
+            if target not in NOT_TYPES:
                 type_ = tx.device_types.by_id_or_name(target)
                 if type_ is None:
                     findings.append(Finding(f"permissions.{index}.deviceType", ("There is no such device type",)))

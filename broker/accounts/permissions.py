@@ -171,6 +171,11 @@ class Reach:
         is_granted = self.caller.is_console or any(grant.profile for grant in self._grants.of(user))
         return self.covers_user(user) and is_granted
 
+    def manages_trials(self, user: UserKey) -> bool:
+        """The caller acts for this user, who granted the application to manage trials."""
+        is_granted = self.caller.is_console or any(grant.trials for grant in self._grants.of(user))
+        return self.covers_user(user) and is_granted
+
 
 _NO_GRANTS: Final = Grants()
 

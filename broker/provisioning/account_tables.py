@@ -7,7 +7,7 @@ from typing import Final
 
 from cryptography.fernet import InvalidToken
 
-from broker.accounts.consent import EVERY_TYPE, PROFILE, sign_in_grant
+from broker.accounts.consent import NOT_TYPES, PROFILE, TRIALS, sign_in_grant
 from broker.accounts.sign_up import add_account
 from broker.facts import GrantsChanged, UserProfileUpdated
 from broker.ids import new_id
@@ -219,7 +219,7 @@ class AccountTables:
         return tuple(
             {
                 "device_type": request.device_type
-                if request.device_type in {EVERY_TYPE, PROFILE}
+                if request.device_type in NOT_TYPES
                 else self._run.type_of(at, f"permissions[{index}].device_type", request.device_type).id,
                 "permissions": list(request.permissions),
             }
@@ -289,13 +289,15 @@ class AccountTables:
         user = self._run.user_of(at, "user", entry.user)
         application = self._run.application_of(at, entry.application)
         type_ = None
-        if entry.device_type not in {EVERY_TYPE, PROFILE}:
+        if entry.device_type not in NOT_TYPES:
             type_ = self._run.type_of(at, "device_type", entry.device_type).key
         known = next((one for one in accounts.grants(application.key, user.key) if one.device_type == type_), None)
         base = known or replace(sign_in_grant(application.key, user.key), device_type=type_)
         read, write = "READ" in entry.permissions, "WRITE" in entry.permissions
         if entry.device_type == PROFILE:  # every application may read it
             wanted, is_new = replace(base, profile=write), not base.profile
+        elif entry.device_type == TRIALS:
+            wanted, is_new = replace(base, trials=True), not base.trials
         else:
             wanted, is_new = replace(base, read=read, write=write), not (base.read or base.write)
         name = f"{user.email} for {application.name} on {entry.device_type}"
@@ -305,7 +307,7 @@ class AccountTables:
             self._granted(user.key, application.key)
         if is_new and wanted != known:
             return self._run.created(at, identity, name)
-        return self._run.found(at, identity, name, compared(base, wanted, ("read", "write", "profile")))
+        return self._run.found(at, identity, name, compared(base, wanted, ("read", "write", "profile", "trials")))
 
     def _granted(self, user: UserKey, application: ApplicationKey) -> None:
         grants = tuple(self._run.tx.accounts.grants(application, user))

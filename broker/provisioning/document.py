@@ -23,7 +23,10 @@ _Application = Annotated[str, about("Id of an application, or a name that only o
 _Type = Annotated[str, about("Id or unique name of a device type")]
 _Organization = Annotated[str, about("Name of the organization")]
 _Permissions = Annotated[tuple[_Access, ...], forms.SOME, about("READ, WRITE or both")]
-_TypeOrAll = Annotated[str, about('Id or unique name of a device type, "*" for every type, "profile" for the profile')]
+_TypeOrAll = Annotated[
+    str,
+    about('Id or unique name of a device type, "*" for every type, "profile" for the profile, "trials" for the trials'),
+]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

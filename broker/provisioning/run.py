@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from broker.accounts.consent import EVERY_TYPE, PROFILE
+from broker.accounts.consent import NOT_TYPES
 from broker.errors import Finding, ValidationFailed
 from broker.facts import Fact
 from broker.provisioning.reading import EntryLocation, Findings, names_of
@@ -210,7 +210,7 @@ def _application(run: ProvisioningRun, at: EntryLocation, _key: str, text: str) 
 
 
 def _granted(run: ProvisioningRun, at: EntryLocation, key: str, text: str) -> object:
-    return None if text in {EVERY_TYPE, PROFILE} else run.type_of(at, key, text)
+    return None if text in NOT_TYPES else run.type_of(at, key, text)
 
 
 #: By table: the keys that name other objects.

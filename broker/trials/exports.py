@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device, Devices
 from broker.errors import NotFound, PermissionDenied
 from broker.trials.access import readable_types
 from broker.trials.roles import TrialRole
+from broker.trials.trials import NOT_MANAGED, manages
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.trials import TrialRecord
@@ -35,8 +37,9 @@ class _Found:
 
 
 class TrialExports:
-    def __init__(self, database: Database, devices: Devices) -> None:
+    def __init__(self, database: Database, permissions: Permissions, devices: Devices) -> None:
         self._database = database
+        self._permissions = permissions
         self._devices = devices
 
     async def scope(self, caller: Caller, trial_id: str) -> TrialScope:
@@ -52,6 +55,8 @@ class TrialExports:
         is_application = caller.kind is TokenKind.APPLICATION and caller.application == trial.application
         if not is_application and caller.user not in found.administrators:
             raise PermissionDenied(f"administrator of trial {trial.id}")
+        if not is_application and not manages(await self._permissions.reach(caller), trial):
+            raise PermissionDenied(NOT_MANAGED)
         devices = [
             device
             for device in await self._devices.get_all(found.connected)

@@ -35,7 +35,7 @@ async def open_trials(
     types = TrialTypes(database, tokens, accounts.permissions, device_types.catalog, device_types.lists)
     invitations = Invitations(database, clock, tokens, mails)
     applications = TrialApplications(core.vault)
-    trials = Trials(database, clock, tokens, accounts.users, types, applications, invitations)
+    trials = Trials(database, clock, tokens, accounts.permissions, accounts.users, types, applications, invitations)
     core.life.observe("trials", trials.statistics)
     core.life.observe("trial invitations", invitations.statistics)
     return TrialsRoom(
@@ -43,7 +43,7 @@ async def open_trials(
         device_types=types,
         invitations=invitations,
         members=Members(database, clock, tokens, devices.registry),
-        exports=TrialExports(database, devices.registry),
+        exports=TrialExports(database, accounts.permissions, devices.registry),
         sessions=TrialSessions(database, clock, devices.registry, trials, is_on=core.settings.trials.sessions == "on"),
         documents=Documents(database, clock),
     )

@@ -162,7 +162,7 @@ class TrialSessions:
         self, trial: TrialRecord, caller: Caller, *, ongoing: bool, offset: int, count: int
     ) -> tuple[list[TrialSessionRecord], int]:
         """A page of the sessions that the caller may see, and the number of all: a participant sees the own ones."""
-        sees_all = await self._trials.has_role(trial, caller.user, TrialRole.ADMINISTRATOR)
+        sees_all = await self._trials.manages(caller, trial)
         user = None if sees_all else caller.user
         return await self._database.read(
             lambda tx: tx.trial_sessions.page(trial.key, user, ongoing=ongoing, offset=offset, limit=count)
@@ -171,18 +171,17 @@ class TrialSessions:
     async def search(
         self, caller: Caller, trial_ids: Sequence[str], wanted: SessionSearch, *, offset: int, count: int
     ) -> tuple[list[TrialSessionRecord], int]:
-        """A page of the sessions that fit, in these trials or in all that the caller administers; the number of all.
+        """A page of the sessions that fit, in these trials or in all that the caller manages; the number of all.
 
         Raises NotFound: a trial does not exist; PermissionDenied: the caller does not administer one.
         """
         chosen = [await self._trials.find(one) for one in trial_ids]
         for trial in chosen:
             await self._trials.require(caller, trial, _ADMINISTRATORS)
+        chosen = chosen or await self._trials.managed_by(caller)
 
         def work(tx: Transaction) -> tuple[list[TrialSessionRecord], int]:
             keys = [trial.key for trial in chosen]
-            if not keys and caller.user is not None:
-                keys = tx.trials.administered_by(caller.user)
             return tx.trial_sessions.search(replace(wanted, trials=keys), offset=offset, limit=count)
 
         return await self._database.read(work)

@@ -1,10 +1,14 @@
-"""Trials from their creation to their end (reference 14.1 and 14.2)."""
+"""Trials from their creation to their end (reference 14.1 and 14.2).
+
+A user is an administrator of a trial only in the hands of an application that may manage it: see `Trials.manages`.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from broker.accounts.issuance import Issuance
+from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import Caller, Tokens
 from broker.accounts.users import Users
 from broker.clock import Clock
@@ -24,11 +28,13 @@ from storage.records import NEW_KEY
 from storage.trials import TrialRecord
 
 _DAY_MS: Final = 86_400_000
+#: Which permission an application lacks that does not manage the trial.
+NOT_MANAGED: Final = "the grant 'trials', which the user gives on the permission screen"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial as it is shown. Only administrators see the id and the secret of its application."""
+    """A trial as it is shown. Only who manages it sees the id and the secret of its application."""
 
     record: TrialRecord
     owner_id: str
@@ -61,6 +67,7 @@ class Trials:
         database: Database,
         clock: Clock,
         tokens: Tokens,
+        permissions: Permissions,
         users: Users,
         device_types: TrialTypes,
         applications: TrialApplications,
@@ -69,6 +76,7 @@ class Trials:
         self._database = database
         self._clock = clock
         self._tokens = tokens
+        self._permissions = permissions
         self._users = users
         self._types = device_types
         self._applications = applications
@@ -88,35 +96,61 @@ class Trials:
         return user is not None and await self._database.read(lambda tx: tx.trials.has_role(trial.key, user, role))
 
     async def require(self, caller: Caller, trial: TrialRecord, roles: Collection[TrialRole]) -> None:
-        """Raises PermissionDenied unless the caller's user has one of the roles in the trial."""
+        """The caller's user has one of the roles in the trial; where it is that of an administrator only, the caller
+        manages the trial. Raises PermissionDenied."""
         for role in roles:
             if await self.has_role(trial, caller.user, role):
-                return
-        raise PermissionDenied(f"{' or '.join(sorted(roles))} of trial {trial.id}")
+                break
+        else:
+            raise PermissionDenied(f"{' or '.join(sorted(roles))} of trial {trial.id}")
+        if TrialRole.PARTICIPANT not in roles:
+            await self.require_managing(caller, trial)
+
+    async def require_managing(self, caller: Caller, trial: TrialRecord) -> None:
+        """Raises PermissionDenied unless the caller's application may do what an administrator may; see `manages`."""
+        if not manages(await self._permissions.reach(caller), trial):
+            raise PermissionDenied(NOT_MANAGED)
+
+    async def manages(self, caller: Caller, trial: TrialRecord) -> bool:
+        """The caller's user is an administrator, and the caller's application may manage the trial."""
+        is_administrator = await self.has_role(trial, caller.user, TrialRole.ADMINISTRATOR)
+        return is_administrator and manages(await self._permissions.reach(caller), trial)
+
+    async def managed_by(self, caller: Caller) -> list[TrialRecord]:
+        """All trials that the caller manages."""
+        user, reach = caller.user, await self._permissions.reach(caller)
+        if user is None:
+            return []
+        found = await self._database.read(lambda tx: tx.trials.administered_by(user))
+        return [trial for trial in found if manages(reach, trial)]
 
     # Showing
 
-    async def shown(self, trial: TrialRecord, viewer: UserKey | None) -> Trial:
-        """The trial as its members see it. Raises NotFound: it was deleted meanwhile."""
+    async def shown(self, trial: TrialRecord, caller: Caller) -> Trial:
+        """The trial as the caller, a member, sees it. Raises NotFound: it was deleted meanwhile."""
+        reach = await self._permissions.reach(caller)
 
         def work(tx: Transaction) -> Trial:
-            return self._shown(tx, present(tx, trial), viewer)
+            return self._shown(tx, present(tx, trial), reach)
 
         return await self._database.read(work)
 
     async def of_user(
-        self, user: UserKey, roles: Sequence[TrialRole], *, offset: int, count: int
+        self, caller: Caller, user: UserKey, roles: Sequence[TrialRole], *, offset: int, count: int
     ) -> tuple[list[Trial], int]:
-        """A page of the trials in which the user has one of the roles, and the number of all."""
+        """A page of the trials in which the user has one of the roles, as the caller sees them; the number of all."""
+        reach = await self._permissions.reach(caller)
 
         def work(tx: Transaction) -> tuple[list[Trial], int]:
             found, total = tx.trials.page_of_user(user, roles, offset=offset, limit=count)
-            return [self._shown(tx, one, user) for one in found], total
+            return [self._shown(tx, one, reach) for one in found], total
 
         return await self._database.read(work)
 
-    def _shown(self, tx: Transaction, trial: TrialRecord, viewer: UserKey | None) -> Trial:
-        if viewer is not None and tx.trials.has_role(trial.key, viewer, TrialRole.ADMINISTRATOR):
+    def _shown(self, tx: Transaction, trial: TrialRecord, reach: Reach) -> Trial:
+        viewer = reach.caller.user
+        is_shown = viewer is not None and tx.trials.has_role(trial.key, viewer, TrialRole.ADMINISTRATOR)
+        if is_shown and manages(reach, trial):
             return self._whole(tx, trial)
         return replace(self._whole(tx, trial), application_id=None, secret=None)
 
@@ -150,7 +184,16 @@ class Trials:
                 raise TooManyTrials((_DAY_MS - now_ms % _DAY_MS) // 1000 + 1)
             application = self._applications.make(tx, creator, new.name)
             trial = tx.trials.add(
-                TrialRecord(NEW_KEY, new_id(), creator.key, new.name, new.description, application, now_ms)
+                TrialRecord(
+                    key=NEW_KEY,
+                    id=new_id(),
+                    owner=creator.key,
+                    name=new.name,
+                    description=new.description,
+                    application=application,
+                    started_on=now_ms,
+                    made_through=caller.application,
+                )
             )
             tx.trials.add_member(trial.key, creator.key, TrialRole.ADMINISTRATOR, now_ms=now_ms)
             for type_ in types:
@@ -166,9 +209,7 @@ class Trials:
         self._invitations.count_sent(len(invited))
         return created
 
-    async def change(
-        self, trial: TrialRecord, viewer: UserKey | None, *, name: str | None, description: str | None, stop: bool
-    ) -> Trial:
+    async def change(self, trial: TrialRecord, *, name: str | None, description: str | None, stop: bool) -> Trial:
         """Change what is given. Stopping ends the application's access to what the participants granted, its tokens,
         and the open invitations. Returns the trial.
 
@@ -192,7 +233,7 @@ class Trials:
                 tx.trials.name_application(current.application, name_of(wanted.name))
             if stop:
                 self._stop(issuance, wanted)
-            return self._shown(tx, wanted, viewer)
+            return self._whole(tx, wanted)
 
         changed = await self._tokens.change(work)
         self._stopped += stop
@@ -246,3 +287,16 @@ class Trials:
 
     def statistics(self) -> TrialStatistics:
         return TrialStatistics(self._created, self._stopped, self._deleted)
+
+
+def manages(reach: Reach, trial: TrialRecord) -> bool:
+    """The caller's application may do in a trial what its user, an administrator, may (reference 14.1).
+
+    These are the console, the application through which the trial was made, the trial's own one, and those to which the
+    user granted `trials`.
+    """
+    caller = reach.caller
+    if caller.user is None:
+        return False
+    own = {trial.application} if trial.made_through is None else {trial.application, trial.made_through}
+    return caller.application in own or reach.manages_trials(caller.user)

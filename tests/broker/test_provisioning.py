@@ -707,3 +707,13 @@ async def test_the_profile_is_asked_for_and_granted_like_a_device_type(services:
     assert counts(await services.provisioning.apply({"grants": [entry]})) == {"grants": (0, 0, 1)}
     withdrawn = entry | {"permissions": ["READ"]}  # which every application has
     assert counts(await services.provisioning.apply({"grants": [withdrawn]})) == {"grants": (0, 1, 0)}
+
+
+async def test_trials_are_asked_for_and_granted_like_a_device_type(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    request = [{"device_type": "trials", "permissions": ["READ", "WRITE"]}]
+    change = given("applications", permissions=request)["applications"][0]
+    assert counts(await services.provisioning.apply({"applications": [change]})) == {"applications": (0, 1, 0)}
+    entry = {**GIVEN["grants"][0], "device_type": "trials", "permissions": ["READ", "WRITE"]}
+    for expected in ((1, 0, 0), (0, 0, 1)):
+        assert counts(await services.provisioning.apply({"grants": [entry]})) == {"grants": expected}

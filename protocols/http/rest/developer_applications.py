@@ -60,7 +60,7 @@ _Uris = Annotated[
 _Permissions = Annotated[
     list[Any],
     about(
-        "What it asks for: each with `deviceType` (an id, a unique name, `*` or `profile`) and `permissions`",
+        "What it asks for: each with `deviceType` (an id, a unique name, `*`, `profile` or `trials`) and `permissions`",
         example=[{"deviceType": "*", "permissions": ["READ"]}],
         items={"type": "object"},
     ),

@@ -159,6 +159,8 @@ class TrialInvitationCalls(RestCalls):
         user = caller.user
         if user is None or not await self._invitations.is_for(user, invitation):
             raise PermissionDenied(f"the invitation {invitation.id}")
+        if invitation.role == TrialRole.ADMINISTRATOR:
+            await self._trials.require_managing(caller, trial)
         accepted = await self._invitations.accept(trial, invitation.id, user, through=caller.application)
         return Data(self._object(trial, accepted))
 

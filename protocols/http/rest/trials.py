@@ -44,7 +44,9 @@ from storage.trials import TrialRecord
 TRIALS: Final = Chapter(
     "Trials",
     "A trial brings participants, who connect devices of chosen types, and administrators together. It has an "
-    "application of its own, which reaches the participants' devices of these types.",
+    "application of its own, which reaches the participants' devices of these types. What only administrators may, "
+    "they may in the console, through the application through which the trial was made, through the trial's own one, "
+    "and through those to which they granted `trials` on the permission screen.",
 )
 #: For administrators, and for both.
 ADMINISTRATOR: Final = (TrialRole.ADMINISTRATOR,)
@@ -236,10 +238,11 @@ class TrialCalls(RestCalls):
         tokens=USER,
         on=_joined,
         summary="One trial",
-        about="For administrators and participants. Only administrators see `aid` and `clientSecret`.",
+        about="For administrators and participants. `aid` and `clientSecret` are shown to administrators only, and "
+        "only through an application that may manage the trial; else the answer is that to a participant.",
     )
     async def show(self, caller: Caller, trial: TrialRecord) -> Data[TrialObject]:
-        return Data(trial_object(await self._trials.shown(trial, caller.user)))
+        return Data(trial_object(await self._trials.shown(trial, caller)))
 
     @RestCall(
         "PUT",
@@ -251,9 +254,9 @@ class TrialCalls(RestCalls):
         "application, what the participants granted it, and their connections with it. No other change follows.",
         refusals={409: ENDED},
     )
-    async def change(self, caller: Caller, trial: TrialRecord, body: _Change) -> Data[TrialObject]:
+    async def change(self, trial: TrialRecord, body: _Change) -> Data[TrialObject]:
         changed = await self._trials.change(
-            trial, caller.user, name=body.name, description=body.description, stop=body.status is not None
+            trial, name=body.name, description=body.description, stop=body.status is not None
         )
         return Data(trial_object(changed))
 
@@ -290,9 +293,9 @@ class TrialCalls(RestCalls):
         summary="A user's trials",
         about="Those that the user administers or takes part in, in the order of their creation.",
     )
-    async def of_user(self, user: UserRecord, query: _OfUser) -> NumberedPage[_Trials]:
+    async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> NumberedPage[_Trials]:
         roles = MEMBER if query.role is None else (TrialRole(query.role),)
-        found, total = await self._trials.of_user(user.key, roles, offset=query.offset, count=query.count)
+        found, total = await self._trials.of_user(caller, user.key, roles, offset=query.offset, count=query.count)
         return NumberedPage(_Trials(list(map(trial_object, found))), total, query.offset, len(found))
 
 

@@ -65,7 +65,7 @@ class UserProperties(Shape):
 
 
 class _GrantedPermission(Shape):
-    dtid: Annotated[str, about("A device type, * for every type, or profile")]
+    dtid: Annotated[str, about("A device type, * for every type, profile, or trials")]
     permissions: list[Annotated[str, one_of(("READ", "WRITE"))]]
 
 

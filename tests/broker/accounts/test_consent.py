@@ -46,6 +46,9 @@ async def is_asked(oauth: OAuthWorld, **query: str) -> bool:
         ([asks("profile", "WRITE")], [asks("profile", "READ", "WRITE")], False),
         ([asks("profile", "WRITE")], [asks("profile", "WRITE"), asks("*", "READ")], True),
         ([asks("*", "READ", "WRITE")], [asks("profile", "WRITE")], True),
+        ([asks("trials", "READ")], [asks("trials", "READ", "WRITE")], False),  # the two go together
+        ([asks("*", "READ", "WRITE"), asks("profile", "WRITE")], [asks("trials", "READ")], True),
+        ([asks("trials", "READ", "WRITE")], [asks("*", "READ")], True),
         ([], [asks(LIGHT_TYPE, "READ", "WRITE")], False),
     ],
 )

@@ -218,6 +218,7 @@ def asks(device_type: str, *permissions: str) -> dict[str, object]:
         ),
         ([asks("*", "READ", "WRITE")], [("All device types", ("READ", "WRITE"))]),
         ([asks("profile", "PROFILE_WRITE")], [("Your profile", ("WRITE",))]),
+        ([asks("trials", "READ")], [("Your trials", ("READ", "WRITE"))]),
     ],
 )
 async def test_when_consent_is_needed(

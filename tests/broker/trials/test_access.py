@@ -73,7 +73,7 @@ async def caller_of(services: Services, trial: Trial) -> Caller:
 
 
 async def stop(services: Services, made: TrialWorld, _world: World) -> None:
-    await services.trials.trials.change(made.trial.record, None, name=None, description=None, stop=True)
+    await services.trials.trials.change(made.trial.record, name=None, description=None, stop=True)
 
 
 async def delete(services: Services, made: TrialWorld, _world: World) -> None:

@@ -291,7 +291,7 @@ class History:
             case "renew":
                 self.trial = await room.trials.renew_application(trial)
             case "stop":
-                await room.trials.change(trial, None, name=None, description=None, stop=True)
+                await room.trials.change(trial, name=None, description=None, stop=True)
             case "delete":
                 await room.trials.delete(trial)
 

@@ -67,6 +67,12 @@ async def test_an_application_that_may_change_the_profile_sees_all(api: httpx.As
     assert await listed(api, BOB_TOKEN) == [OF_PANEL], "Ada's, not Bob's"
 
 
+async def test_an_application_that_manages_trials_says_so(api: httpx.AsyncClient, services: Services) -> None:
+    entry = {"user": "ada@example.org", "application": PANEL, "device_type": "trials", "permissions": ["WRITE"]}
+    await services.provisioning.apply({"grants": [entry]})
+    assert (await listed(api, PANEL_TOKEN))[0]["permissions"] == [{"dtid": "trials", "permissions": ["READ", "WRITE"]}]
+
+
 async def test_an_application_revokes_itself(api: httpx.AsyncClient) -> None:
     answer = await api.delete(f"{PATH}/{DASHBOARD}", headers=bearer(ADA_TOKEN))
     assert (answer.status_code, answer.json()) == (200, {"data": OF_DASHBOARD})

@@ -452,6 +452,11 @@ async def test_presence_of_all_devices_leaves_out_what_is_not_granted(
     assert {one["startDate"] for one in found} == {sent[id_] for id_ in reach.readable(grants, "own")}
 
 
+async def exported_by_trial(api: httpx.AsyncClient, token: str, trial_id: str) -> httpx.Response:
+    """The answer to asking for an export of a trial."""
+    return await api.post("/messages/export", json={"trialId": trial_id, **_DATES}, headers=bearer(token))
+
+
 async def store_one_each(services: Services, reach: ReachWorld) -> None:
     """A message and an Action of every device, while everything is granted."""
     for id_ in reach.devices.values():

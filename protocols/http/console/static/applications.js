@@ -5,6 +5,7 @@ import { $, empty, fill, h, heads, sure } from "./dom.js";
 
 const uid = $("meta[name=uid]").content;
 const names = new Map();
+const NOT_TYPES = { "*": "devices of every type", profile: "your account", trials: "your trials, with the addresses of their participants" };
 
 async function load() {
   const { data } = await get(`/users/${uid}/applications`);
@@ -19,7 +20,7 @@ async function load() {
 }
 
 async function learn(dtid) {
-  if (dtid === "*" || dtid === "profile" || names.has(dtid)) return;
+  if (dtid in NOT_TYPES || names.has(dtid)) return;
   names.set(dtid, dtid);
   try {
     names.set(dtid, (await get(`/devicetypes/${dtid}`)).data.name);
@@ -28,7 +29,7 @@ async function learn(dtid) {
 
 function row(one) {
   const what = one.permissions.map(({ dtid, permissions }) => {
-    const of = { "*": "devices of every type", profile: "your account" }[dtid] ?? `your devices of the type ${names.get(dtid)}`;
+    const of = NOT_TYPES[dtid] ?? `your devices of the type ${names.get(dtid)}`;
     return h("div", {}, `${permissions.map((each) => ({ READ: "see", WRITE: "change" })[each] ?? each).join(" and ")} ${of}`);
   });
   return h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Made by" }, one.organization),

@@ -109,7 +109,7 @@ async def test_an_invitation_is_gone_when_it_is_taken_back_and_with_its_trial(
         case "remove":
             await room.invitations.remove(trial.record, sent.id)
         case "stop":
-            await room.trials.change(trial.record, None, name=None, description=None, stop=True)
+            await room.trials.change(trial.record, name=None, description=None, stop=True)
         case _:
             await room.trials.delete(trial.record)
     assert (await browser.open(LINK, code=code)).status_code == 410
