@@ -21,7 +21,7 @@ import trio
 from broker.device_management.objects import ObjectMap
 from broker.device_management.sessions import ResourcePath
 from broker.services import Services, open_services
-from broker.trace.origin import listening_as
+from broker.trace.origin import listening_as, on_whose_account
 from config.settings import Address, Settings, SettingsError, Tls
 from protocols import systemd
 from protocols.coap.dtls.connection import LWM2M_PRIORITIES
@@ -117,7 +117,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish="stop the daemon and run: trunkline key rotate")
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
-        database, traces = Database(engine), None
+        database, traces = Database(engine, asked_by=on_whose_account), None
         if settings.tracing.endpoint:
             traces = MessageTraces(otlp_provider(settings.tracing), settings.tracing.per_minute)
             stack.push_async_callback(traces.end)

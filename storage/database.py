@@ -7,7 +7,7 @@ groups (storage/journal.py).
 
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
 from storage.durations import Durations
 from storage.export import ExportStore
+from storage.fair_places import FairPlaces
 from storage.firmware import FirmwareStore
 from storage.keys import Position
 from storage.limits import LimitStore
@@ -63,7 +64,8 @@ from storage.worker_thread import Job, WorkerThread
 T = TypeVar("T")
 _READERS = 4
 #: Reads that run at once while none of them takes long. More would only take the interpreter's lock from each other:
-#: with 20 callers, two readers answer 1.3 times as many searches as four.
+#: with 20 callers, two readers answer 1.3 times as many searches as four. Somebody who has no read that runs does not
+#: wait for two of the same user.
 _QUICK_READERS = 2
 #: A read that has waited so long for them goes beside them: those that run are long ones.
 _PATIENCE_SECONDS = 0.05
@@ -83,6 +85,10 @@ class RunSync(Protocol):
 
 async def _run_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
     return await trio.to_thread.run_sync(sync_fn, limiter=limiter)
+
+
+def _nobody() -> None:
+    return None
 
 
 class EngineConnection(StoreConnection, Protocol):
@@ -215,22 +221,39 @@ class DatabaseStatistics:
     failures: int
     waiting_rows: int
     waiting_writes: int
+    waiting_reads: int
 
 
 class Database:
     """One writer, a few readers, and the group that is open for writing now."""
 
-    def __init__(self, engine: Engine, *, run_sync: RunSync = _run_in_thread, readers: int = _READERS) -> None:
-        """At most `readers` reads run at once, where they run in threads at least three."""
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        run_sync: RunSync = _run_in_thread,
+        readers: int = _READERS,
+        asked_by: Callable[[], Hashable] = _nobody,
+    ) -> None:
+        """
+        Args:
+            engine: opens the connections.
+            run_sync: runs what blocks; tests run it on the loop.
+            readers: so many reads run at once, and one more of `look_up`. Half of them at most are for one user.
+            asked_by: whom the task that reads works for, such as a user; None is the daemon itself.
+        """
         self._engine = engine
         self._run_sync = run_sync
         self._thread = WorkerThread("writer") if run_sync is _run_in_thread else None
         self._write_limiter = trio.CapacityLimiter(1)
         self._reader_count = readers
         self._read_limiter = trio.CapacityLimiter(readers)  # without threads of its own
-        self._quick_reads = trio.CapacityLimiter(_QUICK_READERS)
-        self._other_reads = trio.CapacityLimiter(max(readers - _QUICK_READERS, 1))
-        self._read_threads = tuple(WorkerThread("reader") for _ in range(readers))
+        self._asked_by = asked_by
+        self._reads = FairPlaces(
+            readers, of_one=max(readers // 2, 1), at_first=_QUICK_READERS, patience=_PATIENCE_SECONDS
+        )
+        self._look_ups = FairPlaces(1)
+        self._read_threads = tuple(WorkerThread("reader") for _ in range(readers + 1))
         self._idle_threads = list(self._read_threads)
         self._readers: list[Transaction] = []
         self._readers_lock = threading.Lock()
@@ -263,7 +286,7 @@ class Database:
         try:
             self._writer = Transaction(self._engine.open(read_only=False))
             _index_all(self._writer)
-            for _ in range(self._reader_count):
+            for _ in range(self._reader_count + 1):
                 self._readers.append(Transaction(self._engine.open(read_only=True)))
         except BaseException:  # whatever it is: no connection must stay open; raised again
             self._close()
@@ -280,11 +303,18 @@ class Database:
                 thread.end()
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a read transaction of its own, beside the writer and other readers."""
+        """Run `work` in a read transaction of its own, beside the writer and other readers: fairly by user."""
+        return await self._read_within(self._reads, work)
+
+    async def look_up(self, work: Callable[[Transaction], T]) -> T:
+        """As `read`, on a reader of its own: for a few rows by their keys, which everybody waits for, such as those of
+        a token. So no search of any user delays it."""
+        return await self._read_within(self._look_ups, work)
+
+    async def _read_within(self, places: FairPlaces, work: Callable[[Transaction], T]) -> T:
         if self._thread is None:
             return await self._run_sync(partial(self._read, work), limiter=self._read_limiter)
-        limiter = await self._place_to_read()
-        try:
+        async with places.of(self._asked_by()):
             if self._closed:  # a thread that has ended would begin again
                 raise StoreError("the store is not open")
             thread = self._idle_threads.pop()
@@ -292,21 +322,6 @@ class Database:
                 return await thread.run(partial(copy_context().run, self._read, work))
             finally:
                 self._idle_threads.append(thread)
-        finally:
-            limiter.release()
-
-    async def _place_to_read(self) -> trio.CapacityLimiter:
-        """The limiter of which this task has a token now."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        try:
-            self._quick_reads.acquire_nowait()
-        except trio.WouldBlock:
-            with trio.move_on_after(_PATIENCE_SECONDS) as patience:
-                await self._quick_reads.acquire()
-            if patience.cancelled_caught:
-                await self._other_reads.acquire()
-                return self._other_reads
-        return self._quick_reads
 
     def _read(self, work: Callable[[Transaction], T]) -> T:
         with self._readers_lock:
@@ -503,7 +518,12 @@ class Database:
 
     def statistics(self) -> DatabaseStatistics:
         return DatabaseStatistics(
-            self._commits, self._rows, self._failures, self.open_group.row_count, len(self.open_group.works)
+            self._commits,
+            self._rows,
+            self._failures,
+            self.open_group.row_count,
+            len(self.open_group.works),
+            self._reads.waiting + self._look_ups.waiting,
         )
 
 

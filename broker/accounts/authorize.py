@@ -99,11 +99,11 @@ class Authorize:
 
     async def read(self, query: bytes) -> AuthorizationOutcome:
         """Check a query string against every row of the error table that does not depend on the person."""
-        return await self._database.read(lambda tx: _decide(tx, query))
+        return await self._database.look_up(lambda tx: _decide(tx, query))
 
     async def consent_needed(self, request: AuthorizationRequest, user: UserKey) -> ConsentScreen | None:
         """The permission screen; None when the application asks for nothing that still needs the user's consent."""
-        return await self._database.read(lambda tx: _screen(tx, request, user))
+        return await self._database.look_up(lambda tx: _screen(tx, request, user))
 
     async def allow(
         self, request: AuthorizationRequest, user: UserKey, *, agreed: ConsentScreen | None = None

@@ -70,7 +70,7 @@ class DeviceCodes:
             found = _waiting(tx, code, now_ms)
             return WaitingDevice(found[0].user_code, screen_of(tx, found[1])) if found is not None else None
 
-        waiting = await self._database.read(work)
+        waiting = await self._database.look_up(work)
         if waiting is None:
             raise self._missed(code, address)
         return waiting

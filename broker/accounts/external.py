@@ -231,7 +231,7 @@ class ExternalSignIn:
         return read_userinfo(person, await providers.userinfo(provider, tokens.access_token))
 
     async def _is_known(self, person: ExternalPerson) -> bool:
-        known = await self._database.read(lambda tx: tx.codes.external_user(person.issuer, person.subject))
+        known = await self._database.look_up(lambda tx: tx.codes.external_user(person.issuer, person.subject))
         return known is not None
 
     def _account(self, issuance: Issuance, provider: IdentityProvider, person: ExternalPerson) -> UserRecord:

@@ -24,7 +24,7 @@ class Invitations:
     async def find(self, code: str) -> InvitationRecord:
         """Raises LinkOver."""
         now_ms = self._clock.now_ms()
-        return await self._database.read(lambda tx: _found(tx, code, now_ms))
+        return await self._database.look_up(lambda tx: _found(tx, code, now_ms))
 
     async def accept(self, code: str, *, password: str, full_name: str) -> UserRecord:
         """A new user, with the address that was invited.

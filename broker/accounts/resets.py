@@ -52,7 +52,7 @@ class PasswordResets:
         """
         name, address = name.strip(), address_key(address)
         self._throttle.count(address)
-        user = await self._database.read(lambda tx: user_called(tx, name))
+        user = await self._database.look_up(lambda tx: user_called(tx, name))
         code, now_ms = new_id(), self._clock.now_ms()
         expires_on = now_ms + PASSWORD_RESET_SECONDS * 1000
         letter = self._letter(user, code, expires_on, cause=address)
@@ -105,7 +105,7 @@ class PasswordResets:
     async def find(self, code: str) -> UserRecord:
         """The user whose password a code may set. Raises LinkOver."""
         now_ms = self._clock.now_ms()
-        return await self._database.read(lambda tx: self._user_of(tx, code, now_ms))
+        return await self._database.look_up(lambda tx: self._user_of(tx, code, now_ms))
 
     async def set_password(self, code: str, password: str) -> UserRecord:
         """Set a new password, and end the user's sessions, tokens and all reset codes.

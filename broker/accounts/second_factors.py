@@ -71,7 +71,7 @@ class SecondFactors:
                 factor.created_on if factor is not None else None, left, self._check.is_wanted(tx, user)
             )
 
-        return await self._database.read(work)
+        return await self._database.look_up(work)
 
     def is_fresh(self, session: Session) -> bool:
         """The person signed in only just now, so that the second factor may be changed."""

@@ -189,7 +189,7 @@ class Sessions:
         visitor = Visitor(address, user_agent)
         name, address = name.strip(), address_key(address)
         self._by_address.check(address)
-        user = await self._database.read(lambda tx: user_called(tx, name))
+        user = await self._database.look_up(lambda tx: user_called(tx, name))
         if user is not None:
             concerning(user.id)
         self._hashing.require_room()
@@ -271,7 +271,7 @@ class Sessions:
         def work(tx: Transaction) -> UserRecord | None:
             return tx.accounts.user(key) if tx.second_factors.of(key) is not None else None
 
-        user = await self._database.read(work)
+        user = await self._database.look_up(work)
         if user is None or password_mark(user) != begun.mark or begun.expires_on <= self._clock.now_ms():
             raise SignInAgain
         return user
@@ -294,7 +294,7 @@ class Sessions:
                 return None
             return found, Session(session_id, user, found.created_on, self._must_enrol(tx, user.key, found.proof))
 
-        record_and_session = await self._database.read(work)
+        record_and_session = await self._database.look_up(work)
         if record_and_session is None or (record_and_session[1].must_enrol and not to_enrol):
             return None
         record, session = record_and_session

@@ -58,6 +58,7 @@ class Caller:
     trial_organization: OrganizationKey | None = None  # instead, when it is the application of a trial (reference 14.2)
     device: DeviceKey | None = None
     device_id: str | None = None
+    device_owner: str | None = None  # the owner's id
 
     @property
     def is_console(self) -> bool:
@@ -77,7 +78,8 @@ class Caller:
 
     def act(self) -> None:
         """From now on the task works for this caller."""
-        acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "")
+        payer = "" if self.device_owner is None else f"user {self.device_owner}"
+        acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", payer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +175,13 @@ class Tokens:
 
     async def _read(self, hashes: Collection[bytes]) -> Mapping[bytes, _Resolved]:
         wanted = tuple(hashes)
-        return await self._database.read(lambda tx: _resolve(tx, wanted))
+        return await self._database.look_up(lambda tx: _resolve(tx, wanted))
 
     async def information(self, token: str) -> TokenInformation:
         """Raises Unauthorized."""
         caller = await self.caller(token)
         if caller.expires_on is None:
-            client_id = await self._database.read(lambda tx: _application_of_device(tx, caller))
+            client_id = await self._database.look_up(lambda tx: _application_of_device(tx, caller))
             return TokenInformation(caller.device_id, None, client_id, -1)
         seconds = (caller.expires_on - self._clock.now_ms()) // 1000
         return TokenInformation(None, caller.user_id, caller.application_id, max(0, seconds))
@@ -306,7 +308,14 @@ def _resolve(tx: Transaction, hashes: Collection[bytes]) -> dict[bytes, _Resolve
     for hashed in hashes:
         if (device := tx.devices.by_token(hashed)) is not None:
             kind = TokenKind.DEVICE
-            caller = Caller(kind=kind, token=hashed, expires_on=None, device=device.key, device_id=device.id)
+            caller = Caller(
+                kind=kind,
+                token=hashed,
+                expires_on=None,
+                device=device.key,
+                device_id=device.id,
+                device_owner=device.owner_id,
+            )
             found[hashed] = caller, device
         elif (other := _resolve_other(tx, hashed)) is not None:
             found[hashed] = other, None

@@ -14,6 +14,7 @@ class Origin(NamedTuple):
     """`actor` is proven: `user …`, `application …` or `device …` with the id, or `operator …` with the uid.
 
     `account` is the id of the account or device that an unproven peer names, once it is known that there is one.
+    `payer` is for whom an actor acts, where that is somebody else: the owner of a device.
     """
 
     address: str = ""  # IP address, or what stands for one; empty for the daemon's own work
@@ -21,6 +22,7 @@ class Origin(NamedTuple):
     application: str = ""  # the id of the application through which a user acts
     account: str = ""
     is_forgeable: bool = False  # the sender may have written any address into its datagrams
+    payer: str = ""
 
 
 _NOBODY: Final = Origin()
@@ -47,9 +49,18 @@ def listening_as(name: str) -> None:
     _listener.set(name)
 
 
-def acting(actor: str, application: str = "") -> None:
+def acting(actor: str, application: str = "", payer: str = "") -> None:
     """The peer has proven who it is."""
-    _origin.set(_origin.get()._replace(actor=actor, application=application))
+    _origin.set(_origin.get()._replace(actor=actor, application=application, payer=payer))
+
+
+def on_whose_account() -> str | None:
+    """The key by which work of this task is shared out fairly: a user with the user's devices, an application, or the
+    address of a stranger; None for the daemon's own work."""
+    origin = _origin.get()
+    if origin.payer or origin.actor:
+        return origin.payer or origin.actor
+    return address_key(origin.address) if origin.address else None
 
 
 def concerning(account: str) -> None:

@@ -80,6 +80,7 @@ BROKER: Final[Mapping[str, Part]] = {
         "failures": _total("store_failed_commits", "Commits of the store that failed."),
         "waiting_rows": _now("store_waiting_rows", "Rows of the message log that wait for the next commit."),
         "waiting_writes": _now("store_waiting_writes", "Other writes that wait for the next commit."),
+        "waiting_reads": _now("store_waiting_reads", "Reads that wait for one of the readers."),
     },
     "clock": {
         "jumped_seconds": _now("clock_jumped_seconds", "How far the clock jumped ahead, while nothing is deleted."),

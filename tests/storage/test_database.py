@@ -1,8 +1,10 @@
 """One writer with group commit: what commits together, what fails alone, and what callers are told."""
 
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import cast
 
@@ -15,7 +17,7 @@ from storage import database as database_module
 from storage import journal as journal_module
 from storage import messages as messages_module
 from storage.commit_delay import CommitDelay
-from storage.database import _QUICK_READERS, Database, Group, Transaction
+from storage.database import _PATIENCE_SECONDS, _QUICK_READERS, Database, Group, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -427,6 +429,40 @@ async def test_a_read_goes_beside_long_ones_and_waits_for_short_ones(engine: Sql
         for _ in range(50):
             nursery.start_soon(database.read, short)
     assert most <= _QUICK_READERS
+
+
+async def test_long_reads_of_one_user_leave_half_of_the_readers_and_that_of_look_ups_to_others(
+    engine: SqliteEngine,
+) -> None:
+    asker: ContextVar[str | None] = ContextVar("asker", default=None)
+    may_end, begun, begins = threading.Event(), Counter[str](), threading.Semaphore(0)
+
+    def long(_tx: Transaction) -> None:
+        begun[str(asker.get())] += 1
+        begins.release()
+        assert may_end.wait(10)
+
+    async with running(Database(engine, asked_by=asker.get)) as database, trio.open_nursery() as nursery:
+        for user in ("eve", "mallory"):
+            asker.set(user)
+            for _ in range(10):
+                nursery.start_soon(database.read, long)
+            asker.set("ada")
+            with trio.fail_after(5):
+                begin = trio.current_time()
+                if user == "eve":  # two readers are free
+                    assert await database.read(lambda _: 7) == 7
+                    assert trio.current_time() - begin < _PATIENCE_SECONDS
+                assert await database.look_up(lambda _: 7) == 7
+        for _ in range(4):
+            assert await trio.to_thread.run_sync(begins.acquire, True, 10)
+        await wait_all_tasks_blocked()
+        assert database.statistics().waiting_reads == 16
+        assert begun == {"eve": 2, "mallory": 2}
+        nursery.start_soon(database.read, lambda _: begun.update(ada=1))
+        await wait_all_tasks_blocked()
+        may_end.set()
+    assert begun == {"eve": 10, "mallory": 10, "ada": 1}
 
 
 async def test_a_closed_store_has_no_threads_of_readers(engine: SqliteEngine) -> None:

@@ -82,6 +82,7 @@ async def test_a_device_token_stands_for_its_device_and_never_expires(services: 
         expires_on=None,
         device=world.kitchen,
         device_id=KITCHEN,
+        device_owner=ADA,
     )
 
 
