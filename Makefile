@@ -3,7 +3,7 @@
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 # make again  the tests that failed last, at most three, one after the other
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
-# make deb    build/trunkline_….deb for this Debian, with EXTRAS=streams,learning the optional parts, too; needs no root
+# make deb    build/trunkline_….deb for this Debian, with learning and streams; EXTRAS=tracing adds, EXTRAS=none omits; needs no root
 # make bench   every throughput beside what others reach in the same minutes; a quarter of an hour, best with nothing else
 #              running: make bench BENCH='--rounds 5 --only MQTT'
 # make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)

@@ -5,7 +5,8 @@
 # Tried with DESTDIR; with a running systemd it is untried.
 #
 #   sudo ./install.sh                       into /opt/trunkline, with the units, and starts the service
-#   sudo ./install.sh --extras streams      with optional parts of pyproject.toml: learning, streams, tracing
+#   sudo ./install.sh --extras tracing      with more optional parts of pyproject.toml than learning and streams
+#   sudo ./install.sh --extras none         without learning and streams: no models and no cloud streams, 250 MB less
 #   sudo ./install.sh --uninstall           removes the program; configuration and data stay
 #   DESTDIR=/tmp/here ./install.sh          the same files below /tmp/here; starts nothing and needs no root
 #
@@ -16,7 +17,7 @@ cd "$(dirname "$0")"
 root=${DESTDIR:-}
 home=/opt/trunkline
 python=${PYTHON:-python3}
-extras=
+extras=learning,streams
 uninstall=false
 
 fail() {
@@ -26,7 +27,9 @@ fail() {
 
 while [ $# -gt 0 ]; do
   case $1 in
-  --extras) [ $# -gt 1 ] || fail "--extras needs a list, such as learning,streams"; extras="[$2]"; shift ;;
+  --extras) [ $# -gt 1 ] || fail "--extras needs a list, such as tracing, or none"
+    if [ "$2" = none ]; then extras=; else extras=learning,streams,$2; fi
+    shift ;;
   --uninstall) uninstall=true ;;
   *) fail "there is no option $1 (allowed: --extras LIST, --uninstall)" ;;
   esac
@@ -68,7 +71,7 @@ restore() {
 }
 mkdir -p "$root$home"
 "$python" -m venv "$root$home" || restore
-"$root$home/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt ".$extras" || restore
+"$root$home/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt ".${extras:+[$extras]}" || restore
 
 mkdir -p "$root/usr/local/bin" "$root/etc/systemd/system" "$root/etc/trunkline"
 ln -sf "$home/bin/trunkline" "$root/usr/local/bin/trunkline"

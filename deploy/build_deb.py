@@ -212,16 +212,21 @@ def version_of_tree() -> str:
     return version if is_release or not commits else f"{version}+r{commits}"
 
 
+def extras_of(wanted: str) -> tuple[str, ...]:
+    """What is included beside the program: learning and streams, and those of a list; `none` is none at all."""
+    return () if wanted == "none" else ("learning", "streams", *filter(None, wanted.split(",")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--extras", default="", help="parts of pyproject.toml to include, such as streams,learning")
+    parser.add_argument("--extras", default="", help="more optional parts of pyproject.toml, such as tracing, or none")
     parser.add_argument("--version", default=version_of_tree())
     parser.add_argument("--folder", type=Path, default=ROOT / "build")
     options = parser.parse_args()
     os.environ["SOURCE_DATE_EPOCH"] = _epoch()  # of the wheel, too
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
-        stage(root, extras=tuple(filter(None, options.extras.split(","))))
+        stage(root, extras=extras_of(options.extras))
         print(pack(root, options.version, options.folder))  # noqa: T201 - what `make deb` is for
 
 

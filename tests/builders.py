@@ -16,13 +16,17 @@ from broker.services import Services, open_services
 from broker.subscriptions.port import Callbacks, Streams
 from config.settings import Settings
 from storage.database import Database, Engine, RunSync
+from tests.callbacks import FakeStreams
 from tests.factories import NOW_MS
 from tests.fakes import FakeClock, OnTheLoop, run_inline
 from tests.stores import InlineDatabase, MigratedEngine, is_migrated
 
 
 class Ports(TypedDict, total=False):
-    """The ways out of the machine. A test that names none has services without mail, providers and payments."""
+    """The ways out of the machine. A test that names none has services without mail, providers and payments.
+
+    Streams are there, because a subscription to a stream is the one that needs no handshake.
+    """
 
     mail_transport: MailTransport
     providers: Providers
@@ -44,7 +48,8 @@ class ServicesOpener:
         self._settings = settings
         self._engine = engine
         self._clock = clock
-        self._ports = ports
+        self._ports: Ports = {"streams": FakeStreams()}
+        self._ports |= ports
         self._vault = Vault(Vault.new_key())
 
     def __call__(

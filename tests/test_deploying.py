@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from config.settings import load_settings
+from deploy.build_deb import extras_of
 
 pytestmark = pytest.mark.processes
 
@@ -64,12 +65,30 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_it_installs_what_the_readme_says(machine: Machine) -> None:
-    machine.install("--extras", "streams,tracing")
-    assert machine.asked.read_text(encoding="utf-8").endswith(" -c constraints.txt .[streams,tracing]\n")
+    machine.install()
+    assert machine.asked.read_text(encoding="utf-8").endswith(" -c constraints.txt .[learning,streams]\n")
     units = {path.name for path in (machine.root / "etc/systemd/system").iterdir()}
     assert units == {"trunkline.service", "trunkline-backup.service", "trunkline-backup.timer"}
     assert (machine.root / "usr/local/bin/trunkline").readlink() == Path("/opt/trunkline/bin/trunkline")
     assert load_settings(machine.root / "etc/trunkline/trunkline.toml", {}).http.bind is not None
+
+
+@pytest.mark.parametrize(("extras", "wanted"), [("tracing", ".[learning,streams,tracing]"), ("none", ".")])
+def test_more_and_less_can_be_installed(machine: Machine, extras: str, wanted: str) -> None:
+    machine.install("--extras", extras)
+    assert machine.asked.read_text(encoding="utf-8").endswith(f" -c constraints.txt {wanted}\n")
+
+
+def test_models_and_streams_are_installed_on_every_way() -> None:
+    assert extras_of("") == ("learning", "streams")
+    assert extras_of("tracing") == ("learning", "streams", "tracing")
+    assert extras_of("none") == ()
+    ways = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile", "Containerfile")]
+    documented = [line for way in ways for line in way.splitlines() if "pip install" in line and "constraints" in line]
+    assert len(documented) >= 3
+    for line in documented:
+        assert "[learning,streams" in line or "${EXTRAS}" in line
+    assert "ARG EXTRAS=[learning,streams]" in ways[2]
 
 
 def test_an_upgrade_keeps_the_configuration_and_a_failed_one_the_program(machine: Machine) -> None:

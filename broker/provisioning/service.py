@@ -109,7 +109,10 @@ class Provisioning:
             accounts = AccountTables(run, passwords, self._mails, self._site)
             rules = RuleTables(run, self._rulebook.models)
             subscriptions = SubscriptionTables(
-                run, payload=self._subscriptions.payload, allow_private=self._subscriptions.allow_private
+                run,
+                payload=self._subscriptions.payload,
+                allow_private=self._subscriptions.allow_private,
+                has_streams=self._subscriptions.has_streams,
             )
             _put_all(run, reading, accounts, FirmwareTables(run, self._images, staged), rules, subscriptions)
             if (failure := run.findings.failure()) is not None:

@@ -17,7 +17,7 @@ from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import MASKED, ChangedKey
 from broker.provisioning.run import ProvisioningRun, given
 from broker.subscriptions.addresses import is_allowed_callback
-from broker.subscriptions.creation import Chosen, NewSubscription, combination
+from broker.subscriptions.creation import Chosen, NewSubscription, StreamsNotInstalled, combination
 from broker.subscriptions.storing import add, begin, new_record
 from broker.subscriptions.subscription import SubscriptionStatus
 from broker.trace.audit import AuditEvent, note
@@ -41,11 +41,12 @@ _WHERE: Final = ("callback_url", "stream_region", "stream_name")
 
 
 class SubscriptionTables:
-    def __init__(self, run: ProvisioningRun, *, payload: str, allow_private: bool) -> None:
+    def __init__(self, run: ProvisioningRun, *, payload: str, allow_private: bool, has_streams: bool) -> None:
         """`payload` is that of entries without one."""
         self._run = run
         self._payload = payload
         self._allow_private = allow_private
+        self._has_streams = has_streams
 
     def put_subscription(self, at: EntryLocation, entry: SubscriptionEntry) -> None:
         """Add or change a subscription. Without an id, it stands for the one with its application, owner, devices and
@@ -66,6 +67,8 @@ class SubscriptionTables:
         )
         known = self._known(at, entry, record)
         if known is None:
+            if wanted.is_stream and not self._has_streams:
+                raise at.refusal("subscription_type", str(StreamsNotInstalled()))
             id_ = entry.id or run.generate(at, application.name, "id", new_id())
             try:
                 added = add(run.tx, replace(record, id=id_))

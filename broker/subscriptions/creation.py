@@ -8,11 +8,19 @@ from broker.accounts.tokens import Caller
 from broker.accounts.users import Users
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Devices
-from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed
+from broker.errors import INVALID, REQUIRED, DomainError, Finding, PermissionDenied, ValidationFailed
 from broker.subscriptions.addresses import is_allowed_callback
 from broker.subscriptions.port import Callbacks
 from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
+
+
+@dataclass(eq=False)
+class StreamsNotInstalled(DomainError):
+    """The library that writes to cloud streams is an optional part of the installation."""
+
+    status = 501
+    template = "Cloud streams need the extra streams of this server: pip install 'trunkline[streams]'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +68,23 @@ class Creation:
         devices: Devices,
         callbacks: Callbacks | None,
         *,
+        has_streams: bool,
         allow_private: bool,
     ) -> None:
+        """`has_streams`: what writes to cloud streams is installed."""
         self._database = database
         self._permissions = permissions
         self._users = users
         self._types = device_types
         self._devices = devices
         self._callbacks = callbacks
+        self.has_streams = has_streams
         self._allow_private = allow_private
 
     async def check(self, caller: Caller, wanted: NewSubscription) -> Chosen:
-        """Raises ValidationFailed, PermissionDenied, UserNotFound, DeviceNotFound, DeviceTypeNotFound."""
+        """Raises ValidationFailed, PermissionDenied, UserNotFound, DeviceNotFound, DeviceTypeNotFound,
+        StreamsNotInstalled.
+        """
         if caller.application is None:
             raise PermissionDenied("a token of an application")
         if findings := tuple(combination(wanted)):
@@ -87,6 +100,8 @@ class Creation:
         destination = await self._device(caller, user.key, wanted.ddid, "ddid")
         if wanted.callback_url is not None:
             await self._check_callback(caller.application, wanted.callback_url)
+        if wanted.is_stream and not self.has_streams:
+            raise StreamsNotInstalled
         return Chosen(caller.application, user.key, type_key, source, destination)
 
     async def _device(self, caller: Caller, user: UserKey, id_: str | None, member: str) -> DeviceKey | None:

@@ -45,7 +45,9 @@ async def open_subscriptions(
     callbacks: Callbacks | None,
     streams: Streams | None,
 ) -> SubscriptionsRoom:
-    """Without `callbacks`, nothing is delivered and no handshake is made; what is due stays in the log."""
+    """Without `callbacks`, nothing is delivered and no handshake is made; what is due stays in the log. Without
+    `streams`, no subscription to a stream can be made.
+    """
     database, clock, settings = core.database, core.clock, core.settings
     creation = Creation(
         database,
@@ -54,6 +56,7 @@ async def open_subscriptions(
         device_types.catalog,
         devices.registry,
         callbacks,
+        has_streams=streams is not None,
         allow_private=settings.outbound.allow_private_addresses,
     )
     subscriptions = Subscriptions(

@@ -50,6 +50,7 @@ class Subscriptions:
         self._clock = clock
         self._permissions = permissions
         self._creation = creation
+        self.has_streams = creation.has_streams
         self.payload = payload
         self.allow_private = allow_private
         self._by_key: dict[int, Subscription] = {}

@@ -9,6 +9,7 @@ from broker.trace.origin import Origin, enter
 from config.settings import Settings
 from protocols.control.audit import note_command
 from protocols.control.server import COMMANDS
+from protocols.outbound.streams import cloud_streams
 from protocols.state import StateDirectory
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
@@ -18,7 +19,8 @@ async def run_on_store(settings: Settings, state: StateDirectory, command: str, 
     """The data of the command's answer. Raises DomainError: the command is refused."""
     engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
     enter(Origin("command line", f"operator {os.getuid()}"))
-    async with open_services(settings, Database(engine), state.vault) as services:
+    services_of_store = open_services(settings, Database(engine), state.vault, streams=cloud_streams(settings))
+    async with services_of_store as services:
         done = await COMMANDS[command](services, arguments)
         await note_command(services, command, arguments, "done")
         return done

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from broker.subscriptions.creation import StreamsNotInstalled
 from broker.subscriptions.room import SubscriptionsRoom
 from broker.subscriptions.storing import TOO_MANY
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
@@ -97,6 +98,7 @@ class SubscriptionCalls(RestCalls):
         refusals={
             404: "The user, the device type or the device does not exist.",
             409: TOO_MANY,
+            501: StreamsNotInstalled.template,
         },
     )
     async def create(self, caller: Caller, body: NewSubscriptionBody) -> Data[SubscriptionObject]:

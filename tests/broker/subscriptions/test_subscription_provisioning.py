@@ -7,10 +7,12 @@ import pytest
 
 from broker.errors import ValidationFailed
 from broker.services import Services
+from broker.subscriptions.creation import StreamsNotInstalled
 from broker.subscriptions.port import Outcome
 from broker.subscriptions.subscription import SubscriptionStatus
-from tests.callbacks import URL, FakeCallbacks, FakeStreams, sent, settled
-from tests.factories import ADA, BOBS, DASHBOARD, KITCHEN, LIGHT_TYPE, World
+from tests.builders import ServicesOpener
+from tests.callbacks import URL, FakeCallbacks, FakeStreams, sent, settled, streaming
+from tests.factories import ADA, BOBS, DASHBOARD, KITCHEN, LIGHT_TYPE, World, build_world
 
 ENTRY: dict[str, Any] = {"owner": "ada@example.org", "application": DASHBOARD, "sdid": KITCHEN, "callback_url": URL}
 STREAM: dict[str, Any] = {
@@ -115,3 +117,20 @@ async def test_a_wrong_entry_changes_nothing(services: Services, world: World) -
         assert finding.field == f"subscriptions[0].{field}", changes
         assert text in finding.messages[0], (changes, finding)
     assert len(services.subscriptions.subscriptions.all()) == 1
+
+
+async def test_without_the_library_a_stream_is_refused_and_those_that_are_there_stay(
+    opener: ServicesOpener, callbacks: FakeCallbacks, streams: FakeStreams
+) -> None:
+    async with opener(callbacks=callbacks, streams=streams) as services:
+        await build_world(services.core.database, services.core.vault)
+        await services.provisioning.apply({"subscriptions": [STREAM]})
+    async with opener(callbacks=callbacks, streams=None) as services:  # type: ignore[typeddict-item]
+        assert await provision(services, STREAM) == "unchanged"
+        with pytest.raises(ValidationFailed) as refused:
+            await provision(services, STREAM | {"id": "58" * 16, "cloud_stream_name": "other"})
+        assert "trunkline[streams]" in str(refused.value.findings)
+        with pytest.raises(StreamsNotInstalled) as error:
+            await streaming(services)
+        assert error.value.status == 501
+        assert len(services.subscriptions.subscriptions.all()) == 1
