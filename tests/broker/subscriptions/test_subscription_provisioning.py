@@ -125,7 +125,7 @@ async def test_without_the_library_a_stream_is_refused_and_those_that_are_there_
     async with opener(callbacks=callbacks, streams=streams) as services:
         await build_world(services.core.database, services.core.vault)
         await services.provisioning.apply({"subscriptions": [STREAM]})
-    async with opener(callbacks=callbacks, streams=None) as services:  # type: ignore[typeddict-item]
+    async with opener(callbacks=callbacks, streams=None) as services:  # type: ignore[arg-type]
         assert await provision(services, STREAM) == "unchanged"
         with pytest.raises(ValidationFailed) as refused:
             await provision(services, STREAM | {"id": "58" * 16, "cloud_stream_name": "other"})
