@@ -201,11 +201,12 @@ class AccountStore:
     def put_application(self, application: ApplicationRecord) -> ApplicationRecord:
         """Add an application, or replace the one with its id; the store gives the key."""
         row = self._db.execute(
-            "INSERT INTO application (id, organization, name, secret, methods, redirect_uris, permissions)"
-            " VALUES (:id, :organization, :name, :secret, :methods, :redirect_uris, :permissions)"
+            "INSERT INTO application"
+            " (id, organization, name, secret, methods, redirect_uris, permissions, manages_organization)"
+            " VALUES (:id, :organization, :name, :secret, :methods, :redirect_uris, :permissions, :manages)"
             " ON CONFLICT (id) DO UPDATE SET organization = excluded.organization, name = excluded.name,"
             " secret = excluded.secret, methods = excluded.methods, redirect_uris = excluded.redirect_uris,"
-            " permissions = excluded.permissions RETURNING *",
+            " permissions = excluded.permissions, manages_organization = excluded.manages_organization RETURNING *",
             {
                 "id": application.id,
                 "organization": application.organization,
@@ -214,6 +215,7 @@ class AccountStore:
                 "methods": json.dumps(application.methods),
                 "redirect_uris": json.dumps(application.redirect_uris),
                 "permissions": json.dumps(application.permissions),
+                "manages": int(application.manages_organization),
             },
         ).one()
         return _application(sure(row))
@@ -337,6 +339,7 @@ def _application(row: Mapping[str, Any]) -> ApplicationRecord:
         methods=tuple(json.loads(row["methods"])),
         redirect_uris=tuple(json.loads(row["redirect_uris"])),
         permissions=tuple(json.loads(row["permissions"])),
+        manages_organization=bool(row["manages_organization"]),
     )
 
 

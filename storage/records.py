@@ -49,6 +49,7 @@ class ApplicationRecord:
     methods: tuple[str, ...]
     redirect_uris: tuple[str, ...]
     permissions: tuple[Mapping[str, object], ...]
+    manages_organization: bool = False  # its own tokens have an administrator's rights
 
 
 @dataclass(frozen=True, slots=True)

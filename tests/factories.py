@@ -123,10 +123,19 @@ def new_application(
     methods: Sequence[str],
     redirect_uris: Sequence[str],
     permissions: Sequence[Mapping[str, object]],
+    manages_organization: bool = True,
 ) -> ApplicationRecord:
-    """An application that is not stored yet."""
+    """An application that is not stored yet, as an operator makes it."""
     return ApplicationRecord(
-        NEW_KEY, id_, organization, name, secret, tuple(methods), tuple(redirect_uris), tuple(permissions)
+        key=NEW_KEY,
+        id=id_,
+        organization=organization,
+        name=name,
+        secret=secret,
+        methods=tuple(methods),
+        redirect_uris=tuple(redirect_uris),
+        permissions=tuple(permissions),
+        manages_organization=manages_organization,
     )
 
 

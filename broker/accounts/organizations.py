@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from broker.accounts.applications import Method
 from broker.accounts.consent import NOT_TYPES
-from broker.accounts.permissions import Role
+from broker.accounts.permissions import Role, manages_organization
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
 from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
@@ -38,10 +38,15 @@ class ApplicationChanges:
     methods: Collection[Method] | None = None
     redirect_uris: Sequence[str] | None = None
     permissions: Sequence[Mapping[str, Any]] | None = None
+    manages_organization: bool | None = None
 
 
 class Organizations:
-    """An application may act for a member only in its own organization; the console acts in all of them."""
+    """An application may act for a member only in its own organization; the console acts in all of them.
+
+    What gives an application rights beyond those of one user needs an administrator: marking it as one that manages the
+    organization, the method `client_credentials`, and a new secret of an application with this method.
+    """
 
     def __init__(self, database: Database, clock: Clock, vault: Vault) -> None:
         self._database = database
@@ -98,9 +103,12 @@ class Organizations:
         return found[0]
 
     async def add_application(
-        self, organization: OrganizationRecord, name: str, wanted: ApplicationChanges
+        self, caller: Caller, organization: OrganizationRecord, name: str, wanted: ApplicationChanges
     ) -> tuple[ApplicationRecord, str]:
-        """A new application and its secret. Raises ValidationFailed, Conflict."""
+        """A new application and its secret. One that an administrator makes manages the organization by default.
+
+        Raises ValidationFailed, Conflict, PermissionDenied.
+        """
         secret, now_ms = new_id(), self._clock.now_ms()
         sealed = self._vault.seal(secret)
         new = ApplicationRecord(NEW_KEY, new_id(), organization.key, name, sealed, (), (), ())
@@ -108,14 +116,21 @@ class Organizations:
         def work(tx: Transaction) -> ApplicationRecord:
             if len(_applications(tx, organization.key)) >= ORGANIZATION_APPLICATIONS_MAX:
                 raise Conflict(TOO_MANY)
-            added = tx.accounts.put_application(_changed(tx, new, wanted))
+            base = new
+            if wanted.manages_organization is None:
+                base = replace(new, manages_organization=_is_administrator(tx, caller, organization.key))
+            changed = _changed(tx, base, wanted)
+            _check_rights(tx, caller, base, changed)
+            added = tx.accounts.put_application(changed)
             note(tx, AuditEvent.APPLICATION_CREATED, f"application {new.id}", now_ms=now_ms)
             return added
 
         return await self._database.write(work), secret
 
-    async def change_application(self, application: ApplicationRecord, wanted: ApplicationChanges) -> ApplicationRecord:
-        """Raises ValidationFailed."""
+    async def change_application(
+        self, caller: Caller, application: ApplicationRecord, wanted: ApplicationChanges
+    ) -> ApplicationRecord:
+        """Raises ValidationFailed, PermissionDenied."""
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> ApplicationRecord:
@@ -125,13 +140,14 @@ class Organizations:
             changed = _changed(tx, known, wanted)
             if changed == known:
                 return known
+            _check_rights(tx, caller, known, changed)
             note(tx, AuditEvent.APPLICATION_CHANGED, f"application {known.id}", now_ms=now_ms)
             return tx.accounts.put_application(changed)
 
         return await self._database.write(work)
 
-    async def renew_secret(self, application: ApplicationRecord) -> str:
-        """The former secret ends at once; tokens that came with it stay."""
+    async def renew_secret(self, caller: Caller, application: ApplicationRecord) -> str:
+        """The former secret ends at once; tokens that came with it stay. Raises PermissionDenied."""
         secret, now_ms = new_id(), self._clock.now_ms()
         sealed = self._vault.seal(secret)
 
@@ -139,6 +155,8 @@ class Organizations:
             known = tx.accounts.application(application.key)
             if known is None:
                 raise NotFound
+            if Method.CLIENT_CREDENTIALS in known.methods:
+                _require_administrator(tx, caller, known.organization)
             tx.accounts.put_application(replace(known, secret=sealed))
             note(tx, AuditEvent.SECRET_RENEWED, f"application {known.id}", now_ms=now_ms)
 
@@ -148,6 +166,25 @@ class Organizations:
 
 def _may_act(caller: Caller, organization: OrganizationKey) -> bool:
     return caller.is_console or caller.application_organization == organization
+
+
+def _check_rights(tx: Transaction, caller: Caller, known: ApplicationRecord, changed: ApplicationRecord) -> None:
+    """Raises PermissionDenied unless the caller may give the application what `changed` has beyond `known`."""
+    added = set(changed.methods).difference(known.methods)
+    if Method.CLIENT_CREDENTIALS in added or changed.manages_organization != known.manages_organization:
+        _require_administrator(tx, caller, known.organization)
+
+
+def _require_administrator(tx: Transaction, caller: Caller, organization: OrganizationKey) -> None:
+    if not _is_administrator(tx, caller, organization):
+        raise PermissionDenied("administrator of the organization, in the console or an application that manages it")
+
+
+def _is_administrator(tx: Transaction, caller: Caller, organization: OrganizationKey) -> bool:
+    """An administrator in the console. Of other applications those that manage the organization: no application marks
+    itself because an administrator signs in to it."""
+    role = None if caller.user is None else tx.accounts.role_of(organization, caller.user)
+    return role == Role.ADMINISTRATOR and (caller.is_console or manages_organization(tx, caller))
 
 
 def _applications(tx: Transaction, organization: OrganizationKey) -> list[ApplicationRecord]:
@@ -164,6 +201,8 @@ def _changed(tx: Transaction, known: ApplicationRecord, wanted: ApplicationChang
         homonyms = tx.accounts.applications_named(wanted.name)
         if any(one.organization == known.organization and one.key != known.key for one in homonyms):
             findings.append(Finding("name", (TAKEN,)))
+    if wanted.manages_organization is not None:
+        changed = replace(changed, manages_organization=wanted.manages_organization)
     if wanted.methods is not None:
         changed = replace(changed, methods=tuple(one for one in Method if one in wanted.methods))
     if wanted.redirect_uris is not None:

@@ -14,7 +14,7 @@ from broker.accounts.tokens import Caller, TokenKind
 from broker.changes import Changes
 from broker.errors import PermissionDenied
 from broker.facts import ApplicationGrantsChanged, FactPhase, GrantsChanged, Router
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import GrantRecord
 
@@ -180,6 +180,12 @@ class Reach:
 _NO_GRANTS: Final = Grants()
 
 
+def manages_organization(tx: Transaction, caller: Caller) -> bool:
+    """The caller's application has an administrator's rights in its organization (reference 5.3)."""
+    application = None if caller.application is None else tx.accounts.application(caller.application)
+    return application is not None and application.manages_organization
+
+
 class Permissions:
     """Reads the grants of a caller once, and then changes them with every `GrantsChanged`."""
 
@@ -253,13 +259,15 @@ class Permissions:
     async def require_organization(
         self, caller: Caller, organization: OrganizationKey, roles: Collection[Role]
     ) -> None:
-        """The caller is a member in one of these roles, or an application of the organization (reference 5.3).
+        """The caller is a member in one of these roles, or an application that manages it (reference 5.3).
 
         Raises:
             PermissionDenied: the caller is neither.
         """
         if caller.kind is TokenKind.APPLICATION and caller.application_organization == organization:
-            return
+            if await self._database.read(lambda tx: manages_organization(tx, caller)):
+                return
+            raise PermissionDenied("an application that manages its organization")
         user = caller.user
         if user is not None:
             role = await self._database.read(lambda tx: tx.accounts.role_of(organization, user))
@@ -268,8 +276,8 @@ class Permissions:
         raise PermissionDenied(f"{' or '.join(sorted(roles))} of the organization")
 
     async def require_role(self, caller: Caller, type_: GuardedType, roles: Collection[Role]) -> None:
-        """The caller is an application of the type's organization, or a member in one of these roles whose token has
-        WRITE on the type. Raises PermissionDenied."""
+        """The caller is an application that manages the type's organization, or a member in one of these roles whose
+        token has WRITE on the type. Raises PermissionDenied."""
         await self.require_organization(caller, type_.organization, roles)
         if caller.user is not None:
             await self.require_granted(caller, caller.user, type_, Permission.WRITE)

@@ -193,14 +193,15 @@ class AccountTables:
             methods=(),
             redirect_uris=(),
             permissions=(),
+            manages_organization=True,
         )
-        wanted = replace(base, organization=organization.key, **given(entry, "name", "methods"))
+        wanted = replace(base, organization=organization.key, **given(entry, "name", "methods", "manages_organization"))
         if entry.redirect_uri is not None and base.redirect_uris[:1] != (entry.redirect_uri,):
             wanted = replace(wanted, redirect_uris=(entry.redirect_uri,))
         if entry.permissions is not None:
             wanted = replace(wanted, permissions=self._requests(at, entry))
         names = {"name": "name", "methods": "methods", "redirect_uris": "redirect_uri", "permissions": "permissions"}
-        keys = compared(base, wanted, names)
+        keys = compared(base, wanted, names | {"manages_organization": "manages_organization"})
         if wanted.organization != base.organization:
             keys.append(ChangedKey("organization", self._name_of(base.organization), organization.name))
         if entry.secret is not None and self._opened(at, base.secret) != entry.secret:

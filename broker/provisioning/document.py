@@ -87,6 +87,10 @@ class ApplicationEntry(_Entry, frozen=True, kw_only=True):
     redirect_uri: Annotated[str, forms.URI, about("Where a sign-in leads back to")] | None = None
     methods: Annotated[tuple[Method, ...], about("How it may get tokens")] | None = None
     permissions: Annotated[tuple[PermissionRequest, ...], about("What it asks users for")] | None = None
+    manages_organization: (
+        Annotated[bool, about("Whether its own tokens have an administrator's rights. Default for a new one: true")]
+        | None
+    ) = None
 
 
 class DeviceTypeEntry(_Entry, frozen=True, kw_only=True):

@@ -34,3 +34,5 @@ def test_tokens_of_an_older_store_count_as_sign_ins() -> None:
             " ORDER BY user, application"
         )
         assert grants.fetchall() == [(1, 1, None, 0, 0, 0), (1, 2, 7, 1, 0, 0), (2, 3, None, 0, 0, 0)]
+        managing = connection.execute("SELECT key, manages_organization FROM application ORDER BY key").fetchall()
+        assert managing == [(1, 1), (2, 1), (3, 1)]

@@ -66,6 +66,9 @@ _Permissions = Annotated[
     ),
     Rule(_permissions_have_a_type),
 ]
+_Manages = Annotated[
+    bool, about("Its own tokens have an administrator's rights in the organization (property queries, tasks, plans, …)")
+]
 _Secret = Annotated[str, about("The client secret, shown this once", example=samples.NONCE)]
 
 
@@ -82,6 +85,7 @@ class ApplicationObject(Shape):
         "methods": ["pkce"],
         "redirectUris": ["https://app.example.org/callback"],
         "permissions": [{"deviceType": "*", "permissions": ["READ"]}],
+        "managesOrganization": False,
     }
 
     id: Id
@@ -89,6 +93,7 @@ class ApplicationObject(Shape):
     methods: list[str]
     redirect_uris: list[str]
     permissions: list[_Request]
+    manages_organization: _Manages
 
 
 class NewApplicationObject(ApplicationObject):
@@ -104,6 +109,7 @@ class _NewApplication(Shape):
     methods: _Methods | None = None
     redirect_uris: _Uris | None = None
     permissions: _Permissions | None = None
+    manages_organization: _Manages | None = None
 
 
 class _ApplicationChange(Shape):
@@ -113,6 +119,7 @@ class _ApplicationChange(Shape):
     methods: _Methods | None = None
     redirect_uris: _Uris | None = None
     permissions: _Permissions | None = None
+    manages_organization: _Manages | None = None
 
 
 class _NewSecret(Shape):
@@ -148,12 +155,14 @@ class DeveloperApplicationCalls(RestCalls):
         tokens=USER,
         on=_organization,
         summary="Create an application",
+        about="One that an administrator makes manages the organization unless `managesOrganization` is false. The "
+        "method `client_credentials` needs an administrator.",
         refusals={409: f"{TOO_MANY}."},
         is_secret=True,
     )
-    async def create(self, membership: Membership, body: _NewApplication) -> Data[NewApplicationObject]:
+    async def create(self, caller: Caller, membership: Membership, body: _NewApplication) -> Data[NewApplicationObject]:
         made, secret = await self._organizations.add_application(
-            membership.organization, body.name, _changes(body, name=body.name)
+            caller, membership.organization, body.name, _changes(body, name=body.name)
         )
         return Data(NewApplicationObject(*_members(made), secret))
 
@@ -167,10 +176,13 @@ class DeveloperApplicationCalls(RestCalls):
         tokens=USER,
         on=_application,
         summary="Change an application",
-        about="Only the members that are sent change. Tokens that were issued stay.",
+        about="Only the members that are sent change. Tokens that were issued stay. Adding the method "
+        "`client_credentials` and changing `managesOrganization` need an administrator.",
     )
-    async def change(self, application: ApplicationRecord, body: _ApplicationChange) -> Data[ApplicationObject]:
-        changed = await self._organizations.change_application(application, _changes(body, name=body.name))
+    async def change(
+        self, caller: Caller, application: ApplicationRecord, body: _ApplicationChange
+    ) -> Data[ApplicationObject]:
+        changed = await self._organizations.change_application(caller, application, _changes(body, name=body.name))
         return Data(ApplicationObject(*_members(changed)))
 
     @RestCall(
@@ -179,11 +191,12 @@ class DeveloperApplicationCalls(RestCalls):
         tokens=USER,
         on=_application,
         summary="Renew the client secret",
-        about="The former secret ends at once. Tokens that were issued stay.",
+        about="The former secret ends at once. Tokens that were issued stay. The secret of an application with the "
+        "method `client_credentials` is renewed by an administrator.",
         is_secret=True,
     )
-    async def renew(self, application: ApplicationRecord) -> Data[_NewSecret]:
-        return Data(_NewSecret(await self._organizations.renew_secret(application)))
+    async def renew(self, caller: Caller, application: ApplicationRecord) -> Data[_NewSecret]:
+        return Data(_NewSecret(await self._organizations.renew_secret(caller, application)))
 
 
 def _changes(body: _NewApplication | _ApplicationChange, *, name: str | None) -> ApplicationChanges:
@@ -195,9 +208,17 @@ def _changes(body: _NewApplication | _ApplicationChange, *, name: str | None) ->
         permissions=None
         if asked is None
         else [{"device_type": one["deviceType"], "permissions": one["permissions"]} for one in asked],
+        manages_organization=body.manages_organization,
     )
 
 
-def _members(application: ApplicationRecord) -> tuple[str, str, list[str], list[str], list[_Request]]:
+def _members(application: ApplicationRecord) -> tuple[str, str, list[str], list[str], list[_Request], bool]:
     asked = [_Request(str(one["device_type"]), list(one["permissions"])) for one in application.permissions]  # type: ignore[call-overload]
-    return application.id, application.name, list(application.methods), list(application.redirect_uris), asked
+    return (
+        application.id,
+        application.name,
+        list(application.methods),
+        list(application.redirect_uris),
+        asked,
+        application.manages_organization,
+    )

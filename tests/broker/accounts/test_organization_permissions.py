@@ -8,7 +8,7 @@ from broker.errors import PermissionDenied
 from broker.services import Services
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, GrantRecord
-from tests.factories import ACME, ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, KITCHEN_TOKEN, World, make_device
+from tests.factories import ACME, ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, DASHBOARD, KITCHEN_TOKEN, World, make_device
 
 OURS, THEIRS = OrganizationKey(1), OrganizationKey(2)
 DEVELOPERS = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
@@ -88,6 +88,30 @@ async def test_only_its_own_applications_and_members_act_for_an_organization(ser
             await permissions.require_organization(
                 await services.accounts.tokens.caller(token), OrganizationKey(organization), DEVELOPERS
             )
+
+
+async def test_an_application_acts_for_its_organization_only_if_it_manages_it(services: Services, world: World) -> None:
+    """The mark counts from the next call on."""
+    acme = await services.core.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
+    assert acme is not None
+    caller = await services.accounts.tokens.caller(APPLICATION_TOKEN)
+    for manages in (True, False, True):
+        entry = {"id": DASHBOARD, "name": "Dashboard", "organization": "Acme", "manages_organization": manages}
+        await services.provisioning.apply({"applications": [entry]})
+        for roles in (ADMINISTRATORS, DEVELOPERS):
+            if manages:
+                await services.accounts.permissions.require_organization(caller, acme.key, roles)
+                continue
+            with pytest.raises(PermissionDenied, match="an application that manages its organization"):
+                await services.accounts.permissions.require_organization(caller, acme.key, roles)
+
+
+async def test_provisioned_applications_manage_their_organization(services: Services, world: World) -> None:
+    """A new one does; one that is there stays as it is, unless the file says something else."""
+    entry = {"name": "Robot", "organization": "Acme", "methods": ["client_credentials"]}
+    for more, expected in (({}, True), ({"manages_organization": False}, False), ({}, False)):
+        await services.provisioning.apply({"applications": [entry | more]})
+        assert (await services.accounts.applications.named("Robot")).record.manages_organization is expected
 
 
 async def join(services: Services, organization: str, role: Role) -> None:

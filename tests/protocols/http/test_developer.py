@@ -68,9 +68,10 @@ def findings(answer: httpx.Response) -> dict[str, list[str]]:
 
 
 async def test_an_application_is_made_changed_and_gets_another_secret(
-    api: httpx.AsyncClient, services: Services, ada: str
+    api: httpx.AsyncClient, services: Services, world: World, ada: str
 ) -> None:
     oid = await acme(api, ada)
+    await set_role(services, world, "administrator")  # for the method client_credentials
     wanted = {
         "name": "Board",
         "methods": ["pkce", "client_credentials"],
@@ -113,6 +114,45 @@ async def test_what_is_wrong_with_an_application_stands_at_its_field(api: httpx.
     ):
         answer = await api.post(path, json=body, headers=bearer(ada))
         assert field in findings(answer), body
+
+
+async def test_what_gives_an_application_rights_of_its_own_needs_an_administrator(
+    api: httpx.AsyncClient, services: Services, world: World, ada: str
+) -> None:
+    """A developer's application does not become one of the organization's, however it is made, changed or renewed."""
+    path = f"/developer/organizations/{await acme(api, ada)}/applications"
+    made = await ask(api, "POST", path, ada, json={"name": "Board", "methods": ["pkce"]})
+    assert made["managesOrganization"] is False
+    of_developer = f"/developer/applications/{made['id']}"
+    await set_role(services, world, "administrator")
+    with_secret = await ask(api, "POST", path, ada, json={"name": "Robot", "methods": ["client_credentials"]})
+    assert with_secret["managesOrganization"] is True
+    of_administrator = f"/developer/applications/{with_secret['id']}"
+    calls: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("POST", path, {"name": "Second", "methods": ["client_credentials"]}),
+        ("POST", path, {"name": "Third", "managesOrganization": True}),
+        ("PUT", of_developer, {"methods": ["pkce", "client_credentials"]}),
+        ("PUT", of_developer, {"managesOrganization": True}),
+        ("PUT", of_administrator, {"managesOrganization": False}),
+        ("POST", f"{of_administrator}/secret", {}),
+        ("PUT", of_administrator, {"name": "Robot 2"}),
+        ("POST", f"{of_developer}/secret", {}),
+    )
+    administrators = 6  # of these calls; the others are for developers, too
+    unmarked = "3d" * 16  # of an application that manages nothing: what an administrator signs in to cannot mark itself
+    await services.provisioning.apply(
+        {
+            "applications": [{"name": "Tool", "organization": "Acme", "manages_organization": False}],
+            "tokens": [{"value": unmarked, "application": "Tool", "user": "ada@example.org"}],
+        }
+    )
+    for role, token in (("developer", ada), ("administrator", unmarked)):
+        await set_role(services, world, role)
+        seen = [(await api.request(m, p, json=body, headers=bearer(token))).status_code for m, p, body in calls]
+        assert seen == [403] * administrators + [200] * (len(calls) - administrators), role
+    for method, one, body in calls:
+        await ask(api, method, one, ada, json=body)
+    assert (await ask(api, "GET", of_developer, ada))["managesOrganization"] is True
 
 
 async def test_only_administrators_and_developers_of_the_organization_develop(

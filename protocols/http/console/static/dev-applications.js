@@ -1,7 +1,7 @@
 // The applications of an organization: ids, secrets, redirect URIs, methods.
 
 import { attempt, call, done } from "./api.js";
-import { box, button, everything, field, form, organizations, page, sameTable, show, table } from "./dash.js";
+import { box, button, check, everything, field, form, organizations, page, sameTable, show, table } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { copyButton, empty, fill, h, sure } from "./dom.js";
 
@@ -13,16 +13,23 @@ let members = [];
 const uris = (text) => text.split(/\s+/).filter(Boolean);
 const chosen = (elements) => METHODS.map(([value]) => value).filter((value) => elements[value].checked);
 
-function fields(application) {
+// What gives an application rights of its own is for administrators.
+const administers = (organization) => organization.role === "administrator";
+const hasOwnTokens = (application) => application.methods.includes("client_credentials");
+
+function fields(application, isAdministrator) {
   return [
     field("name", "Name", "text", { maxlength: 64, required: true, value: application?.name }),
     h("fieldset", { class: "checks" }, h("legend", {}, "How it gets tokens"), h("p", { class: "row checks far" }, METHODS.map(([value, text]) =>
-      h("label", {}, h("input", { type: "checkbox", name: value, checked: application?.methods.includes(value) }), text)))),
+      h("label", {}, h("input", { type: "checkbox", name: value, checked: application?.methods.includes(value),
+        disabled: value === "client_credentials" && !isAdministrator && !application?.methods.includes(value) }), text)))),
     field("redirectUris", "Redirect URIs, one in each line; the first is the main one", "area", { value: application?.redirectUris.join("\n") ?? "" }),
-  ];
+    isAdministrator ? check("managesOrganization", "It manages the organization: its own tokens may what an administrator may", application?.managesOrganization) : null,
+  ].filter(Boolean);
 }
 
-const body = (elements) => ({ name: elements.name.value.trim(), methods: chosen(elements), redirectUris: uris(elements.redirectUris.value) });
+const body = (elements) => ({ name: elements.name.value.trim(), methods: chosen(elements), redirectUris: uris(elements.redirectUris.value),
+  ...(elements.managesOrganization ? { managesOrganization: elements.managesOrganization.checked } : {}) });
 
 function secretBox(application, secret) {
   return h("div", { class: "secret", role: "status" }, h("p", {}, `The client secret of ${application.name}, shown this once:`),
@@ -41,7 +48,7 @@ async function renew(application, place, event) {
 
 function shown(organization, application) {
   const place = h("div");
-  const change = form(`Change ${application.name}`, fields(application), "Save", async (elements) => {
+  const change = form(`Change ${application.name}`, fields(application, administers(organization)), "Save", async (elements) => {
     await call("PUT", `/developer/applications/${application.id}`, { body: body(elements) });
     done("The application is changed.");
     await load();
@@ -49,14 +56,16 @@ function shown(organization, application) {
   change.hidden = true;
   const asTable = table("applications", { id: application.id, name: application.name, organization: organization.name,
     redirect_uri: application.redirectUris[0], methods: application.methods,
-    permissions: application.permissions.map((one) => ({ device_type: one.deviceType, permissions: one.permissions })) });
+    permissions: application.permissions.map((one) => ({ device_type: one.deviceType, permissions: one.permissions })),
+    manages_organization: application.managesOrganization });
   return h("section", { class: "box", "aria-label": application.name },
     h("div", { class: "head" }, h("h2", {}, application.name), h("div", { class: "row" },
-      button("Change", () => { change.hidden = !change.hidden; }), button("Renew the secret", (event) => renew(application, place, event)), sameTable(asTable))),
+      button("Change", () => { change.hidden = !change.hidden; }), administers(organization) || !hasOwnTokens(application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable))),
     h("dl", { class: "facts" }, h("dt", {}, "Id"), h("dd", {}, h("code", {}, application.id)),
       h("dt", {}, "Methods"), h("dd", {}, application.methods.join(", ") || "none: it gets no tokens"),
       h("dt", {}, "Redirect URIs"), h("dd", {}, application.redirectUris.length ? application.redirectUris.map((one) => h("div", {}, h("code", {}, one))) : "none"),
-      h("dt", {}, "Asks for"), h("dd", {}, application.permissions.map((one) => `${one.deviceType}: ${one.permissions.join(", ")}`).join("; ") || "nothing beside the types of its organization")),
+      h("dt", {}, "Asks for"), h("dd", {}, application.permissions.map((one) => `${one.deviceType}: ${one.permissions.join(", ")}`).join("; ") || "nothing beside the types of its organization"),
+      h("dt", {}, "Manages the organization"), h("dd", {}, application.managesOrganization ? "yes: its own tokens may what an administrator may" : "no")),
     place, change);
 }
 
@@ -82,7 +91,7 @@ async function load(made = null) {
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/applications`, {}, (answer) => answer.data)));
   const all = members.flatMap((one, index) => lists[index].map((application) => [one, application]));
   const create = form("New application", [
-    members.length > 1 ? field("organization", "Organization", members.map((one) => [one.id, one.name])) : null, ...fields()].filter(Boolean), "Create the application",
+    members.length > 1 ? field("organization", "Organization", members.map((one) => [one.id, one.name])) : null, ...fields(null, members.some(administers))].filter(Boolean), "Create the application",
   async (elements) => {
     const oid = elements.organization?.value ?? members[0].id;
     const { data } = await call("POST", `/developer/organizations/${oid}/applications`, { body: body(elements) });
