@@ -83,9 +83,14 @@ class Catalog:
         self._by_id: dict[str, Connector] = {}
         #: The types whose plug-in cannot be used.
         self.unusable: dict[DeviceTypeKey, DeviceType] = {}
+        self._reloading = trio.Lock()
 
     async def reload(self) -> None:
         """Read the connectors of all types. A plug-in that cannot be used is logged, and its connector left out."""
+        async with self._reloading:  # what was read last is set last
+            await self._reload()
+
+    async def _reload(self) -> None:
         found: dict[DeviceTypeKey, Connector] = {}
         unusable: dict[DeviceTypeKey, DeviceType] = {}
         for record in await self._database.read(lambda tx: tx.connectors.connectors()):

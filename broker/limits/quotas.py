@@ -95,17 +95,24 @@ class Quotas:
         self._told: set[DeviceKey] = set()  # devices whose owners were told on the day that ends at `_told_until_ms`
         self._told_until_ms = 0
         self._wakeup = Wakeup()
+        self._reloading = trio.Lock()
         self._units = self._refused = self._dropped = 0
 
     # --- Limits ---
 
     async def reload(self) -> None:
         """Read the limit of every organization again. Raises StoreError."""
-        limits = await self._database.read(lambda tx: tx.limits.monthly())
-        now_ms = self._clock.now_ms()
-        for organization, limit in limits.items():
-            self._organization(organization, now_ms).limit = limit
-        self._has_unknown = False
+        async with self._reloading:  # what was read last is set last
+            self._has_unknown = False
+            try:
+                limits = await self._database.read(lambda tx: tx.limits.monthly())
+            except BaseException:  # whatever it is; raised again
+                self._has_unknown = True
+                raise
+            is_unknown, now_ms = self._has_unknown, self._clock.now_ms()  # one was added meanwhile
+            for organization, limit in limits.items():
+                self._organization(organization, now_ms).limit = limit
+            self._has_unknown = is_unknown
 
     def set_device_limit(self, device: DeviceKey, limit: int | None) -> None:
         """Put a device on a plan or take it off. The device's count of the day stays.
@@ -302,9 +309,12 @@ class Quotas:
         if self._has_unknown:
             await self.reload()
         while self._used_up:
-            key, device = next(iter(self._used_up.items()))
-            await self._send_mail(device)
-            del self._used_up[key]
+            key, device = self._used_up.popitem()
+            try:
+                await self._send_mail(device)
+            except BaseException:  # whatever it is; raised again
+                self._used_up.setdefault(key, device)
+                raise
 
     async def _send_mail(self, device: Device) -> None:
         """Queue the mail. The rate of this kind of mail allows one a day for each device, over restarts, too."""

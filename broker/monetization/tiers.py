@@ -75,13 +75,19 @@ class Tiers:
 
     async def _follow(self) -> None:
         while self._types_to_read:
-            type_key = next(iter(self._types_to_read))
-            await self._apply(partial(_limits, type_key))
-            self._types_to_read.discard(type_key)
+            type_key = self._types_to_read.pop()  # before the read: a plan that is approved meanwhile is read again
+            try:
+                await self._apply(partial(_limits, type_key))
+            except BaseException:  # whatever it is; raised again
+                self._types_to_read.add(type_key)
+                raise
         while self._devices_to_read:
-            device = next(iter(self._devices_to_read))
-            await self._apply(partial(_limit_of, device))
-            self._devices_to_read.discard(device)
+            device = self._devices_to_read.pop()
+            try:
+                await self._apply(partial(_limit_of, device))
+            except BaseException:  # whatever it is; raised again
+                self._devices_to_read.add(device)
+                raise
 
     async def of_device(self, device: Device) -> list[DeviceTier]:
         """The tiers of the plan that the device is on; none when it is on none."""

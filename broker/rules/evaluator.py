@@ -14,6 +14,7 @@ import msgspec
 import structlog
 import trio
 
+from broker.changes import Changes
 from broker.devices.registry import Devices
 from broker.messages.decoding import flat
 from broker.rules.budgets import NO_CAUSES, ActionBudget, Causes, CostGuard, LoopGuard
@@ -93,6 +94,7 @@ class Evaluator:
         self._budget = ActionBudget()
         self._values: dict[DeviceKey, Fields] = {}
         self._members: dict[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]] = {}
+        self._members_changes = Changes()
         self.timers = Timers()
         self.position = Position(0)
         self._now_ms = Milliseconds(0)  # of the last evaluation, by whatever it was caused
@@ -141,6 +143,7 @@ class Evaluator:
     def forget_members(self, owner: UserKey, device_type: DeviceTypeKey) -> None:
         """A user has more or fewer devices of a type."""
         self._members.pop((owner, device_type), None)
+        self._members_changes.note()
 
     def forget(self) -> None:
         """Drop the values and what was found."""
@@ -281,18 +284,19 @@ class Evaluator:
 
     async def _load(self, missing: NotLoadedError) -> None:
         if missing.members is not None:
-            owner, device_type = missing.members
-            found = await self._database.read(lambda tx: tx.devices.keys_of_owner(owner))
-            devices = await self._devices.get_all(found)
-            members = tuple(one.key for one in devices if one.type_key == device_type)
+            members = await self._members_changes.settled(partial(self._read_members, *missing.members))
             if len(members) > RULE_SELECTED_DEVICES:
                 raise _TooManyDevicesError
-            self._members[owner, device_type] = members
+            self._members[missing.members] = members
         if missing.devices:
             position = self.position
             self._values.update(
                 await self._database.read(lambda tx: {one: values_at(tx, one, position) for one in missing.devices})
             )
+
+    async def _read_members(self, owner: UserKey, device_type: DeviceTypeKey) -> tuple[DeviceKey, ...]:
+        found = await self._database.read(lambda tx: tx.devices.keys_of_owner(owner))
+        return tuple(one.key for one in await self._devices.get_all(found) if one.type_key == device_type)
 
     def _measured(self, running: RunningRule, view: StateView, slot: TimerKey | None = None) -> Outcome:
         """Evaluate a message, a minute or a duration, and count the processor time of rules with selectors."""

@@ -84,16 +84,22 @@ class Invalidation:
 
     async def step(self) -> bool:
         """Judge what waits; return whether more waits."""
-        if self._all_wait:
-            self._waiting.clear()
-            await self._judging.begin_all()
-            self._all_wait = False
-        keys = set(await self._database.read(lambda tx: tx.rules.with_deleted_devices()))
-        for waiting in list(self._waiting):
-            keys |= set(await self._database.read(partial(_users_of, *waiting)))
-            self._waiting.pop(waiting, None)
-        self._invalidated += await self._judging.judge(sorted(keys))
-        return bool(self._waiting)
+        # Taken before the first wait: what comes meanwhile is for the next step.
+        waiting, self._waiting = self._waiting, {}
+        all_wait, self._all_wait = self._all_wait, False
+        try:
+            if all_wait:
+                waiting.clear()
+                await self._judging.begin_all()
+            keys = set(await self._database.read(lambda tx: tx.rules.with_deleted_devices()))
+            for one in waiting:
+                keys |= set(await self._database.read(partial(_users_of, *one)))
+            self._invalidated += await self._judging.judge(sorted(keys))
+        except BaseException:  # whatever it is; raised again
+            self._waiting |= waiting
+            self._all_wait = self._all_wait or all_wait
+            raise
+        return bool(self._waiting) or self._all_wait
 
     def statistics(self) -> InvalidationStatistics:
         return InvalidationStatistics(self._invalidated, len(self._waiting))

@@ -48,7 +48,11 @@ class Invalidation:
             return False
         device = next(iter(self._waiting))
         del self._waiting[device]
-        self._invalidated += await self._scenes.invalidate(device)
+        try:
+            self._invalidated += await self._scenes.invalidate(device)
+        except BaseException:  # whatever it is; raised again
+            self._waiting[device] = None
+            raise
         return bool(self._waiting)
 
     def statistics(self) -> SceneStatistics:

@@ -82,8 +82,9 @@ class Deliveries:
         self._upkeep = upkeep
         self._callbacks = callbacks
         self._batch_seconds = batch_seconds
-        #: Subscriptions that collect and have no outlet yet.
-        self._to_open: dict[int, None] = {}
+        #: Subscriptions that collect and have no outlet yet, as they became so: what was read for one holds as long as
+        #: the same object is here.
+        self._to_open: dict[int, Subscription] = {}
         self._wakeup = Wakeup()
         sender.look_at = reader.look_at
         subscriptions.on_change(self._changed)
@@ -100,7 +101,7 @@ class Deliveries:
             self._reader.change(outlet, after)
             self._sender.look_for_due()
         else:
-            self._to_open[key] = None
+            self._to_open[key] = after
             self._wakeup.set()
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -128,24 +129,31 @@ class Deliveries:
 
     async def open_new(self) -> None:
         """Open the outlets of subscriptions that collect from now on. Raises StoreError."""
-        if not self._to_open:
+        opening = dict(self._to_open)
+        if not opening:
             return
-        cursors = await self._database.read(partial(_standing, tuple(self._to_open)))
-        # In the order of their cursors: the reader begins with the first one.
-        for key in sorted(self._to_open, key=lambda one: _position(cursors, one)):
-            subscription = self._subscriptions.get(key)
-            cursor, pending = cursors.get(key, (None, 0))
-            if subscription is None or cursor is None:
-                del self._to_open[key]
+        cursors = await self._database.read(partial(_standing, tuple(opening)))
+        # In the order of their cursors: the reader begins with the first one. Those that are added or change meanwhile
+        # have woken the worker.
+        for key in sorted(opening, key=lambda one: _position(cursors, one)):
+            subscription = opening[key]
+            cursor, pending = cursors[key]
+            if cursor is None:  # it was removed meanwhile
+                self._opened(subscription)
                 continue
-            outlet = await self._opened(subscription, cursor, pending)
-            current = self._subscriptions.get(key)
-            if self._to_open.pop(key, self) is None and current is not None:
-                outlet.subscription = current
+            outlet = await self._outlet(subscription, cursor, pending)
+            if self._opened(subscription):
                 self._reader.add(outlet)
         self._sender.look_for_due()
 
-    async def _opened(self, subscription: Subscription, cursor: CursorRecord, pending: int) -> Outlet:
+    def _opened(self, subscription: Subscription) -> bool:
+        """Whether it still waited for its outlet, and was not changed meanwhile; from now on it does not wait."""
+        if self._to_open.get(subscription.key) is not subscription:
+            return False
+        del self._to_open[subscription.key]
+        return True
+
+    async def _outlet(self, subscription: Subscription, cursor: CursorRecord, pending: int) -> Outlet:
         record, names = subscription.record, subscription.names
         # What a subscription sees is what its user granted the application, whoever created it (reference 11.2).
         caller = Caller(
@@ -200,5 +208,5 @@ def _standing(keys: Sequence[int], tx: Transaction) -> _Standing:
 
 
 def _position(cursors: _Standing, key: int) -> Position:
-    cursor, _pending = cursors.get(key, (None, 0))
+    cursor, _pending = cursors[key]
     return Position(0) if cursor is None else cursor.position

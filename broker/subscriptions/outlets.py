@@ -66,6 +66,7 @@ class Outlet:
         self.waiting: deque[Taken] = deque()
         self.read_upto = self.formed_upto = read_upto
         self.is_behind, self.saved_behind = False, saved_behind
+        self.times_saved_behind = 0
         self.pending = pending
         self.in_flight = 0
         self.has_due_retry = False

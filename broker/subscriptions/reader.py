@@ -259,7 +259,9 @@ class Reader:
             CursorRecord(one.key, one.formed_upto, is_behind=one.is_behind or one.saved_behind) for one in advanced
         ]
         for outlet in advanced:
-            outlet.saved_behind = outlet.saved_behind or outlet.is_behind
+            if outlet.is_behind:
+                outlet.saved_behind = True
+                outlet.times_saved_behind += 1
         last_key, records = self._last_key, [one.record for one in formed]
 
         def work(tx: Transaction) -> None:
@@ -304,11 +306,12 @@ class Reader:
             if outlet.is_behind or outlet.saved_behind:
                 changed.append(outlet)
         cursors = [CursorRecord(one.key, _cursor(one), is_behind=one.is_behind) for one in changed]
-        states = [(one, one.is_behind) for one in changed]
+        states = [(one, one.is_behind, one.times_saved_behind) for one in changed]
         await self._database.write(partial(_save, position if outlets else None, cursors))
         self._has_reader_row = bool(outlets)
-        for outlet, is_behind in states:
-            outlet.saved_behind = is_behind
+        for outlet, is_behind, times in states:
+            if outlet.times_saved_behind == times:  # else it fell behind meanwhile, and the store says so
+                outlet.saved_behind = is_behind
 
 
 def _cursor(outlet: Outlet) -> Position:

@@ -325,27 +325,35 @@ class Sender:
 
     async def _retry(self, due: Sequence[NotificationRecord], full: set[int]) -> None:
         """Begin what has room; the subscriptions that have none are added to `full`."""
-        chosen = []
+        chosen: list[tuple[Outlet, NotificationRecord]] = []
         for one in due:
-            if self._may_begin(one):
-                chosen.append(one)
+            if (outlet := self._may_begin(one)) is not None:
+                chosen.append((outlet, one))
             elif one.key not in self._under_way:
                 full.add(one.subscription)
-        for record, taken in zip(chosen, await self._entries.taken(chosen, self._outlets), strict=True):
-            if (outlet_of := self._outlets.get(record.subscription)) is not None:
-                self._begin(outlet_of, record, taken)
+        rows: Sequence[list[Taken] | None] = [None] * len(chosen)
+        try:
+            rows = await self._entries.taken([record for _outlet, record in chosen], self._outlets)
+        finally:
+            for (outlet, record), taken in zip(chosen, rows, strict=True):
+                if taken is None or outlet.is_closed:  # not read, or ended meanwhile: it is as if nothing had begun
+                    outlet.in_flight -= 1
+                    self._under_way.discard(record.key)
+                    self.look_for_due()
+                else:
+                    self._begin(outlet, record, taken)
 
-    def _may_begin(self, record: NotificationRecord) -> bool:
-        """There is room for an attempt; then it counts as one that is under way."""
+    def _may_begin(self, record: NotificationRecord) -> Outlet | None:
+        """The outlet that has room for an attempt, which counts as one that is under way; None: there is no room."""
         outlet = self._outlets.get(record.subscription)
         if outlet is None or not outlet.is_active or record.key in self._under_way:
-            return False
+            return None
         if outlet.free <= 0:
             outlet.has_due_retry = True
-            return False
+            return None
         outlet.in_flight += 1
         self._under_way.add(record.key)
-        return True
+        return outlet
 
 
 def _failed(record: NotificationRecord, now_ms: int) -> NotificationRecord:
