@@ -253,9 +253,10 @@ class Tracing(_Table, frozen=True):
 
 
 class Metrics(_Table, frozen=True):
-    """Who may read /metrics besides this machine."""
+    """Who may read /metrics besides this machine, and by which other names the paths for monitoring may be asked."""
 
     allow: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     @property
     def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
@@ -507,6 +508,10 @@ def _checked(settings: Settings, where: str) -> Settings:
         settings.metrics.networks  # noqa: B018 - reading it checks it
     except ValueError as error:
         raise SettingsError(f"{where}: metrics.allow: {error}") from None
+    if (
+        strange := next((one for one in settings.metrics.hosts if not re.fullmatch(r"[\w.-]+", one)), None)
+    ) is not None:
+        raise SettingsError(f"{where}: metrics.hosts: {strange!r} is no host name")
     if (strange := next((one for one in settings.console.operators if "@" not in one), None)) is not None:
         raise SettingsError(f"{where}: console.operators: {strange!r} is no e-mail address")
     _check_providers(settings.accounts.providers, where)

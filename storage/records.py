@@ -258,7 +258,10 @@ class PresenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class ShareRecord:
-    """A device offered to the owner of an address. `user` is None until a user with the address exists."""
+    """A device offered to the owner of an address. `user` is None until a user with the address exists.
+
+    `uid`: the user id by which it was offered; the owner of the device does not see the address behind it.
+    """
 
     id: str
     device: DeviceKey
@@ -267,6 +270,7 @@ class ShareRecord:
     status: str  # PENDING | ACCEPTED | REJECTED
     shared_on: int
     code_hash: bytes | None = None  # SHA-256 of the one-time code in the invitation, until the invitation is answered
+    uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

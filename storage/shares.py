@@ -114,8 +114,8 @@ class ShareStore:
     def put(self, share: ShareRecord) -> None:
         """Add a share, or change the user and the status of the share with its id."""
         self._db.execute(
-            "INSERT INTO device_share (id, device, email, user, status, shared_on, code_hash)"
-            " VALUES (:id, :device, :email, :user, :status, :shared_on, :code_hash)"
+            "INSERT INTO device_share (id, device, email, user, status, shared_on, code_hash, uid)"
+            " VALUES (:id, :device, :email, :user, :status, :shared_on, :code_hash, :uid)"
             " ON CONFLICT (id) DO UPDATE SET user = excluded.user, status = excluded.status,"
             " code_hash = excluded.code_hash",
             {
@@ -126,6 +126,7 @@ class ShareStore:
                 "status": share.status,
                 "shared_on": share.shared_on,
                 "code_hash": share.code_hash,
+                "uid": share.uid,
             },
         )
 
@@ -142,4 +143,5 @@ def _share(row: Mapping[str, Any]) -> ShareRecord:
         status=row["status"],
         shared_on=row["shared_on"],
         code_hash=row["code_hash"],
+        uid=row["uid"],
     )

@@ -82,7 +82,7 @@ class Shares:
         Args:
             device: to be shared.
             email: the address; it need not belong to an account yet.
-            uid: instead of `email`: the id of a user, or an address.
+            uid: instead of `email`: the id of a user, or an address. The address behind an id stays the user's own.
 
         Raises:
             ValidationFailed: neither `email` nor `uid`, or an invalid address.
@@ -102,6 +102,7 @@ class Shares:
             status=ShareStatus.PENDING,
             shared_on=self._clock.now_ms(),
             code_hash=token_hash(code),
+            uid=invitee.id if invitee is not None and email is None and "@" not in (uid or "") else None,
         )
 
         def work(tx: Transaction) -> ShareRecord:
@@ -229,7 +230,8 @@ class Shares:
         return (await self._database.write(work, announce=self._tell)).share
 
     def _note(self, tx: Transaction, event: AuditEvent, share: ShareRecord, device_id: str) -> None:
-        note(tx, event, f"device {device_id}", now_ms=self._clock.now_ms(), share=share.id, email=share.email)
+        whom = {"email": share.email} if share.uid is None else {"user": share.uid}
+        note(tx, event, f"device {device_id}", now_ms=self._clock.now_ms(), share=share.id, **whom)
 
     def _tell(self, change: _Change) -> None:
         if change.device is not None:

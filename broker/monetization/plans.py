@@ -67,11 +67,12 @@ class Plans:
         self._mails = mails
 
     async def of_type(
-        self, type_: DeviceType, *, latest: bool = False, status: str | None = None
+        self, type_: DeviceType, *, latest: bool = False, status: str | None = None, only_approved: bool = False
     ) -> list[MonetizationPlan]:
-        """Newest first."""
+        """Newest first. `only_approved`: as others than the members of the organization see them."""
         found = await self._database.read(lambda tx: _plans(tx, type_))
-        chosen = [plan for plan in found if status is None or plan.record.status == status]
+        seen = {"APPROVED"} if only_approved else {plan.record.status for plan in found}
+        chosen = [one for one in found if one.record.status in seen and status in {None, one.record.status}]
         return chosen[:1] if latest else chosen
 
     async def add(self, type_: DeviceType, document: Mapping[str, Any]) -> MonetizationPlan:

@@ -1,6 +1,8 @@
 """/healthz, /readyz and /metrics (reference 27.11)."""
 
+from collections.abc import Collection
 from typing import Final
+from urllib.parse import urlsplit
 
 from quart import Blueprint, Response, request
 
@@ -21,9 +23,21 @@ class MetricsForbidden(DomainError):
     template = "Metrics are only for this machine and the networks in metrics.allow"
 
 
+class StrangeHost(DomainError):
+    """A page of somebody else, whose name leads a browser to this machine, must not read what is for the machine."""
+
+    status = 421
+    template = "Host is no address or name of this service: metrics.hosts may name it"
+
+
 def health_blueprint(vitals: Vitals) -> Blueprint:
     routes = Blueprint("health", __name__)
     exposition = Exposition(vitals)
+
+    @routes.before_request
+    async def check_host() -> None:
+        if not _is_ours(request.headers.get("Host", ""), vitals.hosts):
+            raise StrangeHost
 
     @routes.get("/healthz")
     async def alive() -> Response:
@@ -42,6 +56,18 @@ def health_blueprint(vitals: Vitals) -> Blueprint:
         return Response(content, 200, _NOT_STORED, content_type=content_type)
 
     return routes
+
+
+def _is_ours(host: str, hosts: Collection[str]) -> bool:
+    """Whether a request with this Host (RFC 9112 3.2) can be meant for this machine.
+
+    Nobody can make an IP address, localhost or a name without a dot lead here who is not in the same network.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    return "." not in name or name.endswith(".localhost") or plain_address(name) is not None or name in hosts
 
 
 def _may_read(vitals: Vitals) -> bool:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 import trio
 
@@ -42,6 +43,7 @@ class Vitals:
         self.traffic: dict[str, Traffic] = {}  # by listener
         #: Who may read /metrics besides this machine.
         self.allowed = core.settings.metrics.networks
+        self.hosts = _hosts(core.settings)  # of this machine
         self._closed: Mapping[str, str] | None = None
         self._probing = trio.Lock()
         self._refusal, self._refused_at = "", float("-inf")
@@ -49,6 +51,7 @@ class Vitals:
     def renew(self, settings: Settings) -> None:
         """From now on these settings count."""
         self.allowed = settings.metrics.networks
+        self.hosts = _hosts(settings)
 
     def traffic_of(self, listener: str) -> Traffic:
         return self.traffic.setdefault(listener, Traffic())
@@ -96,3 +99,10 @@ class Vitals:
         except StoreError:  # its text is for the operator, in the log
             return "the store takes no writes: the log says why (nothing_is_stored)"
         return f"the store did not commit within {_WRITE_SECONDS:.0f} seconds"
+
+
+def _hosts(settings: Settings) -> frozenset[str]:
+    """The names in the addresses that the configuration says are this daemon's, in small letters."""
+    urls = (settings.public_url, settings.accounts.public_url)
+    names = [urlsplit(url).hostname or "" for url in urls]
+    return frozenset(name.lower() for name in (*names, *settings.metrics.hosts) if name)

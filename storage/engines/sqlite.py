@@ -253,6 +253,7 @@ class SqliteEngine:
             StoreError: the file cannot be used, or a newer version of Trunkline has made it.
         """
         try:
+            self._close_to_others()
             with closing(self._connect(f"cache_size=-{_CACHE_KIB}", "journal_mode=WAL")) as connection:
                 db = sqlite_utils.Database(connection)
                 if unknown_steps(db):
@@ -273,6 +274,19 @@ class SqliteEngine:
                 note_version(db)
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
+
+    def _close_to_others(self) -> None:
+        """The files of the store are 0600, whatever the umask is: the directory may be opened to others one day.
+
+        SQLite gives the write-ahead log and its index the mode of the store.
+        """
+        try:
+            self.path.touch(mode=0o600)
+            for path in (self.path, *(self.path.with_name(f"{self.path.name}{end}") for end in ("-wal", "-shm"))):
+                if path.exists() and path.stat().st_mode & 0o077:
+                    path.chmod(0o600)
+        except OSError as error:
+            raise StoreError(f"{self.path}: {error.strerror}") from error
 
     def open(self, *, read_only: bool, erase: bool = False) -> SqliteConnection:
         """Open a connection; the caller closes it. With `erase`, what it replaces is overwritten. Raises StoreError."""

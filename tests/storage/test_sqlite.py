@@ -1,5 +1,6 @@
 """The SQLite engine: opening files, errors as StoreError, and conditions on JSON."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -52,6 +53,26 @@ def test_the_store_commits_to_disk_unless_told_otherwise(tmp_path: Path) -> None
     assert dict(connection.execute("PRAGMA synchronous").one() or {}) == {"synchronous": 2}
     assert dict(connection.execute("PRAGMA journal_mode").one() or {}) == {"journal_mode": "wal"}
     connection.close()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_others_cannot_read_the_files_of_a_store(tmp_path: Path, is_there: bool) -> None:
+    """Also with a umask that lets them, and files that an older version made."""
+    path = tmp_path / "store"
+    umask = os.umask(0)
+    try:
+        if is_there:
+            with closing(sqlite3.connect(path)) as db:
+                db.execute("PRAGMA journal_mode=WAL")
+        SqliteEngine(path).migrate()
+        with closing(SqliteEngine(path).open(read_only=False)) as connection:
+            connection.begin(write=True)
+            connection.execute("INSERT INTO counter VALUES ('a', 1)")
+            connection.commit()
+            modes = {one.name: one.stat().st_mode & 0o777 for one in tmp_path.iterdir()}
+    finally:
+        os.umask(umask)
+    assert modes == {"store": 0o600, "store-wal": 0o600, "store-shm": 0o600}
 
 
 def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """/devices/…/shares and /users/…/shares: offering a device to others, and their answers (reference 6.3)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import UNSET, UnsetType
 
 from broker.accounts.permissions import Permission
 from broker.accounts.room import AccountsRoom
@@ -40,17 +42,21 @@ _FILTERS: Final[Mapping[str, Sequence[ShareStatus]]] = {
 }
 
 
-class ShareObject(Shape):
+class ShareObject(Shape, kw_only=True):
     shape = "Share"
     example = _EXAMPLE
 
     id: Id
-    email: Annotated[str, about("Whom it is offered to", format="email")]
+    email: (
+        Annotated[str, about("Whom it is offered to; absent if it was offered by a user id", format="email")]
+        | UnsetType
+    ) = UNSET
+    uid: Annotated[Id, about("Instead: the user id by which it was offered")] | UnsetType = UNSET
     status: Annotated[str, one_of(("PENDING", "ACCEPTED", "REJECTED"))]
     shared_on: Timestamp
 
 
-class OfferedShare(ShareObject):
+class OfferedShare(ShareObject, kw_only=True):
     shape = "OfferedShare"
     example = _EXAMPLE | {"did": samples.DID, "deviceName": "Kitchen light", "ownerId": samples.UID}
 
@@ -204,10 +210,7 @@ class DeviceShareCalls(RestCalls):
         )
         shares = [
             OfferedShare(
-                one.share.id,
-                one.share.email,
-                one.share.status,
-                one.share.shared_on,
+                **_members(one.share),
                 did=one.device_id,
                 device_name=one.device_name,
                 owner_id=one.owner_id,
@@ -218,4 +221,9 @@ class DeviceShareCalls(RestCalls):
 
 
 def _share(share: ShareRecord) -> ShareObject:
-    return ShareObject(share.id, share.email, share.status, share.shared_on)
+    return ShareObject(**_members(share))
+
+
+def _members(share: ShareRecord) -> dict[str, Any]:
+    whom = {"email": share.email} if share.uid is None else {"uid": share.uid}
+    return {"id": share.id, "status": share.status, "shared_on": share.shared_on, **whom}

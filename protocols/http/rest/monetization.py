@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal, get_args
 
+from broker.accounts.permissions import Role
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType
@@ -31,6 +32,7 @@ from protocols.http.schema import (
 )
 from storage.records import TierRecord
 
+_MEMBERS: Final = frozenset(Role)
 _PLANS: Final = "/pricing/devicetypes/{dtid}/pricingtiers"
 _TIERS: Final = "/pricing/devices/{did}/pricingtiers"
 _UPGRADE_URL: Final = f"https://trunkline.example.net/accounts/pricing/upgrade?token={samples.NONCE}"
@@ -206,10 +208,15 @@ class MonetizationCalls(RestCalls):
         self._tiers = monetization.tiers
         self._payments = monetization.payments
 
-    async def _usable_type(self, caller: Caller, dtid: str) -> DeviceType:
+    async def _usable_type(self, caller: Caller, dtid: str) -> tuple[DeviceType, bool]:
+        """The type, and whether the caller sees its plans as a member of its organization."""
         type_ = await self._types.find(dtid)
         await self._permissions.require_type(caller, type_.record)
-        return type_
+        try:
+            await self._permissions.require_role(caller, type_.record, _MEMBERS)
+        except PermissionDenied:
+            return type_, False
+        return type_, True
 
     async def _owned_device(self, caller: Caller, did: str) -> Device:
         """Only the owner decides what a device costs (reference 6.3)."""
@@ -224,11 +231,12 @@ class MonetizationCalls(RestCalls):
         tokens=USER,
         on=_usable_type,
         summary="Plans of a device type",
-        about="Newest first; empty without a plan.",
+        about="Newest first; empty without a plan. Plans that are not approved are for members of the organization.",
     )
-    async def plans(self, type_: DeviceType, query: _PlansQuery) -> Data[_PlanList]:
-        found = await self._plans.of_type(type_, latest=query.latest, status=query.status)
-        return Data(_PlanList(list(map(_plan, found)), len(found)))
+    async def plans(self, found: tuple[DeviceType, bool], query: _PlansQuery) -> Data[_PlanList]:
+        type_, is_member = found
+        plans = await self._plans.of_type(type_, latest=query.latest, status=query.status, only_approved=not is_member)
+        return Data(_PlanList(list(map(_plan, plans)), len(plans)))
 
     @RestCall(
         "POST",

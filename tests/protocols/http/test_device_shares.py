@@ -73,10 +73,28 @@ async def test_an_invitation(services: Services, api: httpx.AsyncClient, body: d
     status, answer = await call(api, "POST", SHARES, ADA_TOKEN, body)
     share = answer["data"]["id"]
     assert (status, answer) == (200, {"data": {"id": share, "shareId": share}, "id": share, "shareId": share})
-    record = {"id": share, "email": email, "status": "PENDING", "sharedOn": NOW_MS}
+    whom = {"uid": BOB} if body == {"uid": BOB} else {"email": email}
+    record = {"id": share, **whom, "status": "PENDING", "sharedOn": NOW_MS}
     assert await call(api, "GET", f"{SHARES}/{share}", ADA_TOKEN) == (200, {"data": record, **record})
     assert await queued(services) == [f"device_share_invitation {email}"]
     assert (await call(api, "GET", f"/devices/{KITCHEN}", ADA_TOKEN))[1]["data"] == RECORD
+
+
+async def test_sharing_by_a_user_id_tells_nobody_the_address(services: Services, api: httpx.AsyncClient) -> None:
+    """Neither while it is open nor after the answer, in no answer to the owner, and not in the owner's audit log."""
+    share = (await call(api, "POST", SHARES, ADA_TOKEN, {"uid": BOB}))[1]["id"]
+    one = f"{SHARES}/{share}"
+    seen = [await call(api, "GET", SHARES, ADA_TOKEN), await call(api, "GET", one, ADA_TOKEN)]
+    mine = (await call(api, "GET", f"/users/{BOB}/shares", BOB_TOKEN))[1]["data"]["shares"]
+    assert [(offered["id"], offered["uid"]) for offered in mine] == [(share, BOB)]
+    assert (await call(api, "PUT", one, BOB_TOKEN, {"status": "ACCEPTED"}))[0] == 200
+    seen += [await call(api, "GET", SHARES, ADA_TOKEN), await call(api, "DELETE", one, ADA_TOKEN)]
+    assert all(status == 200 and "bob@example.org" not in json.dumps(answer) for status, answer in seen)
+    noted = await services.core.database.read(
+        lambda tx: list(tx.connection.execute("SELECT details FROM audit_entry WHERE event LIKE 'share%'"))
+    )
+    assert len(noted) == 3
+    assert all(BOB in row["details"] and "bob@example.org" not in row["details"] for row in noted)
 
 
 @each_row(

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
@@ -286,3 +287,45 @@ async def test_a_store_that_takes_no_writes_is_not_ready(
         assert tries == 1
     await database.write(write_something)
     assert await alone.problem() == ""
+
+
+# The name by which the machine is asked
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("127.0.0.1:8080", True),
+        ("[::1]:8080", True),
+        ("localhost", True),
+        ("gateway:8080", True),  # no name of the public DNS
+        ("app.localhost:8080", True),
+        ("Gateway.Example.org:8080", True),  # that of public_url
+        ("accounts.example.org", True),
+        ("gw.internal.example", True),  # of metrics.hosts
+        ("rebound.example.com:8080", False),
+        ("gateway.example.org.evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+async def test_a_page_of_somebody_else_does_not_read_what_is_for_monitoring(
+    services: Services, vitals: Vitals, site: httpx.AsyncClient, host: str, is_ours: bool
+) -> None:
+    """Its name may lead here (DNS rebinding); the browser then sends it as Host."""
+    settings = services.core.settings
+    vitals.renew(
+        msgspec.structs.replace(
+            settings,
+            public_url="https://gateway.example.org:8443",
+            accounts=msgspec.structs.replace(settings.accounts, public_url="https://accounts.example.org"),
+            metrics=Metrics(hosts=("gw.internal.example",)),
+        )
+    )
+    vitals.listens({})
+    for path in ("/healthz", "/readyz", "/metrics"):
+        answer = await site.get(path, headers={"Host": host})
+        assert answer.status_code == (200 if is_ours else 421), path
+        if not is_ours:
+            assert "trunkline" not in answer.text
+    assert (await site.get("/v1.1/openapi.json", headers={"Host": host})).status_code == 200

@@ -87,6 +87,26 @@ async def pay(pages: httpx.AsyncClient, address: str) -> httpx.Response:
 # --- Plans ---
 
 
+async def test_a_plan_that_is_not_approved_is_for_the_organization(
+    api: httpx.AsyncClient, services: Services, administrator: None
+) -> None:
+    """Also its prices and the operator's comments; whoever asks for the newest one gets the newest that is approved."""
+    await approved(services, api)
+    await add(api)
+    rejected = (await add(api)).json()
+    await services.monetization.plans.decide(LIGHT_TYPE, rejected["version"], "REJECTED", "too dear")
+    for query, of_members, of_others in (
+        ("", [3, 2, 1], [1]),
+        ("?latest=true", [3], [1]),
+        ("?status=NEW", [2], []),
+        ("?status=APPROVED", [1], [1]),
+    ):
+        for token, expected in ((ADA_TOKEN, of_members), (BOB_TOKEN, of_others)):
+            data = (await api.get(PLANS + query, headers=bearer(token))).json()["data"]
+            assert [one["version"] for one in data["pricingTiers"]] == expected, (query, token)
+            assert data["total"] == len(expected)
+
+
 async def test_a_plan_is_answered_under_data_and_flat_with_every_member(
     api: httpx.AsyncClient, administrator: None, fake_clock: FakeClock
 ) -> None:
@@ -191,7 +211,7 @@ async def test_each_plan_is_the_next_version_and_the_newest_comes_first(
     api: httpx.AsyncClient, administrator: None
 ) -> None:
     assert [(await add(api)).json()["version"] for _ in range(3)] == [1, 2, 3]
-    listed = (await api.get(PLANS, headers=bearer(BOB_TOKEN))).json()["data"]
+    listed = (await api.get(PLANS, headers=bearer(ADA_TOKEN))).json()["data"]
     assert ([plan["version"] for plan in listed["pricingTiers"]], listed["total"]) == ([3, 2, 1], 3)
 
 

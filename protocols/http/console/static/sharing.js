@@ -29,14 +29,14 @@ export class Sharing {
   }
 
   row(share) {
-    const status = share.status.toLowerCase();
-    return h("tr", {}, h("th", { scope: "row" }, share.email),
+    const status = share.status.toLowerCase(), whom = share.email ?? `user ${share.uid}`;
+    return h("tr", {}, h("th", { scope: "row" }, whom),
       h("td", {}, h("span", { class: `badge ${status === "accepted" ? "good" : ""}` }, status)), h("td", { class: "when" }, time(share.sharedOn)),
       h("td", { class: "size" }, h("button", {
-        type: "button", class: "quiet small", "aria-label": `Stop sharing with ${share.email}`,
+        type: "button", class: "quiet small", "aria-label": `Stop sharing with ${whom}`,
         onclick: (event) => attempt(async () => {
           await call("DELETE", `${this.path}/${share.id}`);
-          done(`${share.email} no longer sees the device.`);
+          done(`${whom} no longer sees the device.`);
           await this.load();
         }, { button: event.target }),
       }, "Stop")));
