@@ -92,7 +92,9 @@ class TypeSearch:
         if self.or_of_organizations:
             yield _MEMBER.format(user=":owner")
         if self.or_shared:
-            yield _SHARED.format(user=":owner")
+            shared = _SHARED.format(user=":owner")
+            # What others share is told by grant alone, also of published types.
+            yield shared if self.reached_by is None else f"{shared} AND ({_readable(self.reached_by)})"
 
     def parameters(self) -> dict[str, Any]:
         viewer = self.visible_to or self.usable_by or self.reached_by or Viewer(None, None, None)

@@ -134,6 +134,11 @@ class ModelStore:
     def of_rule(self, rule: int) -> list[ModelRecord]:
         return self._all("m.rule = :rule ORDER BY m.key", {"rule": rule})
 
+    def ids_of_rule(self, rule: int) -> dict[tuple[int | None, int | None], str]:
+        """The ids of a rule's models by condition and device."""
+        rows = self._db.execute("SELECT condition, rule_device, id FROM model WHERE rule = :rule", {"rule": rule})
+        return {(row["condition"], row["rule_device"]): row["id"] for row in rows}
+
     def of_rules(self) -> list[ModelRecord]:
         """Every model that was made for a rule."""
         return self._all("m.rule IS NOT NULL ORDER BY m.key", {})

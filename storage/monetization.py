@@ -24,6 +24,14 @@ class MonetizationStore:
 
     # Plans
 
+    def approved_version(self, device_type: DeviceTypeKey) -> int | None:
+        """The version of the type's latest approved plan."""
+        row = self._db.execute(
+            "SELECT max(version) AS version FROM monetization_plan WHERE device_type = :type AND status = 'APPROVED'",
+            {"type": device_type},
+        ).one()
+        return None if row is None else row["version"]
+
     def add_plan(self, plan: PlanRecord, tiers: Sequence[TierRecord]) -> PlanRecord:
         """Add the next version of the type's plan. The store gives `key`, `version` and the tiers' `key` and `plan`."""
         row = self._db.execute(

@@ -1,6 +1,6 @@
 """Rules, what the engine knows of them, and the HTTP requests that they send. The caller holds the transaction."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
@@ -87,6 +87,11 @@ _RULE: Final = (
     " a.organization AS application_organization FROM rule AS r JOIN user AS u ON u.key = r.owner"
     " JOIN application AS a ON a.key = r.application WHERE "
 )
+_IN_SCOPE: Final = {
+    "allApplications": "r.scope = 'allApplications'",
+    "thisApplication": "r.application = :application AND r.scope = 'thisApplication'",
+    "otherApplications": "r.application <> :application",
+}
 
 
 class RuleStore:
@@ -113,7 +118,7 @@ class RuleStore:
         owner: UserKey,
         *,
         application: ApplicationKey | None,
-        also_for_all: bool | None = None,
+        scopes: Collection[str] = (),
         only_enabled: bool = False,
         offset: int = 0,
         limit: int,
@@ -123,16 +128,14 @@ class RuleStore:
         Args:
             owner: the user.
             application: its rules.
-            also_for_all: None: whatever their scope. Otherwise its rules with the scope thisApplication, and with True
-                also the rules of any application that are for all.
+            scopes: none: whatever their scope. Otherwise any of `thisApplication`, its rules with that scope,
+                `allApplications`, the rules of any application with that scope, and `otherApplications`, the rules of
+                other applications.
             only_enabled: leave out those that are not.
             offset, limit: the page.
         """
-        which = "r.application = :application"
-        if also_for_all is not None:
-            which += " AND r.scope = 'thisApplication'"
-        if also_for_all:
-            which = f"({which} OR r.scope = 'allApplications')"
+        which = " OR ".join(_IN_SCOPE[one] for one in sorted(scopes)) if scopes else "r.application = :application"
+        which = f"({which})"
         which += " AND r.enabled = 1" if only_enabled else ""
         which = f"r.owner = :owner AND {which}"
         parameters = {"owner": owner, "application": application or 0, "offset": offset, "limit": limit}

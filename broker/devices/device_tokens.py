@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 
+from broker.accounts.tokens import CONSOLE_ID
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound, NotFound
@@ -17,10 +18,10 @@ from storage.records import DeviceRecord, DeviceTokenRecord
 
 @dataclass(frozen=True, slots=True)
 class DeviceToken:
-    """A token in the clear, and the id of the application that made it; None: an operator did."""
+    """A token in the clear, and the id of the application that made it."""
 
     token: str = field(repr=False)
-    application_id: str | None
+    application_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class DeviceTokens:
         """A new token; the former one ends, and with it its connections. Raises DeviceNotFound."""
         token = new_id()
 
-        def work(tx: Transaction) -> tuple[TokenChange, str | None]:
+        def work(tx: Transaction) -> tuple[TokenChange, str]:
             change = self.put(tx, device.key, token, application=application)
             return change, _application_id(tx, application)
 
@@ -74,7 +75,7 @@ class DeviceTokens:
     async def remove(self, device: Device) -> DeviceToken:
         """End the token of a device. Returns the former token. Raises NotFound: the device has none."""
 
-        def work(tx: Transaction) -> tuple[TokenChange, tuple[DeviceTokenRecord, str | None]]:
+        def work(tx: Transaction) -> tuple[TokenChange, tuple[DeviceTokenRecord, str]]:
             kept, record = _kept(device.key, tx), tx.devices.device(device.key)
             if record is None:
                 raise NotFound
@@ -91,18 +92,19 @@ class DeviceTokens:
             self._router.publish(TokenRevoked(change.ended))
         self._devices.note_changed(change.device)
 
-    def _opened(self, kept: tuple[DeviceTokenRecord, str | None]) -> DeviceToken:
+    def _opened(self, kept: tuple[DeviceTokenRecord, str]) -> DeviceToken:
         record, application_id = kept
         return DeviceToken(self._vault.open(record.sealed), application_id)
 
 
-def _kept(device: DeviceKey, tx: Transaction) -> tuple[DeviceTokenRecord, str | None]:
+def _kept(device: DeviceKey, tx: Transaction) -> tuple[DeviceTokenRecord, str]:
     record = tx.devices.token_of(device)
     if record is None:
         raise NotFound
     return record, _application_id(tx, record.application)
 
 
-def _application_id(tx: Transaction, application: ApplicationKey | None) -> str | None:
+def _application_id(tx: Transaction, application: ApplicationKey | None) -> str:
+    """The id of the application; of what no application made (the operator, a registration), that of the console."""
     record = None if application is None else tx.accounts.application(application)
-    return None if record is None else record.id
+    return CONSOLE_ID if record is None else record.id

@@ -256,12 +256,12 @@ class Models:
         found = self._shelf.of_rule((rule, condition, device))
         return None if found is None else self.output(found.id, {found.input: value}, at_ms)
 
-    def waiting(self, rule: int, condition: int, device: DeviceKey) -> tuple[str, str] | None:
-        """The id of the model of a condition that is not ready, and why (warning 6316); None when it is."""
+    def waiting(self, model_id: str, rule: int, condition: int, device: DeviceKey) -> str | None:
+        """Why the model of a rule's condition is not ready (warning 6316); None when it is."""
+        if self._shelf.get(model_id) is not None:
+            return None
         found = self._shelf.of_rule((rule, condition, device))
-        if found is None:
-            return "", IS_TRAINING
-        return None if self._shelf.get(found.id) is not None else (found.id, found.reason or IS_TRAINING)
+        return (found.reason if found is not None and found.id == model_id else "") or IS_TRAINING
 
     # Checks
 

@@ -39,9 +39,12 @@ PlanDecision = Literal["PENDING", "APPROVED", "REJECTED"]
 
 @dataclass(frozen=True, slots=True)
 class MonetizationPlan:
+    """`is_in_force`: it is the latest approved plan of the type, whose tiers devices may have from now on."""
+
     record: PlanRecord
     tiers: tuple[TierRecord, ...]
     type_id: str
+    is_in_force: bool
 
 
 def is_price(text: str) -> bool:
@@ -223,7 +226,8 @@ def _plans(tx: Transaction, type_: DeviceType) -> list[MonetizationPlan]:
 
 
 def _plan(tx: Transaction, record: PlanRecord, type_: DeviceType) -> MonetizationPlan:
-    return MonetizationPlan(record, tuple(tx.monetization.tiers(record.key)), type_.id)
+    in_force = tx.monetization.approved_version(type_.key)
+    return MonetizationPlan(record, tuple(tx.monetization.tiers(record.key)), type_.id, record.version == in_force)
 
 
 def _found(record: PlanRecord | None) -> PlanRecord:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.errors import PermissionDenied, ValidationFailed
@@ -66,13 +68,16 @@ class Access:
     async def is_hidden(self, caller: Caller, record: RuleRecord) -> bool:
         """Whether the caller sees only that the rule exists: it lacks permissions on the devices of the rule.
 
-        A rule that the caller's application made for itself is never hidden. What an invalid rule names cannot be
-        checked: other applications do not see it.
+        A rule that the caller's application made for itself is never hidden. Of an invalid rule it is not known what
+        the devices are for: other applications do not see it, and its own one only if it may use all that exist.
         """
         if caller.application == record.application and record.scope == THIS_APPLICATION:
             return False
         try:
             rule = await self.looking_up.compiled(record)
         except ValidationFailed:
-            return caller.application != record.application
+            if caller.application != record.application:
+                return True
+            body = msgspec.json.decode(record.body)
+            return not await self.looking_up.may_use_devices(through(caller, record), body)
         return await self.looking_up.missing(rule, through(caller, record)) is not None

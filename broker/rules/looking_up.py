@@ -26,14 +26,16 @@ class LookingUp:
         self._permissions = permissions
 
     async def world(self, owner: UserKey, body: Any) -> World:
-        """What a body names. A device that its owner does not share with the rule's user (any more) is left out."""
+        """What a body names."""
         names = names_in(body)
         devices = await self._named_devices(names.devices)
         types = await self._named_types(names.device_types)
+        usable = {id_: _device(one) for id_, one in devices.items() if owner == one.owner or owner in one.shared_with}
         return World(
             owner,
-            {id_: _device(one) for id_, one in devices.items() if owner == one.owner or owner in one.shared_with},
+            usable,
             {name: KnownType(one.key, one.id, one.latest.manifest) for name, one in types.items()},
+            frozenset(devices.keys() - usable.keys()),
         )
 
     async def compiled(self, record: RuleRecord) -> Rule:
@@ -52,6 +54,13 @@ class LookingUp:
                 raise PermissionDenied(f"READ on device {device.id}")
         for type_ in (await self._named_types(names.device_types)).values():
             await self._permissions.require_type(acting, type_.record, user=acting.user)
+
+    async def may_use_devices(self, acting: Caller, body: Any) -> bool:
+        """Whether the caller may read or control each device that a body names and that exists."""
+        devices, reach = await self._named_devices(names_in(body).devices), await self._permissions.reach(acting)
+        return all(
+            reach.allows(one, Permission.READ) or reach.allows(one, Permission.WRITE) for one in devices.values()
+        )
 
     async def require(self, rule: Rule, acting: Caller) -> None:
         """Check that a rule may do what it says. Raises PermissionDenied."""
@@ -106,17 +115,21 @@ class LookingUp:
 
 def world_in(tx: Transaction, owner: UserKey, body: Any) -> World:
     """The same as `LookingUp.world`, as an open transaction sees it."""
-    names, devices, types = names_in(body), {}, {}
+    names, devices, types, unshared = names_in(body), {}, {}, set[str]()
     for id_ in names.devices:
         record = tx.devices.by_id(id_)
         type_ = None if record is None else tx.device_types.device_type(record.device_type)
-        if record is not None and type_ is not None and (record.owner == owner or owner in record.shared_with):
+        if record is None or type_ is None:
+            continue
+        if record.owner == owner or owner in record.shared_with:
             devices[id_] = _device(Device(record, DeviceType(type_, tx.device_types.manifests(type_.key))))
+        else:
+            unshared.add(id_)
     for name in names.device_types:
         if (found := tx.device_types.by_id_or_name(name)) is not None:
             manifest = DeviceType(found, tx.device_types.manifests(found.key)).latest.manifest
             types[name] = KnownType(found.key, found.id, manifest)
-    return World(owner, devices, types)
+    return World(owner, devices, types, frozenset(unshared))
 
 
 def _device(device: Device) -> KnownDevice:

@@ -1,6 +1,6 @@
 """The models of conditions with a `transformer`, made and asked through the capability of models (reference 12.6)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 
 from broker.device_types.catalog import DeviceType
@@ -30,15 +30,22 @@ class ModelsOfRules:
             return None
         return self._models.output_for_rule(rule, condition, device, value, at_ms)
 
-    def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
-        found = {}
-        for one in transformers:
-            if one.device is None:  # one for each device of the type: there may be many
-                continue
-            waiting = self._models.waiting(rule, one.condition, one.device)
-            if waiting is not None:
-                found[waiting] = ModelWarning(waiting[0], (waiting[1],))
-        return list(found.values())
+    def warnings(
+        self, tx: Transaction, rule: RuleKey, transformers: Sequence[Transformer]
+    ) -> Callable[[], Sequence[ModelWarning]]:
+        ids = tx.models.ids_of_rule(rule) if transformers else {}
+
+        def waiting() -> list[ModelWarning]:
+            found = []
+            for one in transformers:
+                if one.device is None:  # one for each device of the type: there may be many
+                    continue
+                id_ = ids.get((one.condition, one.device))
+                if id_ and (reason := self._models.waiting(id_, rule, one.condition, one.device)) is not None:
+                    found.append(ModelWarning(id_, (reason,)))
+            return found
+
+        return waiting
 
     def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
         if transformers:

@@ -29,6 +29,7 @@ from storage.rules import RuleRecord, RuleState
 THIS_APPLICATION: Final = "thisApplication"
 ALL_APPLICATIONS: Final = "allApplications"
 SCOPES: Final = (ALL_APPLICATIONS, THIS_APPLICATION)
+OTHER_APPLICATIONS: Final = "otherApplications"  # no scope of a rule, but a choice of lists
 CHANGED_MEANWHILE: Final = "The rule was changed meanwhile"
 
 
@@ -105,14 +106,13 @@ class Rulebook:
         offset: int,
         count: int,
     ) -> tuple[list[RuleRecord], int]:
-        """A page of the user's rules for all applications and of those of the caller's, as far as `scopes` has them."""
-        application = caller.application if THIS_APPLICATION in scopes else None
+        """A page of the user's rules as far as `scopes` has them: for all applications, the caller's, and others'."""
 
         def work(tx: Transaction) -> tuple[list[RuleRecord], int]:
             return tx.rules.rules_of(
                 owner,
-                application=application,
-                also_for_all=ALL_APPLICATIONS in scopes,
+                application=caller.application,
+                scopes=scopes,
                 only_enabled=only_enabled,
                 offset=offset,
                 limit=count,

@@ -1,6 +1,6 @@
 """A rule's word about itself: how it stands, when it triggered last, what it waits for, what went wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -40,6 +40,9 @@ class ShownRule:
     waits_for: tuple[str, ...] | None = None
 
 
+_Known = tuple[int, RuleState | None, list[RuleProblem]]
+
+
 class Showing:
     def __init__(self, database: Database, reasons: Reasons, looking_up: LookingUp, models: Transformers) -> None:
         self._database = database
@@ -49,7 +52,12 @@ class Showing:
 
     async def shown(self, record: RuleRecord, *, with_waiting: bool = False) -> ShownRule:
         rule = await self._compiled(record)
-        index, state, problems = await self._database.read(lambda tx: _known(tx, record))
+        transformers = () if rule is None else rule.transformers
+
+        def work(tx: Transaction) -> tuple[_Known, Callable[[], Sequence[ModelWarning]]]:
+            return _known(tx, record), self._models.warnings(tx, record.key, transformers)
+
+        (index, state, problems), warnings = await self._database.read(work)
         return ShownRule(
             record=record,
             index=index,
@@ -58,7 +66,7 @@ class Showing:
             triggered=0 if state is None else state.triggered,
             last_on=None if state is None else state.last_on,
             findings=findings_of(record),
-            warnings=() if rule is None else self._models.warnings(record.key, rule.transformers),
+            warnings=warnings(),
             problems=problems,
             waits_for=await self._waits_for(record, rule) if with_waiting and rule is not None else None,
         )
@@ -93,5 +101,5 @@ def standing_of(record: RuleRecord, state: RuleState | None) -> Standing:
     return Standing.FAILING if state is not None and state.failing else Standing.RUNNING
 
 
-def _known(tx: Transaction, record: RuleRecord) -> tuple[int, RuleState | None, list[RuleProblem]]:
+def _known(tx: Transaction, record: RuleRecord) -> _Known:
     return tx.rules.index_of(record), tx.rules.state(record.key), tx.rules.problems(record.key)

@@ -29,8 +29,10 @@ class Transformers(Protocol):
         """What the model of a condition, as it is now, says to a value of its field at this time, without waiting; from
         any thread. None: it is not ready."""
 
-    def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
-        """The models of a rule that are not ready."""
+    def warnings(
+        self, tx: Transaction, rule: RuleKey, transformers: Sequence[Transformer]
+    ) -> Callable[[], Sequence[ModelWarning]]:
+        """Read which models a rule has. What is returned says, on the loop, which of them are not ready."""
 
     def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
         """Make the models that the rule does not have yet, and remove those that it needs no more.

@@ -40,6 +40,10 @@ def no_device(id_: str) -> str:
     return f'Device "{id_}" does not exist'
 
 
+def no_longer_shared(id_: str) -> str:
+    return f'Device "{id_}" is no longer shared'
+
+
 def no_device_type(id_or_name: str) -> str:
     return f'Device type "{id_or_name}" does not exist'
 
@@ -102,7 +106,7 @@ class BodyReader(DocumentReader):
         elif isinstance(value, str):
             if (device := self.world.devices.get(value)) is not None:
                 return Source(device.manifest, f"device {device.id}", device.key)
-            self.refuse(path, no_device(value))
+            self.refuse(path, no_longer_shared(value) if value in self.world.unshared else no_device(value))
         elif isinstance(value, Mapping):
             return self._selected(value, path, selectors)
         else:

@@ -37,6 +37,8 @@ class KnownDevice:
 class World:
     """The devices and device types that exist, by the text in the body; what is missing does not exist.
 
+    `unshared` are devices of others that exist and that the rule's user may not use (any more).
+
     `device_types` has a type under its id or its unique name, whichever the body uses. `owner` is the rule's user: the
     selectors choose from this user's devices.
     """
@@ -44,6 +46,7 @@ class World:
     owner: UserKey
     devices: Mapping[str, KnownDevice]
     device_types: Mapping[str, KnownType]
+    unshared: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from typing import Annotated, Final
 
-from msgspec import UNSET, UnsetType
-
 from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.devices.device_tokens import DeviceToken
@@ -13,7 +11,7 @@ from protocols.http.calls import USER_OR_APPLICATION, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.devices import DEVICES
 from protocols.http.rest.named import named_device
-from protocols.http.schema import Data, Id, Shape, about, absent_if_none
+from protocols.http.schema import Data, Id, Shape, about
 
 _PATH: Final = "/devices/{did}/tokens"
 
@@ -25,7 +23,7 @@ class DeviceTokenObject(Shape):
     access_token: Annotated[Id, about("The secret")]
     uid: Annotated[Id, about("The device's owner")]
     did: Id
-    cid: Annotated[Id, about("The application that created it; absent when the operator did")] | UnsetType = UNSET
+    cid: Annotated[Id, about("The application that created it; the console's when the operator did")]
 
 
 class DeviceTokenCalls(RestCalls):
@@ -72,4 +70,4 @@ class DeviceTokenCalls(RestCalls):
 
 
 def _answer(device: Device, token: DeviceToken) -> Data[DeviceTokenObject]:
-    return Data(DeviceTokenObject(token.token, device.owner_id, device.id, absent_if_none(token.application_id)))
+    return Data(DeviceTokenObject(token.token, device.owner_id, device.id, token.application_id))

@@ -72,9 +72,11 @@ class _Tier(Shape, kw_only=True):
     modified_on: Timestamp
 
 
-class TierObject(_Tier):
+class TierObject(_Tier, kw_only=True):
     shape = "Tier"
-    example = _FREE
+    example = _FREE | {"active": False}
+
+    active: Annotated[bool, about("Whether devices may be on it: its plan is the latest that was approved")]
 
 
 class _DeviceTier(_Tier, kw_only=True):
@@ -105,7 +107,7 @@ class PlanObject(Shape, kw_only=True):
         "status": "NEW",
         "type": "count",
         "ptType": "count",
-        "tiers": [_FREE],
+        "tiers": [TierObject.example],
         "contactInfo": {"email": "billing@example.net", "phone": ""},
         "comments": "",
         "revenueSharePercent": 70,
@@ -304,7 +306,7 @@ def _plan(plan: MonetizationPlan) -> PlanObject:
         status=record.status,
         type="count",
         pt_type="count",
-        tiers=[TierObject(**_tier_members(tier)) for tier in plan.tiers],
+        tiers=[TierObject(**_tier_members(tier), active=plan.is_in_force) for tier in plan.tiers],
         contact_info=_ContactInfo(record.contact_email, record.contact_phone),
         comments=record.comments,
         revenue_share_percent=record.revenue_share_percent,

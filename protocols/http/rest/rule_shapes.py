@@ -161,7 +161,9 @@ class OwnRulesQuery(Paging):
 
 class RulesOfUserQuery(Paging):
     exclude_disabled: Annotated[bool, about("Only rules that are enabled")] = False
-    scope: Annotated[tuple[str, ...], ids("allApplications, thisApplication or both; absent: both")] = ()
+    scope: Annotated[
+        tuple[str, ...], ids("Any of allApplications, thisApplication, otherApplications; absent: the first two")
+    ] = ()
     owner: Annotated[str, about("Ignored")] | None = None
     include_body: Annotated[bool, about("The stored `rule` of invalid rules, too")] = False
 
@@ -319,7 +321,7 @@ def rule_object(shown: ShownRule, *, with_body: bool) -> RuleObject:
         name=record.name,
         description=record.description,
         language_version=1,
-        rule=UNSET if is_invalid and not with_body else Raw(record.body.encode()),
+        rule=UNSET if is_invalid and not with_body else Raw(msgspec.json.format(record.body.encode(), indent=-1)),
         invalidated_on=absent_if_none(record.invalidated_on),
         error=_error(shown.findings) if is_invalid else UNSET,
         warning=_warning(shown) if shown.warnings else UNSET,

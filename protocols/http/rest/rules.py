@@ -12,7 +12,7 @@ from broker.errors import INVALID, REQUIRED, Finding, ValidationFailed
 from broker.messages.room import MessagesRoom
 from broker.rules.room import RulesRoom
 from broker.rules.rule import SendAction
-from broker.rules.rulebook import CHANGED_MEANWHILE, SCOPES, NewRule, RuleChanges
+from broker.rules.rulebook import CHANGED_MEANWHILE, OTHER_APPLICATIONS, SCOPES, NewRule, RuleChanges
 from broker.rules.storing import TOO_MANY_RULES
 from broker.rules.text import provision_text
 from broker.rules.turns import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
@@ -47,6 +47,7 @@ from storage.rules import RuleRecord
 
 _RULE: Final = "/rules/{ruleId}"
 _CANNOT_SIMULATE: Final = f"{TOO_MANY_DEVICES}. {TOO_LONG}. {TOO_MANY_AT_ONCE}."
+_SCOPES_OF_LISTS: Final = {one.lower(): one for one in (*SCOPES, OTHER_APPLICATIONS)}
 _PROVISION_EXAMPLE: Final = f"""[[rules]]
 id = "{samples.RULE}"
 owner = "{samples.UID}"
@@ -153,17 +154,19 @@ class RuleCalls(RestCalls):
         tokens=USER_OR_APPLICATION,
         on=NAMED_USER,
         summary="Rules of a user",
-        about="Those for all applications, and those of this application.",
+        about="Those for all applications, and those of this application; with `scope=otherApplications` those of "
+        "other applications, as `GET /rules/{ruleId}` shows them.",
     )
     async def of_user(
         self, caller: Caller, user: UserRecord, query: RulesOfUserQuery
     ) -> NumberedPage[list[RuleObject]]:
-        if not set(query.scope) <= set(SCOPES):
+        scopes = [_SCOPES_OF_LISTS.get(one.lower()) for one in query.scope]
+        if None in scopes:
             raise ValidationFailed.of("scope", INVALID)
         found, total = await self._rules.rulebook.of_user(
             caller,
             user.key,
-            scopes=query.scope or SCOPES,
+            scopes=[one for one in scopes if one] or SCOPES,
             only_enabled=query.exclude_disabled,
             offset=query.offset,
             count=query.count,

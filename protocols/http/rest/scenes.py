@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import UNSET, Raw, UnsetType
 from quart import Response
 
@@ -257,7 +258,7 @@ def _object(scene: Scene) -> SceneObject:
         findings = [FindingObject(one.field, list(one.messages)) for one in scene.findings]
         error = _SceneError(failed.code, str(failed), [findings])
     # Spliced as they are: they were checked when they came.
-    actions: Any = Raw(record.actions.encode())
+    actions: Any = Raw(msgspec.json.format(record.actions.encode(), indent=-1))
     return SceneObject(
         id=record.id,
         uid=record.user_id,

@@ -281,8 +281,8 @@ class TestModelsOfRules:
         assert tuple(models.output_for_rule(7, 0, world.kitchen, value) for value in (7.5, 1.0)) == outputs
         assert models.output_for_rule(7, 0, world.hall, 1.0) is None  # it has too few values
         assert models.output_for_rule(7, 1, world.kitchen, 1.0) is None
-        assert models.waiting(7, 0, world.kitchen) is None
-        assert models.waiting(7, 0, world.hall) == (of_hall.id, "is training")
+        assert models.waiting(of_kitchen.id, 7, 0, world.kitchen) is None
+        assert models.waiting(of_hall.id, 7, 0, world.hall) == "is training"
         await services.core.database.write(
             lambda tx: models.delete_for_rule(tx, 7), announce=lambda _: models.rules_changed()
         )

@@ -1,5 +1,6 @@
 """A condition with a `transformer`: its model comes and goes with the rule, and decides once it is ready."""
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,14 +8,14 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.devices.inventory import NewDevice
 from broker.models.models import TOO_MANY_OF_RULES
-from broker.rules.rulebook import RuleChanges
+from broker.rules.rulebook import NewRule, RuleChanges
 from broker.services import Services
 from storage.keys import Milliseconds
 from storage.models import ModelRecord
 from tests.broker.models.worlds import TaughtLearner, send_wave
 from tests.broker.rules.home import Home, body, when
 from tests.builders import ServicesOpener
-from tests.factories import ADA, KITCHEN, LIGHT_TYPE, NOW_MS, build_world
+from tests.factories import ADA, ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, build_world
 
 SOON = {"transformer": {"type": "prediction", "parameters": {"predictIn": 300}}}
 
@@ -43,6 +44,17 @@ async def test_a_condition_waits_for_its_model(home: Home) -> None:
     (warning,) = (await home.standing(rule)).warnings
     (model,) = await models(home.services)
     assert (warning.model_id, len(warning.messages)) == (model.id, 1)
+
+
+async def test_the_first_answer_names_the_model(home: Home) -> None:
+    """The commit of the rule is told before the trainer has read its model."""
+    ada = await home.services.accounts.users.find(ADA)
+    caller = await home.services.accounts.tokens.caller(ADA_TOKEN)
+    new = NewRule("Rule", json.dumps(body([when("temperature", ">", 25, **SOON)])).encode())
+    made = await home.services.rules.rulebook.create(caller, ada, new)
+    (warning,) = (await home.services.rules.showing.shown(made)).warnings
+    (model,) = await models(home.services)
+    assert warning.model_id == model.id
 
 
 async def test_a_ready_model_decides(home: Home) -> None:

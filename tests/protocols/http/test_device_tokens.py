@@ -4,12 +4,13 @@ import httpx
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from broker.accounts.tokens import CONSOLE_ID
 from broker.facts import TokenRevoked
 from broker.ids import is_id
 from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
 from broker.services import Services
-from tests.factories import ADA, ADA_TOKEN, DASHBOARD, KITCHEN, KITCHEN_TOKEN, World
+from tests.factories import ADA, ADA_TOKEN, DASHBOARD, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World
 from tests.protocols.http.conftest import bearer
 
 PATH = f"/devices/{KITCHEN}/tokens"
@@ -42,11 +43,16 @@ async def test_the_life_of_a_token(api: httpx.AsyncClient) -> None:
     assert (await api.put(PATH, headers=headers)).json()["data"]["accessToken"] != token
 
 
-async def test_a_token_that_an_operator_gave_has_no_application(
+async def test_a_token_that_an_operator_gave_is_of_the_console(
     services: Services, world: World, api: httpx.AsyncClient
 ) -> None:
     await services.core.database.write(lambda tx: tx.connection.execute("UPDATE device_token SET application = NULL"))
-    assert "cid" not in (await api.get(PATH, headers=bearer(ADA_TOKEN))).json()["data"]
+    assert (await api.get(PATH, headers=bearer(ADA_TOKEN))).json()["data"]["cid"] == CONSOLE_ID
+    await services.provisioning.apply(
+        {"devices": [{"id": KITCHEN, "owner": ADA, "type": LIGHT_TYPE, "token": "5c" * 16, "name": "Kitchen light"}]}
+    )
+    given = (await api.get(PATH, headers=bearer(ADA_TOKEN))).json()["data"]
+    assert given == {"accessToken": "5c" * 16, "uid": ADA, "did": KITCHEN, "cid": CONSOLE_ID}
 
 
 async def test_two_new_tokens_at_once_leave_one_and_tell_of_every_former_one(

@@ -137,6 +137,12 @@ async def test_a_type_is_seen_by_whom_one_of_its_devices_is_shared_with(
     entry = {"user": "bob@example.org", "application": PANEL, "device_type": "*", "permissions": ["READ"]}
     await services.provisioning.apply({"grants": [entry]})
     assert (await get(api, f"/devicetypes/{PRIVATE}", BOB_TOKEN))["data"]["ownedByCurrentUser"] is False
+    await services.core.database.write(lambda tx: tx.connection.execute("UPDATE device_type SET published = 1"))
+    await services.core.database.write(
+        lambda tx: tx.connection.execute("DELETE FROM access_grant WHERE device_type IS NULL")
+    )
+    assert await listed(api, "/users/self/devicetypes?includeShared=1", BOB_TOKEN) == [LAMP], "a share tells nothing"
+    await services.provisioning.apply({"grants": [entry]})
     assert await listed(api, "/users/self/devicetypes?includeShared=1", BOB_TOKEN) == [LAMP, PRIVATE]
 
 

@@ -115,7 +115,7 @@ async def test_a_plan_is_answered_under_data_and_flat_with_every_member(
     assert answer == record
     assert [set(tier) for tier in record["tiers"]] == [
         {"ptid", "name", "type", "description", "cost", "messageLimit", "interval", "billingInterval"}
-        | {"createdOn", "modifiedOn"}
+        | {"createdOn", "modifiedOn", "active"}
     ] * 2
     ptids = [tier.pop("ptid") for tier in record["tiers"]]
     assert len(set(ptids)) == 2
@@ -128,10 +128,10 @@ async def test_a_plan_is_answered_under_data_and_flat_with_every_member(
         "ptType": "count",
         "tiers": [
             {"name": "Free", "type": "free", "description": "", "cost": "0.00", "messageLimit": 150}
-            | {"interval": "DAILY", "billingInterval": "ONCE"}
+            | {"interval": "DAILY", "billingInterval": "ONCE", "active": False}
             | stamps,
             {"name": "Plus", "type": "paid", "description": "No daily limit", "cost": "2.99", "messageLimit": -1}
-            | {"interval": "DAILY", "billingInterval": "ONCE"}
+            | {"interval": "DAILY", "billingInterval": "ONCE", "active": False}
             | stamps,
         ],
         "contactInfo": {"email": "sales@example.org", "phone": "+49 30 1234"},
@@ -240,6 +240,8 @@ async def test_plans_are_chosen_by_status_and_by_being_the_latest(
 ) -> None:
     listed = (await api.get(PLANS + query, headers=bearer(ADA_TOKEN))).json()["data"]
     assert [plan["version"] for plan in listed["pricingTiers"]] == versions
+    for plan in listed["pricingTiers"]:
+        assert {tier["active"] for tier in plan["tiers"]} == {plan["version"] == 2}
 
 
 async def test_a_plan_goes_from_new_over_pending_to_a_decision_and_stays_there(

@@ -247,6 +247,58 @@ async def test_what_another_application_sees(
     await beta("DELETE", f"/rules/{own['id']}", 403)
 
 
+async def test_rules_of_other_applications_are_listed_as_they_are_shown(
+    ada: Client, api: httpx.AsyncClient, services: Services, world: World
+) -> None:
+    beta = await beta_of(api, services)
+    lights = [await ada.rule(), await ada.rule(scope="allApplications")]
+    mine = await beta.rule()
+    path = "/users/self/rules?scope="
+    listed = (await beta("GET", f"{path}otherApplications"))["data"]
+    assert [one["id"] for one in listed] == [one["id"] for one in lights]
+    for one in listed:
+        shown = (await beta("GET", f"/rules/{one['id']}"))["data"]
+        shown.pop("waitsFor", None)  # of one rule only
+        assert one == shown
+        assert one["name"] == "Warm"
+    key = (await services.core.database.read(lambda tx: tx.accounts.applications_named("Beta")))[0].key
+    await allow(services, GrantRecord(world.ada, key, world.light_type, read=False, write=False))
+    for one in (await beta("GET", f"{path}OTHERAPPLICATIONS"))["data"]:
+        assert one == (await beta("GET", f"/rules/{one['id']}"))["data"]
+        assert set(one) <= {"uid", "id", "aid", "scope"}
+    both = (await beta("GET", f"{path}thisApplication,otherApplications"))["data"]
+    assert [one["id"] for one in both] == [lights[0]["id"], lights[1]["id"], mine["id"]]
+    assert len((await beta("GET", "/users/self/rules"))["data"]) == 2, "not by default"
+    others = (await ada("GET", f"{path}otherApplications"))["data"]
+    assert [(one["id"], one["aid"]) for one in others] == [(mine["id"], "be" * 16)]
+
+
+async def test_a_rule_whose_device_is_shared_no_more_says_so_and_hides_what_it_must(
+    ada: Client, api: httpx.AsyncClient, services: Services, world: World
+) -> None:
+    await services.provisioning.apply({"shares": [{"device": BOBS, "with": ADA}]})
+    body = {"if": {"and": [WARM | {"sdid": BOBS}]}, "then": [ON]}
+    own, for_all = await ada.rule(body), await ada.rule(body, scope="allApplications")
+    device = await services.devices.registry.find(BOBS)
+    (record,), _ = await services.devices.shares.of_device(device, offset=0, count=1)
+    await services.devices.shares.remove(record.id)
+    await wait_all_tasks_blocked()
+    shown = (await ada("GET", f"/rules/{own['id']}"))["data"]
+    assert findings(shown["error"]) == {"rule.if.and.0.sdid": [f'Device "{BOBS}" is no longer shared']}
+    hidden = (await ada("GET", f"/rules/{for_all['id']}"))["data"]
+    assert hidden == {"uid": ADA, "id": for_all["id"], "scope": "allApplications"}
+
+
+async def test_a_rule_is_answered_compact(ada: Client) -> None:
+    text = json.dumps({"name": "Warm", "rule": BODY}, indent=2)
+    answer = await ada.raw("POST", "/rules", content=text)
+    assert answer.status_code == 200, answer.text
+    again = await ada.raw("GET", f"/rules/{answer.json()['data']['id']}")
+    for one in (answer, again):
+        shown = json.dumps(one.json()["data"]["rule"], separators=(",", ":"))
+        assert shown in one.text
+
+
 BETA_TOKEN = "4a" * 16
 
 

@@ -1,5 +1,6 @@
 """/scenes: made, read, changed, activated and invalid (reference 12.5)."""
 
+import json
 import tomllib
 from typing import Any, Final
 
@@ -136,6 +137,13 @@ async def test_every_call_answers_the_scene_as_it_was_sent(
         ("scene_changed", ADA),
         ("scene_removed", ADA),
     ]
+
+
+async def test_a_scene_is_answered_compact(api: httpx.AsyncClient, lamp: str) -> None:
+    scene = {"name": "Evening", "actions": [{"ddid": lamp, "action": "set", "parameters": ALL_PARAMETERS}]}
+    answer = await api.post("/scenes", content=json.dumps(scene, indent=2), headers=bearer(ADA_TOKEN))
+    assert answer.status_code == 200, answer.text
+    assert json.dumps(answer.json()["data"]["actions"], separators=(",", ":"), ensure_ascii=False) in answer.text
 
 
 async def test_lists_have_pages_and_the_user_is_that_of_the_token(api: httpx.AsyncClient, world: World) -> None:
