@@ -47,6 +47,8 @@ from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
 from broker.trials.room import TrialsRoom, open_trials
 from broker.trusted_time import TrustedTime
+from broker.wills.room import open_wills
+from broker.wills.wills import Wills
 from config.settings import Settings
 from storage.database import Database
 
@@ -66,6 +68,7 @@ class Services:
     messages: MessagesRoom
     device_sessions: DeviceSessionsRoom
     topics: TopicsRoom
+    wills: Wills
     routing: RoutingRoom
     trials: TrialsRoom
     export: Exports
@@ -168,6 +171,7 @@ async def _open_rooms(
     messages = await open_messages(core, devices, limits)
     device_sessions = await open_device_sessions(core)
     topics = await open_topics(core, device_sessions)
+    wills = await open_wills(core, devices, limits, messages, device_sessions, topics)
     routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
     trials = await open_trials(core, mail, accounts, device_types, devices)
     export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
@@ -202,6 +206,7 @@ async def _open_rooms(
         messages=messages,
         device_sessions=device_sessions,
         topics=topics,
+        wills=wills,
         routing=routing,
         trials=trials,
         export=export,

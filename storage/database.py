@@ -41,6 +41,7 @@ from storage.models import ModelStore
 from storage.monetization import MonetizationStore
 from storage.mqtt_sessions import MqttSessionStore
 from storage.mqtt_topics import MqttTopicStore
+from storage.mqtt_wills import MqttWillStore
 from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
@@ -131,6 +132,7 @@ class Transaction:
         self.monetization = MonetizationStore(connection)
         self.mqtt_sessions = MqttSessionStore(connection)
         self.mqtt_topics = MqttTopicStore(connection)
+        self.mqtt_wills = MqttWillStore(connection)
         self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)

@@ -25,6 +25,7 @@ _KEPT_ONCE: Final = (
     "mqtt_received",
     "mqtt_subscription",
     "mqtt_session",
+    "mqtt_will",
 )
 
 

@@ -55,19 +55,22 @@ class ServicesOpener:
     def __call__(
         self,
         *,
+        settings: Settings | None = None,
         engine: Engine | None = None,
         clock: Clock | None = None,
         run_sync: RunSync = run_inline,
         **ports: Unpack[Ports],
     ) -> AbstractAsyncContextManager[Services]:
-        """`engine`, `clock` and `ports` replace what the opener was made with."""
+        """`settings`, `engine`, `clock` and `ports` replace what the opener was made with."""
         engine = engine or self._engine
         is_on_loop = run_sync is run_inline or isinstance(run_sync, OnTheLoop)
         if is_on_loop and is_migrated(engine):
             database: Database = InlineDatabase(engine, run_sync=run_sync)
         else:
             database = Database(engine, run_sync=run_sync, readers=1 if run_sync is run_inline else 4)
-        return open_services(self._settings, database, self._vault, clock or self._clock, **(self._ports | ports))
+        return open_services(
+            settings or self._settings, database, self._vault, clock or self._clock, **(self._ports | ports)
+        )
 
 
 def opener_in(folder: Path) -> ServicesOpener:

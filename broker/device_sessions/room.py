@@ -23,5 +23,4 @@ async def open_device_sessions(core: Core) -> DeviceSessionsRoom:
         return DeviceSessionsRoom(None if settings.topics == "service" else sessions, sessions)
     await sessions.resume()
     core.life.worker("mqtt sessions", sessions.sweep_forever)
-    core.life.worker("mqtt wills", sessions.speak_forever)
     return DeviceSessionsRoom(sessions, sessions)

@@ -6,7 +6,6 @@ the last Action that it has seen, and the message log has the others. So an Acti
 the daemon is killed, and a session that is away costs nothing.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,8 +44,7 @@ class DeviceSessions:
         self._current: dict[DeviceKey, DeviceSession] = {}  # of connections
         self._known: dict[DeviceKey, DeviceSession] = {}  # those that messages go to: also of devices that are away
         self._on_end: list[Callable[[DeviceKey], None]] = []
-        self._wills: dict[DeviceKey, tuple[float, Callable[[], None]]] = {}
-        self._will_due = trio.Event()
+        self._on_begin: list[Callable[[DeviceKey, bool], None]] = []
         self._resumed = self._expired = self._dropped = 0
 
     async def resume(self) -> None:
@@ -59,6 +57,10 @@ class DeviceSessions:
     def on_end(self, handler: Callable[[DeviceKey], None]) -> None:
         """Call `handler` when the session of a device has ended."""
         self._on_end.append(handler)
+
+    def on_begin(self, handler: Callable[[DeviceKey, bool], None]) -> None:
+        """Call `handler` when a connection of a device has begun, with whether the device's session goes on."""
+        self._on_begin.append(handler)
 
     def away(self) -> Sequence[DeviceSession]:
         """The sessions of all devices, after `resume`."""
@@ -113,9 +115,8 @@ class DeviceSessions:
                 self._write(away, steps.settle, delivery.number)
             self._tell_end(session.device)
         self._known[session.device] = session
-        _, will = self._wills.pop(session.device, (0.0, None))
-        if will is not None and not is_present:  # the session that it belonged to has ended
-            will()
+        for handler in self._on_begin:
+            handler(session.device, is_present)
         begun(session, is_present)
 
     def subscribe(
@@ -232,24 +233,6 @@ class DeviceSessions:
     def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object, size: int = 0) -> None:
         if session.is_stored:
             self._database.write_with_next(partial(work, session.device, *arguments), size=size + WRITE_BYTES)
-
-    # --- Wills ---
-
-    def delay_will(self, device: DeviceKey, seconds: float, publish: Callable[[], None]) -> None:
-        """Publish a will after so many seconds, unless the session goes on before, or at once when it ends."""
-        self._wills[device] = (trio.current_time() + seconds, publish)
-        self._will_due.set()
-
-    async def speak_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        while True:
-            due = min((at for at, _ in self._wills.values()), default=math.inf)
-            with trio.move_on_at(due):
-                self._will_due = trio.Event()
-                await self._will_due.wait()
-            now = trio.current_time()
-            for device in [device for device, (at, _) in self._wills.items() if at <= now]:
-                self._wills.pop(device)[1]()
 
     # --- Expiry ---
 

@@ -32,6 +32,7 @@ def begin(
         store.remove(device)
     session.is_stored = session.expiry_seconds > 0 or is_present
     if is_present and known is not None:
+        tx.mqtt_wills.forget(device, is_away=True)  # the device is back in time
         session.subscriptions = store.subscriptions(device)
         session.deliveries = store.deliveries(device)
         session.received = store.received(device)

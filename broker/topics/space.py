@@ -30,6 +30,11 @@ from storage.mqtt_topics import RetainedRecord
 _LOOKS_OF_A_DELIVERY: Final = 50
 #: What a delivery costs that is written, and whose end is written, beside one that is only sent.
 _WRITTEN_DELIVERY: Final = 3
+#: With more deliveries of one message, each counts as a frame of overhead of the device that has published it.
+_FAN_OUT: Final = 16
+#: What it costs to retain a message, in frames of overhead: a write of its own, and more of them for a large one.
+_RETAINED_FRAMES: Final = 4
+_RETAINED_BYTES_OF_A_FRAME: Final = 4_096
 #: Where the service's own topics are. No message of the open topic space has such a topic.
 SERVICE: Final = (b"/v1.1/", b"v1.1/")
 
@@ -155,6 +160,14 @@ class TopicSpace:
         self._tree.add(inner, device, subscription, group)
 
     # --- Messages ---
+
+    def distribute(self, message: TopicMessage, source: DeviceKey, pace: Pace) -> None:
+        """As `publish`; what it costs is spent from the pace. Raises TooManyRetained."""
+        if message.retain:
+            pace.spend(_RETAINED_FRAMES + len(message.payload) // _RETAINED_BYTES_OF_A_FRAME)
+        reached = self.publish(message, source)
+        if reached > _FAN_OUT:
+            pace.spend(reached)
 
     def publish(self, message: TopicMessage, source: DeviceKey) -> int:
         """Deliver a message to all who subscribe to its topic; return what that cost, in deliveries. The topic is

@@ -155,6 +155,10 @@ BROKER: Final[Mapping[str, Part]] = {
         "expired": _total("mqtt_sessions_expired", "MQTT sessions whose time has passed."),
         "deliveries_dropped": _total("mqtt_deliveries_dropped", "Deliveries that MQTT sessions have lost."),
     },
+    "mqtt wills": {
+        "waiting": _now("mqtt_wills_waiting", "Wills that wait for their delay."),
+        "published": _total("mqtt_wills_published", "Wills that were published."),
+    },
     "feeds": {
         "subscribers": _now("feed_subscribers", "Subscribers of live feeds."),
         "messages_offered": _total("feed_messages_offered", "Messages that were offered to subscribers."),

@@ -24,6 +24,7 @@ from protocols.mqtt.packets import (
     PubComp,
     PubRec,
     PubRel,
+    ReasonCode,
     RequestedFilter,
     Subscribe,
     TooManyFilters,
@@ -68,6 +69,7 @@ def _decode_connect(fields: Fields, level: int) -> Connect:
         of_will = decode_properties(fields, In.WILL) if level == MQTT_5 else NO_PROPERTIES
         topic = fields.topic("MQTT-3.1.3-10")
         will = Will(topic, fields.binary(), flags >> 3 & 3, flags & 0x20 != 0, of_will)
+        _check_will(will)
     # Version 3.1, section 3.1: the remaining length takes precedence over the two flags.
     may_be_missing = level == MQTT_3_1
     user_name = password = None
@@ -86,6 +88,17 @@ def _decode_connect(fields: Fields, level: int) -> Connect:
         password=password,
         properties=properties,
     )
+
+
+def _check_will(will: Will) -> None:
+    if b"+" in will.topic or b"#" in will.topic:
+        raise MalformedPacket("a will topic with wildcards", "MQTT-3.3.2-2", code=ReasonCode.TOPIC_NAME_INVALID)
+    if will.properties.payload_format == 1:
+        try:
+            will.payload.decode()
+        except UnicodeDecodeError:
+            reason = "a will that is not the text that it is said to be"
+            raise ProtocolError(reason, code=ReasonCode.PAYLOAD_FORMAT_INVALID) from None
 
 
 def _check_connect_flags(flags: int, level: int) -> None:

@@ -103,7 +103,8 @@ class Deliveries:
         is_told = connect.level == MQTT_5
         properties = connack_properties(connect, client_id, self._settings) if is_told else NO_PROPERTIES
         if self._sessions is None:
-            self._outbox.put(self._session.accept(properties))
+            if not self._session.is_closed:  # the connection may have ended while its will was stored
+                self._outbox.put(self._session.accept(properties))
             return
         await self._sessions.begin(
             DeviceSession(self._device.key, client_id, session_seconds(connect, self._settings)),
@@ -157,13 +158,9 @@ class Deliveries:
         if self._lasting is not None:
             self._lasting.expiry_seconds = min(seconds, self._settings.session_max_seconds)
 
-    def speak_later(self, seconds: int, publish: Callable[[], None]) -> bool:
-        """Publish a will after a while, when the session outlives the connection; else False."""
-        lasting = self._lasting
-        if not seconds or lasting is None or not lasting.expiry_seconds or self._sessions is None:
-            return False
-        self._sessions.delay_will(self._device.key, min(seconds, lasting.expiry_seconds), publish)
-        return True
+    def seconds_until_due(self, will_delay: int) -> int:
+        """How long a will waits: at most for as long as the session outlives the connection."""
+        return 0 if self._lasting is None else min(will_delay, self._lasting.expiry_seconds)
 
     # --- Messages of QoS 2 from the device ---
 

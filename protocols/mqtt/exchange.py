@@ -18,16 +18,18 @@ from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
-from broker.topics.space import SERVICE, TopicMessage, TopicSpace
+from broker.topics.space import SERVICE
 from broker.topics.tree import is_topic
 from broker.trace.refusals import Refusals
 from config.limits import MAX_DATA_BYTES, MQTT_TOPIC_ALIASES, MQTT_TOPIC_BYTES_MAX
 from protocols.mqtt.answers import Reason, Reasons
 from protocols.mqtt.deliveries import Deliveries
 from protocols.mqtt.errors import CLOSE_CODES, publish_reason
-from protocols.mqtt.messages import message_of, message_of_will, with_topic
+from protocols.mqtt.messages import message_of, will_record, with_topic
+from protocols.mqtt.negotiation import session_seconds
 from protocols.mqtt.packets import (
     MQTT_5,
+    Connect,
     Packet,
     ProtocolError,
     Publish,
@@ -53,18 +55,14 @@ from protocols.mqtt.session import (
 )
 from protocols.outbox import Outbox
 from protocols.refusals import PublishForbidden, SubscribeForbidden, device_text
+from storage.mqtt_wills import WillRecord
 from storage.sql import StoreError
 
 # Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
 # the journal. This limit bounds the messages of one connection that wait while the store is slow.
 MAX_UNACKNOWLEDGED = 20_000
-# With more deliveries of one message, each counts as a frame of overhead of the device that has published it.
-_FAN_OUT = 16
 # Behind so many, other connections have their turn before the packets that are left.
 _DELIVERIES_OF_A_TURN = 48
-# What it costs to retain a message, in frames of overhead: a write of its own, and more of them for a large one.
-_RETAINED_FRAMES = 4
-_RETAINED_BYTES_OF_A_FRAME = 4_096
 
 
 class MqttExchange:
@@ -80,6 +78,7 @@ class MqttExchange:
         "_device",
         "_end",
         "_goes_on",
+        "_had_will",
         "_ingest",
         "_meter",
         "_outbox",
@@ -92,6 +91,7 @@ class MqttExchange:
         "_space",
         "_stored",
         "_unacknowledged",
+        "_will",
         "deliveries",
         "left",
         "pace",
@@ -125,10 +125,32 @@ class MqttExchange:
         self._space = rooms.topics.space
         self._aliases: dict[int, bytes] = {}
         self._goes_on = True  # until the device floods
+        self._will: WillRecord | None = None  # until the connection has ended
+        self._had_will = False
         #: Packets of the last turn that were not processed; the next call of `handle` must have them.
         self.left: Sequence[Packet] = ()
         line = rooms.limits.overhead
         self.pace: Pace = line.pace() if self._space is None else self._space.pace(device.key, line)
+
+    async def begin(self, connect: Connect) -> None:
+        """Accept the connection, with its session, when its will is stored. Raises StoreError."""
+        wills, settings = self._rooms.wills, self._rooms.core.settings.mqtt
+        if connect.will is not None and (topic := self._topic_of_will(connect.will)) is not None:
+            delay = min(connect.will.properties.will_delay or 0, session_seconds(connect, settings))
+            self._will = will_record(connect.will, self._device.key, topic, delay)
+            if self._rooms.device_sessions.sessions is None:
+                await wills.keep(self._will)
+            else:
+                wills.keep_with_next(self._will)  # in the commit of the session
+        await self.deliveries.begin(connect)
+
+    def _topic_of_will(self, will: Will) -> bytes | None:
+        """Empty when the will is a message of the device. None for a topic that the device cannot publish to: such a
+        will is dropped (reference 16.2)."""
+        if will.topic in self._own_topics:
+            return b""
+        is_open = self._space is not None and is_topic(will.topic) and not will.topic.startswith(SERVICE)
+        return will.topic if is_open else None
 
     def handle(self, packets: Sequence[Packet]) -> None:
         """Process the packets of one turn; see `left`."""
@@ -301,15 +323,7 @@ class MqttExchange:
             raise PublishForbidden
         if not self._rooms.topics.access.may_publish(self._device, packet.topic):
             raise PublishForbidden
-        self._distribute(space, message_of(packet, self._rooms.core.clock.now_ms()))
-
-    def _distribute(self, space: TopicSpace, message: TopicMessage) -> None:
-        """Raises TooManyRetained."""
-        if message.retain:
-            self.pace.spend(_RETAINED_FRAMES + len(message.payload) // _RETAINED_BYTES_OF_A_FRAME)
-        reached = space.publish(message, self._device.key)
-        if reached > _FAN_OUT:
-            self.pace.spend(reached)
+        space.distribute(message_of(packet, self._rooms.core.clock.now_ms()), self._device.key, self.pace)
 
     def _refuse(self, packet: Publish, error: DomainError) -> None:
         self.pace.spend()
@@ -370,7 +384,7 @@ class MqttExchange:
             case PeerLeft(will=will, session_expiry=seconds):
                 if seconds is not None:
                     self.deliveries.expire(seconds)
-                self._speak(will)
+                self._end_will(is_due=will is not None)
             case _:  # events of CONNECT cannot come any more
                 pass
 
@@ -431,37 +445,27 @@ class MqttExchange:
 
     def leave(self, *, may_speak: bool = True) -> None:
         """The connection has ended: publish the will, unless the peer has sent DISCONNECT or `may_speak` is False."""
-        for event in self._session.connection_lost():
-            self._speak(event.will if may_speak else None)
+        (event,) = self._session.connection_lost() or (None,)
+        self._end_will(is_due=event is not None and event.will is not None and may_speak)
         self.deliveries.leave()
 
+    def _end_will(self, *, is_due: bool) -> None:
+        """The connection has ended: publish its will, now or after its delay, or forget it."""
+        will, self._will = self._will, None
+        if will is not None:
+            self._had_will = True
+            seconds = self.deliveries.seconds_until_due(will.delay_seconds)
+            self._rooms.wills.leave(self._device, will, is_due=is_due, seconds=seconds, meter=self._meter)
+
     async def finish(self) -> None:
-        """After `leave`: what goes on for a session that outlives the connection."""
+        """After `leave`: what goes on for a session that outlives the connection. The connection is closed when it is
+        durable what becomes of its will."""
+        if self._had_will:
+            await self._wait_committed()
         while self.deliveries.is_searching:
             await trio.lowlevel.checkpoint()
             self._search()
             await self.pace.wait()
-
-    def _speak(self, will: Will | None) -> None:
-        """Publish a will. One to a topic that the device may not publish to is dropped (reference 16.2)."""
-        if will is None:
-            return
-        if will.topic in self._own_topics:
-            publish = partial(self._publish, Publish(will.topic, will.payload, b"", 0, 0x30))
-        elif self._space is not None and is_topic(will.topic) and not will.topic.startswith(SERVICE):
-            publish = partial(self._publish_will, self._space, will)
-        else:
-            return
-        if not self.deliveries.speak_later(will.properties.will_delay or 0, publish):
-            publish()
-
-    def _publish_will(self, space: TopicSpace, will: Will) -> None:
-        with suppress(DomainError):  # there is nobody to tell
-            if self._meter is not None:
-                self._meter.count()
-            if not self._rooms.topics.access.may_publish(self._device, will.topic):
-                raise PublishForbidden
-            self._distribute(space, message_of_will(will, self._rooms.core.clock.now_ms()))
 
 
 def note_fault(refusals: Refusals, fault: ProtocolError) -> None:

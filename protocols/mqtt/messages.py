@@ -11,8 +11,9 @@ from protocols.mqtt.fields import Fields
 from protocols.mqtt.packets import Publish, PublishWithProperties, Will
 from protocols.mqtt.properties import In, changed, decode_properties, encode_properties
 from protocols.mqtt.values import NO_PROPERTIES, Properties
-from storage.keys import Milliseconds
+from storage.keys import DeviceKey, Milliseconds
 from storage.mqtt_sessions import DeliveryRecord
+from storage.mqtt_wills import WillRecord
 
 _NO_MORE: Final = b""
 
@@ -20,23 +21,30 @@ _NO_MORE: Final = b""
 def message_of(packet: Publish, now_ms: Milliseconds) -> TopicMessage:
     """Raises BadRequest when the payload is not the text that it is said to be."""
     properties = packet.properties if isinstance(packet, PublishWithProperties) else NO_PROPERTIES
-    return _message(packet.topic, packet.payload, packet.qos, packet.retain, properties, now_ms)
-
-
-def message_of_will(will: Will, now_ms: Milliseconds) -> TopicMessage:
-    return _message(will.topic, will.payload, will.qos, will.retain, will.properties, now_ms)
-
-
-def _message(
-    topic: bytes, payload: bytes, qos: int, retain: bool, properties: Properties, now_ms: Milliseconds
-) -> TopicMessage:
     if properties.payload_format == 1:
         try:
-            payload.decode()
+            packet.payload.decode()
         except UnicodeDecodeError as error:
             raise BadRequest from error
     expiry = properties.message_expiry
-    # Only these are for the receivers [MQTT-3.3.2-4, -15, -16, -17, -20].
+    return TopicMessage(
+        topic=packet.topic,
+        payload=packet.payload,
+        qos=packet.qos,
+        retain=packet.retain,
+        properties=_forwarded(properties),
+        expires_on=None if expiry is None else Milliseconds(now_ms + expiry * 1000),
+    )
+
+
+def will_record(will: Will, device: DeviceKey, topic: bytes, delay_seconds: int) -> WillRecord:
+    """The will of a device, to this topic. Its payload is the text that it is said to be: CONNECT was checked."""
+    expiry, properties = will.properties.message_expiry, _forwarded(will.properties)
+    return WillRecord(device, topic, will.payload, will.qos, will.retain, properties, expiry, delay_seconds)
+
+
+def _forwarded(properties: Properties) -> bytes:
+    """Those for the receivers, encoded [MQTT-3.3.2-4, -15, -16, -17, -20]."""
     forwarded = Properties(
         payload_format=properties.payload_format,
         content_type=properties.content_type,
@@ -44,14 +52,7 @@ def _message(
         correlation_data=properties.correlation_data,
         user_properties=properties.user_properties,
     )
-    return TopicMessage(
-        topic=topic,
-        payload=payload,
-        qos=qos,
-        retain=retain,
-        properties=_NO_MORE if forwarded == NO_PROPERTIES else encode_properties(forwarded),
-        expires_on=None if expiry is None else Milliseconds(now_ms + expiry * 1000),
-    )
+    return _NO_MORE if forwarded == NO_PROPERTIES else encode_properties(forwarded)
 
 
 def packet_of(

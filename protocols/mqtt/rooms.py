@@ -10,6 +10,7 @@ from broker.messages.room import MessagesRoom
 from broker.registration.room import RegistrationRoom
 from broker.routing.room import RoutingRoom
 from broker.topics.room import TopicsRoom
+from broker.wills.wills import Wills
 
 
 class MqttRooms(Protocol):
@@ -35,6 +36,9 @@ class MqttRooms(Protocol):
 
     @property
     def topics(self) -> TopicsRoom: ...
+
+    @property
+    def wills(self) -> Wills: ...
 
     @property
     def routing(self) -> RoutingRoom: ...

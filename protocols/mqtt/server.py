@@ -300,7 +300,7 @@ class _Connection:
         self._connect = None
         self._scope.deadline = trio.current_time() + MQTT_CONNECT_SECONDS
         try:
-            await exchange.deliveries.begin(connect)
+            await exchange.begin(connect)
         except StoreError as error:
             if not self._session.is_closed:
                 self._outbox.put(self._session.refuse(connect_reason(refusal_for(error))))

@@ -10,6 +10,7 @@ import trio
 from trio.testing import memory_stream_pair
 
 from broker.services import Services
+from config.settings import Settings
 from protocols.hub import Hub
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import Will
@@ -262,9 +263,9 @@ class Server:
 
 
 @asynccontextmanager
-async def running(opener: ServicesOpener, run_sync: RunSync) -> AsyncIterator[Server]:
+async def running(opener: ServicesOpener, run_sync: RunSync, settings: Settings | None = None) -> AsyncIterator[Server]:
     """A server on the opener's store; on an empty store, the world of tests is built first."""
-    async with opener(run_sync=run_sync) as services, trio.open_nursery() as nursery:
+    async with opener(run_sync=run_sync, settings=settings) as services, trio.open_nursery() as nursery:
         if await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN)) is None:
             await build_world(services.core.database, services.core.vault)
         yield Server(services, nursery)

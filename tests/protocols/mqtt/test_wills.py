@@ -73,7 +73,7 @@ async def lose_its_token(server: Server, peer: Peer) -> None:
     ],
     ids=["vanished", "silent", "misbehaved", "replaced", "disconnected", "token revoked"],
 )
-@pytest.mark.parametrize("topic", [MESSAGES, MESSAGES[1:], ACTIONS, HALL_MESSAGES, b"a/+/b"])
+@pytest.mark.parametrize("topic", [MESSAGES, MESSAGES[1:], ACTIONS, HALL_MESSAGES])
 async def test_a_will_to_the_devices_own_topic_is_stored(
     server: Server, autojump_clock: MockClock, leave: Leave, is_due: bool, topic: bytes
 ) -> None:

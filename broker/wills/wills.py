@@ -1,0 +1,213 @@
+"""Wills: what is published for a device that has gone without a word (reference 16.2, 16.5, 16.6).
+
+A will is stored before its CONNACK is sent. It is published and removed in one commit, so that it is published once,
+however often the daemon is killed. What a killed daemon leaves are the wills of connections that were open, which ended
+then, and those that wait for their delay.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from broker.core import Core
+from broker.device_sessions.sessions import WRITE_BYTES
+from broker.devices.registry import Device, Devices
+from broker.errors import DomainError, PayloadTooLarge
+from broker.limits.meters import Meter
+from broker.limits.overhead import Overhead
+from broker.messages.ingest import Ingest
+from broker.topics.room import TopicsRoom
+from broker.topics.space import TopicMessage
+from config.limits import MAX_DATA_BYTES
+from storage.database import Transaction
+from storage.keys import DeviceKey, Milliseconds
+from storage.mqtt_wills import WillRecord
+from storage.sql import StoreError
+
+#: Wills that are published in one turn of the loop.
+_TURN: Final = 64
+_RETRY_SECONDS: Final = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class WillForbidden(DomainError):
+    status = 403
+    template = "The device may not publish to the topic of its will"
+
+
+@dataclass(frozen=True, slots=True)
+class WillStatistics:
+    waiting: int
+    published: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    due_at: float  # of trio's clock
+    will: WillRecord
+
+
+class Wills:
+    def __init__(self, core: Core, registry: Devices, ingest: Ingest, topics: TopicsRoom, overhead: Overhead) -> None:
+        self._core = core
+        self._database = core.database
+        self._registry = registry
+        self._ingest = ingest
+        self._topics = topics
+        self._overhead = overhead
+        self._waiting: dict[DeviceKey, _Waiting] = {}
+        self._is_due = trio.Event()
+        self._published = 0
+
+    async def resume(self) -> None:
+        """After the start of the daemon: no device is connected. `publish_forever` publishes what is due."""
+        of_connections, away = await self._database.read(_all)
+        connected = {will.device for will in of_connections}
+        # Killed between the commit of a new session, which ended the wait, and that of the will.
+        overtaken = [will for will, _ in away if will.device in connected]
+        owners = {one.key: one for one in await self._registry.get_all(will.device for will in overtaken)}
+        now, now_ms = trio.current_time(), self._core.clock.now_ms()
+        has_delays = self._core.settings.mqtt.persistent_sessions == "on"
+        for will in overtaken:
+            if will.device in owners:
+                self._publish(owners[will.device], will, None)
+        for will, due_on in away:
+            # After the clock was set back, a will waits no longer than its delay.
+            seconds = min((due_on - now_ms) / 1000, will.delay_seconds) if has_delays else 0
+            self._wait(will, now + seconds)
+        for will in of_connections:
+            due_on = Milliseconds(now_ms + will.delay_seconds * 1000)
+            self._database.write_with_next(partial(_wait, will.device, due_on), size=WRITE_BYTES)
+            self._wait(will, now + (will.delay_seconds if has_delays else 0))
+
+    def _wait(self, will: WillRecord, due_at: float) -> None:
+        self._waiting[will.device] = _Waiting(due_at, will)
+        self._is_due.set()
+
+    # --- Connections ---
+
+    async def keep(self, will: WillRecord) -> None:
+        """Store the will of a new connection. Raises StoreError."""
+        await self._database.write(partial(_keep, will))
+
+    def keep_with_next(self, will: WillRecord) -> None:
+        """As `keep`, in the next commit."""
+        self._database.write_with_next(partial(_keep, will), size=will.size + WRITE_BYTES)
+
+    def begun(self, device: DeviceKey, is_present: bool) -> None:
+        """A connection has begun, with the session that the waiting will belongs to, or with a new one."""
+        if (waiting := self._waiting.pop(device, None)) is None:
+            return
+        self._forget(device, is_away=True)
+        owner = None if is_present else self._registry.get_nowait(device)  # it is connected now
+        if owner is not None:
+            self._publish(owner, waiting.will, None)
+
+    def leave(self, device: Device, will: WillRecord, *, is_due: bool, seconds: int, meter: Meter | None) -> None:
+        """The connection has ended. Publish its will at once or after so many seconds, or forget it."""
+        if is_due and seconds:
+            due_on = Milliseconds(self._core.clock.now_ms() + seconds * 1000)
+            self._database.write_with_next(partial(_wait, device.key, due_on), size=WRITE_BYTES)
+            self._wait(will, trio.current_time() + seconds)
+            return
+        self._forget(device.key, is_away=False)
+        if is_due:
+            self._publish(device, will, meter)
+
+    def _forget(self, device: DeviceKey, *, is_away: bool) -> None:
+        self._database.write_with_next(partial(_forget, device, is_away), size=WRITE_BYTES)
+
+    # --- Publication ---
+
+    async def publish_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Publish wills when they are due; those of a daemon that has ended before any device connects."""
+        await self._publish_due()
+        task_status.started()
+        while True:
+            with trio.move_on_at(min((one.due_at for one in self._waiting.values()), default=math.inf)):
+                self._is_due = trio.Event()
+                await self._is_due.wait()
+            await self._publish_due()
+
+    async def _publish_due(self) -> None:
+        now = trio.current_time()
+        due = [one for one in self._waiting.values() if one.due_at <= now]
+        for begin in range(0, len(due), _TURN):
+            await self._ingest.wait_room()
+            await self._publish_some(due[begin : begin + _TURN])
+
+    async def _publish_some(self, due: Sequence[_Waiting]) -> None:
+        try:
+            devices = {one.key: one for one in await self._registry.get_all(one.will.device for one in due)}
+        except StoreError as error:
+            _log.warning("wills_not_published", reason=str(error))
+            for one in due:
+                if self._waiting.get(one.will.device) is one:
+                    self._wait(one.will, trio.current_time() + _RETRY_SECONDS)
+            return
+        for one in due:
+            key = one.will.device
+            if self._waiting.get(key) is not one:  # the device is back
+                continue
+            del self._waiting[key]
+            self._forget(key, is_away=True)
+            if (device := devices.get(key)) is not None:
+                self._publish(device, one.will, None)
+
+    def _publish(self, device: Device, will: WillRecord, meter: Meter | None) -> None:
+        """In the commit in which the caller has the will forgotten. Nobody is there to be told of a refusal."""
+        try:
+            if meter is not None:
+                meter.count()
+            if not will.topic:
+                self._submit(device, will.payload)
+            else:
+                self._distribute(device, will)
+            self._published += 1
+        except DomainError as refusal:
+            self._core.refusals.note("mqtt_will_refused", reason=str(refusal), caller=f"device {device.id}")
+
+    def _submit(self, device: Device, payload: bytes) -> None:
+        if len(payload) > MAX_DATA_BYTES:
+            raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
+        self._ingest.submit(device, payload)
+
+    def _distribute(self, device: Device, will: WillRecord) -> None:
+        space = self._topics.space
+        if space is None or not device.enabled or not self._topics.access.may_publish(device, will.topic):
+            raise WillForbidden
+        expiry = will.expiry_seconds
+        message = TopicMessage(
+            topic=will.topic,
+            payload=will.payload,
+            qos=will.qos,
+            retain=will.retain,
+            properties=will.properties,
+            expires_on=None if expiry is None else Milliseconds(self._core.clock.now_ms() + expiry * 1000),
+        )
+        space.distribute(message, device.key, space.pace(device.key, self._overhead))
+
+    def statistics(self) -> WillStatistics:
+        return WillStatistics(len(self._waiting), self._published)
+
+
+def _all(tx: Transaction) -> tuple[list[WillRecord], list[tuple[WillRecord, Milliseconds]]]:
+    return tx.mqtt_wills.of_connections(), tx.mqtt_wills.away()
+
+
+def _keep(will: WillRecord, tx: Transaction) -> None:
+    tx.mqtt_wills.keep(will)
+
+
+def _wait(device: DeviceKey, due_on: Milliseconds, tx: Transaction) -> None:
+    tx.mqtt_wills.wait(device, due_on)
+
+
+def _forget(device: DeviceKey, is_away: bool, tx: Transaction) -> None:
+    tx.mqtt_wills.forget(device, is_away=is_away)
