@@ -21,6 +21,7 @@ IDS_MAX: Final = 100  # ids in sdids and dids lists
 EVENT_PATTERN_MAX_CHARACTERS: Final = 64
 WORKS_TOLD: Final = 1_000  # works whose hints wait for their turn: reference 27.22
 CURSOR_MAX_CHARACTERS: Final = 128  # reference 9.3
+SEARCH_ROWS: Final = 10_000  # reference 9.3: that one search with conditions looks at
 
 NAME_MAX_CHARACTERS: Final = 64
 REDIRECT_URIS_MAX: Final = 10

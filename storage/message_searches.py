@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from heapq import merge
+from heapq import heappop, heapreplace, merge
 from itertools import chain, islice
 from types import GenericAlias
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -43,6 +43,7 @@ class Match:
 EVERYTHING = Match()
 
 SortKey = tuple[Milliseconds, Position]  # (ts, position): the order of searches
+Place = SortKey | Position  # `by_arrival`, the position alone
 
 
 def sort_key(row: MessageRow | ActionRow) -> SortKey:
@@ -103,6 +104,16 @@ class Range:
         return parameters
 
 
+class Part(NamedTuple, Generic[_Row]):
+    """What a bounded search has found, in its order.
+
+    `upto`: it has found all up to this place in its order, and none behind it; None when it has looked at all rows.
+    """
+
+    rows: list[_Row]
+    upto: Place | None
+
+
 class MessageSearches:
     def __init__(self, db: StoreConnection, log: MessageStore) -> None:
         self._db = db
@@ -114,6 +125,14 @@ class MessageSearches:
     def action_page(self, devices: Sequence[DeviceKey], search: Range) -> list[ActionRow]:
         """The Actions whose destination is one of `devices`."""
         return list(self._search(_ACTIONS, devices, search))
+
+    def some(self, devices: Sequence[DeviceKey], search: Range, *, most: int) -> Part[MessageRow]:
+        """As `page`, with a look at about `most` rows: a few of each device are looked at in any case."""
+        return self._some(_MESSAGES, devices, search, most)
+
+    def some_actions(self, devices: Sequence[DeviceKey], search: Range, *, most: int) -> Part[ActionRow]:
+        """As `action_page`, with a look at about `most` rows."""
+        return self._some(_ACTIONS, devices, search, most)
 
     def after_of(self, devices: Collection[DeviceKey], position: Position) -> list[MessageRow]:
         """The devices' rows after `position`, those of each device in order."""
@@ -134,15 +153,17 @@ class MessageSearches:
         found = _Found(self._db, self._log, _MESSAGES, Range(start_ms, end_ms))
         return len(found.late([device])) + found.count(device)
 
-    def latest(self, devices: Sequence[DeviceKey], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
-        """The messages received last from all of `devices` together, newest first."""
+    def latest(
+        self, devices: Sequence[DeviceKey], *, limit: int, field_path: str | None = None, most: int
+    ) -> list[MessageRow]:
+        """The messages received last from all of `devices` together, newest first: with a field, of about `most`."""
         match = Match(field_path)
         # A call for many devices mostly asks for those that are sending: read the end of the log first, in one run.
         with suppress(StoreDamagedError):
             if len(devices) > 1 and len(newest := self._among_newest(devices, match, limit)) == limit:
                 return newest
         search = Range(None, None, match=match, limit=limit, by_arrival=True, descending=True)
-        return self.page(devices, search)
+        return self.page(devices, search) if field_path is None else self.some(devices, search, most=most).rows
 
     def _among_newest(self, devices: Sequence[DeviceKey], match: Match, limit: int) -> list[MessageRow]:
         """Those of `latest` that are among the last positions of the log."""
@@ -167,6 +188,34 @@ class MessageSearches:
             every += [chain.from_iterable(found.indexed(device, rows)) for device in devices]
         merged = every[0] if len(every) == 1 else merge(*every, key=found.place, reverse=search.descending)
         return islice(merged, search.limit)
+
+    def _some(self, log: "_LogTable[_Row]", devices: Sequence[DeviceKey], search: Range, most: int) -> Part[_Row]:
+        if search.match == EVERYTHING:  # the limit is the bound
+            return Part(list(self._search(log, devices, search)), None)
+        found, limit = _Found(self._db, self._log, log, search), search.limit or most
+        rows = found.late(devices)
+        # The device that is the least far is the next one to be read, so that all of them come equally far.
+        reached: list[tuple[tuple[int, ...], int, _Looking[_Row]]] = []
+        if search.behind < found.upto:
+            size = max(min(limit, most) // len(devices), _FIRST_ROWS)
+            reached = [((), index, _Looking(found, one, size)) for index, one in enumerate(devices)]
+        while reached:
+            least, index, looking = reached[0]
+            if least and (most <= 0 or _are_before(rows, found, least, limit)):
+                break
+            if (more := looking.step()) is None:
+                heappop(reached)
+                continue
+            rows += more
+            most -= looking.looked_at
+            if len(devices) > 1 or most <= 0 or len(rows) >= limit:
+                heapreplace(reached, (looking.reached() or least, index, looking))
+        rows.sort(key=found.place, reverse=search.descending)
+        if not reached:
+            return Part(rows[:limit], None)
+        least, _, looking = reached[0]
+        rows = [row for row in rows if found.ordered(found.place(row)) <= least]
+        return Part(rows[:limit], looking.upto)
 
     def last_ts(self, table: Table, devices: Collection[DeviceKey]) -> dict[DeviceKey, Milliseconds]:
         """The highest `ts` of each of these devices that has a row."""
@@ -222,9 +271,10 @@ class _Found(Generic[_Row]):
         self._index = LogIndex(db, log.table)
         #: Rows up to this position have an entry, as far as `late` knows.
         self.upto = Position(0)
-        conditions = (*search.conditions(), *_matching(db, search.match))
-        self._conditions = "".join(f" AND {condition}" for condition in conditions)
+        in_range = "".join(f" AND {condition}" for condition in search.conditions())
+        self._conditions = in_range + "".join(f" AND {condition}" for condition in _matching(db, search.match))
         self._of_device = f" AND device = :device{self._conditions}"
+        self._in_range = f" AND device = :device{in_range}"
         self._parameters = search.parameters()
         self.place: Callable[[_Row], Any] = _position if search.by_arrival else sort_key
         direction = "DESC" if search.descending else "ASC"
@@ -233,16 +283,16 @@ class _Found(Generic[_Row]):
 
     def indexed(self, device: DeviceKey, rows: int) -> Iterator[list[_Row]]:
         """The rows of a device that have an entry, in order; about `rows` are read first."""
-        for positions in self._groups(device, rows):
-            found = self._read(device, positions)
+        for positions in self.groups(device, rows):
+            found = self.read(device, positions)
             found.sort(key=self.place, reverse=self._search.descending)
             yield found
 
     def count(self, device: DeviceKey) -> int:
         """How many rows of a device with an entry there are."""
-        return sum(self._count(device, positions) for positions in self._groups(device, _ROWS))
+        return sum(self._count(device, positions) for positions in self.groups(device, _ROWS))
 
-    def _groups(self, device: DeviceKey, rows: int) -> Iterator[str]:
+    def groups(self, device: DeviceKey, rows: int) -> Iterator[str]:
         search = self._search
         if search.by_arrival:
             start_ms, end_ms = search.bounds()
@@ -267,12 +317,12 @@ class _Found(Generic[_Row]):
             return len(self._read_each(device, positions))
         return int(sure(row)["number"])
 
-    def _read(self, device: DeviceKey, positions: str) -> list[_Row]:
+    def read(self, device: DeviceKey, positions: str) -> list[_Row]:
         log, limit, number = self._log, self._search.limit, positions.count(",") + 1
         if limit is None and number > _ROWS_AT_ONCE:  # in one span, and they overlap
             places = positions[1:-1].split(",")
             parts = [places[at : at + _ROWS_AT_ONCE] for at in range(0, number, _ROWS_AT_ONCE)]
-            return list(chain.from_iterable(self._read(device, f"[{','.join(part)}]") for part in parts))
+            return list(chain.from_iterable(self.read(device, f"[{','.join(part)}]") for part in parts))
         has_more = limit is not None and number > 2 * limit  # to order them costs something, too
         try:
             found = self._db.rows_at(
@@ -287,16 +337,39 @@ class _Found(Generic[_Row]):
             return self._read_each(device, positions)
         return log.decode(found)
 
-    def _read_each(self, device: DeviceKey, positions: str) -> list[_Row]:
-        """As `_read`, without the rows that cannot be read."""
+    def _read_each(self, device: DeviceKey, positions: str, conditions: str = "") -> list[_Row]:
+        """As `read`, without the rows that cannot be read; those that meet other conditions, if any are given."""
         columns = COLUMNS[self._log.table]
-        sql = f"SELECT {columns} FROM {self._log.table} WHERE position = :position{self._of_device}"  # noqa: S608 - constants
+        sql = f"SELECT {columns} FROM {self._log.table} WHERE position = :position{conditions or self._of_device}"  # noqa: S608 - constants
         found: list[_Row] = []
         for position in msgspec.json.decode(positions, type=list[int]):
             with suppress(StoreDamagedError):
                 given = {**self._parameters, "device": device, "position": position}
                 found += [self._log.row(*row) for row in self._db.execute(sql, given).tuples()]
         return found
+
+    def ordered(self, place: Place) -> tuple[int, ...]:
+        """A place, so that what comes later in the order of the search is larger."""
+        sign = -1 if self._search.descending else 1
+        return tuple(sign * one for one in place) if isinstance(place, tuple) else (sign * place,)
+
+    def last_place(self, device: DeviceKey, positions: str) -> Place | None:
+        """The place of the last row of a device at `positions`, whether it matches or not, in the order of the search.
+        None when none of them is in the range, or can be read."""
+        direction = "" if self._search.descending else " DESC"
+        by = f"position{direction}" if self._search.by_arrival else f"ts{direction}, position{direction}"
+        sql = (
+            f"SELECT ts, position FROM {self._log.table} WHERE position IN ({self._db.numbers_in('positions')})"  # noqa: S608 - constants
+            f"{self._in_range} ORDER BY {by} LIMIT 1"
+        )
+        try:
+            row = self._db.execute(sql, {**self._parameters, "device": device, "positions": positions}).one()
+        except StoreDamagedError:
+            found = self._read_each(device, positions, self._in_range)
+            return max((self.place(one) for one in found), key=self.ordered, default=None)
+        if row is None:
+            return None
+        return Position(row["position"]) if self._search.by_arrival else (row["ts"], row["position"])
 
     def late(self, devices: Sequence[DeviceKey]) -> list[_Row]:
         """The rows of devices that have no entry yet, in order."""
@@ -320,6 +393,40 @@ class _Found(Generic[_Row]):
         found = [self._log.row(*row) for row in rows]
         found.sort(key=self.place, reverse=search.descending)
         return found
+
+
+class _Looking(Generic[_Row]):
+    """How far a search has come with one device."""
+
+    def __init__(self, found: _Found[_Row], device: DeviceKey, rows: int) -> None:
+        self._found: _Found[_Row] = found
+        self._device = device
+        self._groups = found.groups(device, rows)
+        self._positions = ""
+        #: Rows of the last step.
+        self.looked_at = 0
+        #: The place in the log that it has reached.
+        self.upto: Place | None = None
+
+    def step(self) -> list[_Row] | None:
+        """The rows that match among the next ones; None when there are no more."""
+        positions = next(self._groups, None)
+        if positions is None:
+            return None
+        self._positions, self.looked_at = positions, positions.count(",") + 1
+        found: list[_Row] = self._found.read(self._device, positions)
+        return found
+
+    def reached(self) -> tuple[int, ...]:
+        """The place that it has reached, as `_Found.ordered` has it; empty when it is not known."""
+        place = self._found.last_place(self._device, self._positions)
+        self.upto = self.upto if place is None else place
+        return () if self.upto is None else self._found.ordered(self.upto)
+
+
+def _are_before(rows: Sequence[_Row], found: _Found[_Row], place: tuple[int, ...], number: int) -> bool:
+    """Whether so many of the rows have a place up to this one: no other row comes between them."""
+    return len(rows) >= number and sum(found.ordered(found.place(row)) <= place for row in rows) >= number
 
 
 def _matching(db: StoreConnection, match: Match) -> Iterator[str]:

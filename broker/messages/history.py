@@ -4,31 +4,36 @@ import hmac
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from broker.devices.registry import Device, Devices
 from broker.envelope import Action, Message
 from broker.errors import INVALID, DeviceNotFound, ValidationFailed
 from broker.messages.mids import Mids
-from config.limits import CURSOR_MAX_CHARACTERS
+from config.limits import CURSOR_MAX_CHARACTERS, SEARCH_ROWS
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Milliseconds
-from storage.message_searches import EVERYTHING, Match, MessageSearches, Range, SortKey, sort_key
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.message_searches import EVERYTHING, Match, MessageSearches, Part, Range, SortKey, sort_key
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 
 SortOrder = Literal["asc", "desc"]
 _Row = TypeVar("_Row", MessageRow, ActionRow)
 _Entry = TypeVar("_Entry", Message, Action)
 _DEVICES_PER_STATEMENT = 100
+_LOOKED_BEHIND: Final = 1_000  # rows
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Entry]):
-    """One page of a search. A cursor is None when there are no more messages on its side."""
+    """One page of a search. A cursor is None when there are no more messages on its side.
+
+    With conditions on `data`, a page may have fewer entries than asked for, or none, and a cursor: the search has
+    looked at as many messages as one call may.
+    """
 
     messages: tuple[_Entry, ...]
     next: str | None
@@ -119,12 +124,12 @@ class History:
 
     async def messages(self, search: Search) -> Page[Message]:
         """Messages of the devices. Raises ValidationFailed naming `offset` for a cursor that is not valid."""
-        devices, rows, after, before = await self._page(MessageSearches.page, search)
+        devices, rows, after, before = await self._page(MessageSearches.some, search)
         return Page(tuple(self.view(row, devices[row.device]) for row in rows), after, before)
 
     async def actions(self, search: Search) -> Page[Action]:
         """Actions sent to the devices. Raises as `messages` does."""
-        devices, rows, after, before = await self._page(MessageSearches.action_page, search)
+        devices, rows, after, before = await self._page(MessageSearches.some_actions, search)
         return Page(tuple([await self.action_view(row, devices[row.device]) for row in rows]), after, before)
 
     async def _page(
@@ -134,21 +139,20 @@ class History:
         devices = {device.key: device for device in search.devices}  # a device that is given twice counts once
         backwards, bound = self._cursors.read(search.cursor) if search.cursor not in {"", "0"} else (False, None)
         statements = _Statements(find, tuple(devices), search)
-        rows, has_before, has_after = await self._database.read(
-            partial(_page, statements, count=search.count, bound=bound, backwards=backwards)
-        )
+        found = await self._database.read(partial(_page, statements, bound=bound, backwards=backwards))
         return (
             devices,
-            rows,
-            self._cursors.text(backwards=False, bound=sort_key(rows[-1])) if has_after else None,
-            self._cursors.text(backwards=True, bound=sort_key(rows[0])) if has_before else None,
+            found.rows,
+            None if found.after is None else self._cursors.text(backwards=False, bound=found.after),
+            None if found.before is None else self._cursors.text(backwards=True, bound=found.before),
         )
 
     async def latest(self, devices: Sequence[Device], *, count: int, field: str | None = None) -> tuple[Message, ...]:
-        """The messages received last from all of `devices` together, newest first."""
+        """The messages received last from all of `devices` together, newest first; with a `field`, those that have it
+        among as many of the newest ones as one call may look at."""
         by_key = {device.key: device for device in devices}
         rows = await self._database.read(
-            lambda tx: tx.message_searches.latest(tuple(by_key), limit=count, field_path=field)
+            lambda tx: tx.message_searches.latest(tuple(by_key), limit=count, field_path=field, most=SEARCH_ROWS)
         )
         return tuple(self.view(row, by_key[row.device]) for row in rows)
 
@@ -184,7 +188,10 @@ class History:
         )
 
 
-_Find = Callable[[MessageSearches, Sequence[DeviceKey], Range], list[_Row]]
+class _Find(Protocol[_Row]):
+    def __call__(
+        self, searches: MessageSearches, devices: Sequence[DeviceKey], search: Range, /, *, most: int
+    ) -> Part[_Row]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +202,13 @@ class _Statements(Generic[_Row]):
     devices: tuple[DeviceKey, ...]
     search: Search
 
-    def rows(self, tx: Transaction, *, limit: int, beyond: SortKey | None, backwards: bool = False) -> list[_Row]:
-        """At most `limit` rows beyond a place, nearest first; with `backwards`, against the order of the search."""
+    def rows(
+        self, tx: Transaction, *, limit: int, beyond: SortKey | None, backwards: bool, most: int
+    ) -> tuple[list[_Row], SortKey | None]:
+        """At most `limit` rows beyond a place, nearest first; with `backwards`, against the order of the search.
+
+        The place up to which all rows were looked at, if about `most` of them were not enough.
+        """
         descending = (self.search.order == "desc") is not backwards
         range_ = Range(
             _stored(self.search.start_ms),
@@ -207,29 +219,63 @@ class _Statements(Generic[_Row]):
             before=beyond if descending else None,
             descending=descending,
         )
-        found: list[_Row] = []
-        for index in range(0, len(self.devices), _DEVICES_PER_STATEMENT):
-            found += self.find(tx.message_searches, self.devices[index : index + _DEVICES_PER_STATEMENT], range_)
-        if len(self.devices) > _DEVICES_PER_STATEMENT:
+        starts = range(0, len(self.devices), _DEVICES_PER_STATEMENT)
+        parts = [
+            self.find(
+                tx.message_searches,
+                self.devices[index : index + _DEVICES_PER_STATEMENT],
+                range_,
+                most=most // len(starts),
+            )
+            for index in starts
+        ]
+        found = [row for part in parts for row in part.rows]
+        if len(parts) > 1:
             found.sort(key=sort_key, reverse=descending)
-        return found[:limit]
+        places = [part.upto for part in parts if isinstance(part.upto, tuple)]
+        if not places:
+            return found[:limit], None
+        upto = max(places) if descending else min(places)
+        found = [row for row in found if (sort_key(row) >= upto if descending else sort_key(row) <= upto)]
+        return found[:limit], upto
 
 
-def _page(
-    statements: _Statements[_Row], tx: Transaction, *, count: int, bound: SortKey | None, backwards: bool
-) -> tuple[list[_Row], bool, bool]:
-    """The rows of a page in the order of the search, and whether there are more before and after it."""
-    rows = statements.rows(tx, limit=count + 1, beyond=bound, backwards=backwards)
-    more, rows = len(rows) > count, rows[:count]
+@dataclass(frozen=True, slots=True)
+class _Found(Generic[_Row]):
+    """The rows of a page in the order of the search, and the places from which the next and the one before go on."""
+
+    rows: list[_Row]
+    after: SortKey | None
+    before: SortKey | None
+
+
+def _page(statements: _Statements[_Row], tx: Transaction, *, bound: SortKey | None, backwards: bool) -> _Found[_Row]:
+    search = statements.search
+    rows, upto = statements.rows(tx, limit=search.count + 1, beyond=bound, backwards=backwards, most=SEARCH_ROWS)
+    if len(rows) > search.count:
+        rows = rows[: search.count]
+        upto = sort_key(rows[-1])
+    behind = None if bound is None else _behind(statements, tx, rows, bound, backwards=backwards)
     if backwards:
         rows.reverse()
-    if not rows:
-        return rows, False, False
-    # Messages may have been deleted since the cursor was made, so the side it came from is searched again.
-    behind = bound is not None and bool(
-        statements.rows(tx, limit=1, beyond=sort_key(rows[-1] if backwards else rows[0]), backwards=not backwards)
-    )
-    return (rows, more, behind) if backwards else (rows, behind, more)
+        return _Found(rows, behind, upto)
+    return _Found(rows, upto, behind)
+
+
+def _behind(
+    statements: _Statements[_Row], tx: Transaction, rows: Sequence[_Row], bound: SortKey, *, backwards: bool
+) -> SortKey | None:
+    """The place from which the page on the side that the cursor came from goes on; None when there is nothing.
+
+    Messages may have been deleted since the cursor was made, so there is a short look.
+    """
+    if not rows and statements.search.match == EVERYTHING:
+        return None
+    # The entry at the cursor belongs to that side.
+    step = 1 if (statements.search.order == "asc") is not backwards else -1
+    place = sort_key(rows[0]) if rows else (bound[0], Position(bound[1] + step))
+    found, upto = statements.rows(tx, limit=1, beyond=place, backwards=not backwards, most=_LOOKED_BEHIND)
+    return place if found or upto is not None else None
 
 
 def _stored(ms: int) -> Milliseconds:

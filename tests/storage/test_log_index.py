@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from storage import log_index, message_searches
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import Entries, LogIndex, Table
-from storage.message_searches import Match, MessageSearches, Range
+from storage.message_searches import Match, MessageSearches, Range, sort_key
 from storage.messages import MessageStore
 from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
@@ -32,6 +33,11 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteConne
     opened = engine.open(read_only=False)
     yield opened
     opened.close()
+
+
+def data_of(position: int) -> str:
+    """Every third message has a field of its own."""
+    return "{}" if position % 3 else '{"third":true}'
 
 
 class Log:
@@ -61,7 +67,9 @@ class Log:
         self.rows[table] += fresh
         if table == "message":
             rows = [
-                MessageRow(Position(position), DeviceKey(device), Milliseconds(ts), Milliseconds(ts), 1, "{}")
+                MessageRow(
+                    Position(position), DeviceKey(device), Milliseconds(ts), Milliseconds(ts), 1, data_of(position)
+                )
                 for position, device, ts in fresh
             ]
             self.store.append(rows, [], [], head=self.head)
@@ -171,7 +179,7 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
         )
         limit = search.limit or 3
         newest = Range(None, None, limit=limit, by_arrival=True, descending=True)
-        assert [row.position for row in log.searches.latest(chosen, limit=limit)] == log.expected(
+        assert [row.position for row in log.searches.latest(chosen, limit=limit, most=10_000)] == log.expected(
             "message", chosen, newest
         )
         for table, rows in log.rows.items():
@@ -193,6 +201,70 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
             for device in chosen:
                 own = [row.position for row in found if row.device == device]
                 assert own == sorted(own)
+
+
+@given(
+    steps=_steps,
+    devices=st.sets(st.sampled_from(DEVICES), min_size=1),
+    search=searches(),
+    most=st.integers(1, 6),
+    limit=st.integers(1, 3),
+    match=st.sampled_from((Match("third"), Match(values=(("third", "true"),)), Match("none"))),
+    rows_of_an_entry=st.sampled_from((1, 2, 100)),
+)
+def test_searches_that_look_at_few_rows_each_find_together_what_one_finds(
+    connection: SqliteConnection, steps: Sequence[tuple[Table, list[tuple[int, int]]] | str | int],
+    devices: set[DeviceKey], search: Range, most: int, limit: int, match: Match, rows_of_an_entry: int,
+) -> None:  # fmt: skip
+    with Log(connection) as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_index, "ROWS", rows_of_an_entry)
+        patch.setattr(message_searches, "_FIRST_ROWS", 1)
+        for step in steps:
+            if step == "index":
+                index(log.store)
+            elif step == "entries":
+                log.add_entries()
+            elif isinstance(step, int):
+                log.delete(min(step, log.head))
+            elif isinstance(step, tuple):
+                log.append(*step)
+        chosen = sorted(devices)
+        whole = log.expected("message", chosen, replace(search, limit=None))
+        search = replace(search, match=match, limit=limit)
+        if search.by_arrival:
+            part = log.searches.some(chosen, search, most=most)
+            found = [row.position for row in part.rows]
+            behind = whole[: whole.index(part.upto) + 1] if isinstance(part.upto, int) else []
+            matching = [one for one in (behind or whole) if one % 3 == 0 and match.field != "none"]
+            assert found == matching[:limit]
+            return
+        found, turns = [], 0
+        while True:
+            part = log.searches.some(chosen, search, most=most)
+            found += [row.position for row in part.rows]
+            place = sort_key(part.rows[-1]) if len(part.rows) == limit else part.upto
+            if not isinstance(place, tuple):
+                break
+            search = replace(search, before=place) if search.descending else replace(search, after=place)
+            turns += 1
+            assert turns <= len(whole)  # each one gets on by a row at least
+        assert found == [one for one in whole if one % 3 == 0 and match.field != "none"]
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_search_that_finds_nothing_looks_at_few_rows(connection: SqliteConnection, devices: int) -> None:
+    with Log(connection) as log:
+        for first in range(0, 30_000, 3_000):
+            log.append("message", [(1 + ts % devices, 20 * ts) for ts in range(first, first + 3_000)])
+            log.add_entries()
+        chosen, most = [DeviceKey(1 + one) for one in range(devices)], 5_000
+        for descending in (False, True):
+            search = Range(None, None, match=Match("none"), limit=100, descending=descending)
+            part = log.searches.some(chosen, search, most=most)
+            assert part.rows == []
+            assert isinstance(part.upto, tuple)
+            passed = 29_999 - part.upto[0] // 20 if descending else part.upto[0] // 20
+            assert most // 2 <= passed <= most + 1_024 * devices
 
 
 def test_an_entry_is_of_one_device_and_ten_seconds_and_of_few_rows(connection: SqliteConnection) -> None:

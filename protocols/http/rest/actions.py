@@ -121,7 +121,9 @@ class ActionCalls(RestCalls):
         tokens=ANY_TOKEN,
         on=InQuery(_chosen),
         summary="Find Actions",
-        about="One by its id, or those for a device or a user between two times, page by page.",
+        about="One by its id, or those for a device or a user between two times, page by page. "
+        "With `action` or `name` each call looks at about 10,000 of them, so a page may be short or empty and still "
+        "have `next`.",
         is_timed=True,
     )
     async def search(self, caller: Caller, chosen: SearchScope, query: ByMid | _ActionsInRange) -> _ActionsFound:

@@ -65,7 +65,14 @@ class Found(Shape, Generic[T], kw_only=True):
     count: Annotated[int, integer("Size of the page that was asked for", lowest=1)]
     order: Annotated[str, one_of(_ORDERS)]
     next: (
-        Annotated[str, text("Cursor of the next page, if there is one", longest=CURSOR_MAX_CHARACTERS)] | UnsetType
+        Annotated[
+            str,
+            text(
+                "Cursor of the next page, if there is one. With conditions a page may be empty and have it",
+                longest=CURSOR_MAX_CHARACTERS,
+            ),
+        ]
+        | UnsetType
     ) = UNSET
     prev: (
         Annotated[str, text("Cursor of the page before, if there is one", longest=CURSOR_MAX_CHARACTERS)] | UnsetType

@@ -15,16 +15,19 @@ from hypothesis import strategies as st
 from broker.devices.registry import Device
 from broker.envelope import Message
 from broker.errors import ValidationFailed
+from broker.messages import history
 from broker.messages.history import Cursors, Page, Search
 from broker.services import Services
 from config.limits import CURSOR_MAX_CHARACTERS
+from storage import log_index, message_searches
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.message_searches import SortKey
+from storage.message_searches import EVERYTHING, Match, SortKey
 from storage.records import MessageRow
 from tests.builders import opener_in
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, new_device
 from tests.properties import examples
+from tests.stores import index
 
 Order = Literal["asc", "desc"]
 
@@ -49,6 +52,7 @@ async def page(
     order: Order = "asc",
     count: int = 100,
     cursor: str = "",
+    match: Match = EVERYTHING,
 ) -> Page[Message]:
     return await services.messages.history.messages(
         Search(
@@ -58,6 +62,7 @@ async def page(
             order=order,
             count=count,
             cursor=cursor,
+            match=match,
         )
     )
 
@@ -294,6 +299,88 @@ def test_messages_that_come_meanwhile_shift_and_repeat_nothing(
         assert [place for place in seen if place in set(present)] == present
 
     run_with_devices(walk)
+
+
+# Searches with conditions look at few messages for each page
+
+_INTENSE = Match("intensity")
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(st.tuples(sent, st.booleans()), max_size=25),
+    st.sets(st.integers(0, 2), min_size=1),
+    st.sampled_from(["asc", "desc"]),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(0, 25),
+)
+def test_pages_with_conditions_give_every_message_once_in_both_directions(
+    messages: list[tuple[Sent, bool]], chosen: set[int], order: Order, count: int, looked_at: int, indexed: int
+) -> None:
+    async def walk(services: Services, devices: list[Device]) -> None:
+        expected: list[tuple[int, int]] = []
+        for number, (one, matches) in enumerate(messages):
+            data = b'{"intensity":5}' if matches else b'{"state":true}'
+            position = services.messages.ingest.submit(devices[one.device], data, one.ts)
+            await services.messages.ingest.wait_committed()
+            if matches and one.device in chosen:
+                expected.append((one.ts, position))
+            if number == indexed:
+                await services.core.database.write(lambda tx: index(tx.messages))
+        expected.sort(reverse=order == "desc")
+        asked = [devices[one] for one in chosen]
+        pages = [await page(services, asked, order=order, count=count, match=_INTENSE)]
+        while (cursor := pages[-1].next) is not None:
+            pages.append(await page(services, asked, order=order, count=count, match=_INTENSE, cursor=cursor))
+            assert len(pages) <= 2 * len(messages) + 1
+        assert [place for one in pages for place in places(one.messages)] == expected
+        assert pages[0].prev is None
+        back, cursor = [pages[-1]], pages[-1].prev
+        while cursor is not None:
+            back.append(await page(services, asked, order=order, count=count, match=_INTENSE, cursor=cursor))
+            cursor = back[-1].prev
+            assert len(back) <= 2 * len(messages) + 2
+        assert [place for one in reversed(back) for place in places(one.messages)] == expected
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "SEARCH_ROWS", looked_at)
+        patch.setattr(history, "_LOOKED_BEHIND", 1)
+        patch.setattr(message_searches, "_FIRST_ROWS", 1)
+        patch.setattr(log_index, "ROWS", 2)
+        run_with_devices(walk)
+
+
+async def test_a_page_may_be_empty_and_say_where_the_search_goes_on(
+    services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "SEARCH_ROWS", 20)
+    for first in range(0, 100_000, 10_000):
+        await send(services, *((kitchen, first + ts) for ts in range(10)))
+        await services.core.database.write(lambda tx: index(tx.messages))
+    services.messages.ingest.submit(kitchen, b'{"intensity":5}', 100_000)
+    await services.messages.ingest.wait_committed()
+    await services.core.database.write(lambda tx: index(tx.messages))
+    sizes: list[int] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        found = await page(services, [kitchen], match=_INTENSE, cursor=cursor)
+        sizes.append(len(found.messages))
+        cursor = found.next
+    assert sizes == [0] * (len(sizes) - 1) + [1]
+    assert 5 < len(sizes) <= 11  # a page may look once more at what is around its cursor
+
+
+async def test_latest_with_a_field_looks_at_so_many_of_the_newest_messages(
+    services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services.messages.ingest.submit(kitchen, b'{"intensity":5}', 1)
+    for _ in range(4):
+        await send(services, *((kitchen, ts) for ts in range(10)))
+        await services.core.database.write(lambda tx: index(tx.messages))
+    assert len(await services.messages.history.latest([kitchen], count=9, field="intensity")) == 1
+    monkeypatch.setattr(history, "SEARCH_ROWS", 10)
+    assert await services.messages.history.latest([kitchen], count=9, field="intensity") == ()
 
 
 # Cursors
