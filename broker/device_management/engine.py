@@ -4,7 +4,7 @@ The store is the truth. What waits for a time (schedules, expiries, polls, roll-
 registered devices is in `DeviceWork`.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -26,7 +26,8 @@ from broker.device_management.queueing import (
     fix_devices,
     queue_some,
 )
-from broker.device_management.sessions import ManagedSession, Observation, ResourcePath, ResourceValue
+from broker.device_management.reports import Reports
+from broker.device_management.sessions import ManagedSession, Observation, Readings, latest
 from broker.device_management.states import (
     BEGUN,
     ENDED,
@@ -80,6 +81,7 @@ class Engine:
         presence: Presence,
         configurations: Configurations,
         properties: Properties,
+        reports: Reports,
         operations: Operations,
         base_url: Callable[[], str],
     ) -> None:
@@ -89,6 +91,7 @@ class Engine:
         self._presence = presence
         self._configurations = configurations
         self._properties = properties
+        self._reports = reports
         self._timers = Timers(clock.now_ms)  # schedules and expiries, which people name
         self._waits = Timers(clock.steady_ms)  # minutes that have to pass, whatever the wall clock does meanwhile
         self.work = DeviceWork(
@@ -124,12 +127,10 @@ class Engine:
     def ended(self, session: ManagedSession) -> None:
         self.work.disconnected(session)
 
-    async def values_came(
-        self, device: Device, values: Mapping[ResourcePath, ResourceValue], ts_ms: Milliseconds
-    ) -> None:
+    async def values_came(self, device: Device, readings: Readings) -> None:
         if (await self._configurations.of(device.type)).device_properties_enabled:
-            await self._properties.report(device, values, ts_ms)
-        self.work.said(device.key, values)
+            await self._reports.take(device, readings)
+        self.work.said(device.key, latest(readings))
 
     # Tasks
 

@@ -1,10 +1,16 @@
 """Read, Write and Execute on one device (reference 15.2)."""
 
-from broker.clock import Clock
 from broker.device_management.objects import ObjectMap
 from broker.device_management.properties import Properties
+from broker.device_management.reports import Reports
 from broker.device_management.requests import TaskRequest, parse_value, resource_to_read
-from broker.device_management.sessions import DeviceRefusedError, ManagedSession, UnreadableAnswerError
+from broker.device_management.sessions import (
+    DeviceRefusedError,
+    ManagedSession,
+    Reading,
+    UnreadableAnswerError,
+    latest,
+)
 from broker.device_management.states import ErrorCode, Failure
 from broker.device_management.updates import refusal
 
@@ -14,10 +20,10 @@ _NO_VALUE = Failure(ErrorCode.DEVICE_ERROR, "The device's answer has no value fo
 
 
 class Operations:
-    def __init__(self, objects: ObjectMap, properties: Properties, clock: Clock) -> None:
+    def __init__(self, objects: ObjectMap, properties: Properties, reports: Reports) -> None:
         self._objects = objects
+        self._reports = reports
         self._properties = properties
-        self._clock = clock
 
     async def perform(self, session: ManagedSession, request: TaskRequest) -> Failure | None:
         """Carry out the operation; return why it failed, None if it succeeded. Raises SessionLostError."""
@@ -34,11 +40,10 @@ class Operations:
         path = resource_to_read(request, self._objects)
         if path is None:  # the model file is gone
             return _UNKNOWN
-        values = await session.read(path)
-        known = {found: value for found, value in values.items() if self._objects.property_at(found) is not None}
-        if not known:
+        readings = await session.read(path)
+        if not any(self._objects.property_at(found) is not None for found in latest(readings)):
             return _NO_VALUE
-        await self._properties.report(session.device, known, self._clock.now_ms())
+        await self._reports.take(session.device, readings)
         return None
 
     async def _change(self, session: ManagedSession, request: TaskRequest) -> Failure | None:
@@ -54,5 +59,5 @@ class Operations:
         except ValueError:  # another model file describes the resource since the task was created
             return _UNFIT
         if "R" in named.resource.operations:
-            await self._properties.report(session.device, {named.path: value}, self._clock.now_ms())
+            await self._properties.report(session.device, [Reading(None, {named.path: value})])
         return None

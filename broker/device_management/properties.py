@@ -3,7 +3,7 @@
 import base64
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import structlog
 from broker.clock import Clock
 from broker.device_management.filters import parse_filter
 from broker.device_management.objects import ObjectMap, leaves_of, nested
-from broker.device_management.sessions import ResourcePath, ResourceValue
+from broker.device_management.sessions import Readings, ResourceValue, Values
 from broker.device_types.catalog import DeviceType
 from broker.devices.presence import Presence
 from broker.devices.registry import Device, Devices
@@ -106,18 +106,28 @@ class Properties:
 
         await self._database.write(work)
 
-    async def report(self, device: Device, values: Mapping[ResourcePath, ResourceValue], ts_ms: Milliseconds) -> None:
-        """Store what the device said of its resources. Values without a property are dropped."""
-        leaves = {}
+    async def report(self, device: Device, readings: Readings) -> None:
+        """Store what the device said of its resources, the newest value of each with its time.
+
+        Values without a property are dropped, and those that are older than what is stored.
+        """
+        now_ms = self._clock.now_ms()
+        leaves: dict[str, tuple[Any, Milliseconds]] = {}
+        times = [(now_ms if reading.ts is None else reading.ts, reading) for reading in readings]
+        for ts_ms, reading in sorted(times, key=lambda one: one[0]):
+            leaves |= {name: (value, ts_ms) for name, value in self.named(reading.values)}
+        if leaves:
+            stored = await self._database.write(lambda tx: _report(tx, device.key, leaves, now_ms))
+            if not stored:
+                _log.warning("device_properties_dropped", device=device.id, reason="too many bytes")
+
+    def named(self, values: Values) -> Iterator[tuple[str, Any]]:
+        """The values that have a property, by its name and as JSON has them."""
         for path, value in values.items():
             found = self._objects.property_at(path)
             shown = _jsonable(value)
             if found is not None and shown is not None:
-                leaves[found.name] = shown
-        if leaves:
-            stored = await self._database.write(lambda tx: _report(tx, device.key, leaves, ts_ms))
-            if not stored:
-                _log.warning("device_properties_dropped", device=device.id, reason="too many bytes")
+                yield found.name, shown
 
     async def note_registration(self, device: DeviceKey) -> None:
         """Remember that the device has registered for device management; return when it is durable."""
@@ -186,13 +196,19 @@ def _merge(tree: dict[str, Any], change: Mapping[str, Any]) -> None:
 # Device properties
 
 
-def _report(tx: Transaction, device: DeviceKey, leaves: Mapping[str, Any], ts_ms: Milliseconds) -> bool:
+def _report(
+    tx: Transaction, device: DeviceKey, leaves: Mapping[str, tuple[Any, Milliseconds]], now_ms: Milliseconds
+) -> bool:
     stored = tx.device_management.properties(device) or PropertySetRecord(device)
     known, times = leaves_of(_decode(stored.reported)), _decode(stored.reported_times)
-    text = _encode(nested({**known, **leaves}))
+    # A time in the future is of a clock that was set back since: it does not keep anything out.
+    newer = {name: leaf for name, leaf in leaves.items() if leaf[1] >= min(times.get(name, 0), now_ms)}
+    if not newer:
+        return True
+    text = _encode(nested(known | {name: value for name, (value, _) in newer.items()}))
     if len(text) > DEVICE_PROPERTIES_BYTES:
         return False
-    times |= dict.fromkeys(leaves, ts_ms)
+    times |= {name: ts_ms for name, (_, ts_ms) in newer.items()}
     tx.device_management.put_properties(replace(stored, reported=text.decode(), reported_times=_encode(times).decode()))
     return True
 

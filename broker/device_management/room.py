@@ -14,10 +14,12 @@ from broker.device_management.models import read_models
 from broker.device_management.objects import ObjectMap, ObjectModel
 from broker.device_management.operations import Operations
 from broker.device_management.properties import Properties
+from broker.device_management.reports import Reports
 from broker.device_management.tasks import Tasks
 from broker.device_management.waiting import Waiting
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
+from broker.messages.room import MessagesRoom
 
 _log = structlog.get_logger(__name__)
 
@@ -36,7 +38,7 @@ class DeviceManagementRoom:
 
 
 async def open_device_management(
-    core: Core, device_types: DeviceTypesRoom, devices: DevicesRoom
+    core: Core, device_types: DeviceTypesRoom, devices: DevicesRoom, messages: MessagesRoom
 ) -> DeviceManagementRoom:
     database, clock, settings = core.database, core.clock, core.settings.device_management
     objects = ObjectMap(_models(core))
@@ -46,7 +48,8 @@ async def open_device_management(
     await images.resume()
     downloads = Downloads(database, clock, core.router, images)
     core.life.worker("downloads", downloads.flush_forever, save=downloads.flush, statistics=downloads.statistics)
-    operations = Operations(objects, properties, clock)
+    reports = Reports(properties, messages.ingest)
+    operations = Operations(objects, properties, reports)
     engine = Engine(
         database,
         clock,
@@ -54,6 +57,7 @@ async def open_device_management(
         devices.presence,
         configurations,
         properties,
+        reports,
         operations,
         lambda: f"{core.site.origin}/v1.1",
     )

@@ -4,7 +4,7 @@ The server (`protocols/coap/lwm2m`) implements `ManagedSession` and reports to `
 the sessions and know nothing of the protocol.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,25 @@ ResourcePath = tuple[int, ...]
 #: What a resource holds. A resource with several instances is a list in the order of the instances. Times are ints in
 #: milliseconds.
 ResourceValue = str | int | float | bool | bytes | list[str] | list[int] | list[float] | list[bool] | list[bytes]
+
+Values = Mapping[ResourcePath, ResourceValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Values of one time, in milliseconds. None: the device named no time before now, so they are of their arrival."""
+
+    ts: Milliseconds | None
+    values: Values
+
+
+#: What a device said, in the order in which it came.
+Readings = Sequence[Reading]
+
+
+def latest(readings: Iterable[Reading]) -> Values:
+    """The newest value of each resource."""
+    return {path: value for reading in readings for path, value in reading.values.items()}
 
 
 class SessionLostError(Exception):
@@ -59,7 +78,7 @@ class ManagedSession(Protocol):
     def is_asleep(self) -> bool:
         """The device is in queue mode and is not listening now: operations wait until it is heard again."""
 
-    async def read(self, path: ResourcePath) -> Mapping[ResourcePath, ResourceValue]:
+    async def read(self, path: ResourcePath) -> Readings:
         """The values at a resource, or of all resources at an object instance."""
 
     async def write(self, path: ResourcePath, value: ResourceValue) -> None:
@@ -97,7 +116,8 @@ class Registrations(Protocol):
     def ended(self, session: ManagedSession) -> None:
         """The registration has ended or was replaced."""
 
-    async def values_came(
-        self, device: Device, values: Mapping[ResourcePath, ResourceValue], ts_ms: Milliseconds
-    ) -> None:
-        """Values that the device answered or notified. Those without a property are dropped."""
+    async def values_came(self, device: Device, readings: Readings) -> None:
+        """Store what the device answered, notified or sent; return when it is durable. Raises StoreError.
+
+        Values without a property are dropped. An older value never replaces a newer one.
+        """

@@ -17,6 +17,7 @@ from broker.device_management.sessions import (
     ResourcePath,
     SessionLostError,
     UnreadableAnswerError,
+    latest,
 )
 from broker.device_management.states import ErrorCode, Failure
 from storage.firmware import FirmwareImageRecord
@@ -258,10 +259,10 @@ class _Run:
             return False
 
     async def _version(self) -> str:
-        return str((await self._session.read(FIRMWARE_VERSION)).get(FIRMWARE_VERSION, ""))
+        return str(latest(await self._session.read(FIRMWARE_VERSION)).get(FIRMWARE_VERSION, ""))
 
     async def _number(self, path: ResourcePath) -> int:
-        value = (await self._session.read(path)).get(path)
+        value = latest(await self._session.read(path)).get(path)
         try:
             return int(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """The endpoint of LWM2M behind a DTLS listener: sessions, the requests of devices, and requests to them.
 
-Everything is synchronous but registrations, which a few tasks authenticate. A session without a registration ends after
-COAP_IDLE_SECONDS without a datagram.
+Everything is synchronous but registrations and Sends, which a few tasks store. A session without a registration ends
+after COAP_IDLE_SECONDS without a datagram.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ from protocols.coap.session import CoapSession, SessionLimits, SessionRank
 from protocols.coap.session_endpoint import SessionEndpoint, chance_of_time_outs
 from protocols.coap.statistics import EndpointStatistics
 
-#: Registrations that are authenticated at once, and that may wait for it.
+#: Registrations and Sends that are stored at once, and that may wait for it.
 _WORKERS, _WAITING = 4, 1024
 
 
@@ -88,9 +88,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
         self._server = server
         self.submitted: Callable[[], None] = _nothing
         self._exchanges: dict[DeviceSession, set[Exchange]] = {}
-        self._registrations, self._waiting = trio.open_memory_channel[tuple[DeviceSession, Incoming, DeviceRequest]](
-            _WAITING
-        )
+        self._storing, self._waiting = trio.open_memory_channel[tuple[DeviceSession, Incoming, DeviceRequest]](_WAITING)
         self._notifications = 0
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
@@ -154,12 +152,12 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
             blocks = self._collected(session, request)
             if isinstance(blocks, Answer):
                 self._answer(session, incoming, blocks)
-            elif self._server.is_registration(request):
-                self._registrations.send_nowait((session, incoming, blocks))
+            elif self._server.needs_store(request):
+                self._storing.send_nowait((session, incoming, blocks))
             else:
                 self._answer(session, incoming, self._server.answer(session, blocks))
         except trio.WouldBlock:
-            self._answer(session, incoming, refusal(StorageUnavailable("too many registrations at once")))
+            self._answer(session, incoming, refusal(StorageUnavailable("too many registrations and Sends at once")))
         except BadOption as error:
             if incoming.message.type == NON:  # RFC 7252, 5.4.1: rejected, that is, ignored
                 session.message_layer.ignore(incoming)
@@ -181,21 +179,21 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
             return Answer(Code.CONTINUE, (_block1(block),))
         return request._replace(payload=body)
 
-    async def register_forever(self) -> None:
-        """Authenticate registrations until cancelled. Several tasks may do so."""
+    async def store_forever(self) -> None:
+        """Answer registrations and Sends until cancelled. Several tasks may do so."""
         async for session, incoming, request in self._waiting:
-            answer = await contain_async("lwm2m_request_failed", session.key, self._register, session, request)
-            self.contained(session.key, self._registered, session, incoming, request, answer)
+            answer = await contain_async("lwm2m_request_failed", session.key, self._store, session, request)
+            self.contained(session.key, self._stored, session, incoming, request, answer)
 
-    async def _register(self, session: DeviceSession, request: DeviceRequest) -> Answer:
+    async def _store(self, session: DeviceSession, request: DeviceRequest) -> Answer:
         enter(session.origin)
         try:
-            return await self._server.register(session, request)
+            return await self._server.answer_stored(session, request)
         except DomainError as error:
             self._server.note_refusal(error)
             return refusal(error)
 
-    def _registered(
+    def _stored(
         self, session: DeviceSession, incoming: Incoming, request: DeviceRequest, answer: Answer | Failure
     ) -> None:
         if session.is_closed:
@@ -244,7 +242,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
         """Start the tasks that an endpoint needs for as long as it serves."""
         nursery.start_soon(self.tick_forever)
         for _ in range(_WORKERS):
-            nursery.start_soon(self.register_forever)
+            nursery.start_soon(self.store_forever)
 
     async def stop(self) -> None:
         """Close every session."""

@@ -5,7 +5,7 @@ that. When it does not answer although it should be awake, the request fails (re
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
@@ -14,6 +14,8 @@ import trio
 from broker.device_management.sessions import (
     DeviceRefusedError,
     Observation,
+    Reading,
+    Readings,
     ResourcePath,
     ResourceValue,
     SessionLostError,
@@ -28,6 +30,7 @@ from protocols.coap.lwm2m.formats.values import Unreadable, shown
 from protocols.coap.lwm2m.kinds import KindOf
 from protocols.coap.lwm2m.links import Offer, parse_discovered
 from protocols.coap.messages import LINK_FORMAT, TEXT, CoapMessage, Code, Option, content_format, encode_options, uint
+from storage.keys import Milliseconds
 
 #: How long a device in queue mode can be asked after it was heard: MAX_TRANSMIT_WAIT (LwM2M 1.1, 6.5).
 AWAKE_SECONDS: Final = 93.0
@@ -35,7 +38,6 @@ _INSTANCE_DEPTH: Final = 2
 _FRESH_SECONDS: Final = 128.0  # RFC 7641, 3.4
 _OBSERVE_RANGE: Final = 1 << 23
 
-Values = Mapping[ResourcePath, ResourceValue]
 Queries = tuple[tuple[str, int], ...]
 
 
@@ -78,6 +80,7 @@ class RegisteredDevice:
         "_kinds",
         "_link",
         "_now",
+        "_now_ms",
         "_observed",
         "_turn",
         "_woken",
@@ -88,6 +91,7 @@ class RegisteredDevice:
         "has_queue_mode",
         "is_due",
         "is_read",
+        "is_storing",
         "is_working",
         "lifetime_seconds",
         "number",
@@ -106,9 +110,13 @@ class RegisteredDevice:
         lifetime_seconds: int,
         has_queue_mode: bool,
         now: Callable[[], float],
+        now_ms: Callable[[], Milliseconds],
         kinds: KindOf,
     ) -> None:
-        """A registration that begins now; `now` gives seconds, `kinds` says what resources hold."""
+        """A registration that begins now.
+
+        `now` gives seconds of a steady clock, `now_ms` the time; `kinds` says what resources hold.
+        """
         self.device = device
         self.number = number
         self.offer = offer
@@ -117,11 +125,12 @@ class RegisteredDevice:
         self.connection = ExitStack()  # its entry among the connections of the device
         self.expires = 0.0
         self.awake_until = 0.0
-        self.is_working = self.is_due = self.is_read = False  # of the server's sequence
-        self.unsaved: dict[ResourcePath, Values] = {}  # by observed path: the last notification
+        self.is_working = self.is_due = self.is_read = self.is_storing = False  # of the server's sequence
+        self.unsaved: dict[ResourcePath, list[Reading]] = {}  # by observed path: what was notified
         self.read_again: set[ResourcePath] = set()  # observed paths whose last notification has to be read
         self._link = link
         self._now = now
+        self._now_ms = now_ms
         self._kinds = kinds
         self._turn = trio.Lock()
         self._woken = trio.Event()
@@ -166,12 +175,12 @@ class RegisteredDevice:
 
     # --- Requests ----------------------------------------------------------------------------------------------------
 
-    async def read(self, path: ResourcePath) -> Values:
+    async def read(self, path: ResourcePath) -> Readings:
         """As ManagedSession."""
         body, answer = await self._get(path, "Read")
         format_ = option_of(answer, Option.CONTENT_FORMAT)
         try:
-            return decode(_number(format_), body, path, self._kinds)
+            return decode(_number(format_), body, path, self._now_ms(), self._kinds)
         except Unreadable as error:
             raise _unreadable("Read", path, error) from error
 
@@ -202,7 +211,7 @@ class RegisteredDevice:
         except Unreadable as error:
             raise _unreadable("Discover", path, error) from error
 
-    async def observe(self, path: ResourcePath) -> Values:
+    async def observe(self, path: ResourcePath) -> Readings:
         """Begin to observe an object instance; the answer has its values. Errors as of ManagedSession."""
         for token in [token for token, one in self._observed.items() if one.path == path]:
             del self._observed[token]
@@ -214,7 +223,8 @@ class RegisteredDevice:
                 answer = await self._ask(Code.GET, path, ((int(Option.OBSERVE), b""),), token=token)
                 is_observed = option_of(answer, Option.OBSERVE) is not None
                 body, answer = await self._rest(path, answer)
-            return decode(_number(option_of(answer, Option.CONTENT_FORMAT)), body, path, self._kinds)
+            format_ = _number(option_of(answer, Option.CONTENT_FORMAT))
+            return decode(format_, body, path, self._now_ms(), self._kinds)
         except Unreadable as error:
             raise _unreadable("Observe", path, error) from error
         finally:
@@ -299,7 +309,7 @@ class RegisteredDevice:
         """Whether a message with this token is a notification, and not the answer to a request."""
         return token in self._observed and not self.awaits(token)
 
-    def notified(self, message: CoapMessage) -> tuple[ResourcePath, Values | None] | None:
+    def notified(self, message: CoapMessage) -> tuple[ResourcePath, Readings | None] | None:
         """Take a notification.
 
         Returns the observed path and its values, or None for them if they are in several blocks and have to be read.
@@ -317,7 +327,7 @@ class RegisteredDevice:
         if Blocks().take(message):
             return observed.path, None
         format_ = _number(option_of(message, Option.CONTENT_FORMAT))
-        return observed.path, decode(format_, message.payload, observed.path, self._kinds)
+        return observed.path, decode(format_, message.payload, observed.path, self._now_ms(), self._kinds)
 
     def instances(self) -> list[ResourcePath]:
         """The object instances that the device named, in their order, and objects without any."""

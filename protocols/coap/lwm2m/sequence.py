@@ -13,14 +13,16 @@ import trio
 from broker.core import Core
 from broker.device_management.sessions import (
     DeviceRefusedError,
+    Reading,
+    Readings,
     Registrations,
     ResourcePath,
     SessionLostError,
     UnreadableAnswerError,
 )
 from protocols.coap.containment import contain_async
-from protocols.coap.lwm2m.device import RegisteredDevice, Values
-from protocols.coap.lwm2m.formats.values import shown
+from protocols.coap.lwm2m.device import RegisteredDevice
+from protocols.coap.lwm2m.formats.values import MAX_VALUES, shown
 
 #: Object instances that are read after one registration at most.
 MAX_INSTANCES: Final = 64
@@ -29,7 +31,7 @@ _OBSERVED: Final[tuple[ResourcePath, ...]] = ((3, 0), (5, 0))
 _NOT_READ: Final = frozenset({0, 1, 2, 21})
 
 _Step = Callable[[], Awaitable[None]]
-_Ask = Callable[[ResourcePath], Awaitable[Values]]
+_Ask = Callable[[ResourcePath], Awaitable[Readings]]
 _Work = Callable[[RegisteredDevice], Awaitable[None]]
 
 
@@ -127,16 +129,20 @@ class Sequence:
     async def _store(self, registered: RegisteredDevice, path: ResourcePath, ask: _Ask) -> None:
         await self._values_came(registered, await ask(path))
 
-    async def _values_came(self, registered: RegisteredDevice, values: Values) -> None:
-        if values:
-            now_ms = self._clock.now_ms()
-            await self._registrations.values_came(registered.device, values, now_ms)
+    async def _values_came(self, registered: RegisteredDevice, readings: Readings) -> None:
+        if readings:
+            await self._registrations.values_came(registered.device, readings)
 
-    def store_later(self, registered: RegisteredDevice, path: ResourcePath, values: Values) -> None:
-        """Store values after those that wait. They replace those of the same path that are not stored yet."""
-        is_first = not registered.unsaved
-        registered.unsaved[path] = values
-        if is_first:
+    def store_later(self, registered: RegisteredDevice, path: ResourcePath, readings: Readings) -> None:
+        """Store what was notified after what waits. Beyond MAX_VALUES of a path, the oldest is left out."""
+        waiting = registered.unsaved.setdefault(path, [])
+        now_ms = self._clock.now_ms()
+        waiting.extend(Reading(now_ms if one.ts is None else one.ts, one.values) for one in readings)
+        while len(waiting) > 1 and sum(len(one.values) for one in waiting) > MAX_VALUES:
+            del waiting[0]
+            self.note(registered, "lwm2m_notification_dropped", f"too many values of {shown(path)} wait")
+        if not registered.is_storing and self.nursery is not None:
+            registered.is_storing = True
             self._start(registered, self._store_notifications)
 
     def read_later(self, registered: RegisteredDevice, path: ResourcePath) -> None:
@@ -152,12 +158,11 @@ class Sequence:
     async def _store_notifications(self, registered: RegisteredDevice) -> None:
         try:
             while registered.unsaved:
-                path, values = next(iter(registered.unsaved.items()))
-                await self._values_came(registered, values)
-                if registered.unsaved.get(path) is values:
-                    del registered.unsaved[path]
+                readings = registered.unsaved.pop(next(iter(registered.unsaved)))
+                # What cannot be stored does not keep back what comes later.
+                await self._contained(registered, partial(self._values_came, readings=readings))
         finally:
-            registered.unsaved.clear()  # what could not be stored does not keep back what comes later
+            registered.is_storing = False
 
     async def _read_again(self, path: ResourcePath, registered: RegisteredDevice) -> None:
         registered.read_again.discard(path)

@@ -102,6 +102,7 @@ class Lwm2mServer:
         self._rooms = rooms
         self._registrations = registrations
         self.now = now
+        self._clock = rooms.core.clock
         self.refusals = rooms.core.refusals
         self.life = rooms.core.life
         self.new_pace = rooms.limits.overhead.pace
@@ -153,14 +154,19 @@ class Lwm2mServer:
 
     # --- Requests of devices -----------------------------------------------------------------------------------------
 
-    def is_registration(self, request: DeviceRequest) -> bool:
-        """Whether the request is a registration, which `register` answers."""
-        return request.method == Code.POST and request.path == (_RD,)
+    def needs_store(self, request: DeviceRequest) -> bool:
+        """Whether the request is a registration or a Send, which `answer_stored` answers."""
+        return request.method == Code.POST and request.path in ((_RD,), (_DATA_PUSH,))
+
+    async def answer_stored(self, peer: Peer, request: DeviceRequest) -> Answer:
+        """Answer a request that changes the store, when the change is durable. Raises DomainError."""
+        try:
+            return await (self.register if request.path == (_RD,) else self._sent)(peer, request)
+        except StoreError as error:
+            raise StorageUnavailable(str(error)) from error
 
     def answer(self, peer: Peer, request: DeviceRequest) -> Answer:
         """Answer any other request. Raises DomainError."""
-        if request.path == (_DATA_PUSH,) and request.method == Code.POST:
-            return self._sent(peer, request)
         if len(request.path) != _UPDATE_DEPTH or request.path[0] != _RD:
             raise NotFound
         if request.method not in (Code.POST, Code.PUT, Code.DELETE):
@@ -181,24 +187,22 @@ class Lwm2mServer:
             raise NotFound
         return found
 
-    def _sent(self, peer: Peer, request: DeviceRequest) -> Answer:
+    async def _sent(self, peer: Peer, request: DeviceRequest) -> Answer:
         """The operation Send of LwM2M 1.1 (6.4.6): values that nobody asked for. Raises DomainError."""
         registered = peer.registered
         if registered is None or registered.is_over:
             raise NotFound
         if request.format not in (SENML_JSON, SENML_CBOR):
             raise UnsupportedFormat
-        if () in registered.unsaved:
-            raise StorageUnavailable("the values before these are not stored yet")
         try:
-            values = decode(request.format, request.payload, (), self._kinds)
+            readings = decode(request.format, request.payload, (), self._clock.now_ms(), self._kinds)
         except Unreadable as error:
             self._sequence.unreadable += 1
             raise BadRequest from error
         self._notifications += 1
         registered.heard(peer)
         self._rooms.devices.presence.touch(registered.device.key)
-        self._sequence.store_later(registered, (), values)
+        await self._registrations.values_came(registered.device, readings)
         return Answer(Code.CHANGED)
 
     def _update(self, peer: Peer, registered: RegisteredDevice, given: Parameters) -> None:
@@ -224,14 +228,11 @@ class Lwm2mServer:
         note_refusal(self.refusals, "lwm2m", error)
 
     async def register(self, peer: Peer, request: DeviceRequest) -> Answer:
-        """Register a device. Call `begin` after the answer was sent. Raises DomainError."""
+        """Register a device. Call `begin` after the answer was sent. Raises DomainError and StoreError."""
         given = read_parameters(request)
         device, token = await self._authenticate(peer, given)
         if self._table.of_device(device.key) is None:
-            try:
-                await self._registrations.admit(device)
-            except StoreError as error:
-                raise StorageUnavailable(str(error)) from error
+            await self._registrations.admit(device)
             device, token = await self._authenticate(peer, given)  # what it proved may have ended meanwhile
         number = self._table.free_number()
         if peer.is_closed or self._sequence.nursery is None:
@@ -244,6 +245,7 @@ class Lwm2mServer:
             lifetime_seconds=given.lifetime_seconds or LIFETIME_SECONDS,
             has_queue_mode=given.has_queue_mode,
             now=self.now,
+            now_ms=self._clock.now_ms,
             kinds=self._kinds,
         )
         former = self._table.of_device(device.key)
@@ -358,11 +360,11 @@ class Lwm2mServer:
             return True
         if found is None:
             return registered.observes(message.token)
-        path, values = found
-        if values is None:
+        path, readings = found
+        if readings is None:
             self._sequence.read_later(registered, path)
         else:
-            self._sequence.store_later(registered, path, values)
+            self._sequence.store_later(registered, path, readings)
         return True
 
     def statistics(self) -> Lwm2mStatistics:

@@ -179,8 +179,8 @@ class DeviceStream:
     async def _answer(self, message: CoapMessage) -> Answer:
         try:
             request: DeviceRequest = read_request(message)
-            if self._server.is_registration(request):
-                answer = await self._server.register(self, request)
+            if self._server.needs_store(request):
+                answer = await self._server.answer_stored(self, request)
                 authenticated()
                 return answer
             return self._server.answer(self, request)

@@ -1,6 +1,5 @@
 """Devices that register without a protocol, and a fleet of them in the store."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import trio
@@ -12,6 +11,8 @@ from broker.device_management.objects import FIRMWARE_VERSION, PACKAGE_URI, RESU
 from broker.device_management.requests import TaskRequest
 from broker.device_management.sessions import (
     DeviceRefusedError,
+    Reading,
+    Readings,
     ResourcePath,
     ResourceValue,
     SessionLostError,
@@ -63,12 +64,12 @@ class FakeSession:
     def sleep(self) -> None:
         self.is_awake = trio.Event()
 
-    async def read(self, path: ResourcePath) -> Mapping[ResourcePath, ResourceValue]:
+    async def read(self, path: ResourcePath) -> Readings:
         await self._operation("R", path)
         found = {known: value for known, value in self.values.items() if known[: len(path)] == path}
         if not found:
             raise DeviceRefusedError("4.04")
-        return found
+        return [Reading(None, found)]
 
     async def write(self, path: ResourcePath, value: ResourceValue) -> None:
         if self.cannot_send:
@@ -144,8 +145,7 @@ class Fleet:
         """The device notifies of its firmware object."""
         values: dict[ResourcePath, ResourceValue] = {STATE: state, RESULT: result}
         session.values |= values
-        now_ms = self.services.core.clock.now_ms()
-        await self.management.registrations.values_came(session.device, values, now_ms)
+        await self.management.registrations.values_came(session.device, [Reading(None, values)])
 
     async def image(self, version: str = VERSION, *, size: int = 1000) -> FirmwareImageRecord:
         """An image without a file: while a thread writes one, the mock clock would jump."""

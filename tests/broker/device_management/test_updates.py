@@ -1,20 +1,18 @@
 """The firmware update step by step, with every failure of the table (reference 18.5)."""
 
-from collections.abc import Mapping
-
 import pytest
 import trio
 from trio.testing import MockClock
 
 from broker.device_management.engine import Engine
 from broker.device_management.objects import FIRMWARE_VERSION, PACKAGE_URI, RESULT, STATE, UPDATE
-from broker.device_management.sessions import ResourcePath, ResourceValue
+from broker.device_management.sessions import Readings, ResourcePath, ResourceValue
 from broker.device_management.tasks import Task
 from broker.errors import Conflict, NotFound, ValidationFailed
 from broker.services import Services
 from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, register, settle
 from tests.builders import ServicesOpener
-from tests.factories import NOW_MS, build_world
+from tests.factories import build_world
 
 ADDRESS = "http://localhost/v1.1/updates/urls/"
 
@@ -252,9 +250,9 @@ class _ReportingSession(FakeSession):
 
     registrations: Engine
 
-    async def read(self, path: ResourcePath) -> Mapping[ResourcePath, ResourceValue]:
+    async def read(self, path: ResourcePath) -> Readings:
         found = await super().read(path)
-        await self.registrations.values_came(self.device, found, NOW_MS)
+        await self.registrations.values_came(self.device, found)
         return found
 
 

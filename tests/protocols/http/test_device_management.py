@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from broker.device_management.objects import RESULT, STATE
-from broker.device_management.sessions import ResourcePath, ResourceValue
+from broker.device_management.sessions import Reading, ResourcePath, ResourceValue
 from broker.services import Services
 from config.limits import DOWNLOAD_KEPT_HOURS
 from config.settings import DeviceManagement, Limits, Settings
@@ -157,7 +157,7 @@ async def test_removing_server_properties_leaves_the_others(
 ) -> None:
     device, kitchen = Client(api, KITCHEN_TOKEN), await services.devices.registry.find(KITCHEN)
     await device("POST", f"/devicemgmt/devices/{KITCHEN}/serverproperties", json={"site": 1})
-    await services.device_management.properties.report(kitchen, {(3, 0, 0): "Acme"}, NOW_MS)
+    await services.device_management.properties.report(kitchen, [Reading(None, {(3, 0, 0): "Acme"})])
     assert await device("DELETE", f"/devicemgmt/devices/{KITCHEN}/serverproperties") == {"data": {"did": KITCHEN}}
     shown = (await device("GET", f"/devicemgmt/devices/{KITCHEN}/properties"))["data"]
     assert (shown["serverProperties"], shown["deviceProperties"]) == ({}, {"device": {"manufacturer": "Acme"}})
@@ -232,7 +232,7 @@ async def test_filters(ada: Client, services: Services, filter_: str, dids: list
     kitchen, hall, bobs = [await services.devices.registry.find(one) for one in (KITCHEN, HALL, BOBS)]
     await properties.merge(kitchen, {"site": {"floor": "3", "room": 7, "on": True}})
     await properties.merge(hall, {"site": {"floor": "13", "room": 8}})
-    await properties.report(bobs, {(3, 0, 0): "Acme", (3, 0, 9): 50}, NOW_MS)
+    await properties.report(bobs, [Reading(None, {(3, 0, 0): "Acme", (3, 0, 9): 50})])
     with services.routing.connections.connect(
         hall, protocol="MQTT", token=b"", exclusive=False, deliver=lambda _: True, close=lambda _: None
     ):
@@ -556,7 +556,7 @@ async def test_the_address_is_gone_a_day_after_the_end(
     task, session = update
     values: dict[ResourcePath, ResourceValue] = {STATE: 0, RESULT: 5}
     session.values |= values
-    await services.device_management.registrations.values_came(session.device, values, NOW_MS)
+    await services.device_management.registrations.values_came(session.device, [Reading(None, values)])
     await ada.task_in("COMPLETE", task["id"])
     fake_clock.advance(DOWNLOAD_KEPT_HOURS * 3_600_000 - 1)
     assert (await api.get(address_of(session))).status_code == 200

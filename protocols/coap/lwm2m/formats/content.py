@@ -4,12 +4,13 @@ import base64
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.device_management.sessions import ResourcePath, ResourceValue
+from broker.device_management.sessions import Readings, ResourcePath, ResourceValue
 from protocols.coap.lwm2m.formats import tlv
 from protocols.coap.lwm2m.formats.records import cbor, decode_lwm2m_json, decode_senml_cbor, decode_senml_json
 from protocols.coap.lwm2m.formats.values import Collected, Scalar, Unreadable, from_base64, shown
 from protocols.coap.lwm2m.kinds import Kind, KindOf, kind_of
 from protocols.coap.messages import CBOR, JSON, LINK_FORMAT, OCTETS, TEXT
+from storage.keys import Milliseconds
 
 SENML_JSON: Final = 110
 SENML_CBOR: Final = 112
@@ -25,14 +26,15 @@ _TRUE, _FALSE = ("1", "true"), ("0", "false")
 
 
 def decode(
-    format_: int | None, payload: bytes, asked: ResourcePath, kinds: KindOf = kind_of
-) -> Mapping[ResourcePath, ResourceValue]:
-    """The values of an answer to a Read of `asked`, or of a notification.
+    format_: int | None, payload: bytes, asked: ResourcePath, now_ms: Milliseconds, kinds: KindOf = kind_of
+) -> Readings:
+    """The values of an answer to a Read of `asked`, of a notification, or of a Send.
 
     Args:
         format_: the content-format; None when the answer has none.
         payload: of the answer.
-        asked: a resource, or an object instance.
+        asked: a resource, or an object instance; empty for any.
+        now_ms: the time of arrival, to which relative times refer.
         kinds: what resources hold.
 
     Raises:
@@ -45,9 +47,9 @@ def decode(
     read = _READERS.get(OLD.get(format_, format_))
     if read is None:
         raise Unreadable(f"has content-format {format_}, which is not one for values")
-    found = Collected(asked, kinds)
+    found = Collected(asked, kinds, now_ms)
     read(payload, asked, found)
-    return found.values()
+    return found.readings()
 
 
 def _only_of_a_resource(asked: ResourcePath, format_: str) -> None:

@@ -14,6 +14,7 @@ from protocols.coap.requests import decode_cbor
 _LABELS: Final[Mapping[object, str]] = {
     -2: "bn",
     -3: "bt",
+    -4: "bu",
     -5: "bv",
     -6: "bs",
     -1: "bver",
@@ -21,9 +22,11 @@ _LABELS: Final[Mapping[object, str]] = {
     2: "v",
     3: "vs",
     4: "vb",
+    6: "t",
     8: "vd",
 }
 _MAX_NAME: Final = 64
+_MOST_SECONDS: Final = 10**12  # 31,000 years; sums of these are exact to the millisecond
 _decode_json: Final = msgspec.json.Decoder().decode
 
 
@@ -32,12 +35,13 @@ def decode_lwm2m_json(payload: bytes, asked: ResourcePath, found: Collected) -> 
     document = _json(payload)
     if not isinstance(document, dict) or not isinstance(document.get("e"), list):
         raise Unreadable("is not LWM2M JSON: it is no object with the array e")
-    base = document.get("bn", "")
+    base, base_time = document.get("bn", ""), document.get("bt", 0)
     for entry in document["e"]:
         path = _path(base, entry.get("n", ""), asked) if isinstance(entry, dict) else None
         if path is None:
             raise Unreadable("is not LWM2M JSON: an entry of e is no object")
-        found.add(path, _member(entry, path, "v", "sv", "bv", "ov"))
+        seconds = _seconds(path, base_time, entry.get("t", 0))
+        found.add(path, _member(entry, path, "v", "sv", "bv", "ov"), seconds)
 
 
 def decode_senml_json(payload: bytes, asked: ResourcePath, found: Collected) -> None:
@@ -65,16 +69,18 @@ def _senml(document: object, asked: ResourcePath, found: Collected, name: str) -
         raise Unreadable(f"is not {name}: it is no array of records")
     records: Sequence[Mapping[object, Any]] = document
     base: object = ""
+    base_time: object = 0
     for record in records:
-        base = record.get("bn", base)
+        base, base_time = record.get("bn", base), record.get("bt", base_time)
         if "bv" in record or "bs" in record:
             raise Unreadable("has a base value, which LWM2M does not use")
         if not ({"v", "vs", "vb", "vd", "vlo"} & record.keys()):
-            if record.keys() <= {"bn", "bt", "bver"}:  # a record that only sets the base
+            if record.keys() <= {"bn", "bt", "bu", "bver"}:  # a record that only sets the base
                 continue
             raise Unreadable(f"is not {name}: a record has no value")
         path = _path(base, record.get("n", ""), asked)
-        found.add(path, _member(record, path, "v", "vs", "vb", "vlo", opaque="vd"))
+        seconds = _seconds(path, base_time, record.get("t", 0))
+        found.add(path, _member(record, path, "v", "vs", "vb", "vlo", opaque="vd"), seconds)
 
 
 def _json(payload: bytes) -> Any:
@@ -106,6 +112,16 @@ def _path(base: object, name: object, asked: ResourcePath) -> ResourcePath:
     if name.startswith("/"):
         return parse_path(name)
     return (*asked, *parse_path(name))
+
+
+def _seconds(path: ResourcePath, base: object, offset: object) -> float:
+    """The time of a record: base time and time together. Raises Unreadable."""
+    for part in (base, offset):
+        if isinstance(part, bool) or not isinstance(part, int | float):
+            raise Unreadable(f"has a time at {shown(path)} that is not a number")
+        if not abs(part) <= _MOST_SECONDS:  # also for NaN
+            raise Unreadable(f"has a time at {shown(path)} that is too far away")
+    return base + offset  # type: ignore[operator,no-any-return]
 
 
 def _member(record: Mapping[Any, Any], path: ResourcePath, *names: str, opaque: str = "") -> Scalar:

@@ -3,11 +3,11 @@
 import base64
 import binascii
 import math
-from collections.abc import Mapping
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
-from broker.device_management.sessions import ResourcePath, ResourceValue
+from broker.device_management.sessions import Reading, Readings, ResourcePath, ResourceValue
 from protocols.coap.lwm2m.kinds import Kind, KindOf, is_multiple
+from storage.keys import Milliseconds
 
 #: One value, as a format gives it.
 Scalar = str | int | float | bool | bytes
@@ -16,6 +16,7 @@ Scalar = str | int | float | bool | bytes
 MAX_VALUES: Final = 2048
 _MAX_NUMBER: Final = 65_535
 _MILLISECONDS: Final = 1000
+_ABSOLUTE_SECONDS: Final = 2**28
 _LARGEST: Final = 2**64
 _INTEGERS: Final = range(-(2**63), _LARGEST)
 _DEPTH: Final = 4  # object, instance, resource, resource instance
@@ -93,17 +94,19 @@ def from_base64(path: ResourcePath, text: str) -> bytes:
 
 
 class Collected:
-    """The values of one answer by path. Instances of one resource become a list in their order."""
+    """The values of one answer by time and path. Instances of one resource become a list in their order."""
 
-    def __init__(self, asked: ResourcePath, kind_of: KindOf) -> None:
+    def __init__(self, asked: ResourcePath, kind_of: KindOf, now_ms: Milliseconds) -> None:
         self._asked = asked
         self.kind_of = kind_of
-        self._single: dict[ResourcePath, Scalar] = {}
-        self._multiple: dict[ResourcePath, dict[int, Scalar]] = {}
+        self._now_ms = now_ms
+        self._moments: dict[int, _Moment] = {}
         self._count = 0
 
-    def add(self, path: ResourcePath, value: Scalar) -> None:
+    def add(self, path: ResourcePath, value: Scalar, seconds: float = 0) -> None:
         """A value at a resource or at a resource instance.
+
+        `seconds` is its time (RFC 8428, 4.5.3): since 1970 from 2**28 on, before that relative to now.
 
         Raises:
             Unreadable: the path is not below what was asked, or the value does not fit.
@@ -115,17 +118,22 @@ class Collected:
         self.take_room()
         resource, instance = path[:_RESOURCE_DEPTH], path[_RESOURCE_DEPTH:]
         value = fit(path, value, self.kind_of(path))
+        moment = self._moment(seconds)
         if instance:
-            self._multiple.setdefault(resource, {})[instance[0]] = value
+            moment.multiple.setdefault(resource, {})[instance[0]] = value
         elif is_multiple(resource):
-            self._multiple.setdefault(resource, {})[0] = value
+            moment.multiple.setdefault(resource, {})[0] = value
         else:
-            self._single[resource] = value
+            moment.single[resource] = value
 
     def add_empty(self, path: ResourcePath) -> None:
         """A resource that has several instances, and none now."""
         self.take_room()
-        self._multiple.setdefault(path, {})
+        self._moment(0).multiple.setdefault(path, {})
+
+    def _moment(self, seconds: float) -> "_Moment":
+        at_ms = round(seconds * _MILLISECONDS) + (self._now_ms if seconds < _ABSOLUTE_SECONDS else 0)
+        return self._moments.setdefault(at_ms, _Moment({}, {}))
 
     def take_room(self) -> None:
         """Count an entry. Raises Unreadable when there are too many."""
@@ -133,8 +141,26 @@ class Collected:
         if self._count > MAX_VALUES:
             raise Unreadable(f"has more than {MAX_VALUES} values")
 
-    def values(self) -> Mapping[ResourcePath, ResourceValue]:
-        found: dict[ResourcePath, ResourceValue] = dict(self._single)
-        for path, instances in self._multiple.items():
-            found[path] = cast("ResourceValue", [instances[number] for number in sorted(instances)])
-        return found
+    def readings(self) -> Readings:
+        """The values by their times. Those of now and later have none: a clock that is ahead keeps no value out.
+
+        An instance of a resource that has several stays what it was before until a later record names it.
+        """
+        found: dict[Milliseconds | None, dict[ResourcePath, ResourceValue]] = {}
+        lists: dict[ResourcePath, dict[int, Scalar]] = {}
+        for at_ms in sorted(self._moments):
+            moment = self._moments[at_ms]
+            values = found.setdefault(None if at_ms >= self._now_ms else Milliseconds(max(at_ms, 0)), {})
+            values.update(moment.single)
+            for path, instances in moment.multiple.items():
+                known = lists.setdefault(path, {})
+                known.update(instances)
+                values[path] = cast("ResourceValue", [known[number] for number in sorted(known)])
+        return [Reading(ts, values) for ts, values in found.items()]
+
+
+class _Moment(NamedTuple):
+    """The values of one time."""
+
+    single: dict[ResourcePath, Scalar]
+    multiple: dict[ResourcePath, dict[int, Scalar]]

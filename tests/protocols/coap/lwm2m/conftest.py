@@ -1,16 +1,23 @@
 """The LWM2M server on real services, device management of the tests, and devices."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import trio
 
-from broker.device_management.sessions import ManagedSession, Observation, ResourcePath, ResourceValue
+from broker.device_management.sessions import (
+    ManagedSession,
+    Observation,
+    Reading,
+    Readings,
+    ResourcePath,
+    ResourceValue,
+    latest,
+)
 from broker.devices.registry import Device
 from broker.services import Services
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.server import Lwm2mServer
-from storage.keys import Milliseconds
 from tests.factories import KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.lwm2m.device import PATIENCE_SECONDS, MemoryTransport, ScriptedDevice
@@ -26,7 +33,8 @@ class Management:
         self.admitted: list[str] = []
         self.may_admit = trio.Event()
         self.may_admit.set()
-        self.times: list[tuple[str, Milliseconds]] = []
+        self.heard_of: set[str] = set()
+        self.readings: list[Reading] = []
         self.over: list[ManagedSession] = []
         self.values: dict[ResourcePath, ResourceValue] = {}
         self._changed = trio.Event()
@@ -47,11 +55,10 @@ class Management:
         self.over.append(session)
         self._change()
 
-    async def values_came(
-        self, device: Device, values: Mapping[ResourcePath, ResourceValue], ts_ms: Milliseconds
-    ) -> None:
-        self.times.append((device.id, ts_ms))
-        self.values.update(values)
+    async def values_came(self, device: Device, readings: Readings) -> None:
+        self.heard_of.add(device.id)
+        self.readings.extend(readings)
+        self.values.update(latest(readings))
         self._change()
 
     def _change(self) -> None:
@@ -88,7 +95,7 @@ async def lwm2m(server: Lwm2mServer) -> AsyncIterator[Lwm2mEndpoint]:
     endpoint = Lwm2mEndpoint(server, chance=lambda: 0.0)
     async with trio.open_nursery() as nursery:
         for _ in range(2):
-            nursery.start_soon(endpoint.register_forever)
+            nursery.start_soon(endpoint.store_forever)
         yield endpoint
         nursery.cancel_scope.cancel()
 

@@ -205,6 +205,13 @@ class ScriptedDevice:
         message.opt.uri_path, message.opt.uri_query = self.location, queries
         return await self.ask(message)
 
+    async def send(self, format_: int, payload: bytes) -> aiocoap.Message:
+        """The operation Send of LwM2M 1.1."""
+        message = self.message(aiocoap.POST, payload=payload)
+        message.opt.uri_path = ("dp",)
+        message.opt.content_format = ContentFormat(format_)
+        return await self.ask(message)
+
     async def notify(
         self,
         path: str,

@@ -1,8 +1,9 @@
 """What devices answer, in every format of reference 18.3, and what is malformed."""
 
 import json
+import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cbor2
@@ -10,14 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.device_management.sessions import ResourcePath
+from broker.device_management.sessions import Reading, ResourcePath, ResourceValue, latest
 from protocols.coap.lwm2m.formats.content import ANSWER_BYTES, decode, encode_text
 from protocols.coap.lwm2m.formats.values import MAX_VALUES, Unreadable
-from protocols.coap.lwm2m.kinds import Kind, kind_of_either
+from protocols.coap.lwm2m.kinds import Kind, KindOf, kind_of, kind_of_either
 from protocols.coap.lwm2m.links import parse_discovered, parse_links, parse_offer
+from storage.keys import Milliseconds
+from tests.factories import NOW_MS
 from tests.protocols.coap.lwm2m.device import LWM2M_JSON, OPAQUE, SENML_CBOR, SENML_JSON, TEXT, TLV, tlv
 from tests.rows import each_row
 
+_NOW = NOW_MS // 1000
 DEVICE, POWER, LEVEL, TIME = (3, 0), (3, 0, 7), (3, 0, 9), (3, 0, 13)
 
 #: The Device object of the examples in LwM2M 1.0, 6.4.3.1, byte for byte.
@@ -61,11 +65,22 @@ def lwm2m_json(base: str | None = "/3/0/") -> bytes:
     return json.dumps({"e": entries} if base is None else {"bn": base, "e": entries}).encode()
 
 
-LABELS = {"bn": -2, "n": 0, "v": 2, "vs": 3, "vb": 4, "vd": 8}
+LABELS = {"bn": -2, "bt": -3, "n": 0, "t": 6, "v": 2, "vs": 3, "vb": 4, "vd": 8}
 
 
 def senml_cbor(records: list[dict[str, Any]]) -> bytes:
     return cbor2.dumps([{LABELS[name]: value for name, value in record.items()} for record in records])
+
+
+def values_of(
+    format_: int | None, payload: bytes, asked: ResourcePath, kinds: KindOf = kind_of
+) -> Mapping[ResourcePath, ResourceValue]:
+    """The newest values, whatever their times."""
+    return latest(decode(format_, payload, asked, NOW_MS, kinds))
+
+
+def _at(ts: int | None, values: Mapping[ResourcePath, ResourceValue]) -> Reading:
+    return Reading(None if ts is None else Milliseconds(ts), values)
 
 
 class TestAnObjectInstance:
@@ -102,7 +117,7 @@ class TestAnObjectInstance:
     )
     def test_in_every_format(self, format_: int | None, payload: bytes) -> None:
         """int-203, int-204, int-231, int-232: the Device object of the specification's examples."""
-        assert decode(format_, payload, DEVICE) == EXAMPLE
+        assert values_of(format_, payload, DEVICE) == EXAMPLE
 
     def test_with_bytes_booleans_and_floats(self) -> None:
         records: list[dict[str, Any]] = [
@@ -111,22 +126,22 @@ class TestAnObjectInstance:
             {"n": "6/0/5", "v": 5},
         ]
         expected = {(6, 0, 0): 50.5, (6, 0, 4): b"\x01\x02", (6, 0, 5): 5000}
-        assert decode(SENML_CBOR, senml_cbor(records), (6, 0)) == expected
+        assert values_of(SENML_CBOR, senml_cbor(records), (6, 0)) == expected
         text = json.dumps([{**record, **({"vd": "AQI"} if "vd" in record else {})} for record in records])
-        assert decode(SENML_JSON, text.encode(), (6, 0)) == expected
+        assert values_of(SENML_JSON, text.encode(), (6, 0)) == expected
         plain = tlv((3, 0, struct.pack(">f", 50.5)), (3, 4, b"\x01\x02"), (3, 5, b"\x05"))
-        assert decode(TLV, plain, (6, 0)) == expected
-        assert decode(TLV, tlv((3, 4, b"\1")), (5, 0)) == {(5, 0, 4): True}
+        assert values_of(TLV, plain, (6, 0)) == expected
+        assert values_of(TLV, tlv((3, 4, b"\1")), (5, 0)) == {(5, 0, 4): True}
 
     def test_with_floats_of_eight_bytes_and_ipso(self) -> None:
-        found = decode(TLV, tlv((3, 5700, struct.pack(">d", 21.5)), (3, 5701, b"Cel")), (3303, 0))
+        found = values_of(TLV, tlv((3, 5700, struct.pack(">d", 21.5)), (3, 5701, b"Cel")), (3303, 0))
         assert found == {(3303, 0, 5700): 21.5, (3303, 0, 5701): "Cel"}
 
     def test_with_resources_of_unknown_types(self) -> None:
         """Text if it can be read, a number of 1 or 2 bytes, else bytes."""
-        found = decode(TLV, tlv((3, 1, b"abc"), (3, 2, b"\x05"), (3, 3, b"\x00\x01\x02\x03")), (4242, 0))
+        found = values_of(TLV, tlv((3, 1, b"abc"), (3, 2, b"\x05"), (3, 3, b"\x00\x01\x02\x03")), (4242, 0))
         assert found == {(4242, 0, 1): "abc", (4242, 0, 2): 5, (4242, 0, 3): b"\x00\x01\x02\x03"}
-        assert decode(SENML_JSON, b'[{"n":"/4242/0/1","vb":true}]', (4242, 0)) == {(4242, 0, 1): True}
+        assert values_of(SENML_JSON, b'[{"n":"/4242/0/1","vb":true}]', (4242, 0)) == {(4242, 0, 1): True}
 
     def test_with_resources_that_a_model_describes(self) -> None:
         """Of an object that only a model file knows; the server's own table comes first."""
@@ -136,11 +151,11 @@ class TestAnObjectInstance:
             return table.get(path)
 
         payload = tlv((3, 1, b"abc"), (3, 2, struct.pack(">f", 1.5)))
-        assert decode(TLV, payload, (4242, 0), described) == {(4242, 0, 1): b"abc", (4242, 0, 2): 1.5}
-        assert decode(TEXT, b"1.5", (4242, 0, 2), described) == {(4242, 0, 2): 1.5}
-        assert decode(TEXT, b"80", LEVEL, kind_of_either(described)) == {LEVEL: 80}
+        assert values_of(TLV, payload, (4242, 0), described) == {(4242, 0, 1): b"abc", (4242, 0, 2): 1.5}
+        assert values_of(TEXT, b"1.5", (4242, 0, 2), described) == {(4242, 0, 2): 1.5}
+        assert values_of(TEXT, b"80", LEVEL, kind_of_either(described)) == {LEVEL: 80}
         with pytest.raises(Unreadable, match="which should be a number"):
-            decode(TEXT, b"much", (4242, 0, 2), described)
+            values_of(TEXT, b"much", (4242, 0, 2), described)
 
     @each_row("number", ["9" * 400, "-" + "9" * 400, str(2**64), "1e300"])
     @each_row("path", [LEVEL, TIME])
@@ -152,17 +167,131 @@ class TestAnObjectInstance:
             (LWM2M_JSON, '{"bn":"/","e":[{"n":"%s","v":%s}]}'),
         ):
             with pytest.raises(Unreadable, match="which should be a"):
-                decode(format_, (payload % (text, number)).encode(), DEVICE)
+                values_of(format_, (payload % (text, number)).encode(), DEVICE)
 
     def test_without_any_resource(self) -> None:
-        assert decode(TLV, b"", DEVICE) == {}
-        assert decode(LWM2M_JSON, b'{"e":[]}', DEVICE) == {}
-        assert decode(SENML_JSON, b"[]", DEVICE) == {}
+        assert values_of(TLV, b"", DEVICE) == {}
+        assert values_of(LWM2M_JSON, b'{"e":[]}', DEVICE) == {}
+        assert values_of(SENML_JSON, b"[]", DEVICE) == {}
 
     def test_several_instances_stay_in_their_order(self) -> None:
         records = [{"bn": "/3/0/7/", "n": str(number), "v": number * 10} for number in (2, 0, 10)]
-        assert decode(SENML_JSON, json.dumps(records).encode(), DEVICE) == {POWER: [0, 20, 100]}
-        assert decode(TLV, tlv((2, 7, b"")), DEVICE) == {POWER: []}
+        assert values_of(SENML_JSON, json.dumps(records).encode(), DEVICE) == {POWER: [0, 20, 100]}
+        assert values_of(TLV, tlv((2, 7, b"")), DEVICE) == {POWER: []}
+
+
+class TestTimes:
+    """Issue 44, 4: RFC 8428, 4.5.3. The same for all formats with records."""
+
+    def test_the_example_of_the_standard_has_the_newest_first(self) -> None:
+        records = [{"bn": "/3303/0/", "bt": _NOW, "n": "5700", "v": 25, "t": -5}]
+        records += [{"n": "5700", "v": 24, "t": -35}, {"n": "5700", "v": 23, "t": -65}]
+        assert decode(SENML_JSON, json.dumps(records).encode(), (), NOW_MS) == [
+            _at(NOW_MS - 65_000, {(3303, 0, 5700): 23.0}),
+            _at(NOW_MS - 35_000, {(3303, 0, 5700): 24.0}),
+            _at(NOW_MS - 5_000, {(3303, 0, 5700): 25.0}),
+        ]
+        assert list(decode(SENML_CBOR, senml_cbor(records), (), NOW_MS)) == list(
+            decode(SENML_JSON, json.dumps(records).encode(), (), NOW_MS)
+        )
+
+    def test_lwm2m_json(self) -> None:
+        document = {"bn": "/3/0/", "bt": _NOW, "e": [{"n": "9", "v": 80, "t": -5}, {"n": "9", "v": 40, "t": -3000}]}
+        found = decode(LWM2M_JSON, json.dumps(document).encode(), DEVICE, NOW_MS)
+        assert found == [_at(NOW_MS - 3_000_000, {LEVEL: 40}), _at(NOW_MS - 5_000, {LEVEL: 80})]
+
+    @each_row(
+        ("base", "offset", "ts"),
+        [
+            (0, 0, None),
+            (0, -5, NOW_MS - 5_000),
+            (0, -0.25, NOW_MS - 250),
+            (-60, 5, NOW_MS - 55_000),
+            (0, 2**28, 2**28 * 1000),
+            (_NOW, -5, NOW_MS - 5_000),
+            (_NOW, 0, None),
+            # What is ahead of the clock is of now: it keeps out nothing that comes later.
+            (0, 5, None),
+            (0, 2**28 - 1, None),
+            (253_402_300_799, 0, None),  # the year 9999
+            (-62_135_596_800, 0, 0),  # relative to now: the year 55
+        ],
+    )
+    def test_relative_and_absolute(self, base: float, offset: float, ts: int | None) -> None:
+        for format_, payload in _in_every_format([(LEVEL, base, offset, 80)]):
+            assert decode(format_, payload, (), NOW_MS) == [_at(ts, {LEVEL: 80})]
+
+    @each_row("time", ["x", None, True, [1], math.nan, math.inf, 1e300, -1e13])
+    @each_row("member", ["bt", "t"])
+    def test_what_is_no_time_is_unreadable(self, member: str, time: object) -> None:
+        record = {"n": "/3/0/9", "v": 80, member: time}
+        with pytest.raises(Unreadable, match="a time at /3/0/9"):
+            decode(SENML_CBOR, senml_cbor([record]), (), NOW_MS)
+        if not isinstance(time, float) or math.isfinite(time):
+            with pytest.raises(Unreadable, match="a time at /3/0/9"):
+                decode(SENML_JSON, json.dumps([record]).encode(), (), NOW_MS)
+
+    def test_instances_stay_what_they_were(self) -> None:
+        instances = [((3, 0, 7, 0), 0, -9, 3700), ((3, 0, 7, 1), 0, -9, 5000), ((3, 0, 7, 0), 0, -1, 3800)]
+        for format_, payload in _in_every_format(instances):
+            assert decode(format_, payload, (), NOW_MS) == [
+                _at(NOW_MS - 9_000, {POWER: [3700, 5000]}),
+                _at(NOW_MS - 1_000, {POWER: [3800, 5000]}),
+            ]
+
+    @given(
+        st.dictionaries(
+            st.tuples(
+                st.sampled_from([(3, 0, 9), (3, 0, 10), (3, 0, 7, 0), (3, 0, 7, 1)]),
+                st.integers(-(10**9), -1) | st.integers(2**28 * 1000, NOW_MS - 1),
+            ),
+            st.integers(-(2**31), 2**31),
+            min_size=1,
+            max_size=8,
+        ),
+        st.data(),
+    )
+    def test_the_same_readings_in_any_order_and_format_are_the_same(
+        self, values: dict[tuple[ResourcePath, int], int], data: st.DataObject
+    ) -> None:
+        records = []
+        for (path, at_ms), value in values.items():
+            # Some of the time is in the base; a whole number of seconds, so that the sum is exact.
+            base = data.draw(st.sampled_from([0, at_ms // 1000]))
+            records.append((path, base, at_ms / 1000 - base, value))
+        found = [
+            decode(format_, payload, (), NOW_MS)
+            for _ in range(3)
+            for format_, payload in _in_every_format(data.draw(st.permutations(records)))
+        ]
+        assert all(one == found[0] for one in found)
+        expected: dict[int, dict[ResourcePath, ResourceValue]] = {}
+        for (path, at_ms), value in values.items():
+            if len(path) == len(LEVEL):
+                expected.setdefault(at_ms + (NOW_MS if at_ms < 0 else 0), {})[path] = value
+        single = [(one.ts, {path: one.values[path] for path in one.values if path != POWER}) for one in found[0]]
+        assert [(ts, values) for ts, values in single if values] == sorted(expected.items(), key=lambda one: one[0])
+
+    def test_a_truncated_document_is_unreadable_as_a_whole(self) -> None:
+        for format_, payload in _in_every_format([(LEVEL, _NOW, -5, 80), ((3, 0, 10), _NOW, -6, 7)]):
+            for end in range(1, len(payload)):
+                with pytest.raises(Unreadable):
+                    decode(format_, payload[:end], (), NOW_MS)
+
+    def test_a_repeated_record_counts_once_and_of_two_of_one_time_the_later_one(self) -> None:
+        for format_, payload in _in_every_format([(LEVEL, 0, -5, 80), (LEVEL, 0, -5, 80), (LEVEL, 0, -5, 81)]):
+            assert decode(format_, payload, (), NOW_MS) == [_at(NOW_MS - 5_000, {LEVEL: 81})]
+
+
+def _in_every_format(records: Sequence[tuple[ResourcePath, float, float, int]]) -> Iterator[tuple[int, bytes]]:
+    """Records of path, base time, time and value. LWM2M JSON has one base time for all."""
+    named = [("/".join(map(str, path)), base, offset, value) for path, base, offset, value in records]
+    packed = [{"bn": "/", "bt": base, "n": name, "t": offset, "v": value} for name, base, offset, value in named]
+    yield SENML_JSON, json.dumps(packed).encode()
+    yield SENML_CBOR, senml_cbor(packed)
+    base = named[0][1]
+    entries = [{"n": name, "t": own + offset - base, "v": value} for name, own, offset, value in named]
+    yield LWM2M_JSON, json.dumps({"bn": "/", "bt": base, "e": entries}).encode()
 
 
 class TestAnObject:
@@ -176,7 +305,7 @@ class TestAnObject:
     )
     def test_with_several_instances(self, format_: int, payload: bytes) -> None:
         """int-222."""
-        assert decode(format_, payload, (3303,)) == {(3303, 1, 5700): 1.5, (3303, 2, 5700): 2.5}
+        assert values_of(format_, payload, (3303,)) == {(3303, 1, 5700): 1.5, (3303, 2, 5700): 2.5}
 
 
 class TestAResource:
@@ -210,13 +339,13 @@ class TestAResource:
     )
     def test_in_every_format(self, path: ResourcePath, format_: int | None, payload: bytes, value: object) -> None:
         """int-201, int-211, int-231, int-232."""
-        assert decode(format_, payload, path) == {path: value}
+        assert values_of(format_, payload, path) == {path: value}
 
     def test_an_instance_of_a_resource(self) -> None:
         """int-225: the value of a resource instance is a list with it alone."""
-        assert decode(TEXT, b"0", (3, 0, 11, 0)) == {(3, 0, 11): [0]}
-        assert decode(SENML_JSON, b'[{"bn":"/3/0/11/0","v":0}]', (3, 0, 11, 0)) == {(3, 0, 11): [0]}
-        assert decode(TLV, tlv((1, 0, b"\0")), (3, 0, 11, 0)) == {(3, 0, 11): [0]}
+        assert values_of(TEXT, b"0", (3, 0, 11, 0)) == {(3, 0, 11): [0]}
+        assert values_of(SENML_JSON, b'[{"bn":"/3/0/11/0","v":0}]', (3, 0, 11, 0)) == {(3, 0, 11): [0]}
+        assert values_of(TLV, tlv((1, 0, b"\0")), (3, 0, 11, 0)) == {(3, 0, 11): [0]}
 
 
 class TestMalformed:
@@ -271,7 +400,7 @@ class TestMalformed:
         self, path: ResourcePath, format_: int | None, payload: bytes, reason: str
     ) -> None:
         with pytest.raises(Unreadable) as raised:
-            decode(format_, payload, path)
+            values_of(format_, payload, path)
         assert reason in str(raised.value)
 
     def test_senml_cbor_of_a_client_that_counts_wrong(self) -> None:
@@ -279,7 +408,7 @@ class TestMalformed:
         right = senml_cbor(senml())
         assert right[0] == 0x90
         with pytest.raises(Unreadable, match="is not SenML CBOR"):
-            decode(SENML_CBOR, b"\x8c" + right[1:], DEVICE)
+            values_of(SENML_CBOR, b"\x8c" + right[1:], DEVICE)
 
     @given(
         st.sampled_from([TEXT, OPAQUE, TLV, LWM2M_JSON, SENML_JSON, SENML_CBOR, 50, 60, None]),
@@ -288,7 +417,7 @@ class TestMalformed:
     )
     def test_no_payload_raises_anything_else(self, format_: int | None, payload: bytes, path: ResourcePath) -> None:
         try:
-            found = decode(format_, payload, path)
+            found = values_of(format_, payload, path)
         except Unreadable:
             return
         assert all(one[: len(path)] == path for one in found)
@@ -297,7 +426,9 @@ class TestMalformed:
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
         lambda inner: (
             st.lists(inner, max_size=4)
-            | st.dictionaries(st.sampled_from(["bn", "n", "v", "vs", "vb", "e", 0, 2, -2, 3, 8]), inner, max_size=4)
+            | st.dictionaries(
+                st.sampled_from(["bn", "bt", "n", "v", "vs", "vb", "t", "e", 0, 2, 6, -2, -3, 3, 8]), inner, max_size=4
+            )
         ),
         max_leaves=12,
     )
@@ -309,7 +440,7 @@ class TestMalformed:
             (50, json.dumps(document, default=str).encode()),
         ):
             try:
-                decode(format_, payload, DEVICE)
+                values_of(format_, payload, DEVICE)
             except Unreadable:
                 continue
 

@@ -1,5 +1,7 @@
 """What follows a registration, notifications and Send (reference 18.2, 18.3)."""
 
+from unittest.mock import AsyncMock
+
 import aiocoap
 import cbor2
 import pytest
@@ -7,7 +9,8 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from broker.device_management.sessions import Observation
+from broker.device_management.sessions import Observation, Reading, Readings
+from broker.devices.registry import Device
 from broker.facts import ManagementConfigured
 from broker.services import Services
 from broker.trace.refusals import LINES_OF_ONE
@@ -15,6 +18,7 @@ from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.session import OVERHEAD_AT_ONCE
 from storage.keys import DeviceTypeKey
+from storage.sql import StoreError
 from tests.factories import KITCHEN, NOW_MS, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.lwm2m.conftest import Management
@@ -55,7 +59,8 @@ class TestSequence:
         await management.session()
         assert device.requests == SEQUENCE
         assert management.values == {**EXAMPLE, (5, 0, 3): 0, (5, 0, 5): 0}
-        assert set(management.times) == {(KITCHEN, NOW_MS)}
+        assert management.heard_of == {KITCHEN}
+        assert {reading.ts for reading in management.readings} == {None}  # of their arrival
 
     async def test_discovers_the_instances_of_an_object_that_is_listed_without(
         self, device: ScriptedDevice, management: Management
@@ -251,13 +256,13 @@ class TestNotifications:
         await wait_all_tasks_blocked()
         assert (management.values, observed.resets) == ({}, [message_id])
 
-    async def test_a_flood_of_them_waits_in_one_place(self, observed: ScriptedDevice, management: Management) -> None:
-        """While one is stored, a newer one replaces the one that waits."""
-        stored: list[object] = []
+    async def test_a_flood_of_them_is_stored_together(self, observed: ScriptedDevice, management: Management) -> None:
+        """What comes while one is stored waits with its time of arrival, in its order."""
+        stored: list[list[Reading]] = []
         gate = trio.Event()
 
-        async def slow(_device: object, values: object, _ts_ms: int) -> None:
-            stored.append(values)
+        async def slow(_device: object, readings: list[Reading]) -> None:
+            stored.append(readings)
             await gate.wait()
 
         management.values_came = slow  # type: ignore[method-assign, assignment]
@@ -267,7 +272,43 @@ class TestNotifications:
                 await wait_all_tasks_blocked()
         gate.set()
         await wait_all_tasks_blocked()
-        assert stored == [{(3, 0, 9): 2}, {(3, 0, 9): 99}]
+        assert [len(readings) for readings in stored] == [1, 97]
+        assert stored[1] == [Reading(NOW_MS, {(3, 0, 9): number}) for number in range(3, 100)]
+
+    async def test_those_that_wait_are_bounded(
+        self, observed: ScriptedDevice, management: Management, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("protocols.coap.lwm2m.sequence.MAX_VALUES", 3)
+        gate, real = trio.Event(), management.values_came
+
+        async def slow(device: Device, readings: Readings) -> None:
+            await gate.wait()
+            await real(device, readings)
+
+        monkeypatch.setattr(management, "values_came", slow)
+        with capture_logs() as logs:
+            for number in range(2, 7):
+                await observed.notify("/3/0", number, content(TLV, tlv((3, 9, bytes((number,))))))
+                if number == 2:
+                    await wait_all_tasks_blocked()
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert [dict(reading.values) for reading in management.readings][-4:] == [
+            {(3, 0, 9): number} for number in (2, 4, 5, 6)
+        ]
+        assert [log["event"] for log in logs] == ["lwm2m_notification_dropped"]
+
+    async def test_a_store_that_fails_does_not_keep_back_what_comes_later(
+        self, observed: ScriptedDevice, management: Management, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(management, "values_came", AsyncMock(side_effect=RuntimeError("the store")))
+        with capture_logs() as logs:
+            await observed.notify("/3/0", 2, content(TLV, tlv((3, 9, b"\1"))))
+            await wait_all_tasks_blocked()
+        assert [log["event"] for log in logs] == ["lwm2m_sequence_failed"]
+        monkeypatch.undo()
+        await observed.notify("/3/0", 3, content(TLV, tlv((3, 9, b"\2"))))
+        await management.wait(lambda: management.values == {(3, 0, 9): 2})
 
     async def test_wake_a_device_in_queue_mode(
         self, device: ScriptedDevice, management: Management, time: Time
@@ -284,12 +325,6 @@ class TestNotifications:
 
 
 class TestSend:
-    async def _send(self, device: ScriptedDevice, format_: int, payload: bytes) -> aiocoap.Message:
-        message = device.message(aiocoap.POST, payload=payload)
-        message.opt.uri_path = ("dp",)
-        message.opt.content_format = aiocoap.ContentFormat(format_)
-        return await device.ask(message)
-
     @pytest.mark.parametrize(
         ("format_", "payload"),
         [
@@ -303,37 +338,30 @@ class TestSend:
         """int-306, int-311."""
         await device.register()
         await management.session()
-        assert (await self._send(device, format_, payload)).code == aiocoap.CHANGED
+        assert (await device.send(format_, payload)).code == aiocoap.CHANGED
         await management.wait(lambda: management.values.get((3303, 0, 5700)) == 21.5)
         assert management.values[(3, 0, 9)] == 42
 
     async def test_is_refused_without_a_registration_and_for_what_cannot_be_read(
         self, device: ScriptedDevice, management: Management
     ) -> None:
-        assert (await self._send(device, SENML_JSON, b"[]")).code == aiocoap.NOT_FOUND
+        assert (await device.send(SENML_JSON, b"[]")).code == aiocoap.NOT_FOUND
         await device.register()
         await management.session()
-        assert (await self._send(device, SENML_JSON, b"{")).code == aiocoap.BAD_REQUEST
-        assert (await self._send(device, TLV, b"")).code == aiocoap.UNSUPPORTED_CONTENT_FORMAT
+        assert (await device.send(SENML_JSON, b"{")).code == aiocoap.BAD_REQUEST
+        assert (await device.send(TLV, b"")).code == aiocoap.UNSUPPORTED_CONTENT_FORMAT
 
-    async def test_a_store_that_fails_does_not_keep_back_what_comes_later(
-        self, device: ScriptedDevice, management: Management
+    async def test_is_answered_when_it_is_stored(
+        self, device: ScriptedDevice, management: Management, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await device.register()
         await management.session()
-        real = management.values_came
-
-        async def fail(*_: object) -> None:
-            raise RuntimeError("the store")
-
-        management.values_came = fail  # type: ignore[method-assign, assignment]
-        with capture_logs() as logs:
-            assert (await self._send(device, SENML_JSON, b'[{"n":"/3/0/9","v":1}]')).code == aiocoap.CHANGED
-            await wait_all_tasks_blocked()
-        assert [log["event"] for log in logs] == ["lwm2m_sequence_failed"]
-        management.values_came = real  # type: ignore[method-assign]
-        assert (await self._send(device, SENML_JSON, b'[{"n":"/3/0/9","v":2}]')).code == aiocoap.CHANGED
-        await management.wait(lambda: management.values[(3, 0, 9)] == 2)
+        monkeypatch.setattr(management, "values_came", AsyncMock(side_effect=StoreError("the disk is full")))
+        refused = await device.send(SENML_JSON, b'[{"n":"/3/0/9","v":1}]')
+        assert refused.code == aiocoap.SERVICE_UNAVAILABLE
+        monkeypatch.undo()
+        assert (await device.send(SENML_JSON, b'[{"n":"/3/0/9","v":2}]')).code == aiocoap.CHANGED
+        assert management.values[(3, 0, 9)] == 2
 
 
 async def test_a_flood_of_a_device_is_dropped(transport: MemoryTransport, lwm2m: Lwm2mEndpoint) -> None:

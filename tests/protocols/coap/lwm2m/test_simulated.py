@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from broker.device_management.sessions import Observation
+from broker.device_management.sessions import Observation, latest
 from broker.services import Services
 from config.settings import Address
 from protocols.cli.simulated import lwm2m as simulated
@@ -84,8 +84,8 @@ async def test_installs_a_firmware_and_registers_anew(
         await management.wait(lambda: management.values[STATE] == State.DOWNLOADED)
         await session.execute(UPDATE)
         session = await management.session(2)
-        assert await session.read(VERSION) == {VERSION: "2.0.0"}
-        assert await session.read((5, 0)) == {STATE: State.IDLE, RESULT: Result.SUCCESS}
+        assert latest(await session.read(VERSION)) == {VERSION: "2.0.0"}
+        assert latest(await session.read((5, 0))) == {STATE: State.IDLE, RESULT: Result.SUCCESS}
         nursery.cancel_scope.cancel()
 
 

@@ -1,5 +1,7 @@
 """Tasks and updates over LWM2M, where other tests have device management or the protocol alone."""
 
+import json
+
 import aiocoap
 import pytest
 
@@ -13,7 +15,18 @@ from storage.tasks import DeviceTaskRecord
 from tests.broker.device_management.devices import settle
 from tests.factories import KITCHEN, NOW_MS
 from tests.protocols.coap.conftest import Time
-from tests.protocols.coap.lwm2m.device import TEXT, TLV, MemoryTransport, ScriptedDevice, content, tlv
+from tests.protocols.coap.lwm2m.device import (
+    LWM2M_JSON,
+    SENML_CBOR,
+    SENML_JSON,
+    TEXT,
+    TLV,
+    MemoryTransport,
+    ScriptedDevice,
+    content,
+    tlv,
+)
+from tests.protocols.coap.lwm2m.test_formats import senml_cbor
 
 SLEEPS = "The device sleeps, and is asked when it is heard again."
 
@@ -137,3 +150,38 @@ async def test_a_task_for_a_device_whose_registration_was_just_answered_waits(
     transport.session.close()  # the request is lost
     await settle()
     assert (await operator.entry(task)).status == "QUEUED"
+
+
+async def test_records_with_times_over_notify_send_and_read(
+    device: ScriptedDevice, operator: Operator, services: Services
+) -> None:
+    """Issue 44, 4: the newest value stays with its time, whatever it came by."""
+    now = NOW_MS // 1000
+    await operator.enable()
+    device.replies["GET /3/0"] = content(TLV, b"")
+    await device.register()
+    await settle()
+
+    async def level() -> tuple[object, int]:
+        kitchen = await services.devices.registry.find(KITCHEN)
+        properties = (await services.device_management.properties.of(kitchen, with_times=True)).reported
+        found = properties["device"]["batteryLevel"]
+        return found["value"], found["ts"] - NOW_MS
+
+    async def send(*records: object) -> None:
+        assert (await device.send(SENML_JSON, json.dumps(records).encode())).code == aiocoap.CHANGED
+
+    await send(
+        {"bn": "/3/0/", "bt": now, "n": "9", "v": 25, "t": -50}, *({"n": "9", "v": 9, "t": -t} for t in (60, 70))
+    )
+    assert await level() == (25, -50_000)
+    await send({"bn": "/3/0/", "bt": now - 3600, "n": "9", "v": 11})
+    assert await level() == (25, -50_000)
+    notified = {"bn": "/3/0/", "bt": now, "e": [{"n": "9", "v": 80, "t": -40}, {"n": "9", "v": 40, "t": -3000}]}
+    await device.notify("/3/0", 2, content(LWM2M_JSON, json.dumps(notified).encode()))
+    await settle()
+    assert await level() == (80, -40_000)
+    answered = senml_cbor([{"bn": "/3/0/", "bt": now - 30, "n": "9", "v": 70}, {"n": "9", "v": 69, "t": -9}])
+    device.replies["GET /3/0/9"] = content(SENML_CBOR, answered)
+    await operator.task("deviceProperties.device.batteryLevel")
+    assert await level() == (70, -30_000)
