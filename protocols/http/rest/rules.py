@@ -8,7 +8,7 @@ from quart import Response
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
-from broker.errors import INVALID, REQUIRED, Finding, ValidationFailed
+from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed
 from broker.messages.room import MessagesRoom
 from broker.rules.room import RulesRoom
 from broker.rules.rule import SendAction
@@ -252,10 +252,16 @@ class RuleCalls(RestCalls):
         tokens=USER_OR_APPLICATION,
         on=_shown,
         summary="Whether a rule can be tested",
-        about="At least one Action is static: without `matched` and without `valueFrom`.",
+        about="Whether POST would send its Actions: the rule is valid, every Action is static (without `matched` and "
+        "without `valueFrom`), and the caller may send to every destination.",
     )
-    async def testable(self, record: RuleRecord) -> Data[Testable]:
-        return Data(Testable((await self._rules.showing.shown(record)).is_testable))
+    async def testable(self, caller: Caller, record: RuleRecord) -> Data[Testable]:
+        try:
+            rule = await self._rules.looking_up.compiled(record)
+            await self._rules.access.require_write(caller, record, rule)
+        except (ValidationFailed, PermissionDenied):
+            return Data(Testable(testable=False))
+        return Data(Testable(rule.is_static))
 
     @RestCall(
         "POST",
