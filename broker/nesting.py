@@ -14,7 +14,7 @@ import msgspec
 from config.limits import JSON_NESTING_MAX
 
 # A string without its closing quotation mark goes on to the end, where the decoder stops, too.
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _OTHERS: Final = bytes(set(range(256)) - _STEPS.keys())
 
@@ -36,7 +36,7 @@ def check_nesting(text: bytes | str) -> None:
     content = text.encode(errors="replace") if isinstance(text, str) else text
     if content.count(b"[") + content.count(b"{") <= JSON_NESTING_MAX:
         return
-    brackets = _STRING.sub(b"", content).translate(None, _OTHERS)
+    brackets = STRING.sub(b"", content).translate(None, _OTHERS)
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > JSON_NESTING_MAX:
         raise NestedTooDeeplyError
 

@@ -31,6 +31,7 @@ from broker.errors import (
     too_low,
 )
 from broker.nesting import check_nesting
+from broker.numbers import INT64, number_out_of_range
 from config.limits import IDS_MAX, MAX_BODY_BYTES
 from protocols.http.this_request import this_request
 
@@ -38,7 +39,6 @@ M = TypeVar("M", bound=msgspec.Struct)
 D = TypeVar("D", bool, None)
 
 _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,40})(?:\.[0-9]*)?")
-_INT64: Final = range(-(2**63), 2**63)
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 _ABSENT: Final = (Raw(), Raw(b"null"))
 
@@ -71,6 +71,14 @@ class Rule:
     broken: Callable[[Given], Iterable[Finding]]
 
 
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """In `Annotated`: what a device has sent, whose numbers are judged where messages and Actions of all protocols are.
+
+    The body is not looked at for numbers, so its other members must have none, or be `Raw`.
+    """
+
+
 class _MemberReader:
     """How one field of a struct is read and checked. `kind` is its type without None, bounds and markers."""
 
@@ -90,6 +98,7 @@ class _MemberReader:
         if any(bound.gt is not None or bound.lt is not None or bound.multiple_of is not None for bound in self._bounds):
             raise TypeError(f"{field.name}: no finding says what is wrong with this bound")
         self._valid = [note for note in notes if isinstance(note, Valid)]
+        self.is_payload = any(isinstance(note, Payload) for note in notes)
         self._rules = [note for note in notes if isinstance(note, Rule)]
         self.is_required_raw = self.is_required and annotation is Raw
         self.has_rules = bool(self._valid or self._rules or self.is_required_raw)
@@ -159,6 +168,11 @@ def _members_with_rules(kind: type[msgspec.Struct]) -> tuple[_MemberReader, ...]
     return tuple(one for one in _members_of(kind) if one.has_rules)
 
 
+@cache
+def _holds_payload(kind: type[msgspec.Struct]) -> bool:
+    return any(one.is_payload for one in _members_of(kind))
+
+
 def has_first_member(query: "Query", kind: type[msgspec.Struct]) -> bool:
     """Whether the first member of `kind` is given. It decides as which of several structs a query is read."""
     return query.text(_members_of(kind)[0].wire) is not None
@@ -193,6 +207,8 @@ def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
         if not body.isascii():
             body.decode()  # msgspec does not look inside texts it skips
         check_nesting(body)
+        if not _holds_payload(kind):
+            check_numbers(body)
         read = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:
         return _lenient_members(body, kind, caller)
@@ -206,10 +222,17 @@ def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
     return read
 
 
+def check_numbers(body: bytes) -> None:
+    """Raises ValidationFailed with the member that has a number out of range, wherever in the body."""
+    if (path := number_out_of_range(body)) is not None:
+        raise ValidationFailed.of(path, INVALID)
+
+
 def json_object(body: bytes) -> dict[str, Any]:
     """A JSON object as it is, for a caller that reads the members. Raises BadRequest."""
     try:
         check_nesting(body)
+        check_numbers(body)
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest from error
@@ -265,6 +288,8 @@ def _member(raw: Raw, kind: Any) -> Any:
         return raw
     try:
         if kind is int and (number := integer_of(_decode(raw))) is not None:
+            if number not in INT64:
+                raise _WrongTypeError(INVALID)
             return number
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
@@ -359,7 +384,7 @@ class Query:
         found = integer_of(value)
         if found is None:
             self.refuse(name, NUMERIC_ONLY)
-        elif found not in _INT64:
+        elif found not in INT64:
             self.refuse(name, INVALID)
             found = None
         return found

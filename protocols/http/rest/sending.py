@@ -19,7 +19,7 @@ from config.limits import MAX_ACTIONS_PER_MESSAGE
 from protocols.http.allowances import charge_to
 from protocols.http.calls import Answers
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Rule, has_value, integer_of
+from protocols.http.reading import Given, Payload, Rule, has_value, integer_of
 from protocols.http.schema import Data, Id, Shape, about, component, one_of, time_ms
 from storage.keys import Position
 
@@ -88,7 +88,7 @@ class NewMessage(Shape, kw_only=True):
     sdid: Annotated[Id, about("The device that sends; required without a device token")] | None = None
     ddid: Annotated[Id, about("With `type` action: the device that it is for")] | None = None
     type: Annotated[str, one_of(("message", "action"), "Any case"), Rule(_message_has_source)] = "message"
-    data: Annotated[Raw, about("The fields: an object, or a text that holds one", type=["object", "string"])]
+    data: Annotated[Raw, about("The fields: an object, or a text that holds one", type=["object", "string"]), Payload()]
     ts: Annotated[Raw, _TS, about("", type="integer")] = msgspec.field(default_factory=Raw)
 
 
@@ -98,7 +98,7 @@ class NewAction(Shape, kw_only=True):
     sdid: Annotated[Id, about("The device that sends; by default the same")] | None = None
     ddid: Annotated[Id, about("The device that they are for; required without a device token")] | None = None
     type: Annotated[str, one_of(("action",), "Any case"), Rule(_action_has_destination)] = "action"
-    data: Annotated[Raw, about("", type="object", required=["actions"], properties={"actions": _CALLS})]
+    data: Annotated[Raw, about("", type="object", required=["actions"], properties={"actions": _CALLS}), Payload()]
     ts: Annotated[Raw, _TS, about("", type="integer")] = msgspec.field(default_factory=Raw)
 
 

@@ -6,11 +6,13 @@ from functools import partial
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import trio
 
 from broker.device_management.objects import RESULT, STATE
 from broker.device_management.sessions import Reading, ResourcePath, ResourceValue
+from broker.errors import INVALID
 from broker.services import Services
 from config.limits import DOWNLOAD_KEPT_HOURS
 from config.settings import DeviceManagement, Limits, Settings
@@ -365,6 +367,16 @@ async def test_what_is_wrong_with_a_task_is_named(ada: Client, body: dict[str, A
     sent = {"dtid": LIGHT_TYPE, "taskType": "R", "property": "serverProperties.site"} | body
     answer = await ada("POST", "/devicemgmt/tasks", 400, json=sent)
     assert [one["field"] for one in answer["error"]["errors"][0]] == [field]
+
+
+@pytest.mark.parametrize("value", ["1e400", "[1e999]", "9" * 5_000, "9223372036854775808"])
+async def test_a_value_that_is_no_number_of_64_bits_or_a_double_is_refused(ada: Client, value: str) -> None:
+    sent = {"dtid": LIGHT_TYPE, "taskType": "W", "property": "serverProperties.site", "taskParameters": {"value": 0}}
+    content = msgspec.json.encode(sent).replace(b":0}", b":" + value.encode() + b"}")
+    answer = await ada("POST", "/devicemgmt/tasks", 400, content=content)
+    field = "taskParameters.value.0" if value.startswith("[") else "taskParameters.value"
+    assert answer["error"]["code"] == 4001
+    assert answer["error"]["errors"] == [[{"field": field, "messages": [INVALID]}]]
 
 
 async def test_unknown_things_in_a_task_are_404(ada: Client) -> None:

@@ -1,6 +1,7 @@
 """A value out of range or of a strange type is an error of the request, never one of the server (reference 3.2)."""
 
 import json
+from contextlib import suppress
 from typing import Any, Final
 
 import httpx
@@ -8,10 +9,14 @@ import msgspec
 import pytest
 
 from broker.accounts.tokens import TokenKind
+from broker.errors import INVALID, ValidationFailed
 from broker.services import Services
 from config.settings import Limits, Settings
 from protocols.http.application import CALLS
 from protocols.http.calls import RestCall
+from protocols.http.reading import json_object
+from protocols.http.reading import members as read
+from protocols.http.rest.sending import NewAction, NewMessage
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, World
 from tests.properties import every_nth_daily
 from tests.protocols.http.conftest import bearer
@@ -83,3 +88,17 @@ async def test_no_value_in_a_body_is_an_error_of_the_server(
         assert answer.status_code < 500, (body[:200], answer.text)
         if answer.status_code == 400:
             assert "error" in answer.json(), body[:200]
+
+
+@each_row("call", [call for call in BODIES if call.is_object or hasattr(call.body, "__struct_fields__")])
+@pytest.mark.parametrize("value", VALUES[:4])
+def test_a_number_out_of_range_is_refused_with_its_path_wherever_it_is(call: RestCall, value: str) -> None:
+    """But for what devices send: their numbers are judged as on every protocol."""
+    body = f'{{"given":[0,{{"inner":{value}}}]}}'.encode()
+    if call.body in {NewMessage, NewAction}:
+        with suppress(ValidationFailed):
+            read(body, call.body)
+        return
+    with pytest.raises(ValidationFailed) as caught:
+        json_object(body) if call.is_object else read(body, call.body)
+    assert [(one.field, one.messages) for one in caught.value.findings] == [("given.1.inner", (INVALID,))]

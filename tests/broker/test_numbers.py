@@ -1,0 +1,34 @@
+"""Which numbers of a JSON text are out of range, and what their path is (reference 1.3)."""
+
+import pytest
+
+from broker.numbers import number_out_of_range
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("9223372036854775807", None),
+        ("-9223372036854775808", None),
+        ("9223372036854775808", ""),
+        ("-9223372036854775809", ""),
+        ("9" * 5_000, ""),
+        ("1e400", ""),
+        ("-1.5E+400", ""),
+        ("9" * 400 + ".5", ""),
+        ("1e308", None),
+        ("1.7976931348623157e308", None),
+        ("1e-400", None),
+        ("0." + "3" * 400, None),
+        ("123456789012345678901e1", None),
+        ('{"a":1,"b":{"c":[0,[1e999]]}}', "b.c.1.0"),
+        (' \n[{"a":"1e999"},{"a":1e999}]', "1.a"),
+        ('{"a":"' + "1" * 32 + '","b":"7e4001"}', None),
+        ('{"a":"x\\"1e999","b":2}', None),
+        ('{"a":"\\\\","b":1e999}', "b"),
+        ('{"a":1e999', None),  # the decoder says what is wrong with it
+        ("", None),
+    ],
+)
+def test_numbers_out_of_range(text: str, path: str | None) -> None:
+    assert number_out_of_range(text.encode()) == path
