@@ -1,10 +1,13 @@
-"""The pages: the overview, and one for each chapter. They change only when the daemon's address changes."""
+"""The pages: the overview, the documents, and the calls. They change only when the daemon's address changes."""
 
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 import jinja2
+import msgspec
 from quart import Blueprint, Response
 
 from broker.errors import NotFound
@@ -12,13 +15,17 @@ from broker.site import Site
 from protocols.http.accounts.pages import pages_blueprint
 from protocols.http.answers import REST_ROOT
 from protocols.http.docs.chapters import DocumentedChapter, chapters, slug_of
-from protocols.http.docs.guides import Guide, guides
+from protocols.http.docs.guides import DOCS, Guide, guides
 from protocols.http.docs.prose import sections, with_code
 from protocols.http.openapi.serving import described
 from protocols.http.rest.nouns import TO_COME
 
-DOCS: Final = "/docs"
-_POLICY: Final = "default-src 'none'; style-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+_CALLS: Final = f"{DOCS}/api"
+_POLICY: Final = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+)
+_STATIC: Final = {"docs.css": "text/css; charset=utf-8", "docs.js": "text/javascript; charset=utf-8"}
 _templates: Final = jinja2.Environment(
     loader=jinja2.PackageLoader("protocols.http.docs"),
     autoescape=True,
@@ -28,21 +35,24 @@ _templates: Final = jinja2.Environment(
 )
 
 
-@cache  # every listener serves the same file
-def _style() -> bytes:
-    return files("protocols.http.docs").joinpath("static/docs.css").read_bytes()
+@cache  # every listener serves the same files
+def _file(name: str) -> bytes:
+    return files("protocols.http.docs").joinpath(f"static/{name}").read_bytes()
 
 
 def docs_blueprint(site: Site) -> Blueprint:
     routes = pages_blueprint("docs")
-    style = _style()
-    book: _Book | None = None
+    static = {name: _file(name) for name in _STATIC}
+    known: _Book | None = None
+
+    def book() -> _Book:
+        nonlocal known
+        if known is None or known.origin != site.origin:  # the port is only known once the listener is open
+            known = _Book(site)
+        return known
 
     def page(slug: str) -> Response:
-        nonlocal book
-        if book is None or book.origin != site.origin:  # the port is only known once the listener is open
-            book = _Book(site)
-        text = book.page(slug)
+        text = book().page(slug)
         if text is None:
             raise NotFound
         answer = Response(text, content_type="text/html; charset=utf-8")
@@ -53,13 +63,19 @@ def docs_blueprint(site: Site) -> Blueprint:
     async def overview() -> Response:
         return page("")
 
-    @routes.get(f"{DOCS}/<slug>")
+    @routes.get(f"{DOCS}/<path:slug>")
     async def chapter(slug: str) -> Response:
         return page(slug)
 
-    @routes.get(f"{DOCS}/static/docs.css")
-    async def style_sheet() -> Response:
-        return Response(style, content_type="text/css; charset=utf-8")
+    @routes.get(f"{DOCS}/static/<name>")
+    async def file(name: str) -> Response:
+        if name not in static:
+            raise NotFound
+        return Response(static[name], content_type=_STATIC[name])
+
+    @routes.get(f"{DOCS}/search.json")
+    async def search() -> Response:
+        return Response(book().index(), content_type="application/json; charset=utf-8")
 
     return routes
 
@@ -77,10 +93,12 @@ class _Book:
         self.origin = site.origin
         self._sections = sections(described(server_url)["info"]["description"])
         self._guides = {guide.slug: guide for guide in guides(site)}
-        self._chapters = {chapter.slug: chapter for chapter in _chapters(server_url)}
+        self._groups = [(name, list(inner)) for name, inner in groupby(self._guides.values(), attrgetter("group"))]
+        self._chapters = {f"api/{chapter.slug}": chapter for chapter in _chapters(server_url)}
         self._server = server_url
         self._accounts = site.accounts.path
         self._pages: dict[str, str] = {}
+        self._index = b""
 
     def page(self, slug: str) -> str | None:
         """A page by its slug, which is empty for the overview; None if there is no such page."""
@@ -90,14 +108,35 @@ class _Book:
             elif slug in self._guides:
                 self._pages[slug] = self._guide(self._guides[slug])
             elif slug in self._chapters:
-                self._pages[slug] = self._chapter(self._chapters[slug])
+                self._pages[slug] = self._chapter(slug)
         return self._pages.get(slug)
+
+    def index(self) -> bytes:
+        """What the search reads: a list of `{"title", "of", "href", "text"}`, one for each section and each call."""
+        if not self._index:
+            found = [
+                {"title": section.title, "of": guide.title, "href": f"{DOCS}/{slug}#{section.anchor}", "text": section.text}
+                for slug, guide in self._guides.items()
+                for section in guide.sections()
+            ]
+            found += [
+                {
+                    "title": f"{call.method} {call.path}",
+                    "of": chapter.title,
+                    "href": f"{DOCS}/{slug}#{call.anchor}",
+                    "text": f"{call.summary} {call.about}",
+                }
+                for slug, chapter in self._chapters.items()
+                for call in chapter.calls
+            ]
+            self._index = msgspec.json.encode(found)
+        return self._index
 
     def _overview(self) -> str:
         return self._render(
             "overview.html",
             slug="",
-            title="The API",
+            title="Documentation",
             sections=self._sections,
             server=self._server,
             missing=tuple(dict.fromkeys(call.capability for call in TO_COME)),
@@ -106,16 +145,18 @@ class _Book:
     def _guide(self, guide: Guide) -> str:
         return self._render("guide.html", slug=guide.slug, title=guide.title, guide=guide)
 
-    def _chapter(self, chapter: DocumentedChapter) -> str:
-        return self._render("chapter.html", slug=chapter.slug, title=chapter.title, chapter=chapter)
+    def _chapter(self, slug: str) -> str:
+        chapter = self._chapters[slug]
+        return self._render("chapter.html", slug=slug, title=chapter.title, chapter=chapter)
 
     def _render(self, template: str, **values: object) -> str:
         return _templates.get_template(template).render(
             values,
             docs=DOCS,
+            calls=_CALLS,
             rest=REST_ROOT,
             accounts=self._accounts,
-            guides=tuple(self._guides.values()),
+            groups=self._groups,
             chapters=tuple(self._chapters.values()),
         )
 
