@@ -84,15 +84,16 @@ clean:
 	find broker config protocols storage tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.created:
+	@echo "Making .venv with $(PYTHON)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trunkline needs Python 3.11 or newer: make PYTHON=…")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # The stamps make a second run quick: pip is asked again only when what it would install has changed.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learning,streams]'
+	@$(BIN)/python deploy/install_progress.py -c constraints.txt -e '.[learning,streams]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learning,streams,test]'
+	@$(BIN)/python deploy/install_progress.py -c constraints.txt -e '.[learning,streams,test]'
 	@touch $@

@@ -23,6 +23,8 @@ from tests.fork_server import ForkedProcess, running
 
 _COMMAND_SECONDS = 60
 TRUNKLINE = Path(sys.executable).parent / "trunkline"
+#: Options of `trunkline demo` for free ports.
+DEMO_ON_ANY_PORT = ("--http-port", "0", "--mqtt-port", "0", "--coap-port", "0", "--lwm2m-port", "0")
 
 USER_TOKEN, APPLICATION_TOKEN = "33" * 16, "34" * 16
 ADA_EMAIL, ADA = "ada@example.org", "ada0" * 8

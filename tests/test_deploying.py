@@ -83,11 +83,11 @@ def test_models_and_streams_are_installed_on_every_way() -> None:
     assert extras_of("") == ("learning", "streams")
     assert extras_of("tracing") == ("learning", "streams", "tracing")
     assert extras_of("none") == ()
-    ways = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile", "Containerfile")]
-    documented = [line for way in ways for line in way.splitlines() if "pip install" in line and "constraints" in line]
-    assert len(documented) >= 3
+    ways = [(ROOT / name).read_text(encoding="utf-8") for name in ("install.sh", "Makefile", "Containerfile")]
+    documented = [line for way in ways for line in way.splitlines() if "-c constraints.txt" in line]
+    assert len(documented) >= 4
     for line in documented:
-        assert "[learning,streams" in line or "${EXTRAS}" in line
+        assert "[learning,streams" in line or "${EXTRAS}" in line or "[$extras]" in line or "${extras:+" in line or "build/sbom" in line
     assert "ARG EXTRAS=[learning,streams]" in ways[2]
 
 
@@ -133,7 +133,8 @@ def test_what_cannot_be_done_is_said(machine: Machine, words: tuple[str, ...], m
 
 
 @pytest.mark.parametrize(
-    "name", ["Containerfile", "deploy/trunkline.container", "deploy/trunkline.volume", "install.sh", "README.md"]
+    "name",
+    ["Containerfile", "deploy/trunkline.container", "deploy/trunkline.volume", "install.sh", "docs/operate/install.md"],
 )
 def test_what_could_not_be_tried_says_so(name: str) -> None:
     """Who tries one of them removes the word, and the name here."""

@@ -13,6 +13,7 @@ import msgspec
 from config.settings import Settings, load_settings
 from protocols.cli import main
 from tests.rows import each_row
+from tests.test_security import broken_links
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "config" / "example.toml"
@@ -81,19 +82,28 @@ def test_example_configuration_states_the_true_defaults() -> None:
     assert stated_defaults() == actual
 
 
-def readme_commands() -> list[str]:
-    """Every `trunkline …` and `make …` line of the README's code blocks."""
-    blocks = re.findall(r"```\w*\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+
+def shown_commands() -> list[str]:
+    """Every `trunkline …` and `make …` line in the code blocks of the README and of docs/."""
+    blocks = [
+        block
+        for path in DOCUMENTS
+        for block in re.findall(r"(?m)^```.*\n((?:.*\n)*?)```$", path.read_text(encoding="utf-8"))
+    ]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line for line in lines if re.match(r"\s*(\$ )?(\S+=\S+ )*(\S*/)?(trunkline|make) \w", line)]
 
 
 def test_the_readme_has_the_commands_of_a_developer() -> None:
-    assert {"make run", "make check", "make test"} <= {line.partition("#")[0].strip() for line in readme_commands()}
+    assert {"make run", "make check", "make test", "make deb"} <= {
+        line.partition("#")[0].strip() for line in shown_commands()
+    }
 
 
-@each_row("line", readme_commands())
-def test_command_of_the_readme_exists(line: str) -> None:
+@each_row("line", shown_commands())
+def test_a_shown_command_exists(line: str) -> None:
     words = line.partition("#")[0].split()
     program = next(index for index, word in enumerate(words) if re.fullmatch(r"(.*/)?(trunkline|make)", word))
     name, *arguments = words[program + 1 :]
@@ -108,3 +118,14 @@ def test_command_of_the_readme_exists(line: str) -> None:
         command, arguments = inner, arguments[1:]
     options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     assert {word.partition("=")[0] for word in arguments if word.startswith("--")} <= options
+
+
+@each_row("path", DOCUMENTS)
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    found = broken_links(path, path.read_text(encoding="utf-8"))
+    assert [link for link in found if not link.startswith("/docs/api/")] == []
+
+
+def test_the_readme_is_short() -> None:
+    """Documents are for the rest."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130

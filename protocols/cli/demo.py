@@ -58,6 +58,9 @@ _SCENE = "5c" * 16
 _WARM_RULE, _QUIET_RULE = "1e" * 16, "2e" * 16
 
 
+_PORT = click.IntRange(0, 65535)
+
+
 @click.command()
 @click.option(
     "--state",
@@ -66,32 +69,44 @@ _WARM_RULE, _QUIET_RULE = "1e" * 16, "2e" * 16
     show_default=True,
     help="Where the demo keeps its store; delete it to start over.",
 )
-@click.option("--http-port", type=click.IntRange(0, 65535), default=8080, show_default=True)
-@click.option("--mqtt-port", type=click.IntRange(0, 65535), default=1883, show_default=True)
+@click.option("--http-port", type=_PORT, default=8080, show_default=True)
+@click.option("--mqtt-port", type=_PORT, default=1883, show_default=True)
+@click.option("--coap-port", type=_PORT, default=5683, show_default=True)
+@click.option("--lwm2m-port", type=_PORT, default=5686, show_default=True)
+@click.option("--show-actions", is_flag=True, help="Print the Actions that the simulated devices receive.")
 @click.pass_context
-def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> None:
+def demo(
+    ctx: click.Context,
+    state: Path,
+    http_port: int,
+    mqtt_port: int,
+    coap_port: int,
+    lwm2m_port: int,
+    show_actions: bool,
+) -> None:
     """Serve with demo data and simulated devices, on this machine only, and print commands to try."""
     settings = Settings(
         state_dir=state.expanduser(),
         http=Http(bind=Address(_HOST, _port(ctx, "http_port", http_port))),
         mqtt=Mqtt(bind=Address(_HOST, _port(ctx, "mqtt_port", mqtt_port)), topics="open", persistent_sessions="on"),
-        coap=Coap(bind=Address(_HOST, 0)),
-        lwm2m=Lwm2m(dtls_bind=Address(_HOST, 0)),
+        coap=Coap(bind=Address(_HOST, _port(ctx, "coap_port", coap_port, socket.SOCK_DGRAM))),
+        lwm2m=Lwm2m(dtls_bind=Address(_HOST, _port(ctx, "lwm2m_port", lwm2m_port, socket.SOCK_DGRAM))),
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
         console=ConsoleSettings(operators=(_ADMINISTRATOR,)),
         log=Log(level="warning"),
     )
     configure_logging(settings.log.level, settings.log.format)
     with failures_reported():
-        trio.run(_run, settings)
+        trio.run(_run, settings, show_actions)
 
 
-def _port(ctx: click.Context, option: str, port: int) -> int:
+def _port(ctx: click.Context, option: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
     """A port from the command line is used as it is; a default port that is taken is replaced by a free one."""
     if ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
         return port
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(type=kind) as probe:
+        if kind == socket.SOCK_STREAM:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((_HOST, port))
         except OSError:
@@ -100,7 +115,7 @@ def _port(ctx: click.Context, option: str, port: int) -> int:
     return port
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings, show_actions: bool) -> None:
     async with trio.open_nursery() as simulators:
 
         async def ready(services: Services, addresses: Mapping[str, Address]) -> None:
@@ -118,7 +133,8 @@ async def _run(settings: Settings) -> None:
             for device in _DEVICES:
                 address = addresses.get(_LISTENERS.get(device.protocol or "", ""))
                 if address is not None:  # LWM2M needs GnuTLS
-                    simulators.start_soon(_simulate, device, address, tokens[device.id], stopping)
+                    output = None if show_actions else subprocess.DEVNULL
+                    simulators.start_soon(_simulate, device, address, tokens[device.id], stopping, output)
 
         await run_daemon(settings, ready=ready)
     click.echo("The demo has stopped; its data is kept.")
@@ -214,8 +230,8 @@ async def _device_token(services: Services, device_id: str) -> str:
     return services.core.vault.open(token.sealed)
 
 
-async def _simulate(device: _Device, address: Address, token: str, stopping: trio.Event) -> None:
-    """Run a simulated device in a process of its own, until the daemon begins to stop.
+async def _simulate(device: _Device, address: Address, token: str, stopping: trio.Event, output: int | None) -> None:
+    """Run a simulated device in a process of its own, until the daemon begins to stop. Its errors are shown.
 
     The daemon is not cancelled together with the process: it has to save its state.
     """
@@ -229,6 +245,7 @@ async def _simulate(device: _Device, address: Address, token: str, stopping: tri
             [*command, "--period", "2", "--until-stdin-ends"],
             env={**os.environ, "TRUNKLINE_TOKEN": token},
             stdin=subprocess.PIPE,
+            stdout=output,
             check=False,
         )
         await nursery.start(start)
@@ -244,111 +261,51 @@ def _introduction(
     tokens: Mapping[str, str],
     link: str,
 ) -> list[str]:
+    """At most 25 lines, with the link to the console first and last. docs/first-steps.md goes on from here."""
     http, mqtt = addresses["http"], addresses["mqtt"]
     passwords = [one.value for one in report.generated if one.key == "password"]
     password = passwords[0] if passwords else "(was shown when this state directory was new)"
     yours = next(device for device in _DEVICES if device.protocol is None)
-    api, authorization = f"http://{http}/v1.1", f"Authorization: Bearer {user_token}"
-    message = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensity": 80}}).decode()
-    misspelt = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensty": 80}}).decode()
-    data = '{"state":true,"intensity":40}'
-    action = msgspec.json.encode({"ddid": _DEVICES[0].id, "data": {"actions": [{"name": "setOn"}]}}).decode()
-    source = {"did": _DEVICES[1].id, "field": "temperature"}
-    parameters = {"sourceToPredict": source, "predictIn": 60}
-    definition = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
-    model = msgspec.json.encode(definition).decode()
-    door = msgspec.json.encode({"sdid": _DEVICES[5].id, "data": {"open": False}}).decode()
-    invitation = {"email": _ADMINISTRATOR, "invitationType": "participant"}
-    trial = msgspec.json.encode(
-        {"name": "Sleep and light", "deviceTypes": [{"dtid": _LIGHT}], "invitations": [invitation]}
-    ).decode()
-    json = ["-H", "Content-Type: application/json"]
-    light = ["-h", mqtt.host, "-p", str(mqtt.port), "-u", yours.id, "-P", tokens[yours.id]]
+    variables = {
+        "URL": f"http://{http}",
+        "HOST": mqtt.host,
+        "MQTT_PORT": mqtt.port,
+        "TOKEN": user_token,
+        "DEVICE": yours.id,
+        "DEVICE_TOKEN": tokens[yours.id],
+    }
+    lwm2m = f"   LWM2M (DTLS) {addresses['lwm2m_dtls']}" if "lwm2m_dtls" in addresses else ""
+    simulated = ", ".join(device.name for device in _DEVICES if device.protocol is not None)
+    own = " and ".join(device.name for device in _DEVICES if device.protocol is None)
     return [
         "",
         "Trunkline demo. Ctrl-C ends it.",
         "",
-        f"  REST and live feed  {api}",
-        f"  Console             {api.removesuffix('/v1.1')}/",
-        f"  Documentation       {api.removesuffix('/v1.1')}/docs",
-        f"  Metrics             {api.removesuffix('/v1.1')}/metrics",
-        f"  MQTT                {mqtt}",
-        f"  CoAP                {addresses['coap']}",
-        *([f"  LWM2M (DTLS)        {addresses['lwm2m_dtls']}"] if "lwm2m_dtls" in addresses else []),
-        f"  State directory     {settings.state_dir}",
-        f"  Administrator       {_ADMINISTRATOR}",
-        f"  Password            {password}",
-        f"  User token          {user_token}  (valid for a day)",
+        f"  Console   {link}",
+        "            (signs you in once, within a quarter of an hour)",
+        f"  Sign in   {_ADMINISTRATOR}, password {password}",
+        f"  Listens   HTTP {http}   MQTT {mqtt}   CoAP {addresses['coap']}{lwm2m}",
+        f"  Devices   simulated: {simulated}; yours to try: {own}",
+        f"  State     {settings.state_dir}",
         "",
-        "Devices",
-        *(f"  {device.name:<18}  {device.id}  {_player(device)}" for device in _DEVICES),
+        "Paste these lines into another terminal: variables for all examples, then send, read, and publish over MQTT.",
         "",
-        "Send a message as your light",
-        _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", message),
+        "export " + " ".join(f"{name}={shlex.quote(str(value))}" for name, value in variables.items()),
+        *_EXAMPLES,
         "",
-        "The same with a field that the Manifest does not have: the answer warns, and only the other field is stored",
-        _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", misspelt),
-        "",
-        "Read the last messages of all devices",
-        _line(
-            "curl",
-            "-s",
-            f"{api}/messages/last?count=5&sdids={','.join(one.id for one in _DEVICES)}",
-            "-H",
-            authorization,
-        ),
-        "",
-        "Send an Action to the kitchen light; it prints what it receives here",
-        _line("curl", "-s", "-X", "POST", f"{api}/actions", "-H", authorization, *json, "-d", action),
-        "",
-        "Two rules switch the kitchen light: on when the garden was warm for ten seconds, off when nobody was at the",
-        "door for a minute. Somebody is at the door now:",
-        _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", door),
-        "How the rules stand, and why they triggered or did not:",
-        _line("curl", "-s", f"{api}/users/self/rules", "-H", authorization),
-        *(
-            f"  TRUNKLINE_STATE_DIR={shlex.quote(str(settings.state_dir))} "
-            + _line(_tail(), "rule", "explain", rule, "--since", "1m").strip()
-            for rule in (_WARM_RULE, _QUIET_RULE)
-        ),
-        "",
-        "Activate the scene Good night: all lights go off",
-        _line("curl", "-s", "-X", "POST", f"{api}/scenes/{_SCENE}", "-H", authorization),
-        "",
-        "Let a model learn the garden's temperature of the next minute; it is ready when it has 50 values",
-        _line("curl", "-s", "-X", "POST", f"{api}/ml/models", "-H", authorization, *json, "-d", model),
-        "",
-        "Begin a trial of lights; the invitation is a file in the outbox of the state directory",
-        _line("curl", "-s", "-X", "POST", f"{api}/trials", "-H", authorization, *json, "-d", trial),
-        "",
-        "Publish over MQTT as your light",
-        _line("mosquitto_pub", *light, "-q", "1", "-t", f"/v1.1/messages/{yours.id}", "-m", data),
-        "",
-        "Topics of your own, on the same listener: retain a message, and get it",
-        _line("mosquitto_pub", *light, "-q", "1", "-r", "-t", "home/kitchen/lamp", "-m", "on"),
-        _line("mosquitto_sub", *light, "-v", "-C", "1", "-t", "home/#"),
-        "",
-        "Watch messages as they arrive",
-        f"  TRUNKLINE_TOKEN={user_token} " + _line(_tail(), "tail", "--live", f"ws://{http}/v1.1/live").strip(),
-        "",
-        "Get messages as signed calls of a callback on this machine",
-        f"  TRUNKLINE_TOKEN={user_token} " + _line(_tail(), "receive", "--port", "9000", "--service", api).strip(),
-        "",
-        "Open the console: this link signs you in once, within a quarter of an hour",
-        f"  {link}",
+        f"More to try: http://{http}/docs/first-steps",
+        f"Console:     {link}",
         "",
     ]
 
 
-def _player(device: _Device) -> str:
-    return "yours to try" if device.protocol is None else f"simulated over {device.protocol}"
-
-
-def _line(*words: str) -> str:
-    """A command that can be pasted into a shell."""
-    return "  " + shlex.join(words)
-
-
-def _tail() -> str:
-    """The command that started this program, which need not be on the path."""
-    return sys.argv[0] if Path(sys.argv[0]).name == "trunkline" else "trunkline"
+#: The same lines as in README.md.
+_EXAMPLES = tuple(
+    """
+curl -s -X POST $URL/v1.1/messages -H "Authorization: Bearer $TOKEN" \
+-d '{"sdid":"'$DEVICE'","data":{"state":true,"intensity":80}}'
+curl -s "$URL/v1.1/messages/last?sdids=$DEVICE" -H "Authorization: Bearer $TOKEN"
+mosquitto_pub -h $HOST -p $MQTT_PORT -q 1 -u $DEVICE -P $DEVICE_TOKEN \
+-t /v1.1/messages/$DEVICE -m '{"state":true,"intensity":40}'
+""".strip().splitlines()
+)

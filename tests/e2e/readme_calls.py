@@ -1,7 +1,6 @@
-"""What the blocks of the README about messages, devices, rules, scenes and models do."""
+"""What the blocks of the README and docs/ about messages, devices, rules, scenes and models do."""
 
 import json
-import re
 import tomllib
 from typing import Final
 
@@ -9,28 +8,53 @@ from config.settings import load_settings
 from tests.e2e.readme_gateway import BLOCKS, Gateway, documents, eventually
 from tests.programs import require_program
 
+GARDEN: Final = "d0" * 15 + "02"
+BOARD: Final = "d0" * 15 + "05"
 
-def first_message(gateway: Gateway, code: str) -> None:
+
+def try_it(gateway: Gateway, code: str) -> None:
+    """The README's lines, which the demo prints, too."""
     require_program("mosquitto_pub")
+    assert code in gateway.printed
+    sent, found = gateway.answers(code)
+    assert (sent["mid"], found[0]["data"]) == (found[0]["mid"], {"state": True, "intensity": 80})
+    assert gateway.get(f"/messages/last?sdids={gateway.variables['DEVICE']}")[0]["data"]["intensity"] == 40
+
+
+def first_steps(gateway: Gateway, code: str) -> None:
     *lines, tail = code.splitlines()
     sent, found, action = gateway.answers("\n".join(lines))
     assert (sent["mid"], found[0]["data"]) == (found[0]["mid"], {"state": True, "intensity": 80})
     assert action["mid"]
-    assert gateway.get(f"/messages/last?sdids={gateway.variables['DEVICE']}")[0]["data"]["intensity"] == 40
-    with gateway.begun(tail) as printed:
+    watched(gateway, tail)
+
+
+def watched(gateway: Gateway, code: str) -> None:
+    with gateway.begun(code) as printed:
         assert json.loads(printed.readline())["sdid"]
 
 
-def what_the_demo_prints(gateway: Gateway) -> None:
-    """ "`make run` prints these lines", and more of them."""
-    lines = [line.strip() for line in gateway.printed.splitlines() if line.startswith("  ")]
-    commands = [line for line in lines if re.match(r"(TRUNKLINE_\S+ )?(curl|mosquitto_[ps]ub|\S*trunkline) ", line)]
-    endless = [line for line in commands if re.search(r" (tail|receive) ", line)]
-    explained = [line for line in commands if " rule explain " in line]
-    curls = [line for line in commands if line.startswith("curl ")]
-    assert (len(commands), len(endless), len(explained), len(curls)) == (16, 2, 2, 9)
-    assert all(gateway.answers("\n".join(curls)))
-    gateway.paste("\n".join(line for line in commands if line not in (*curls, *endless)))
+def warned(gateway: Gateway, code: str) -> None:
+    (answer,) = documents(gateway.paste(code))
+    assert "intensty" in str(answer["warnings"])
+
+
+def answered(gateway: Gateway, code: str) -> None:
+    assert gateway.answers(code)
+
+
+def own_topics(gateway: Gateway, code: str) -> None:
+    assert gateway.paste(code) == "home/kitchen/lamp on\n"
+
+
+def the_demo_is_short(gateway: Gateway) -> None:
+    """The link to the console comes first and last."""
+    lines = gateway.printed.strip().splitlines()[1:]  # behind the ready line
+    assert len(lines) <= 25
+    links = [line.split()[1] for line in lines if "console/enter" in line]
+    assert len(links) == 2
+    assert len(set(links)) == 1
+    assert "console/enter" in lines[-1]
 
 
 def settings_load(gateway: Gateway, code: str) -> None:
@@ -50,7 +74,7 @@ def subscriptions(gateway: Gateway, code: str) -> None:
     assert nowhere != create
     (made,) = gateway.answers(nowhere)
     application = gateway.paste("trunkline token new --app Demo", **gateway.state).split()[-1]
-    with gateway.begun(BLOCKS["Messages that come to you 1"].code.replace("9000", "0")) as printed:
+    with gateway.begun(BLOCKS["applications: Subscriptions 1"].code.replace("9000", "0")) as printed:
         assert printed.readline()
         (known,) = gateway.answers(listed, APPLICATION_TOKEN=application)
         (active,) = [one["id"] for one in known if one["id"] != made["id"]]
@@ -60,22 +84,13 @@ def subscriptions(gateway: Gateway, code: str) -> None:
         assert again
 
 
-_PLACEHOLDER: Final = "URL=http://127.0.0.1:8080 TOKEN=…"
-
-
-def board_names(gateway: Gateway) -> str:
+def board_names() -> str:
     """What the first block about devices sets for those after it."""
-    code = BLOCKS["Managing devices 1"].code
-    assert code.startswith(_PLACEHOLDER + "\n")
-    return "\n".join(code.splitlines()[1:2]) + "\n"
-
-
-def board_of(gateway: Gateway) -> str:
-    return gateway.said(r"Workshop board +([0-9a-f]{32})")
+    return BLOCKS["device-management: Properties 1"].code.partition("\n")[0] + "\n"
 
 
 def firmware(gateway: Gateway) -> str | None:
-    properties = gateway.get(f"/devicemgmt/devices/{board_of(gateway)}/properties")
+    properties = gateway.get(f"/devicemgmt/devices/{BOARD}/properties")
     found: str | None = properties["deviceProperties"].get("device", {}).get("firmwareVersion")
     return found
 
@@ -89,22 +104,22 @@ def succeeds(gateway: Gateway, task: str) -> None:
 
 def board(gateway: Gateway, code: str) -> None:
     assert eventually(lambda: firmware(gateway), lambda found: found == "1.0.0") == "1.0.0"
-    properties, _, found = gateway.answers(code.replace(_PLACEHOLDER, ""))
+    properties, _, found = gateway.answers(code)
     connection = properties["systemProperties"]["connection"]
     assert (connection["connected"], connection["protocol"]) == (True, "LWM2M")
     assert (found["total"], found["properties"][0]["serverProperties"]) == (1, {"site": {"floor": "3"}})
-    assert f"BOARD={board_of(gateway)} " in code
+    assert f"BOARD={BOARD} " in code
 
 
 def task(gateway: Gateway, code: str) -> None:
-    (made,) = gateway.answers(board_names(gateway) + code)
+    (made,) = gateway.answers(board_names() + code)
     succeeds(gateway, made["id"])
-    properties = gateway.get(f"/devicemgmt/devices/{board_of(gateway)}/properties")
+    properties = gateway.get(f"/devicemgmt/devices/{BOARD}/properties")
     assert properties["deviceProperties"]["device"]["utcOffset"] == "+01:00"
 
 
 def update(gateway: Gateway, code: str) -> None:
-    (made,) = gateway.answers(board_names(gateway) + code)
+    (made,) = gateway.answers(board_names() + code)
     succeeds(gateway, made["id"])
     assert firmware(gateway) == "1.2.0"
 
@@ -118,7 +133,7 @@ def rule(gateway: Gateway, code: str) -> None:
 
 
 def scene(gateway: Gateway, code: str) -> None:
-    answers, _, provisioned = gateway.paste(board_names(gateway) + code).partition("[[scenes]]")
+    answers, _, provisioned = gateway.paste(code).partition("[[scenes]]")
     assert [answer.keys() for answer in documents(answers)] == [{"data"}]
     assert tomllib.loads(f"[[scenes]]{provisioned}")["scenes"][0]["name"] == "Good night"
 

@@ -1,4 +1,4 @@
-"""A gateway on which the README's lines can be pasted: the demo, below a folder that stands for the machine's root.
+"""A gateway for the lines of the README and of docs/: the demo, below a folder that stands for the machine's root.
 
 Only what a line has of its place is replaced: ports and absolute paths. `sudo` runs the command, and `systemctl` does
 to the daemon here what systemd would do.
@@ -7,6 +7,7 @@ to the daemon here what systemd would do.
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -18,7 +19,7 @@ from typing import IO, Any, Final
 
 import httpx
 
-from tests.daemon import TRUNKLINE, bearer
+from tests.daemon import DEMO_ON_ANY_PORT, TRUNKLINE, bearer
 from tests.forked_program import forked_program
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,15 @@ bind = "127.0.0.1:0"
 """
 
 
-README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+#: Documents whose blocks are all for the demo. Of the others, test_guides.py runs all but those marked "demo".
+_FOR_THE_DEMO: Final = (
+    "README",
+    "docs/first-steps",
+    "docs/rules-scenes-models",
+    "docs/device-management",
+    "docs/provision-file",
+    "docs/trials-and-money",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,17 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
-BLOCKS: Final = {block.name: block for block in blocks(README)}
+def _found() -> Iterator[tuple[str, Block]]:
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        document = path.relative_to(ROOT).with_suffix("").as_posix()
+        is_for_the_demo = document in _FOR_THE_DEMO or document.startswith("docs/operate/")
+        for block in blocks(path.read_text(encoding="utf-8")):
+            if is_for_the_demo or block.language.endswith(" demo"):
+                yield f"{document.removeprefix('docs/')}: {block.name}", block
+
+
+#: By document, heading, and number below that heading: "devices: MQTT 2".
+BLOCKS: Final = dict(_found())
 
 
 def eventually(read: Callable[[], Any], holds: Callable[[Any], bool], pause: float = 1.0) -> Any:
@@ -134,17 +153,16 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        return self.said(r"(http://\S+)/v1\.1")
+        return self.variables["URL"]
 
     @property
     def token(self) -> str:
-        return self.said(r"User token +([0-9a-f]{32})")
+        return self.variables["TOKEN"]
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What the demo prints for the reader to fill in."""
-        device, token = self.said(r"-u ([0-9a-f]{32})"), self.said(r"-P ([0-9a-f]{32})")
-        return {"URL": self.url, "TOKEN": self.token, "DEVICE": device, "DEVICE_TOKEN": token}
+        """The line that the demo prints for the reader to paste first."""
+        return dict(word.split("=", 1) for word in shlex.split(self.said(r"(?m)^export (.*)$")))
 
     def paste(self, code: str, *, below: str = "root", **variables: str) -> str:
         """What a shell prints. Every line has to succeed."""
@@ -193,14 +211,10 @@ class Gateway:
 
     def _here(self, code: str, below: str) -> str:
         """The lines with the ports of this daemon, and with absolute paths below a folder."""
-        if all(line in self.printed for line in code.splitlines()):  # the demo has filled them in
-            return code
         code = re.sub(r"(?<=[ =])/(etc|var|root|opt|usr)/", rf"{self.folder / below}/\1/", code)
         code = re.sub(r"(?<= )(systemd|config)/", rf"{ROOT}/\1/", code)
         code = re.sub(r"(?m)(^| )\.venv/bin/trunkline", r"\1trunkline", code)
-        code = code.replace("http://127.0.0.1:8080", self.url).replace("ws://127.0.0.1:8080", f"ws{self.url[4:]}")
-        mqtt = self.said(r"MQTT +127\.0\.0\.1:(\d+)")
-        return re.sub(r"-h 127\.0\.0\.1 (?!-p)", f"-h 127.0.0.1 -p {mqtt} ", code)
+        return code.replace("http://127.0.0.1:8080", self.url).replace("ws://127.0.0.1:8080", f"ws{self.url[4:]}")
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         path = f"{self.folder / 'bin'}:{TRUNKLINE.parent}:{os.environ['PATH']}"
@@ -222,12 +236,12 @@ def running_gateway(folder: Path) -> Iterator[Gateway]:
     for name, text in (("sudo", _SUDO), ("systemctl", _SYSTEMCTL)):
         (folder / "bin" / name).write_text(text, encoding="utf-8")
         (folder / "bin" / name).chmod(0o755)
-    command = [str(TRUNKLINE), "demo", "--state", str(state), "--http-port", "0", "--mqtt-port", "0"]
+    command = [str(TRUNKLINE), "demo", "--state", str(state), *DEMO_ON_ANY_PORT]
     with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         pid = folder / "pid"
         pid.write_text(str(process.pid), encoding="utf-8")
         try:
-            printed = eventually(output.read_text, lambda text: "console/enter" in text, 0.1)
+            printed = eventually(output.read_text, lambda text: "\nConsole: " in text, 0.1)
             gateway = Gateway(folder, printed)
             gateway.config.write_text(_CONFIGURATION.format(state=state), encoding="utf-8")
             with forked_program(folder / "bin"):  # in the PATH of all blocks

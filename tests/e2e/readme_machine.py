@@ -1,4 +1,4 @@
-"""What the blocks of the README do that describe, run and watch a gateway."""
+"""What the blocks of docs/ do that describe, run and watch a gateway."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from config.settings import load_settings
+from tests.e2e.readme_calls import GARDEN
 from tests.e2e.readme_gateway import BLOCKS, ROOT, Gateway, documents, eventually
 
 yaml: Any = import_module("yaml")  # of amqtt, without types
@@ -31,8 +32,10 @@ PLAN: Final = {
 
 
 def provisioned(gateway: Gateway, code: str) -> None:
-    """With a device type more, which the README uses in other examples."""
-    (gateway.folder / "gateway.toml").write_text(BLOCKS["Describing a gateway 1"].code + MORE, encoding="utf-8")
+    """With a device type more, which the pages use in other examples."""
+    (gateway.folder / "gateway.toml").write_text(
+        BLOCKS["provision-file: The provision file 1"].code + MORE, encoding="utf-8"
+    )
     (gateway.folder / "trunkline.toml").write_text(gateway.config.read_text(encoding="utf-8"), encoding="utf-8")
     assert "Lamp" in gateway.paste(code)
 
@@ -45,7 +48,7 @@ def manifests(gateway: Gateway, code: str) -> None:
 
 
 def simulated(gateway: Gateway, code: str) -> None:
-    address, device = gateway.said(r"LWM2M \(DTLS\) +(\S+)"), gateway.variables["DEVICE"]
+    address, device = gateway.said(r"LWM2M \(DTLS\) (\S+)"), gateway.variables["DEVICE"]
     with gateway.begun(code.replace("127.0.0.1:5686", address)):
         online = {"availability": "online"}
         found = eventually(
@@ -84,17 +87,8 @@ def press_button(gateway: Gateway, device: str) -> None:
     assert httpx.post(address.partition("?")[0], data=form).status_code == 302
 
 
-def installed(gateway: Gateway, code: str) -> None:
-    """Without the two lines that fill the environment from the package index."""
-    root = gateway.folder / "installed"
-    for folder in ("usr/local/bin", "etc/systemd/system"):
-        (root / folder).mkdir(parents=True)
-    lines = [line for line in code.splitlines() if not re.search(r" -m venv /opt|/bin/pip install ", line)]
-    assert len(lines) == len(code.splitlines()) - 2
-    gateway.paste("\n".join(lines), below="installed")
-    assert load_settings(root / "etc/trunkline/trunkline.toml", {}).http.bind is not None
-    assert (root / "usr/local/bin/trunkline").readlink() == root / "opt/trunkline/bin/trunkline"
-    assert len(list((root / "etc/systemd/system").iterdir())) == 3
+def checked(gateway: Gateway, code: str) -> None:
+    gateway.paste(code)
 
 
 def credentials(_gateway: Gateway, code: str) -> None:
@@ -103,17 +97,17 @@ def credentials(_gateway: Gateway, code: str) -> None:
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(code)
     names = re.findall(r"(?m)^LoadCredential=([^:]+):/", code)
-    tls = tomllib.loads(BLOCKS["On a gateway 5"].code)["tls"]
+    tls = tomllib.loads(BLOCKS["operate/tls-and-proxy: The certificate 2"].code)["tls"]
     assert unit.sections() == ["Service"]
     assert {f"/run/credentials/trunkline.service/{name}" for name in names} == set(tls.values())
 
 
-def watched(gateway: Gateway, code: str) -> None:
-    statistics, audit, history, tail = code.splitlines()
-    assert "messages" in gateway.paste(statistics)
+def statistics(gateway: Gateway, code: str) -> None:
+    counters, audit, history, tail = code.splitlines()
+    assert "messages" in gateway.paste(counters)
     assert "provisioned" in gateway.paste(audit)
-    garden, token = gateway.said(r"Garden weather +([0-9a-f]{32})"), f"TRUNKLINE_TOKEN={gateway.token}"
-    history = history.replace("TRUNKLINE_TOKEN=…", token).replace("<device id>", garden)
+    token = f"TRUNKLINE_TOKEN={gateway.token}"
+    history = history.replace("TRUNKLINE_TOKEN=…", token).replace("<device id>", GARDEN)
     assert "temperature" in gateway.paste(f"{history} --url {gateway.url}")
     live, comment = f"--live ws{gateway.url[4:]}/v1.1/live", tail.index("#")
     with gateway.begun(f"{tail[:comment].replace('TRUNKLINE_TOKEN=…', token)} {live}") as printed:

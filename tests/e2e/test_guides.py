@@ -1,4 +1,7 @@
-"""The guides at /docs: every example is run as it stands, against the real daemon, with the programs that it names."""
+"""The guides for makers of devices and applications: every example is run as it stands, with the programs it names.
+
+tests/e2e/test_readme.py runs the examples that need the demo.
+"""
 
 import json
 import os
@@ -20,7 +23,7 @@ import pytest
 
 from broker.site import Site
 from config.settings import Address, Settings
-from protocols.http.docs.guides import NAMES, Example, guides
+from protocols.http.docs.guides import Example, guides
 from tests.daemon import ADA_EMAIL, USER_TOKEN, Daemon, bearer, command_output, device_id, device_token
 from tests.e2e.conftest import Rest
 from tests.e2e.test_mosquitto import listening
@@ -29,6 +32,7 @@ from tests.protocols.http.accounts.browser import PASSWORD, Form
 
 yaml: Any = import_module("yaml")  # of amqtt, without types
 DEVICE, DEVICE_TOKEN = "d0" * 16, b"sixteen bytes ok".hex()
+GUIDES = ("devices", "applications", "manifests", "limits", "recipes")
 SIGN_IN = ("", "code", "device", "refresh")
 CLIENT, REDIRECT = "c1" * 16, "http://localhost:3000/signed-in"
 _MORE = f"""
@@ -111,7 +115,7 @@ key = "{certificate.with_name("key.pem")}"
     try:
         site = Site(Settings(state_dir=folder))
         site.listens_on({name: Address.parse(address) for name, address in daemon.addresses.items()})
-        found = {guide.slug: guide.examples for guide in guides(site)}
+        found = {guide.slug: guide.examples for guide in guides(site) if guide.slug in GUIDES}
         (folder / "pasted").mkdir()
         yield World(daemon, folder / "pasted", found, _set_up(found))
     finally:
@@ -120,10 +124,10 @@ key = "{certificate.with_name("key.pem")}"
 
 def _set_up(found: Mapping[str, tuple[Example, ...]]) -> Mapping[str, str]:
     """The variables of the first blocks, with what the reader puts in."""
-    (code,) = {examples[0].code for examples in found.values()}
+    code = next(one.code for one in found["devices"] if one.when == "setup")
     filled = {"id of the device": DEVICE, "its token": DEVICE_TOKEN, "a user token": USER_TOKEN}
     more = {"id of the application": CLIENT, "its secret": "s3cret", "its redirect URI": REDIRECT}
-    code += next(one.code for one in found["signing-in"][1:] if one.when == "setup")
+    code += next(one.code for one in found["applications"] if one.when == "setup")
     for placeholder, value in (filled | more).items():
         assert f'"{placeholder}"' in code
         code = code.replace(placeholder, value)
@@ -142,21 +146,21 @@ def last_data(world: World) -> object:
 def test_every_block_is_known(world: World) -> None:
     """A block of another kind would be run by no test here."""
     kinds = {(guide, one.language, one.when) for guide, examples in world.examples.items() for one in examples}
-    assert set(world.examples) == set(NAMES)
-    assert kinds - {(guide, "sh", "setup") for guide in NAMES} == {
-        ("connecting-devices", "sh", ""),
-        ("connecting-devices", "python", ""),
-        ("connecting-devices", "sh", "coap"),
-        ("connecting-devices", "sh", "coaps"),
+    assert set(world.examples) == set(GUIDES)
+    assert {kind for kind in kinds if kind[2] not in {"setup", "demo"}} == {
+        ("devices", "sh", ""),
+        ("devices", "python", ""),
+        ("devices", "sh", "coap"),
+        ("devices", "sh", "coaps"),
         *(
-            ("signing-in", language, when)
+            ("applications", language, when)
             for language in ("python", "js")
             for when in ("", "code", "device", "refresh")
         ),
-        ("signing-in", "sh", ""),
-        ("manifests-and-transforms", "json", "manifest"),
-        ("manifests-and-transforms", "sh", "operator"),
-        ("manifests-and-transforms", "sh", ""),
+        ("applications", "sh", ""),
+        ("manifests", "json", "manifest"),
+        ("manifests", "sh", "operator"),
+        ("manifests", "sh", ""),
         ("limits", "sh", ""),
         *(("recipes", language, "") for language in ("yaml", "sh", "toml", "cpp")),
         *(("recipes", "yaml", program) for program in ("zigbee2mqtt", "esphome")),
@@ -169,8 +173,8 @@ def test_every_block_is_known(world: World) -> None:
 
 
 def test_devices_send_and_get_actions(world: World) -> None:
-    http, mqtt, action, failures = world.find("connecting-devices", "sh")
-    lamp, channel = world.find("connecting-devices", "python")
+    http, mqtt, action, failures = world.find("devices", "sh")
+    lamp, channel = world.find("devices", "python")
     assert '{"data":{"mid":"' in world.run("sh", http)
     assert last_data(world) == {"state": True, "intensity": 80}
     require_program("mosquitto_pub")
@@ -192,8 +196,8 @@ def test_devices_send_and_get_actions(world: World) -> None:
 def test_devices_speak_coap(world: World) -> None:
     for program in ("coap-client-notls", "coap-client-openssl", "openssl"):
         require_program(program)
-    post, observe = world.find("connecting-devices", "sh", "coap")
-    secure, handshake = world.find("connecting-devices", "sh", "coaps")
+    post, observe = world.find("devices", "sh", "coap")
+    secure, handshake = world.find("devices", "sh", "coaps")
     for line in (post, secure):
         assert '{"data":{"mid":"' in world.run("sh", line)
     assert world.run("sh", observe).strip() == "{}"
@@ -205,23 +209,23 @@ def test_devices_speak_coap(world: World) -> None:
 
 @pytest.mark.parametrize("language", ["python", "js"])
 def test_applications_sign_in(world: World, person: "Person", language: str) -> None:
-    (credentials,) = world.find("signing-in", language)
+    (credentials,) = world.find("applications", language)
     assert world.run(language, credentials) == "bearer\n"
-    (code,) = world.find("signing-in", language, "code")
+    (code,) = world.find("applications", language, "code")
     with world.begin(language, code) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         output, _ = process.communicate(person.agree(address) + "\n", timeout=60)
     assert process.returncode == 0, output
     assert output.endswith("read,write 1209600\n")
-    (device,) = world.find("signing-in", language, "device")
+    (device,) = world.find("applications", language, "device")
     with world.begin(language, device) as process:
         assert process.stdout is not None
         words = process.stdout.readline().split()
         person.type_code(words[1], words[-1])
         output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "read,write\n")
-    (refresh,) = world.find("signing-in", language, "refresh")
+    (refresh,) = world.find("applications", language, "refresh")
     first = person.token_of_code()
     second = world.run(language, refresh, REFRESH_TOKEN=first).strip()
     assert second != first
@@ -229,19 +233,19 @@ def test_applications_sign_in(world: World, person: "Person", language: str) -> 
 
 
 def test_what_a_token_is(world: World) -> None:
-    (lines,) = world.find("signing-in", "sh")
+    (lines,) = world.find("applications", "sh")
     assert '"user_id"' in (said := world.run("sh", lines))
     assert '"email"' in said
 
 
 def test_manifests_are_uploaded_and_messages_normalised(world: World, tmp_path: Path) -> None:
-    simple, *advanced = world.find("manifests-and-transforms", "json", "manifest")
-    (upload,) = world.find("manifests-and-transforms", "sh", "operator")
+    simple, *advanced = world.find("manifests", "json", "manifest")
+    (upload,) = world.find("manifests", "sh", "operator")
     for number, manifest in enumerate([simple, *advanced], 1):
         (tmp_path / "room.json").write_text(manifest, encoding="utf-8")
         _, *words, name = upload.split()
         assert str(number) in command_output(*words, tmp_path / name, "--config", world.daemon.config)
-    (lines,) = world.find("manifests-and-transforms", "sh")
+    (lines,) = world.find("manifests", "sh")
     assert '"data":{"intensity":80}' in world.run("sh", lines)
 
 

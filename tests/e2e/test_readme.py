@@ -1,4 +1,4 @@
-"""Every block of the README is pasted into a shell on the demo, read by the program that it is for, or excused."""
+"""Every block of the README and of docs/ is pasted into a shell on the demo, read by its program, or excused."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,73 +7,87 @@ from typing import Final
 import pytest
 
 from tests.e2e.readme_calls import (
+    answered,
     board,
-    first_message,
+    first_steps,
     model,
+    own_topics,
     received,
     rule,
     scene,
     settings_load,
     subscriptions,
     task,
+    the_demo_is_short,
+    try_it,
     update,
-    what_the_demo_prints,
+    warned,
+    watched,
 )
 from tests.e2e.readme_gateway import BLOCKS, Gateway, blocks, running_gateway
 from tests.e2e.readme_machine import (
     administered,
     backed_up,
+    checked,
     credentials,
     every_night,
     examined,
-    installed,
     manifests,
     money,
     provisioned,
     restored,
     scraped,
     simulated,
+    statistics,
     trial,
-    watched,
 )
 from tests.programs import require_dtls, require_program
 
-#: What is done with each block, in their order; a text says why nothing is.
+_PACKAGE: Final = "needs root and an editor; tests/e2e/test_deb.py installs the package in a root of its own"
+#: What is done with each block, in this order; a text says why nothing is.
 HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
-    "Two commands 1": "`make run` is the demo of this test; `make test` runs this test",
-    "Two commands 2": "`make check` runs other tests",
-    "The first message 1": first_message,
-    "How devices speak to it 1": settings_load,
-    "Messages that come to you 1": received,
-    "Messages that come to you 2": subscriptions,
-    "Managing devices 1": board,
-    "Managing devices 2": task,
-    "Managing devices 3": update,
-    "Rules 1": rule,
-    "Scenes and models 1": scene,
-    "Scenes and models 2": model,
-    "Describing a gateway 1": "it is the file of the next block",
-    "Describing a gateway 2": provisioned,
-    "Describing a gateway 3": manifests,
-    "Describing a gateway 4": simulated,
-    "Describing a gateway 5": trial,
-    "Describing a gateway 6": money,
-    "On a gateway 1": "needs root and an editor; tests/e2e/test_deb.py installs the package in a root of its own",
-    "On a gateway 2": installed,
-    "On a gateway 3": "adds a group and opens an editor: untried",
-    "On a gateway 4": credentials,
-    "On a gateway 5": settings_load,
-    "On a gateway 6": watched,
-    "On a gateway 7": administered,
-    "Backup, upgrade, roll-back 1": backed_up,
-    "Backup, upgrade, roll-back 2": every_night,
-    "Backup, upgrade, roll-back 3": restored,
-    "When something is wrong 1": examined,
-    "Watching it 1": scraped,
+    "README: Try it 1": "`make run` is the demo of this test",
+    "README: Try it 2": try_it,
+    "README: Install it on a gateway 1": _PACKAGE,
+    "README: Contribute 1": "`make test` runs this test",
+    "first-steps: Send and read 1": first_steps,
+    "first-steps: Send and read 2": warned,
+    "first-steps: The rules and the scene of the demo 1": answered,
+    "first-steps: The rules and the scene of the demo 2": answered,
+    "first-steps: Topics of your own 1": own_topics,
+    "devices: MQTT 2": settings_load,
+    "applications: Watching 1": watched,
+    "applications: Subscriptions 1": received,
+    "applications: Subscriptions 2": subscriptions,
+    "device-management: Properties 1": board,
+    "device-management: Tasks 1": task,
+    "device-management: Firmware 1": update,
+    "rules-scenes-models: Rules 1": rule,
+    "rules-scenes-models: Scenes 1": scene,
+    "rules-scenes-models: Models 1": model,
+    "provision-file: The provision file 1": "it is the file of the next block",
+    "provision-file: The provision file 2": provisioned,
+    "provision-file: Manifests 1": manifests,
+    "devices: LWM2M 1": simulated,
+    "trials-and-money: Trials 1": trial,
+    "trials-and-money: Money 1": money,
+    "operate/install: On Debian 1": _PACKAGE,
+    "operate/install: On other systems with systemd 1": "needs root; tests/test_deploying.py runs it with DESTDIR",
+    "operate/install: Configuration 1": checked,
+    "operate/install: Secrets in the configuration 1": "adds a group and opens an editor: untried",
+    "operate/install: Administration 1": administered,
+    "operate/tls-and-proxy: The certificate 1": credentials,
+    "operate/tls-and-proxy: The certificate 2": settings_load,
+    "operate/monitoring: Monitoring 1": scraped,
+    "operate/monitoring: Statistics and audit 1": statistics,
+    "operate/backup-upgrade: Backup 1": backed_up,
+    "operate/backup-upgrade: Backup 2": every_night,
+    "operate/backup-upgrade: Restore 1": restored,
+    "operate/troubleshooting: Doctor 1": examined,
 }
 
 
-def test_every_block_of_the_readme_is_run_or_excused() -> None:
+def test_every_block_is_run_or_excused() -> None:
     assert HANDLED.keys() == BLOCKS.keys()
 
 
@@ -84,11 +98,11 @@ def test_a_block_is_found_below_its_heading() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_blocks_of_the_readme_do_what_it_says(tmp_path: Path) -> None:
+def test_the_blocks_do_what_the_documents_say(tmp_path: Path) -> None:
     require_dtls()
     require_program("curl")
     with running_gateway(tmp_path) as gateway:
-        what_the_demo_prints(gateway)
+        the_demo_is_short(gateway)
         for name, handle in HANDLED.items():
             if not isinstance(handle, str):
                 handle(gateway, BLOCKS[name].code)

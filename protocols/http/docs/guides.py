@@ -1,7 +1,7 @@
 """The documents of `docs/` and the reference as pages: the same files, with the addresses of this service.
 
-Their examples are run as they stand (tests/e2e/test_guides.py, tests/e2e/test_readme.py). The word after the language of
-a block says which test runs it; pages do not show it.
+Their examples are run as they stand (tests/e2e/test_guides.py, tests/e2e/test_readme.py). The word after the language
+of a block says which test runs it; pages do not show it.
 """
 
 import posixpath
@@ -119,7 +119,7 @@ class Guide:
 
     def _addressed(self, code: str) -> str:
         for shown, actual in self.addresses:
-            code = re.sub(rf"(?<![\w.]){re.escape(shown)}(?!\w)", lambda _, actual=actual: actual, code)
+            code = re.sub(rf"(?<![\w.]){re.escape(shown)}(?!\w)", actual.replace("\\", r"\\"), code)
         return code
 
     def _lead(self, link: Token) -> None:

@@ -115,7 +115,12 @@ class _Book:
         """What the search reads: a list of `{"title", "of", "href", "text"}`, one for each section and each call."""
         if not self._index:
             found = [
-                {"title": section.title, "of": guide.title, "href": f"{DOCS}/{slug}#{section.anchor}", "text": section.text}
+                {
+                    "title": section.title,
+                    "of": guide.title,
+                    "href": f"{DOCS}/{slug}#{section.anchor}",
+                    "text": section.text,
+                }
                 for slug, guide in self._guides.items()
                 for section in guide.sections()
             ]

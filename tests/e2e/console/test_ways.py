@@ -13,7 +13,7 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from tests.browser import Chromium
-from tests.daemon import LIGHT_TYPE, TRUNKLINE, device_id
+from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, TRUNKLINE, device_id
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOARD, BOB_EMAIL, Site
 from tests.programs import require_dtls, require_program
@@ -49,10 +49,10 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(
 ) -> None:
     """Opening the link is the first click. Nothing has to be read or typed."""
     require_program("curl")
-    command = [str(TRUNKLINE), "demo", "--state", str(tmp_path / "demo"), "--http-port", "0", "--mqtt-port", "0"]
+    command = [str(TRUNKLINE), "demo", "--state", str(tmp_path / "demo"), *DEMO_ON_ANY_PORT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
-        link = next(line.strip() for line in demo.stdout if "/console/enter?" in line)
+        link = next(line.split()[1] for line in demo.stdout if "/console/enter?" in line)
         user = User(chromium, link.partition("/console")[0])
         user.clicks += 1
         began = time.monotonic()

@@ -18,7 +18,18 @@ import httpx
 import pytest
 
 from broker.secrets import Vault
-from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, run_command, start_command
+from tests.daemon import (
+    ADA,
+    DEMO_ON_ANY_PORT,
+    TRUNKLINE,
+    USER_TOKEN,
+    Daemon,
+    bearer,
+    device_id,
+    device_token,
+    run_command,
+    start_command,
+)
 from tests.fork_server import ForkedProcess
 
 pytestmark = pytest.mark.processes
@@ -234,19 +245,18 @@ def test_tail_prints_live_messages(running: Daemon) -> None:
 def test_demo_devices_send_and_end_with_it(tmp_path: Path, how: signal.Signals) -> None:
     with subprocess.Popen(demo(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         lines = introduction(process)
-        token, _, command = lines[-1].strip().partition(" ")
-        url = command.split()[-1]
-        run = trunkline("tail", "--live", url, "--count", "6", TRUNKLINE_TOKEN=token.removeprefix("TRUNKLINE_TOKEN="))
+        (exported,) = (line for line in lines if line.startswith("export "))
+        variables = dict(word.split("=", 1) for word in exported.split()[1:])
+        url = f"ws{variables['URL'].removeprefix('http')}/v1.1/live"
+        run = trunkline("tail", "--live", url, "--count", "6", TRUNKLINE_TOKEN=variables["TOKEN"])
         process.send_signal(how)
         # The simulated devices hold the same pipe: reading ends when the last of them has ended.
         assert process.stdout is not None
         rest = process.stdout.read()
     assert "state_not_saved" not in rest
     senders = {json.loads(line)["sdid"] for line in run.stdout.splitlines()}
-    simulated = {line.split("  ")[-2].strip() for line in lines if "simulated over" in line and "lwm2m" not in line}
     assert (run.returncode, run.stderr) == (0, "")
-    assert len(simulated) == 3
-    assert senders == simulated
+    assert senders == {f"{'d0' * 15}{number:02}" for number in (1, 2, 3)}  # the board has properties, no messages
     assert process.returncode == (0 if how is signal.SIGTERM else -how)
 
 
@@ -259,22 +269,22 @@ def test_demo_shows_its_password_once(tmp_path: Path) -> None:
         process.wait(SECONDS)
         assert process.stdout is not None
         process.stdout.close()
-        shown += [line.split(maxsplit=1)[1].strip() for line in lines if line.strip().startswith("Password")]
+        shown += [line.partition(", password ")[2].strip() for line in lines if line.strip().startswith("Sign in")]
     assert len(shown[0]) == 16
     assert shown[1] == "(was shown when this state directory was new)"
 
 
 def demo(folder: Path) -> list[str]:
-    return [str(TRUNKLINE), "demo", "--state", str(folder / "demo"), "--http-port", "0", "--mqtt-port", "0"]
+    return [str(TRUNKLINE), "demo", "--state", str(folder / "demo"), *DEMO_ON_ANY_PORT]
 
 
 def introduction(process: subprocess.Popen[str] | ForkedProcess) -> list[str]:
-    """The output of the demo up to its last line, the command that watches messages."""
+    """The output of the demo up to its last line, the link to the console."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if " tail --live " in line:
+        if line.startswith("Console: "):
             break
     assert lines[0].startswith("trunkline ready http=127.0.0.1:")
     return lines

@@ -35,7 +35,7 @@ from tests.stores import MigratedEngine
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "config" / "grafana" / "trunkline.json"
 ALERTS = ROOT / "config" / "prometheus" / "alerts.yml"
-README = ROOT / "README.md"
+MONITORING = ROOT / "docs/operate/monitoring.md"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -148,7 +148,7 @@ async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_there(site:
     names = {key[0] for key in await scraped(site)} | of_a_daemon
     asked = {
         name
-        for path in (DASHBOARD, ALERTS, README)
+        for path in (DASHBOARD, ALERTS, MONITORING)
         for name in re.findall(r"\b(?:trunkline|process)_[a-z0-9_]+\b(?=[{)\[]| [/<>=])", path.read_text("utf-8"))
     }
     assert len(asked) > 20
@@ -158,7 +158,7 @@ async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_there(site:
 
 def test_the_table_of_alerts_is_the_file_of_alerts() -> None:
     rules = re.findall(r"- alert: (\w+)\n\s+expr: '?(.+?)'?\n", ALERTS.read_text(encoding="utf-8"))
-    rows = re.findall(r"(?m)^\| (Trunkline\w+) \| `(.+?)` \|", README.read_text(encoding="utf-8"))
+    rows = re.findall(r"(?m)^\| (Trunkline\w+) \| `(.+?)` \|", MONITORING.read_text(encoding="utf-8"))
     assert rows == rules
     assert len(rules) > 8
 

@@ -31,7 +31,7 @@ from tests.quick_jsonschema import put_off_grammar
 ORIGIN = "https://trunkline.example.net"
 DOCUMENT = described(f"{ORIGIN}{REST_ROOT}")
 TITLES = {noun.chapter.title for noun in ALL_NOUNS}
-CALLS_BY_ADDRESS = 40
+CALLS_BY_ADDRESS = 100  # more than there are pages
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ class TestServing:
         other = await api.get("/openapi.json", headers={"If-None-Match": '"other"'})
         assert other.status_code == 200
 
-    @pytest.mark.parametrize("path", ["/v1.1/openapi.json", "/docs", "/docs/devices"])
+    @pytest.mark.parametrize("path", ["/v1.1/openapi.json", "/docs", "/docs/devices", "/docs/search.json"])
     async def test_calls_are_counted_by_address_alone(self, api: httpx.AsyncClient, path: str) -> None:
         url = api.base_url.copy_with(path=path)
         answers = [await api.get(url, headers=bearer(ADA_TOKEN)) for _ in range(CALLS_BY_ADDRESS + 1)]
@@ -244,32 +244,35 @@ class TestServing:
 
 class TestPages:
     async def test_every_call_is_on_the_page_of_its_noun(self, api: httpx.AsyncClient) -> None:
-        pages = {title: await self.page(api, f"/docs/{slug_of(title)}") for title in TITLES}
+        pages = {title: await self.page(api, f"/docs/api/{slug_of(title)}") for title in TITLES}
         for method, path, operation in operations():
             (noun,) = operation["tags"]
             assert pages[noun].anchors[operation["operationId"]] == f"{method} {REST_ROOT}{path}"
 
     async def test_every_link_leads_somewhere(self, api: httpx.AsyncClient) -> None:
         overview = await self.page(api, "/docs")
-        assert {"/docs", *(f"/docs/{slug_of(title)}" for title in TITLES)} <= {
+        assert {"/docs", *(f"/docs/api/{slug_of(title)}" for title in TITLES)} <= {
             urlsplit(link).path for link in overview.links
         }
         pages: dict[str, Page] = {}
         for link in sorted(overview.links):
             _, _, path, _, fragment = urlsplit(urljoin("/docs", link))
-            if path.startswith("/docs") and not path.endswith(".css"):
+            if path.startswith("/docs") and "/static/" not in path:
                 pages[path] = pages.get(path) or await self.page(api, path)
                 assert not fragment or fragment in pages[path].ids
             else:
-                assert (await api.get(api.base_url.copy_with(path=path))).status_code == 200
+                assert (await api.get(api.base_url.copy_with(path=path))).status_code in {
+                    200,
+                    302,
+                }  # the console asks who you are
 
-    async def test_pages_need_nothing_from_elsewhere_and_no_script(self, api: httpx.AsyncClient) -> None:
-        answer = await api.get(api.base_url.copy_with(path="/docs/messages"))
+    async def test_pages_need_nothing_from_elsewhere(self, api: httpx.AsyncClient) -> None:
+        answer = await api.get(api.base_url.copy_with(path="/docs/api/messages"))
         policy = answer.headers["Content-Security-Policy"]
-        assert policy.startswith("default-src 'none'; style-src 'self';")
+        assert policy.startswith("default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';")
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         found = Page(answer.text)
-        assert found.tags.isdisjoint({"script", "iframe", "form", "img", "style"})
+        assert found.tags.isdisjoint({"iframe", "form", "img", "style"})
         assert [link for link in found.links if urlsplit(link).netloc] == []
 
     async def test_an_unknown_page_is_refused_as_a_page(self, api: httpx.AsyncClient) -> None:

@@ -4,7 +4,7 @@
 for (const block of document.querySelectorAll("main pre")) {
   const frame = document.createElement("div");
   const button = document.createElement("button");
-  frame.className = "code";
+  frame.className = "copyable";
   button.type = "button";
   button.textContent = "Copy";
   button.addEventListener("click", async () => {
@@ -20,6 +20,9 @@ for (const block of document.querySelectorAll("main pre")) {
   block.replaceWith(frame);
   frame.append(block, button);
 }
+
+// On a phone the menu begins closed, so that the page begins with its text.
+if (matchMedia("(max-width: 52rem)").matches) document.querySelector(".menu").open = false;
 
 const MOST_FOUND = 12;
 const field = document.getElementById("search");
