@@ -70,7 +70,8 @@ bench: $(VENV)/.installed-test
 sbom: $(VENV)/.installed-test
 	rm -rf build/sbom
 	$(BIN)/python -m venv --without-pip build/sbom
-	$(BIN)/python -m pip --python build/sbom/bin/python install --quiet --disable-pip-version-check -c constraints.txt .
+	$(BIN)/python -m pip --python build/sbom/bin/python install --quiet --disable-pip-version-check \
+	  -c constraints.txt '.[learning,streams]'
 	$(BIN)/cyclonedx-py environment build/sbom/bin/python --pyproject pyproject.toml --mc-type application \
 	  --output-reproducible --of JSON -o build/trunkline.cdx.json
 	rm -rf build/sbom

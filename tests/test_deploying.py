@@ -87,8 +87,9 @@ def test_models_and_streams_are_installed_on_every_way() -> None:
     documented = [line for way in ways for line in way.splitlines() if "-c constraints.txt" in line]
     assert len(documented) >= 4
     for line in documented:
-        assert "[learning,streams" in line or "${EXTRAS}" in line or "[$extras]" in line or "${extras:+" in line or "build/sbom" in line
+        assert "[learning,streams" in line or "${EXTRAS}" in line or "${extras:+[$extras]}" in line
     assert "ARG EXTRAS=[learning,streams]" in ways[2]
+    assert "\nextras=learning,streams\n" in ways[0]
 
 
 def test_an_upgrade_keeps_the_configuration_and_a_failed_one_the_program(machine: Machine) -> None:
