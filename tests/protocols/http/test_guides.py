@@ -19,7 +19,7 @@ def pages() -> dict[str, Guide]:
     return {guide.slug: guide for guide in guides(site)}
 
 
-def guide(text: str, source: str = "docs/operate/x.md", **addresses: str) -> Guide:
+def guide(text: str, source: str = "docs/operate/monitoring.md", **addresses: str) -> Guide:
     return Guide("x", "Guides", source, f"# X\n{text}", tuple(addresses.items()))
 
 
