@@ -169,11 +169,15 @@ class SharesChanged(Fact):
 
 @dataclass(frozen=True, slots=True)
 class GrantsChanged(Fact):
-    """A user's grants for an application changed; `grants` are all that the user grants this application now."""
+    """A user's grants for an application changed; `grants` are all that the user grants this application now.
+
+    `revoked`: where there are none, the user revoked the application. Otherwise a new password ended them.
+    """
 
     user: UserKey
     application: ApplicationKey
     grants: tuple[GrantRecord, ...]
+    revoked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,19 @@ class AccountStore:
         """Set another hash of the same password: for the user nothing has changed."""
         self._db.execute("UPDATE user SET password_hash = :hash WHERE key = :key", {"key": user, "hash": password_hash})
 
+    def close_user(self, user: UserKey, *, id_: str, email: str, name: str, disabled_on: int) -> None:
+        """Take address, user name and password from a user, for good: the address belongs to another one from now on.
+
+        What other stores have of the user ends by itself; here: memberships, properties and names at providers.
+        """
+        self._db.execute(
+            "UPDATE user SET id = :id, email = :email, name = :name, password_hash = NULL, disabled_on = :disabled_on,"
+            " modified_on = :disabled_on WHERE key = :key",
+            {"key": user, "id": id_, "email": email, "name": name, "disabled_on": disabled_on},
+        )
+        for table in ("membership", "application_properties", "external_identity"):
+            self._db.execute(f"DELETE FROM {table} WHERE user = :user", {"user": user})  # noqa: S608 - constants
+
     def set_disabled(self, user: UserKey, disabled_on: int | None) -> None:
         self._db.execute("UPDATE user SET disabled_on = :on WHERE key = :key", {"key": user, "on": disabled_on})
 

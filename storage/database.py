@@ -21,6 +21,7 @@ from storage.accounts import AccountStore
 from storage.approved_lists import ApprovedListStore
 from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
+from storage.claims import ClaimStore
 from storage.codes import CodeStore
 from storage.commit_delay import CommitDelay
 from storage.connectors import ConnectorStore
@@ -112,6 +113,7 @@ class Transaction:
         self.accounts = AccountStore(connection)
         self.audit = AuditStore(connection)
         self.authorizations = AuthorizationStore(connection)
+        self.claims = ClaimStore(connection)
         self.codes = CodeStore(connection)
         self.connectors = ConnectorStore(connection)
         self.device_types = DeviceTypeStore(connection)

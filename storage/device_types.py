@@ -177,6 +177,15 @@ class DeviceTypeStore:
         )
         return [_device_type(row) for row in rows]
 
+    def published_names(self, organization: OrganizationKey, *, limit: int) -> list[str]:
+        """The names of the types that an organization shows to others, in order."""
+        rows = self._db.execute(
+            "SELECT name FROM device_type WHERE organization = :organization AND published = 1 ORDER BY name, key"
+            " LIMIT :limit",
+            {"organization": organization, "limit": limit},
+        )
+        return [row["name"] for row in rows]
+
     def number_of(self, organization: OrganizationKey) -> int:
         """How many types an organization has."""
         row = self._db.execute(

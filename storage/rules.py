@@ -143,6 +143,10 @@ class RuleStore:
         rows = self._db.execute(f"{_RULE}{which} ORDER BY r.key LIMIT :limit OFFSET :offset", parameters)
         return [_rule(row) for row in rows], int(sure(counted.one())["count"])
 
+    def all_of(self, owner: UserKey) -> list[RuleRecord]:
+        """The rules of a user, of every application, in the order of creation."""
+        return [_rule(row) for row in self._db.execute(_RULE + "r.owner = :owner ORDER BY r.key", {"owner": owner})]
+
     def count_of(self, owner: UserKey) -> int:
         row = self._db.execute("SELECT count(*) AS count FROM rule WHERE owner = :owner", {"owner": owner}).one()
         return int(sure(row)["count"])

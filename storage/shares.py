@@ -111,6 +111,14 @@ class ShareStore:
         row = self._db.execute(f"SELECT count(*) AS count{_FROM}{condition}", parameters).one()
         return int(row["count"]) if row else 0
 
+    def remove_all_of(self, user: UserKey) -> list[DeviceKey]:
+        """Remove the shares of a user's devices and those with the user. Return the devices of others."""
+        self._db.execute(
+            "DELETE FROM device_share WHERE device IN (SELECT key FROM device WHERE owner = :user)", {"user": user}
+        )
+        rows = self._db.execute("DELETE FROM device_share WHERE user = :user RETURNING device", {"user": user})
+        return sorted({row["device"] for row in rows})
+
     def put(self, share: ShareRecord) -> None:
         """Add a share, or change the user and the status of the share with its id."""
         self._db.execute(

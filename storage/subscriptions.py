@@ -114,6 +114,13 @@ class SubscriptionStore:
         )
         return [_record(row) for row in rows]
 
+    def keys_of(self, user: UserKey) -> list[int]:
+        """All that the user has, of any application."""
+        rows = self._db.execute(
+            "SELECT key FROM subscription WHERE user = :user AND removed_on IS NULL ORDER BY key", {"user": user}
+        )
+        return [row["key"] for row in rows]
+
     def count_of(self, application: ApplicationKey, user: UserKey) -> int:
         row = self._db.execute(
             "SELECT count(*) AS n FROM subscription WHERE removed_on IS NULL AND application = :application"
@@ -159,11 +166,16 @@ class SubscriptionStore:
         return SubscriptionNames(**dict(sure(row)))
 
     def orphans(self) -> list[int]:
-        """Subscriptions whose user took back every grant, or whose device is deleted."""
+        """Subscriptions whose user took back every grant, or whose device is deleted.
+
+        Where a new password ended the grants, they wait: the user decides about them.
+        """
         rows = self._db.execute(
             "SELECT s.key FROM subscription AS s WHERE s.removed_on IS NULL AND (NOT EXISTS (SELECT 1 FROM access_grant"
-            " AS g WHERE g.user = s.user AND g.application = s.application) OR (coalesce(s.source, s.destination)"
-            " IS NOT NULL AND NOT EXISTS (SELECT 1 FROM device AS d WHERE d.key = coalesce(s.source, s.destination)"
+            " AS g WHERE g.user = s.user AND g.application = s.application) AND NOT EXISTS (SELECT 1 FROM ended_consent"
+            " AS e WHERE e.user = s.user AND e.application = s.application AND e.by_user = 0)"
+            " OR (coalesce(s.source, s.destination) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM device AS d"
+            " WHERE d.key = coalesce(s.source, s.destination)"
             " AND d.deleted_on IS NULL)))"
         )
         return [row["key"] for row in rows]

@@ -98,6 +98,18 @@ class TrialStore:
         rows = self._db.execute(f"SELECT t.*{where} ORDER BY t.key LIMIT :limit OFFSET :offset", given)
         return [TrialRecord(**dict(row)) for row in rows], self._count(where, given)
 
+    def of_owner(self, owner: UserKey) -> list[TrialRecord]:
+        rows = self._db.execute("SELECT * FROM trial WHERE owner = :owner ORDER BY key", {"owner": owner})
+        return [TrialRecord(**dict(row)) for row in rows]
+
+    def roles_of(self, user: UserKey) -> list[tuple[TrialRecord, str]]:
+        """The trials of which the user is a member, once for each role."""
+        rows = list(
+            self._db.execute("SELECT trial, role FROM trial_member WHERE user = :user ORDER BY key", {"user": user})
+        )
+        found = ((self.trial(row["trial"]), str(row["role"])) for row in rows)
+        return [(trial, role) for trial, role in found if trial is not None]
+
     # Applications
 
     def personal_organization(self, user: UserKey) -> OrganizationKey | None:

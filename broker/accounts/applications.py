@@ -63,6 +63,14 @@ def find_application(tx: Transaction, application_id: str) -> Application | None
     return Application(record) if record is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class MadeByApplication:
+    """An object of a user, and the name of the application that made it."""
+
+    name: str
+    application: str
+
+
 class Applications:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -89,3 +97,9 @@ class Applications:
             number = "no application" if not found else f"{len(found)} applications"
             raise ValidationFailed.of("application", f"{number} called {name!r}{': give the id' if found else ''}")
         return Application(found[0])
+
+
+def name_of_application(tx: Transaction, application: ApplicationKey) -> str:
+    """Empty when it is not there any more."""
+    found = tx.accounts.application(application)
+    return "" if found is None else found.name

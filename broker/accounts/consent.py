@@ -1,9 +1,10 @@
 """Consent (reference 4.7): what an application asks for, when a screen must be shown, and which grants are stored.
 
-An application that asks for nothing, or only for device types of its own organization, needs no screen, and none that
-asks for no more than the user agreed to before. Every user who signs in through an application grants it READ and WRITE
-on all types of its organization, present and future: `sign_in_grant` (permissions.py says what it covers). Changing the
-profile and managing trials are always asked for.
+An application that asks for nothing, or only for device types of its own organization, needs no screen at the user's
+first sign-in, and none that asks for no more than the user agreed to before. Once the user has revoked it, or a new
+password has ended what was granted, the next sign-in shows the screen, whatever it asks for. Every user who signs in
+through an application grants it READ and WRITE on all types of its organization, present and future: `sign_in_grant`
+(permissions.py says what it covers). Changing the profile and managing trials are always asked for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ TRIALS: Final = "trials"
 #: What an application may ask for beside device types.
 NOT_TYPES: Final = frozenset({EVERY_TYPE, PROFILE, TRIALS})
 _NAMES: Final = {EVERY_TYPE: "All device types", PROFILE: "Your profile", TRIALS: "Your trials"}
+_OWN_TYPES_SHOWN: Final = 50
 _PROFILE_ALIASES: Final = {"PROFILE_READ": "READ", "PROFILE_WRITE": "WRITE"}
 _TYPE_ALIASES: Final = {"DEVICE_READ": "READ", "DEVICE_WRITE": "WRITE"}
 
@@ -47,6 +49,7 @@ class ConsentScreen:
     application: str
     organization: str
     asked: tuple[Asked, ...]
+    own_types: tuple[str, ...] = ()  # published types of its organization, which every sign-in grants
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,15 @@ def screen_of(tx: Transaction, application: Application) -> ConsentScreen:
         application.name,
         organization.name if organization is not None else "",
         tuple(_shown(request) for request in _requests(tx, application)),
+        tuple(tx.device_types.published_names(application.record.organization, limit=_OWN_TYPES_SHOWN)),
     )
 
 
 def must_ask(tx: Transaction, application: Application, user: UserKey) -> bool:
-    """The application asks for something that it does not get without consent, and to which the user never agreed."""
+    """The application asks for something that it does not get without consent, and to which the user never agreed; or
+    what the user granted it has ended."""
+    if tx.claims.consent_ended(user, application.key):
+        return True
     grants = tx.accounts.grants(application.key, user)
     return any(not _is_granted(request, application, grants) for request in _requests(tx, application))
 
@@ -110,6 +117,7 @@ def save_consent(tx: Transaction, application: Application, user: UserKey) -> tu
     """
     before = tx.accounts.grants(application.key, user)
     signed_in = sign_in_grant(application.key, user)
+    tx.claims.consented_again(user, application.key)
     tx.accounts.add_grant(signed_in)
     for request in _requests(tx, application):
         if request.target == PROFILE:

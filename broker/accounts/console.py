@@ -96,9 +96,9 @@ class Console:
         self._tokens.end_held_of(fact.user)
 
     async def new_code(self, email: str) -> str:
-        """A code that signs this user in once. Raises UserNotFound."""
+        """A code that signs this user in once. Raises UserNotFound: no user has proved to own the address."""
         user = await self._database.read(lambda tx: tx.accounts.user_by_email(email))
-        if user is None:
+        if user is None or user.email_verified_on is None:
             raise UserNotFound
         code = new_id()
         self._links[token_hash(code)] = user, self._clock.now_ms() + CONSOLE_LINK_SECONDS * 1000

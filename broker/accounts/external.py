@@ -6,10 +6,10 @@ the browser that began.
 
 Which account the person gets. A provider identifies a person by (issuer, subject); once that pair is attached to an
 account, only the pair counts. The first time, the person gets the account with the same e-mail address, if the provider
-has verified the address. A verified address proves as much as a password reset by mail, and has the same effect: the
-account has no password from then on, and all its sessions and tokens end, because that account may have been opened by
-another person, with an address that was not theirs. An account of another provider, or with a second factor, is never
-changed. If there is no account, one is opened where sign-up is open or the address is invited.
+has verified the address. A verified address proves as much as a password reset by mail, and has the same effect: where
+nobody had proved the address before, it is a claim (claims.py); else the account has no password from then on, and all
+its sessions and tokens end. An account of another provider, or with a second factor, is never changed, unless
+it is claimed. If there is no account, one is opened where sign-up is open or the address is invited.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +22,7 @@ import msgspec
 import structlog
 from cryptography.fernet import InvalidToken
 
+from broker.accounts.claims import Claims
 from broker.accounts.external_refusals import (
     EmailNotVerified,
     NoAccountHere,
@@ -94,6 +95,14 @@ class BegunSignIn:
     content: _Content
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalUser:
+    """The user who signed in. `is_claim`: with a new account, because the former one was closed just now."""
+
+    user: UserRecord
+    is_claim: bool = False
+
+
 class ExternalSignIn:
     def __init__(
         self,
@@ -101,6 +110,7 @@ class ExternalSignIn:
         vault: Vault,
         clock: Clock,
         tokens: Tokens,
+        claims: Claims,
         settings: Accounts,
         providers: Providers | None,
     ) -> None:
@@ -108,6 +118,7 @@ class ExternalSignIn:
         self._vault = vault
         self._clock = clock
         self._tokens = tokens
+        self._claims = claims
         self._providers = providers
         self._configured = {provider.name: provider for provider in settings.providers}
         self._signup_open = settings.signup == "open"
@@ -177,7 +188,7 @@ class ExternalSignIn:
             raise NotBegunHere
         return BegunSignIn(provider, content.next_page, content)
 
-    async def finish(self, begun: BegunSignIn, response: AuthenticationResponse) -> UserRecord:
+    async def finish(self, begun: BegunSignIn, response: AuthenticationResponse) -> ExternalUser:
         """The user who signed in. If necessary, an account is opened, or the person attached to one.
 
         Raises:
@@ -234,27 +245,31 @@ class ExternalSignIn:
         known = await self._database.look_up(lambda tx: tx.codes.external_user(person.issuer, person.subject))
         return known is not None
 
-    def _account(self, issuance: Issuance, provider: IdentityProvider, person: ExternalPerson) -> UserRecord:
-        tx = issuance.tx
+    def _account(self, issuance: Issuance, provider: IdentityProvider, person: ExternalPerson) -> ExternalUser:
+        tx, is_claim = issuance.tx, False
         key = tx.codes.external_user(person.issuer, person.subject)
         if key is not None and (known := tx.accounts.user(key)) is not None:
-            return known
+            return ExternalUser(known)
         if person.email is None or not is_email(person.email):
             raise EmailNotVerified(provider.name)
         user = tx.accounts.user_by_email(person.email)
         if user is None:
             user = self._new_account(issuance, provider, person.email, person.full_name)
+        elif user.email_verified_on is None:
+            name, is_claim = _name(person.full_name), True
+            user = self._claims.claim(issuance, user, password_hash=None, full_name=name, account_type=provider.name)
+            if (invitation := waiting_invitation(tx, user.email, now_ms=issuance.now_ms)) is not None:
+                use_invitation(tx, invitation, user)
         # A provider may give an address that one person gave up to another person.
         elif tx.codes.is_known_to(person.issuer, user.key) or user.account_type not in {LOCAL, provider.name}:
             raise Conflict("The account with your e-mail address is signed in to in another way.")
         elif tx.second_factors.of(user.key) is not None:  # an address alone must not get around it
             raise Conflict("The account with your e-mail address has a second factor. Sign in with its password.")
         else:
-            tx.accounts.verify_email(user.key, now_ms=issuance.now_ms)
             tx.accounts.set_sign_in(user.key, account_type=provider.name, password_hash=None, now_ms=issuance.now_ms)
             issuance.end_everything_of(user.key)
         tx.codes.add_external_user(person.issuer, person.subject, user.key)
-        return tx.accounts.user(user.key) or user
+        return ExternalUser(tx.accounts.user(user.key) or user, is_claim)
 
     def _new_account(self, issuance: Issuance, provider: IdentityProvider, email: str, full_name: str) -> UserRecord:
         tx, now_ms = issuance.tx, issuance.now_ms

@@ -4,10 +4,12 @@ The first tokens of an authorization and all tokens that a refresh issued for th
 a new pair in the same family. A replayed code or refresh token ends the family (RFC 6749, 4.1.2; RFC 9700, 4.14.2).
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.accounts.applications import Method
+from broker.accounts.consent import sign_in_grant
 from broker.errors import PermissionDenied
 from broker.facts import Fact, GrantsChanged, SessionsEnded
 from broker.ids import new_id
@@ -64,6 +66,7 @@ class Issuance:
         self.revoked: list[bytes] = []
         self.shortened: list[bytes] = []
         self.facts: list[Fact] = []  # other facts to publish
+        self.then: list[Callable[[], None]] = []  # what else is done after the commit, before the facts
         self._lifetimes = lifetimes
 
     def for_application(self, application: ApplicationKey) -> NewTokens:
@@ -109,7 +112,8 @@ class Issuance:
     def end_application(self, user: UserKey, application: ApplicationKey) -> None:
         """End what the user gave an application: grants, token families, provisioned tokens, and unused codes.
 
-        Device tokens stay: they belong to the devices.
+        Device tokens stay: they belong to the devices. The next sign-in through the application shows the permission
+        screen (reference 4.7).
         """
         for family in self.tx.authorizations.families_of(user, application):
             self.end_family(family)
@@ -117,9 +121,31 @@ class Issuance:
             self.end_token(token)
         self.tx.authorizations.forget_codes_of(user, application)
         self.tx.accounts.remove_grants(user, application)
+        self.tx.claims.end_consent(user, application, by_user=True)
         if (record := self.tx.accounts.application(application)) is not None:
             note(self.tx, AuditEvent.CONSENT_REVOKED, f"application {record.id}", now_ms=self.now_ms)
         self.facts.append(GrantsChanged(user, application, ()))
+
+    def end_grants_of(self, user: UserKey, *, but: Collection[ApplicationKey] = ()) -> list[ApplicationKey]:
+        """End what the user granted any application, without the user having revoked it: their subscriptions wait.
+
+        `but`: these keep what a sign-in grants, because they have tokens that an operator gave them.
+        """
+        ended = sorted({grant.application for grant in self.tx.accounts.grants_of(user)})
+        for application in ended:
+            self.tx.accounts.remove_grants(user, application)
+            self.tx.claims.end_consent(user, application, by_user=False)
+            if application in but:
+                self.tx.accounts.put_grant(sign_in_grant(application, user))
+            left = tuple(self.tx.accounts.grants(application, user))
+            self.facts.append(GrantsChanged(user, application, left, revoked=False))
+        return ended
+
+    def end_what_sign_ins_gave(self, user: UserKey) -> None:
+        """`end_everything_of`, and the grants. Applications ask for them again."""
+        self.end_everything_of(user)
+        provisioned = {token.application for token in self.tx.accounts.tokens_of_user(user)}
+        self.end_grants_of(user, but=provisioned)
 
     def end_token(self, token: TokenRecord) -> None:
         """End an access token, and with a user token its whole family."""

@@ -1,13 +1,18 @@
 """Password reset by mail (reference 4.2).
 
 A request does not reveal whether an account exists: the answer is the same, and so is the work. The mail contains a
-one-time code; the store has the code's hash. Setting a new password ends all browser sessions and all tokens that
-sign-ins led to: if another person knew the old password, what that person authorized must end, and the daemon cannot
-tell those tokens from the user's own. Device tokens stay.
+one-time code; the store has the code's hash. Setting a new password ends all browser sessions, all tokens that
+sign-ins led to, and all grants: if another person knew the old password, what that person authorized must end, and the
+daemon cannot tell it from the user's own. Device tokens stay.
+
+Where nobody had proved before to own the address, the new password is a claim (claims.py).
 """
+
+from dataclasses import dataclass
 
 import structlog
 
+from broker.accounts.claims import Claims
 from broker.accounts.hashing import Hashing
 from broker.accounts.issuance import Issuance
 from broker.accounts.links import LinkOver
@@ -32,15 +37,31 @@ _NOBODY = "nobody@localhost"
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class NewPassword:
+    """The user who has a new password. `is_claim`: it is a new account, and the former one was closed."""
+
+    user: UserRecord
+    is_claim: bool
+
+
 class PasswordResets:
     def __init__(
-        self, database: Database, clock: Clock, tokens: Tokens, hashing: Hashing, mails: Mails, settings: Accounts
+        self,
+        database: Database,
+        clock: Clock,
+        tokens: Tokens,
+        hashing: Hashing,
+        mails: Mails,
+        claims: Claims,
+        settings: Accounts,
     ) -> None:
         self._database = database
         self._clock = clock
         self._tokens = tokens
         self._hashing = hashing
         self._mails = mails
+        self._claims = claims
         self._providers = frozenset(provider.name for provider in settings.providers)
         self._throttle = Throttle(clock, misses=PASSWORD_RESETS, window_seconds=PASSWORD_RESET_WINDOW_SECONDS)
 
@@ -107,8 +128,8 @@ class PasswordResets:
         now_ms = self._clock.now_ms()
         return await self._database.look_up(lambda tx: self._user_of(tx, code, now_ms))
 
-    async def set_password(self, code: str, password: str) -> UserRecord:
-        """Set a new password, and end the user's sessions, tokens and all reset codes.
+    async def set_password(self, code: str, password: str) -> NewPassword:
+        """Set a new password, and end the user's sessions, tokens, grants and all reset codes.
 
         Raises:
             LinkOver: the code is unknown, was used or has expired.
@@ -120,9 +141,10 @@ class PasswordResets:
             raise ValidationFailed((WRONG_LENGTH,))
         hashed = await self._hashing.hash(password)
 
-        def work(issuance: Issuance) -> UserRecord:
+        def work(issuance: Issuance) -> NewPassword:
             user = self._user_of(issuance.tx, code, issuance.now_ms)
-            issuance.tx.accounts.verify_email(user.key, now_ms=issuance.now_ms)
+            if user.email_verified_on is None:
+                return NewPassword(self._claims.claim(issuance, user, password_hash=hashed), is_claim=True)
             issuance.tx.accounts.set_sign_in(user.key, account_type=LOCAL, password_hash=hashed, now_ms=issuance.now_ms)
             note(
                 issuance.tx,
@@ -131,8 +153,8 @@ class PasswordResets:
                 now_ms=issuance.now_ms,
                 actor=f"user {user.id}",
             )
-            issuance.end_everything_of(user.key)
-            return user
+            issuance.end_what_sign_ins_gave(user.key)
+            return NewPassword(user, is_claim=False)
 
         return await self._tokens.change(work)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from broker.accounts.applications import Applications
 from broker.accounts.authorize import Authorize
+from broker.accounts.claims import Claims
 from broker.accounts.console import Console
 from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
@@ -53,6 +54,7 @@ class AccountsRoom:
     sign_up: SignUp
     invitations: Invitations
     resets: PasswordResets
+    claims: Claims
     disabling: Disabling
     external: ExternalSignIn
     console: Console
@@ -71,6 +73,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     tokens = Tokens(database, clock, core.router, Lifetimes.of(settings), wrong)
     permissions = Permissions(database, core.router)
     sessions = Sessions(database, clock, core.router, hashing, vault, factor_check)
+    claims = Claims(database)
     core.life.worker("token expiry", tokens.end_expired_forever)
     return AccountsRoom(
         tokens=tokens,
@@ -88,10 +91,11 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         open_sessions=OpenSessions(database, clock, core.router),
         second_factors=SecondFactors(database, clock, core.router, vault, factor_check),
         sign_up=SignUp(database, clock, hashing, settings),
-        invitations=Invitations(database, clock, hashing),
-        resets=PasswordResets(database, clock, tokens, hashing, mails, settings),
+        invitations=Invitations(database, clock, tokens, hashing, claims),
+        resets=PasswordResets(database, clock, tokens, hashing, mails, claims, settings),
+        claims=claims,
         disabling=Disabling(tokens),
-        external=ExternalSignIn(database, vault, clock, tokens, settings, providers),
+        external=ExternalSignIn(database, vault, clock, tokens, claims, settings, providers),
         console=Console(database, clock, core.router, vault, tokens, sessions),
         organizations=Organizations(database, clock, vault),
         operators=Operators(database, core.settings.console.operators),

@@ -161,6 +161,7 @@ class SecondFactors:
 
         Raises:
             UserNotFound
+            Conflict: it is the address of an account whose holder has not proved to own it.
         """
         now_ms = self._clock.now_ms()
         _user, had_factor = await self._database.write(
@@ -177,6 +178,11 @@ def _reset(tx: Transaction, name: str, now_ms: int) -> tuple[UserKey, bool]:
     user = user_called(tx, name.strip())
     if user is None:
         raise UserNotFound
+    if user.email_verified_on is None and name.strip() != user.name:
+        raise Conflict(
+            f"nobody has proved to own the address {user.email}: give its owner a new account with"
+            f" `trunkline user reset --password`, or name this account by its user name, {user.name}"
+        )
     tx.sessions.remove_of(user.key)
     if not tx.second_factors.remove(user.key):
         return user.key, False

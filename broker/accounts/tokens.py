@@ -228,17 +228,23 @@ class Tokens:
         now_ms = self._clock.now_ms()
 
         def in_transaction(tx: Transaction) -> tuple[T, Issuance]:
-            issuance = Issuance(tx, self._lifetimes, now_ms)
+            issuance = self.issuance(tx, now_ms)
             return work(issuance), issuance
 
         result, _issuance = await self._database.write(in_transaction, announce=lambda done: self._tell(done[1]))
         return result
+
+    def issuance(self, tx: Transaction, now_ms: int) -> Issuance:
+        """For a transaction of somebody else, who publishes what it collects after the commit."""
+        return Issuance(tx, self._lifetimes, now_ms)
 
     def _tell(self, issuance: Issuance) -> None:
         for hashed in issuance.shortened:
             self._forget_hash(hashed)
         for hashed in issuance.revoked:
             self._router.publish(TokenRevoked(hashed))
+        for done in issuance.then:
+            done()
         for fact in issuance.facts:
             self._router.publish(fact)
 

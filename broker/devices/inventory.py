@@ -3,10 +3,12 @@
 A deleted device is invisible at once and kept for 30 days (removal.py); its token is deleted at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, TypeVar
 
+from broker.accounts.issuance import Issuance
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device, Devices
@@ -27,7 +29,7 @@ from broker.trace.audit import AuditEvent, note
 from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
-from storage.records import NEW_KEY, DeviceRecord, DeviceTypeRecord
+from storage.records import NEW_KEY, DeviceRecord, DeviceTypeRecord, UserRecord
 
 VENDOR_ID_TAKEN: Final = "Vendor device id already registered for this device type"
 
@@ -151,22 +153,41 @@ class Inventory:
 
         def work(tx: Transaction) -> tuple[DeviceRecord, list[Fact]]:
             known = _known(tx, device)
-            token = tx.devices.token_of(known.key)
-            tx.devices.remove_token(known.key)
-            tx.devices.set_deleted(known.key, now_ms)
-            note(tx, AuditEvent.DEVICE_DELETED, f"device {known.id}", now_ms=now_ms, owner=known.owner_id)
-            return known, [] if token is None else [TokenRevoked(token.hash)]
+            return known, _delete(tx, known, now_ms)
 
         def tell(done: tuple[DeviceRecord, list[Fact]]) -> None:
-            known, ended = done
-            about = (known, type_.record, application_id, now_ms)
-            self._router.publish(device_fact(DeviceDisabled, *about))
-            self._router.publish_all(ended)
-            self._devices.note_deleted(known)
-            self._router.publish(device_fact(DeviceDeleted, *about))
+            self._tell_deleted(done[0], type_.record, done[1], application_id, now_ms)
 
         known, _ended = await self._database.write(work, announce=tell)
         return known
+
+    def end_all_of(self, issuance: Issuance, owner: UserRecord) -> Sequence[str]:
+        """Delete a user's devices in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
+        tx, now_ms = issuance.tx, Milliseconds(issuance.now_ms)
+        names = []
+        for key in tx.devices.keys_of_owner(owner.key):
+            known = tx.devices.device(key)
+            type_ = None if known is None else tx.device_types.device_type(known.device_type)
+            if known is None or type_ is None:
+                continue
+            ended = _delete(tx, known, now_ms)
+            issuance.then.append(partial(self._tell_deleted, known, type_, ended, None, now_ms))
+            names.append(known.name)
+        return names
+
+    def _tell_deleted(
+        self,
+        known: DeviceRecord,
+        type_: DeviceTypeRecord,
+        ended: list[Fact],
+        application_id: str | None,
+        now_ms: Milliseconds,
+    ) -> None:
+        about = (known, type_, application_id, now_ms)
+        self._router.publish(device_fact(DeviceDisabled, *about))
+        self._router.publish_all(ended)
+        self._devices.note_deleted(known)
+        self._router.publish(device_fact(DeviceDeleted, *about))
 
     async def set_cloud_authorization(self, device: Device, value: CloudAuthorization) -> None:
         """Record how the device stands with its third-party cloud. Raises DeviceNotFound."""
@@ -234,6 +255,14 @@ def _check(type_: DeviceType, name: str | None, manifest_version: int | None) ->
         findings.append(Finding("manifestVersion", (INVALID,)))
     if findings:
         raise ValidationFailed(tuple(findings))
+
+
+def _delete(tx: Transaction, known: DeviceRecord, now_ms: int) -> list[Fact]:
+    token = tx.devices.token_of(known.key)
+    tx.devices.remove_token(known.key)
+    tx.devices.set_deleted(known.key, now_ms)
+    note(tx, AuditEvent.DEVICE_DELETED, f"device {known.id}", now_ms=now_ms, owner=known.owner_id)
+    return [] if token is None else [TokenRevoked(token.hash)]
 
 
 def _known(tx: Transaction, device: Device) -> DeviceRecord:

@@ -35,9 +35,12 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     removal = Removal(database, clock)
     core.life.worker("removal", removal.sweep_forever, statistics=removal.statistics)
     shares = Shares(database, router, clock, registry, mails)
+    inventory = Inventory(database, router, clock, registry)
+    accounts.claims.ends("Devices of others, shared with the account", shares.end_all_of)
+    accounts.claims.ends("Devices", inventory.end_all_of)
     return DevicesRoom(
         registry=registry,
-        inventory=Inventory(database, router, clock, registry),
+        inventory=inventory,
         lists=DeviceLists(database, registry, device_types.catalog, accounts.permissions, shares),
         tokens=DeviceTokens(database, router, clock, core.vault, registry),
         shares=shares,

@@ -3,11 +3,13 @@
 accounts/permissions.py decides what a share permits. `Device.shared_with` has the users who accepted.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
+from broker.accounts.issuance import Issuance
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.errors import (
@@ -229,14 +231,25 @@ class Shares:
 
         return (await self._database.write(work, announce=self._tell)).share
 
+    def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
+        """Remove the shares of a user's devices and with the user (`broker/accounts/claims.py: Ender`)."""
+        tx = issuance.tx
+        found = (tx.devices.device(key) for key in tx.shares.remove_all_of(user.key))
+        shared = [record for record in found if record is not None]
+        issuance.then += [partial(self._tell_changed, record) for record in shared]
+        return [record.name for record in shared]
+
     def _note(self, tx: Transaction, event: AuditEvent, share: ShareRecord, device_id: str) -> None:
         whom = {"email": share.email} if share.uid is None else {"user": share.uid}
         note(tx, event, f"device {device_id}", now_ms=self._clock.now_ms(), share=share.id, **whom)
 
     def _tell(self, change: _Change) -> None:
         if change.device is not None:
-            self._devices.note_changed(change.device)
-            self._router.publish(SharesChanged(change.device.key))
+            self._tell_changed(change.device)
+
+    def _tell_changed(self, device: DeviceRecord) -> None:
+        self._devices.note_changed(device)
+        self._router.publish(SharesChanged(device.key))
 
 
 def _address_of(user: UserRecord) -> str:

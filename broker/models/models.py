@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from broker.accounts.acting import user_in_body
+from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller
 from broker.accounts.users import Users
@@ -42,6 +44,7 @@ from config.limits import MODEL_SENSITIVITY, MODELS_OF_RULES, MODELS_OF_USER
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
 from storage.models import ModelRecord
+from storage.records import UserRecord
 
 TOO_MANY_MODELS: Final = f"A user has at most {MODELS_OF_USER} models"
 TOO_MANY_OF_RULES: Final = f"The rules of a user have at most {MODELS_OF_RULES} models"
@@ -180,6 +183,15 @@ class Models:
             _note(tx, AuditEvent.MODEL_REMOVED, model.record, now_ms)
 
         await self._database.write(work, announce=lambda _: self._shelf.drop(model.record.id))
+
+    def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
+        """Remove a user's models in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
+        models = [model for model in issuance.tx.models.of_user(user.key) if model.rule is None]
+        for model in models:
+            issuance.tx.models.remove(model.key)
+            _note(issuance.tx, AuditEvent.MODEL_REMOVED, model, issuance.now_ms)
+            issuance.then.append(partial(self._shelf.drop, model.id))
+        return [f"{model.type.lower()} {model.id}" for model in models]
 
     def predict(self, model: Model, inputs: object) -> Answer:
         """What the model says to these inputs: a list of `{name, value}`. An input that is missing counts as its mean.

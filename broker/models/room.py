@@ -33,6 +33,7 @@ async def open_models(
         learner,
         shelf,
     )
+    accounts.claims.ends("Models", models.end_all_of)
     core.life.worker("model checks", training.check_forever)
     core.life.worker("models", training.train_forever, statistics=training.statistics)
     return ModelsRoom(models, training)

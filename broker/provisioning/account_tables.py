@@ -7,6 +7,7 @@ from typing import Final
 
 from cryptography.fernet import InvalidToken
 
+from broker.accounts.claims import Claims
 from broker.accounts.consent import NOT_TYPES, PROFILE, TRIALS, sign_in_grant
 from broker.accounts.sign_up import add_account
 from broker.facts import GrantsChanged, UserProfileUpdated
@@ -22,13 +23,13 @@ from broker.provisioning.document import (
 )
 from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import ChangedKey, compared, masked
-from broker.provisioning.run import ProvisioningRun, find_existing, given
+from broker.provisioning.run import ProvisioningRun, UnprovedAddress, find_existing, given
 from broker.secrets import token_hash
 from broker.site import Site
 from broker.trace.audit import AuditEvent, note
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
 from storage.keys import ApplicationKey, OrganizationKey, UserKey
-from storage.records import NEW_KEY, ApplicationRecord, InvitationRecord, TokenRecord
+from storage.records import NEW_KEY, ApplicationRecord, InvitationRecord, TokenRecord, UserRecord
 
 _MARK: Final = "token"  # the kind of the marks of generated tokens
 
@@ -48,9 +49,15 @@ class AccountTables:
     """`passwords` are the new passwords, by the index of the user's entry."""
 
     def __init__(
-        self, run: ProvisioningRun, passwords: Mapping[int, PreparedPassword], mails: Mails, site: Site
+        self,
+        run: ProvisioningRun,
+        passwords: Mapping[int, PreparedPassword],
+        claims: Claims,
+        mails: Mails,
+        site: Site,
     ) -> None:
         self._run = run
+        self._claims = claims
         self._passwords = passwords
         self._mails = mails
         self._site = site
@@ -76,10 +83,15 @@ class AccountTables:
             raise at.refusal("organization", "required with a role")
         if entry.reset_password and entry.password is None:
             raise at.refusal("password", "required with reset_password = true")
-        known = find_existing(
-            at, entry.id, accounts.user_by_id, "email", entry.email, accounts.user_by_email(entry.email)
-        )
         password = self._passwords.get(at.index)
+        namesake = accounts.user_by_email(entry.email)
+        if namesake is not None and namesake.email_verified_on is None and (entry.take_over or namesake.id != entry.id):
+            if not entry.take_over:
+                raise UnprovedAddress(at, "email", namesake)
+            key = self._take_over(at, entry, namesake, password)
+            self._join(at, entry, key)
+            return self._run.created(at, key, entry.email)
+        known = find_existing(at, entry.id, accounts.user_by_id, "email", entry.email, namesake)
         if known is None:
             key = self._new_user(at, entry, password)
             self._join(at, entry, key)
@@ -109,6 +121,26 @@ class AccountTables:
             )
         return self._run.found(at, known.key, known.email, [*keys, *self._join(at, entry, known.key)])
 
+    def _take_over(
+        self, at: EntryLocation, entry: UserEntry, former: UserRecord, password: PreparedPassword | None
+    ) -> UserKey:
+        """Give the address to its owner: the account that a stranger may have opened is closed (reference 4.2)."""
+        other = None if entry.id is None else self._run.tx.accounts.user_by_id(entry.id)
+        if other is not None and other.key != former.key:
+            raise at.refusal("id", f"{other.email!r} has this id")
+        id_ = entry.id or self._run.generate(at, entry.email, "id", new_id())
+        if password is not None and password.generated is not None:
+            self._run.generate(at, entry.email, "password", password.generated)
+        user = self._claims.claim(
+            self._run.issuance,
+            former,
+            password_hash=None if password is None else password.hashed,
+            full_name=entry.full_name or "",
+            id_=id_,
+        )
+        self._run.notice(at, entry.email, f"is a new account: account {former.id}, which had the address, is closed")
+        return user.key
+
     def _new_user(self, at: EntryLocation, entry: UserEntry, password: PreparedPassword | None) -> UserKey:
         id_ = entry.id or self._run.generate(at, entry.email, "id", new_id())
         if password is not None and password.generated is not None:
@@ -134,13 +166,17 @@ class AccountTables:
         return [ChangedKey(f"role in {organization.name}", known, str(wanted))]
 
     def put_invitation(self, at: EntryLocation, entry: InvitationEntry) -> None:
-        """Invite an address by mail, unless it has an account or an unexpired invitation."""
+        """Invite an address by mail, unless it has an account or an unexpired invitation.
+
+        An account whose holder has not proved the address does not count: whoever gets the mail claims it.
+        """
         codes = self._run.tx.codes
         if entry.role is not None and entry.organization is None:
             raise at.refusal("organization", "required with a role")
         place = None if entry.organization is None else self._run.organization_named(at, entry.organization).key
         identity = entry.email.lower()
-        if self._run.tx.accounts.user_by_email(entry.email) is not None:
+        holder = self._run.tx.accounts.user_by_email(entry.email)
+        if holder is not None and holder.email_verified_on is not None:
             return self._run.found(at, identity, entry.email)
         known = codes.invitation_of(entry.email)
         base = known or InvitationRecord(entry.email, b"", None, None, 0)

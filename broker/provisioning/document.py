@@ -55,12 +55,23 @@ class UserEntry(_Entry, frozen=True, kw_only=True):
     reset_password: Annotated[bool, about("Whether an existing user gets `password`, too. Default: false")] | None = (
         None
     )
+    take_over: (
+        Annotated[
+            bool,
+            about(
+                "Whether an account whose address was never proved is closed, and a new one gets `password`."
+                " Default: false"
+            ),
+        ]
+        | None
+    ) = None
     organization: _Organization | None = None
     role: Annotated[Role, about("In the organization. Default: developer")] | None = None
 
 
 class InvitationEntry(_Entry, frozen=True, kw_only=True):
-    """A mail with a link to open an account; nothing happens if the address has one, or an unexpired invitation."""
+    """A mail with a link to open an account; nothing happens if the address has one that is proved to be its owner's,
+    or an unexpired invitation."""
 
     email: Annotated[str, forms.MAIL_ADDRESS, about("Who is invited")]
     organization: _Organization | None = None

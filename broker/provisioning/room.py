@@ -34,6 +34,7 @@ async def open_provisioning(
         core.clock,
         core.router,
         accounts.tokens,
+        accounts.claims,
         device_types.catalog,
         devices.registry,
         limits.quotas,

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from broker.accounts.consent import NOT_TYPES
+from broker.accounts.issuance import Issuance
 from broker.errors import Finding, ValidationFailed
 from broker.facts import Fact
 from broker.provisioning.reading import EntryLocation, Findings, names_of
@@ -46,9 +47,21 @@ class MissingObject(ValidationFailed):
         self.name = name
 
 
+class UnprovedAddress(MissingObject):
+    """An entry names a user by an address that the account's holder has not proved to own: anybody may be that."""
+
+    def __init__(self, at: EntryLocation, key: str, user: UserRecord) -> None:
+        super().__init__(at, key, "users", user.email, "user")
+        way_out = "invite the address, or give it to its owner with take_over = true in [[users]]"
+        problem = f"nobody has proved to own the address {user.email!r}, which account {user.id} has: {way_out}"
+        self.findings = (Finding(f"{at}.{key}", (problem,)),)
+
+
 class ProvisioningRun:
     """Collects the `report`, the `findings`, the hashes of `revoked` tokens, the `rules` to run, the
     `subscriptions` to take, and the `facts` to publish after the commit.
+
+    What a claim of an address ends is in `issuance`.
 
     `force` replaces what others changed since the last run, where it would stay otherwise.
     """
@@ -59,6 +72,7 @@ class ProvisioningRun:
         vault: Vault,
         now_ms: Milliseconds,
         findings: Findings,
+        issuance: Issuance,
         *,
         dry_run: bool,
         force: bool = False,
@@ -68,6 +82,7 @@ class ProvisioningRun:
         self.now_ms = now_ms
         self.force = force
         self.findings = findings
+        self.issuance = issuance
         self.report = ProvisionReport(dry_run=dry_run)
         self.revoked: list[bytes] = []
         self.facts: list[Fact] = []
@@ -128,9 +143,12 @@ class ProvisioningRun:
         return found
 
     def user_of(self, at: EntryLocation, key: str, text: str) -> UserRecord:
-        found = self.tx.accounts.user_by_email(text) or self.tx.accounts.user_by_id(text)
+        by_address = self.tx.accounts.user_by_email(text)
+        found = by_address or self.tx.accounts.user_by_id(text)
         if found is None:
             raise MissingObject(at, key, "users", text, "user")
+        if by_address is not None and by_address.email_verified_on is None:
+            raise UnprovedAddress(at, key, by_address)
         return found
 
     def type_of(self, at: EntryLocation, key: str, text: str) -> DeviceTypeRecord:

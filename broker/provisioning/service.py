@@ -6,6 +6,7 @@ from typing import Any
 
 import trio
 
+from broker.accounts.claims import Claims
 from broker.accounts.tokens import Tokens
 from broker.clock import Clock
 from broker.connectors.catalog import Catalog
@@ -56,6 +57,7 @@ class Provisioning:
         clock: Clock,
         router: Router,
         tokens: Tokens,
+        claims: Claims,
         device_types: DeviceTypes,
         devices: Devices,
         quotas: Quotas,
@@ -73,6 +75,7 @@ class Provisioning:
         self._clock = clock
         self._router = router
         self._tokens = tokens
+        self._claims = claims
         self._types = device_types
         self._devices = devices
         self._quotas = quotas
@@ -105,8 +108,11 @@ class Provisioning:
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> ProvisioningRun:
-            run = ProvisioningRun(tx, self._vault, now_ms, reading.findings.copy(), dry_run=dry_run, force=force)
-            accounts = AccountTables(run, passwords, self._mails, self._site)
+            issuance = self._tokens.issuance(tx, now_ms)
+            run = ProvisioningRun(
+                tx, self._vault, now_ms, reading.findings.copy(), issuance, dry_run=dry_run, force=force
+            )
+            accounts = AccountTables(run, passwords, self._claims, self._mails, self._site)
             rules = RuleTables(run, self._rulebook.models)
             subscriptions = SubscriptionTables(
                 run,
@@ -133,7 +139,7 @@ class Provisioning:
                     run = await self._database.write(work)
             except _DryRunDoneError as done:
                 return done.report
-            for hashed in run.revoked:
+            for hashed in (*run.revoked, *run.issuance.revoked):
                 self._router.publish(TokenRevoked(hashed))
             self._tokens.forget_all()
             await self._types.reload()
@@ -143,7 +149,9 @@ class Provisioning:
             await self._quotas.reload()
             await self._rulebook.judging.judge(run.rules)
             await self._subscriptions.take(run.subscriptions)
-        self._router.publish_all(run.facts)
+            for announce in run.issuance.then:
+                announce()
+        self._router.publish_all((*run.issuance.facts, *run.facts))
         return run.report
 
     async def _prepare_passwords(self, reading: Reading) -> dict[int, PreparedPassword]:
@@ -180,7 +188,9 @@ def _changes(report: ProvisionReport) -> dict[str, str]:
 
 
 def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
-    return tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
+    """The user who may keep a password: not one whose account is closed because the entry takes the address over."""
+    known = tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
+    return None if known is not None and entry.take_over and known.email_verified_on is None else known
 
 
 def _put_all(

@@ -60,6 +60,7 @@ async def open_rules(
     looking_up = LookingUp(devices.registry, device_types.catalog, accounts.permissions)
     judging = Judging(database, clock, accounts.permissions, looking_up, engine, models, mails, router)
     rulebook = Rulebook(database, clock, accounts.permissions, looking_up, judging, models)
+    accounts.claims.ends("Rules", rulebook.end_all_of)
     invalidation = Invalidation(database, router, judging, index, evaluator)
     await judging.begin_all()
     await engine.resume()

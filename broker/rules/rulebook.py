@@ -1,14 +1,16 @@
 """The rules of users: found, made, changed and removed (reference 12.1)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from broker.accounts.applications import MadeByApplication, name_of_application
+from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permissions, Reach
-from broker.accounts.tokens import Caller, TokenKind
+from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind
 from broker.clock import Clock
 from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
 from broker.ids import new_id
@@ -207,11 +209,49 @@ class Rulebook:
         def work(tx: Transaction) -> None:
             if tx.rules.rule(record.id) is None:
                 raise NotFound
-            self.models.remove(tx, record.key)
-            tx.rules.remove(record.key)
-            note(tx, AuditEvent.RULE_REMOVED, f"rule {record.id}", now_ms=now_ms, owner=record.owner_id)
+            self._remove(tx, record, now_ms)
 
         await self._database.write(work, announce=lambda _: self.judging.end(record.key))
+
+    def _remove(self, tx: Transaction, record: RuleRecord, now_ms: int) -> None:
+        self.models.remove(tx, record.key)
+        tx.rules.remove(record.key)
+        note(tx, AuditEvent.RULE_REMOVED, f"rule {record.id}", now_ms=now_ms, owner=record.owner_id)
+
+    async def made_by_applications(self, owner: UserKey) -> list[MadeByApplication]:
+        """A user's rules that were not made in the console, in the order of their creation."""
+
+        def work(tx: Transaction) -> list[MadeByApplication]:
+            return [
+                MadeByApplication(rule.name, name_of_application(tx, rule.application))
+                for rule in _of_applications(tx, owner)
+            ]
+
+        return await self._database.read(work)
+
+    async def end_made_by_applications(self, owner: UserKey) -> None:
+        """Remove these, all at once."""
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> list[RuleKey]:
+            rules = _of_applications(tx, owner)
+            for rule in rules:
+                self._remove(tx, rule, now_ms)
+            return [rule.key for rule in rules]
+
+        def announce(keys: list[RuleKey]) -> None:
+            for key in keys:
+                self.judging.end(key)
+
+        await self._database.write(work, announce=announce)
+
+    def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
+        """Remove a user's rules in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
+        rules = issuance.tx.rules.all_of(user.key)
+        for rule in rules:
+            self._remove(issuance.tx, rule, issuance.now_ms)
+            issuance.then.append(partial(self.judging.end, rule.key))
+        return [rule.name for rule in rules]
 
     async def _checked(self, record: RuleRecord) -> _Checked:
         """Compile a rule and check its permissions. Raises PermissionDenied, ValidationFailed."""
@@ -229,3 +269,7 @@ class Rulebook:
         if rule.key != record.key:  # a new rule has its number only now
             rule = compile_rule(checked.body, checked.world, key=record.key)
         self.judging.run(record, rule, checked.reach, state)
+
+
+def _of_applications(tx: Transaction, owner: UserKey) -> list[RuleRecord]:
+    return [rule for rule in tx.rules.all_of(owner) if rule.application_id != CONSOLE_ID]

@@ -29,6 +29,7 @@ async def open_scenes(
         Resolver(devices.registry, device_types.catalog),
         Sender(core.database, devices.registry, messages.ingest),
     )
+    accounts.claims.ends("Scenes", scenes.end_all_of)
     invalidation = Invalidation(core.router, scenes)
     core.life.worker("scenes", invalidation.run_forever, statistics=invalidation.statistics)
     return ScenesRoom(scenes)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import trio
 
 from broker.accounts.acting import user_in_body
+from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller, TokenKind
 from broker.accounts.users import Users
@@ -33,6 +34,7 @@ from broker.trace.audit import AuditEvent, note
 from config.limits import SCENES_OF_USER
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, UserKey
+from storage.records import UserRecord
 from storage.scenes import SceneRecord
 
 TOO_MANY_SCENES: Final = f"A user has at most {SCENES_OF_USER} scenes"
@@ -194,6 +196,14 @@ class Scenes:
             _note(tx, AuditEvent.SCENE_REMOVED, scene.record, now_ms)
 
         await self._database.write(work)
+
+    def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
+        """Remove a user's scenes in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
+        scenes = issuance.tx.scenes.of_user(user.key)
+        for scene in scenes:
+            issuance.tx.scenes.remove(scene.key)
+            _note(issuance.tx, AuditEvent.SCENE_REMOVED, scene, issuance.now_ms)
+        return [scene.name for scene in scenes]
 
     async def activate(self, scene: Scene) -> None:
         """Send the Actions; return when they are durable. The caller's permission is already checked.

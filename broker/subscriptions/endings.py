@@ -114,7 +114,7 @@ class Endings:
         self._end(named, reason)
 
     def _grants_changed(self, fact: GrantsChanged) -> None:
-        if not fact.grants:
+        if not fact.grants and fact.revoked:
             ended = [one.key for one in self._subscriptions.of_application(fact.application, fact.user)]
             self._end(ended, "the user revoked the application")
 

@@ -110,5 +110,6 @@ async def open_subscriptions(
         replayed=replayed,
     )
     await subscriptions.load()
+    accounts.claims.ends("Subscriptions", subscriptions.end_all_of)
     core.life.worker("subscriptions", deliveries.run_forever, save=deliveries.save, statistics=deliveries.statistics)
     return SubscriptionsRoom(subscriptions, endings, log, signers, deliveries, sender)

@@ -5,10 +5,13 @@ asks them about each message. Changes are announced in the order of their commit
 """
 
 import hmac
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from broker.accounts.applications import MadeByApplication, name_of_application
+from broker.accounts.issuance import Issuance
 from broker.accounts.organizations import DEVELOPERS
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller
@@ -23,7 +26,7 @@ from broker.subscriptions.subscription import COLLECTING, Subscription, Subscrip
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, UserKey
-from storage.records import ApplicationRecord
+from storage.records import ApplicationRecord, UserRecord
 from storage.subscriptions import CursorRecord, SubscriptionRecord
 
 NOT_ACTIVE: Final = "The subscription is not active"
@@ -255,6 +258,30 @@ class Subscriptions:
         gone: list[int] = await self._database.write(work, announce=self._forgotten)
         return bool(gone)
 
+    async def made_for(self, user: UserKey) -> list[MadeByApplication]:
+        """What applications subscribed to of a user's devices, in the order of their creation."""
+        mine = [one for one in self._by_key.values() if one.record.user == user]
+
+        def work(tx: Transaction) -> list[MadeByApplication]:
+            return [
+                MadeByApplication(_shown(one.record), name_of_application(tx, one.record.application)) for one in mine
+            ]
+
+        return await self._database.read(work)
+
+    async def end_made_for(self, user: UserKey) -> None:
+        """Remove these, all at once."""
+        await self.forget([one.key for one in self._by_key.values() if one.record.user == user], "the user ended them")
+
+    def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
+        """Remove a user's subscriptions in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
+        tx = issuance.tx
+        keys = tx.subscriptions.keys_of(user.key)
+        found = [record for key in keys if (record := tx.subscriptions.by_key(key)) is not None]
+        removed(tx, keys, "the account was closed", now_ms=issuance.now_ms, must_be_there=False, beside=None)
+        issuance.then.append(partial(self._forgotten, keys))
+        return [_shown(one) for one in found]
+
     def _forgotten(self, keys: list[int]) -> None:
         for key in keys:
             if (subscription := self._by_key.get(key)) is not None:
@@ -274,6 +301,11 @@ class Subscriptions:
     def _tell(self, before: Subscription | None, after: Subscription | None) -> None:
         for listener in self._listeners:
             listener(before, after)
+
+
+def _shown(record: SubscriptionRecord) -> str:
+    """By what a person recognizes a subscription."""
+    return record.description or record.callback_url or record.stream_name or record.id
 
 
 def _application_of(tx: Transaction, record: SubscriptionRecord) -> ApplicationRecord | None:

@@ -35,6 +35,7 @@ class AuditEvent(StrEnum):
     SIGN_OUT = "sign_out"
     LOCK_OUT = "lock_out"
     ACCOUNT_OPENED = "account_opened"
+    ACCOUNT_CLAIMED = "account_claimed"
     PROFILE_CHANGED = "profile_changed"
     PASSWORD_CHANGED = "password_changed"  # noqa: S105 - a name
     SECOND_FACTOR_SET = "second_factor_set"

@@ -36,6 +36,7 @@ async def open_trials(
     invitations = Invitations(database, clock, tokens, mails)
     applications = TrialApplications(core.vault)
     trials = Trials(database, clock, tokens, accounts.permissions, accounts.users, types, applications, invitations)
+    accounts.claims.ends("Trials", trials.end_all_of)
     core.life.observe("trials", trials.statistics)
     core.life.observe("trial invitations", invitations.statistics)
     return TrialsRoom(

@@ -24,7 +24,7 @@ from broker.trials.roles import TooManyTrials, TrialRole
 from config.limits import TRIALS_OF_ONE_USER, TRIALS_PER_DAY
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
-from storage.records import NEW_KEY
+from storage.records import NEW_KEY, UserRecord
 from storage.trials import TrialRecord
 
 _DAY_MS: Final = 86_400_000
@@ -255,18 +255,37 @@ class Trials:
         """
 
         def work(issuance: Issuance) -> Trial:
-            tx = issuance.tx
-            current = present(tx, trial)
-            was = self._whole(tx, current)
-            access.end_everything(issuance, current)
-            tx.trials.remove(current.key)
-            self._applications.retire(tx, current.application)
-            note_trial(tx, AuditEvent.TRIAL_DELETED, current, issuance.now_ms)
+            current = present(issuance.tx, trial)
+            was = self._whole(issuance.tx, current)
+            self._delete(issuance, current)
             return was
 
         deleted = await self._tokens.change(work)
         self._deleted += 1
         return deleted
+
+    def _delete(self, issuance: Issuance, trial: TrialRecord) -> None:
+        access.end_everything(issuance, trial)
+        issuance.tx.trials.remove(trial.key)
+        self._applications.retire(issuance.tx, trial.application)
+        note_trial(issuance.tx, AuditEvent.TRIAL_DELETED, trial, issuance.now_ms)
+
+    def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
+        """Delete a user's own trials, and take the user out of others (`broker/accounts/claims.py: Ender`)."""
+        tx = issuance.tx
+        own = tx.trials.of_owner(user.key)
+        for trial in own:
+            self._delete(issuance, trial)
+        names = [trial.name for trial in own]
+        for trial, role in tx.trials.roles_of(user.key):
+            tx.trials.remove_member(trial.key, user.key, role)
+            if role == TrialRole.PARTICIPANT:
+                tx.trials.disconnect_all(trial.key, user.key)
+                access.end_users(issuance, trial, [user.key])
+            details = {"user": user.id, "role": role}
+            note_trial(tx, AuditEvent.TRIAL_MEMBER_REMOVED, trial, issuance.now_ms, **details)
+            names.append(trial.name)
+        return names
 
     async def renew_application(self, trial: TrialRecord) -> Trial:
         """Give the application another id and secret, and end its tokens. The participants' grants stay.

@@ -453,7 +453,7 @@ REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
     (
         lambda: given("users", nickname="x"),
         "users[0].nickname",
-        "unknown key (allowed: id, email, full_name, password, reset_password, organization, role)",
+        "unknown key (allowed: id, email, full_name, password, reset_password, take_over, organization, role)",
     ),
     (lambda: given("users", 1, email=None), "users[1].email", "required"),
     (lambda: given("users", full_name=5), "users[0].full_name", "expected str, got int"),

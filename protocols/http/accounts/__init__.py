@@ -9,8 +9,10 @@ from broker.site import AccountsRoot
 from protocols.http.accounts.accept_share import accept_share_blueprint
 from protocols.http.accounts.accept_trial import accept_trial_blueprint
 from protocols.http.accounts.account import account_blueprint
+from protocols.http.accounts.automations import automations_blueprint
 from protocols.http.accounts.browsers import Browsers
 from protocols.http.accounts.caching import ROOT_SETTING, forbid_storing
+from protocols.http.accounts.claims import claims_blueprint
 from protocols.http.accounts.discovery import discovery_blueprint
 from protocols.http.accounts.external import external_blueprint
 from protocols.http.accounts.go import go_blueprint
@@ -48,11 +50,13 @@ def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot)
         information_blueprint(accounts.tokens, Guard(accounts.tokens, rooms.registration.admission)),
         sign_in_blueprint(flow, accounts.sessions, browsers),
         sign_in_code_blueprint(flow, accounts.sessions, browsers),
-        account_blueprint(accounts.open_sessions, accounts.second_factors, browsers),
+        account_blueprint(accounts.open_sessions, accounts.second_factors, accounts.claims, browsers),
+        claims_blueprint(accounts.claims, browsers),
+        automations_blueprint(rooms.rules.rulebook, rooms.subscriptions.subscriptions, browsers),
         second_factor_blueprint(accounts.second_factors, browsers, root),
         go_blueprint(accounts.device_codes, browsers),
-        sign_up_blueprint(flow, accounts.sign_up, accounts.invitations, accounts.sessions, browsers),
-        reset_blueprint(accounts.resets, browsers),
+        sign_up_blueprint(flow, accounts.sign_up, accounts.invitations, accounts.claims, accounts.sessions, browsers),
+        reset_blueprint(accounts.resets, accounts.claims, browsers),
         accept_share_blueprint(rooms.devices.shares, browsers),
         upgrade_blueprint(rooms.monetization.payments),
         accept_trial_blueprint(rooms.trials.invitations, browsers),

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from quart import Blueprint, Response
 
+from broker.accounts.claims import Claims
 from broker.accounts.open_sessions import OpenSessions, shown_session_id
 from broker.accounts.second_factors import SecondFactors
 from broker.accounts.sessions import Session
@@ -39,7 +40,7 @@ _SYSTEMS: Final = (
 )
 
 
-def account_blueprint(sessions: OpenSessions, factors: SecondFactors, browsers: Browsers) -> Blueprint:
+def account_blueprint(sessions: OpenSessions, factors: SecondFactors, claims: Claims, browsers: Browsers) -> Blueprint:
     routes = pages_blueprint("account")
     back_here = urlencode({ACCOUNT_PARAMETER: "1"}).encode()
 
@@ -52,6 +53,7 @@ def account_blueprint(sessions: OpenSessions, factors: SecondFactors, browsers: 
             factor=await factors.standing(session.user.key),
             sessions=await sessions.of(session.user),
             this=shown_session_id(token_hash(session.id)),
+            claimed=await claims.of(session.user.key) is not None,
             day=_day,
             browser_name=browser_name,
             csrf=session.proof(b"account"),

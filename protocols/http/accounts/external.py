@@ -9,9 +9,9 @@ from broker.accounts.sessions import AccountDisabled, CodeWanted, Proof, Session
 from broker.errors import Conflict
 from protocols.http.accounts.browsers import Browsers, remote_address, user_agent
 from protocols.http.accounts.forms import FormData
-from protocols.http.accounts.pages import error_page, is_head, pages_blueprint
+from protocols.http.accounts.pages import error_page, is_head, pages_blueprint, redirect
 from protocols.http.accounts.provider_redirects import CALLBACK, ProviderRedirects
-from protocols.http.accounts.sign_in import AuthorizationFlow
+from protocols.http.accounts.sign_in import AuthorizationFlow, page_address
 
 
 def external_blueprint(
@@ -51,12 +51,12 @@ def external_blueprint(
             given.text("state"), given.text("code") or None, given.text("error") or None, given.text("iss") or None
         )
         try:
-            user = await external.finish(begun, response)
+            found = await external.finish(begun, response)
         except (ProviderRefused, ProviderUnavailable, EmailNotVerified, NoAccountHere, Conflict, TooBusy) as refused:
             return browsers.sign_in_page(query, asked=asked, refused=refused)
         try:
             session = await sessions.begin(
-                user,
+                found.user,
                 proof=Proof.PROVIDER,
                 instead_of=browsers.session_id,
                 visitor=Visitor(remote_address(), user_agent()),
@@ -65,6 +65,10 @@ def external_blueprint(
             return flow.ask_for_code(asked, query, wanted)
         except AccountDisabled as refused:
             return browsers.sign_in_page(query, asked=asked, refused=refused)
+        if found.is_claim:
+            answer = redirect(page_address("/account/before", asked, query), 303)
+            browsers.remember(answer, session)
+            return answer
         return await flow.signed_in(asked, query, session)
 
     return routes

@@ -24,6 +24,7 @@ from protocols.http.reading import Query
 
 CHANGED = "This application asks for something else by now. Please look at it again."
 _CONSOLE_PAGE: Final = re.compile(r"/(?:console|developer|operator)(?:/\w[\w.-]{0,63}){0,3}", re.ASCII)
+_ACCOUNT_PAGES: Final = frozenset({"second-factor", "before", "automations"})
 _OLD_FORM = "This form is no longer valid. Please enter the code again."
 
 
@@ -81,7 +82,7 @@ def after_sign_in(query: bytes) -> str:
     if (trial := given.text(TRIAL_PARAMETER)) is not None:
         return f"{root}/accept/trial?{urlencode({'code': trial})}"
     if (place := given.text(ACCOUNT_PARAMETER)) is not None:
-        return f"{root}/account/second-factor" if place == "second-factor" else f"{root}/account"
+        return f"{root}/account/{place}" if place in _ACCOUNT_PAGES else f"{root}/account"
     code = given.text("user_code")
     return f"{root}/go?{urlencode({'user_code': code})}" if code else f"{root}/go"
 

@@ -4,18 +4,21 @@ from typing import Any
 
 from quart import Blueprint, Response
 
+from broker.accounts.claims import Claims
 from broker.accounts.hashing import TooBusy
 from broker.accounts.links import LinkOver
 from broker.accounts.resets import PasswordResets
 from broker.errors import DomainError, TooManyAttempts, ValidationFailed
 from protocols.http.accounts.browsers import Browsers, remote_address
+from protocols.http.accounts.caching import accounts_path
+from protocols.http.accounts.claims import claim_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
 from protocols.http.accounts.sign_in import OLD_FORM
 from protocols.http.reading import Query
 
 
-def reset_blueprint(resets: PasswordResets, browsers: Browsers) -> Blueprint:
+def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) -> Blueprint:
     routes = pages_blueprint("reset")
 
     def request_page(*, name: str = "", status: int = 200, **why: Any) -> Response:
@@ -64,14 +67,23 @@ def reset_blueprint(resets: PasswordResets, browsers: Browsers) -> Blueprint:
 
     async def set_password(code: str, password: str) -> Response:
         try:
-            user = await resets.set_password(code, password)
+            done = await resets.set_password(code, password)
         except (ValidationFailed, TooBusy) as refused:
             return await password_page(code, refused=refused)
-        answer = notice(
-            "Your password is set",
-            f"You can sign in as {user.email} with the new password now.",
-            "You were signed out everywhere, and applications have to ask you again.",
-        )
+        user = done.user
+        way_on, title = (f"{accounts_path()}/account", "Sign in"), "Your password is set"
+        claim = await claims.of(user.key) if done.is_claim else None
+        if claim is not None:
+            answer = claim_page(title, user, claim, way_on=way_on)
+        else:
+            answer = notice(
+                title,
+                f"You can sign in as {user.email} with the new password now.",
+                "You were signed out everywhere, and applications have to ask you again.",
+                "Rules and subscriptions that applications made for you go on. After you have signed in, you can look"
+                " at them and end them all.",
+                way_on=("/account/automations", "See what applications made"),
+            )
         browsers.forget(answer)
         return answer
 

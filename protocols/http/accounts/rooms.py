@@ -6,6 +6,8 @@ from broker.accounts.room import AccountsRoom
 from broker.devices.room import DevicesRoom
 from broker.monetization.room import MonetizationRoom
 from broker.registration.room import RegistrationRoom
+from broker.rules.room import RulesRoom
+from broker.subscriptions.room import SubscriptionsRoom
 from broker.trials.room import TrialsRoom
 
 
@@ -23,6 +25,12 @@ class AccountsServerRooms(Protocol):
 
     @property
     def registration(self) -> RegistrationRoom: ...
+
+    @property
+    def rules(self) -> RulesRoom: ...
+
+    @property
+    def subscriptions(self) -> SubscriptionsRoom: ...
 
     @property
     def trials(self) -> TrialsRoom: ...

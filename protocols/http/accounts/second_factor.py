@@ -126,13 +126,13 @@ def second_factor_blueprint(factors: SecondFactors, browsers: Browsers, root: Ac
             return offer_page(session, factors.offer_again(session, offer, issuer=issuer()), form, refused)
         except Conflict:
             return redirect(f"{accounts_path()}/account", 303)
-        return render_page("recovery_codes.html", codes=codes, way_on=_way_on(form))
+        return render_page("recovery_codes.html", codes=codes, way_on=way_on_from(form))
 
     return routes
 
 
-def _way_on(form: FormData) -> tuple[str, str]:
-    """Where the person goes on after the setup: a path, and the text of the link."""
+def way_on_from(form: FormData) -> tuple[str, str]:
+    """Where the person goes on after a page in between: a path, and the text of the link."""
     query, root = form.query("continue"), accounts_path()
     match form.text("page"):
         case "authorize":

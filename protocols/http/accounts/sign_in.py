@@ -91,7 +91,7 @@ class AuthorizationFlow:
         Who must set up a second factor first is led there.
         """
         if session.must_enrol:
-            answer = redirect(_address("/account/second-factor", asked, query), 303)
+            answer = redirect(page_address("/account/second-factor", asked, query), 303)
         elif asked is None:
             answer = redirect_to_go(query)
         elif await self._authorize.consent_needed(asked, session.user.key) is None:
@@ -105,7 +105,7 @@ class AuthorizationFlow:
 
     def ask_for_code(self, asked: AuthorizationRequest | None, query: bytes, wanted: CodeWanted) -> Response:
         """The answer to a sign-in that lacks the second factor."""
-        answer = redirect(_address("/login/code", asked, query), 303)
+        answer = redirect(page_address("/login/code", asked, query), 303)
         self._browsers.wait_for_code(answer, wanted)
         return answer
 
@@ -158,7 +158,7 @@ def _consent_page(
     )
 
 
-def _address(path: str, asked: AuthorizationRequest | None, query: bytes) -> str:
+def page_address(path: str, asked: AuthorizationRequest | None, query: bytes) -> str:
     """A page of the sign-in, from which the person goes on with the request `asked`, or at /go."""
     return f"{accounts_path()}{path}?{urlencode(way_on(asked, query), encoding='latin-1')}"
 

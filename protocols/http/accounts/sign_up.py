@@ -3,6 +3,7 @@
 from quart import Blueprint, Response, request
 
 from broker.accounts.authorize import AuthorizationRequest
+from broker.accounts.claims import Claims
 from broker.accounts.hashing import TooBusy
 from broker.accounts.invitations import Invitations
 from broker.accounts.links import LinkOver
@@ -10,6 +11,8 @@ from broker.accounts.sessions import Sessions, Visitor
 from broker.accounts.sign_up import SignUp
 from broker.errors import DomainError, EmailTaken, NotFound, TooManyAttempts, ValidationFailed
 from protocols.http.accounts.browsers import Browsers, remote_address, user_agent
+from protocols.http.accounts.caching import accounts_path
+from protocols.http.accounts.claims import claim_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
 from protocols.http.accounts.sign_in import OLD_FORM, AuthorizationFlow
@@ -17,10 +20,15 @@ from protocols.http.reading import Query
 
 
 def sign_up_blueprint(
-    flow: AuthorizationFlow, sign_up: SignUp, invitations: Invitations, sessions: Sessions, browsers: Browsers
+    flow: AuthorizationFlow,
+    sign_up: SignUp,
+    invitations: Invitations,
+    claims: Claims,
+    sessions: Sessions,
+    browsers: Browsers,
 ) -> Blueprint:
     routes = pages_blueprint("sign_up")
-    invited = _Invited(flow, invitations, sessions, browsers)
+    invited = _Invited(flow, invitations, claims, sessions, browsers)
 
     def form_page(
         asked: AuthorizationRequest | None,
@@ -90,10 +98,16 @@ class _Invited:
     """Opening an account with the code of an invitation mail, which fixes the e-mail address."""
 
     def __init__(
-        self, flow: AuthorizationFlow, invitations: Invitations, sessions: Sessions, browsers: Browsers
+        self,
+        flow: AuthorizationFlow,
+        invitations: Invitations,
+        claims: Claims,
+        sessions: Sessions,
+        browsers: Browsers,
     ) -> None:
         self._flow = flow
         self._invitations = invitations
+        self._claims = claims
         self._sessions = sessions
         self._browsers = browsers
 
@@ -124,11 +138,15 @@ class _Invited:
         )
         if session.must_enrol:
             return await self._flow.signed_in(None, b"", session)
-        answer = notice(
-            "Welcome",
-            f"Your account is open. You are signed in as {user.email}.",
-            "You may close this page.",
-            way_on=("/go", "Connect a device"),
-        )
+        claim = await self._claims.of(user.key)
+        if claim is not None:
+            answer = claim_page("Welcome", user, claim, way_on=(f"{accounts_path()}/go", "Connect a device"))
+        else:
+            answer = notice(
+                "Welcome",
+                f"Your account is open. You are signed in as {user.email}.",
+                "You may close this page.",
+                way_on=("/go", "Connect a device"),
+            )
         self._browsers.remember(answer, session)
         return answer

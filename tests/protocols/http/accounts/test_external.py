@@ -1,5 +1,7 @@
 """Signing in with an external identity provider that runs on loopback."""
 
+import html
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -14,7 +16,8 @@ from broker.services import Services
 from config.settings import Accounts, Address, IdentityProvider, Limits, Settings
 from protocols.outbound.identity_providers import identity_providers
 from storage.keys import OrganizationKey, UserKey
-from storage.records import UserRecord
+from storage.records import SecondFactorRecord, UserRecord
+from tests.broker.accounts.claim_world import open_unproved
 from tests.broker.accounts.oauth_world import CALLBACK, WEB, OAuthWorld, basic, granted, query_of
 from tests.builders import ServicesOpener
 from tests.factories import ADA, NOW_MS
@@ -445,6 +448,29 @@ async def test_a_local_account_is_taken_over_by_its_proven_owner(
     assert refreshed.status == 400
     user = await ada(oauth.services)
     assert (user.account_type, user.password_hash) == ("example", None)
+
+
+async def test_an_address_that_was_not_proved_is_claimed(
+    browser: Browser, provider: OpenIdProvider, services: Services, oauth: OAuthWorld
+) -> None:
+    """Also when the stranger set up a second factor: else the owner of the address could never come in."""
+    stranger = await open_unproved(services, str(NEWCOMER["email"]))
+    factor = SecondFactorRecord(stranger.key, b"sealed", 0, 1)
+    await services.core.database.write(lambda tx: tx.second_factors.add(factor, ()))
+    provider.person = NEWCOMER
+    back = await come_back(browser, provider.agree(await leave(browser)))
+    assert back.headers["location"].startswith("/accounts/account/before?")
+    shown = await browser.open(back.headers["location"])
+    assert (stranger.id in shown.text, "one-time codes of an app" in shown.text) == (True, True)
+    way_on = re.search(r'href="(/accounts/authorize\?[^"]+)"', shown.text)
+    assert way_on is not None
+    done = await browser.open(html.unescape(way_on[1]))
+    assert done.headers["location"].startswith(f"{CALLBACK}?code=")
+    user = await services.accounts.users.named(str(NEWCOMER["email"]))
+    assert (user.account_type, user.key != stranger.key) == ("example", True)
+    # The second time leads straight on.
+    again = await come_back(browser, provider.agree(await leave(browser, prompt="login")))
+    assert again.headers["location"].startswith(f"{CALLBACK}?code=")
 
 
 @each_row("verified", [False, "false", None, 1, "yes"])

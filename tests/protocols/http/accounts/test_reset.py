@@ -4,8 +4,10 @@ import re
 
 from broker.services import Services
 from config.settings import Address
+from tests.broker.accounts.claim_world import ADDRESS, give_everything, make_rule_and_subscription, open_unproved
 from tests.broker.accounts.oauth_world import CALLBACK, WEB, OAuthWorld
 from tests.broker.accounts.test_resets import code_for_ada, mails
+from tests.factories import World
 from tests.protocols.http.accounts.browser import Browser, Form
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "s"}
@@ -81,3 +83,46 @@ async def test_a_head_request_does_not_use_the_code(browser: Browser, oauth: OAu
     assert (head.status_code, "set-cookie" in head.headers) == (200, False)
     await browser.open("reset", code=code)
     assert (await browser.send(await browser.open("reset", code=code), password=NEW)).status_code == 200
+
+
+async def test_a_claimed_address_shows_what_there_was(browser: Browser, services: Services, world: World) -> None:
+    stranger = await open_unproved(services)
+    await give_everything(services, world, stranger)
+    await browser.send(await browser.open("reset"), email=ADDRESS)
+    link = re.search(r"http\S+/accounts/(reset\?code=\S+)", (await mails(services))[-1][1])
+    assert link is not None
+    done = await browser.send(await browser.open(link[1]), password=NEW)
+    assert "<h1>Your password is set</h1>" in done.text
+    way_on = re.search(r'href="/accounts/(account)"', done.text)
+    assert way_on is not None
+    account = await browser.sign_in(await browser.open(way_on[1]), ADDRESS, password=NEW)
+    before = await browser.open(
+        (await browser.open(account.headers["location"])).text.split('href="')[-2].split('"')[0]
+    )
+    for shown in (done, before):
+        for name in ("Spy", "Watch", "Evening", "Dashboard", "Kitchen light", "one-time codes", stranger.id):
+            assert name in shown.text
+
+
+async def test_nothing_was_there_before_for_who_opened_the_account(browser: Browser) -> None:
+    shown = await browser.sign_in(await browser.open("account/before"))
+    assert "Nothing was there before" in (await browser.open(shown.headers["location"])).text
+
+
+async def test_what_applications_made_is_listed_and_ended_with_one_button(
+    browser: Browser, services: Services, oauth: OAuthWorld, door: Address
+) -> None:
+    await make_rule_and_subscription(services, oauth.ada)
+    code = await code_for_ada(oauth)
+    assert "one button" in (await mails(services))[-1][1]
+    done = await browser.send(await browser.open("reset", code=code), password=NEW)
+    assert 'href="/accounts/account/automations"' in done.text
+    came = await browser.sign_in(await browser.open("account/automations"), password=NEW)
+    shown = await browser.open(came.headers["location"])
+    assert "Watch" in shown.text
+    assert "https://app.example.org/x" in shown.text
+    forged = await browser.send(shown, csrf="")
+    assert (forged.status_code, "Watch" in forged.text) == (403, True)
+    ended = await browser.send(shown)
+    assert "No application has a rule or a subscription of yours" in ended.text
+    assert services.subscriptions.subscriptions.all() == []

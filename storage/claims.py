@@ -1,0 +1,54 @@
+"""Addresses that changed hands, and consents that ended. The caller holds the transaction."""
+
+from dataclasses import dataclass
+
+from storage.keys import ApplicationKey, Milliseconds, UserKey
+from storage.sql import StoreConnection
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """A row of `account_claim`. `content` is JSON of broker/accounts/claims.py."""
+
+    user: UserKey
+    former: str
+    claimed_on: Milliseconds
+    content: str
+
+
+class ClaimStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def put(self, claim: ClaimRecord) -> None:
+        self._db.execute(
+            "INSERT INTO account_claim (user, former, claimed_on, content)"
+            " VALUES (:user, :former, :claimed_on, :content)",
+            {name: getattr(claim, name) for name in ClaimRecord.__slots__},
+        )
+
+    def of(self, user: UserKey) -> ClaimRecord | None:
+        row = self._db.execute("SELECT * FROM account_claim WHERE user = :user", {"user": user}).one()
+        return ClaimRecord(**dict(row)) if row else None
+
+    # Consents that ended
+
+    def end_consent(self, user: UserKey, application: ApplicationKey, *, by_user: bool) -> None:
+        self._db.execute(
+            "INSERT INTO ended_consent (user, application, by_user) VALUES (:user, :application, :by_user)"
+            " ON CONFLICT (user, application) DO UPDATE SET by_user = excluded.by_user",
+            {"user": user, "application": application, "by_user": int(by_user)},
+        )
+
+    def consent_ended(self, user: UserKey, application: ApplicationKey) -> bool:
+        row = self._db.execute(
+            "SELECT by_user FROM ended_consent WHERE user = :user AND application = :application",
+            {"user": user, "application": application},
+        ).one()
+        return row is not None
+
+    def consented_again(self, user: UserKey, application: ApplicationKey) -> None:
+        self._db.execute(
+            "DELETE FROM ended_consent WHERE user = :user AND application = :application",
+            {"user": user, "application": application},
+        )
