@@ -41,6 +41,7 @@ WEBSOCKET_BACKLOG: Final = 1000  # frames that may wait for a slow reader
 
 UNREGISTERED_FRAMES_MAX: Final = 20  # device channel: of a peer that has shown no token yet
 
+BIND_ADDRESSES: Final = 16  # of one listener
 MQTT_CONNECT_SECONDS: Final = 10
 MQTT_PACKET_BYTES: Final = 64 * 1024
 MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics

@@ -8,6 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -18,6 +19,7 @@ from config.limits import (
     APPLICATION_TOKEN_SECONDS,
     AUDIT_DAYS,
     AUDIT_ENTRIES,
+    BIND_ADDRESSES,
     CALLS_PER_ADDRESS,
     CONNECTOR_PULL_MINUTES,
     DELIVERY_BYTES,
@@ -40,6 +42,8 @@ from config.rates import Rate
 PREFIX = "TRUNKLINE_"
 _ENVIRONMENT = "environment"
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
+#: The host of a `bind` that means every address of the machine, IPv4 and IPv6.
+ANY_HOST = "*"
 #: Currencies with no or three decimals: refused, because prices have two decimals.
 WHOLE_CURRENCIES = frozenset(
     {"bif", "clp", "djf", "gnf", "isk", "jpy", "kmf", "krw", "mga", "pyg", "rwf", "ugx", "vnd", "vuv", "xaf", "xof"}
@@ -54,10 +58,11 @@ class SettingsError(Exception):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """The host and port of a listener; port 0 takes a free port."""
+    """The host and port of a listener; port 0 takes a free port. `others` are where the same listener listens, too."""
 
     host: str
     port: int
+    others: "tuple[Address, ...]" = ()
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -68,6 +73,24 @@ class Address(msgspec.Struct, frozen=True):
         if match is None or int(match["port"]) > 65535:
             raise ValueError(f"expected host:port or [IPv6]:port, got {text!r}")
         return cls(match["ipv6"] or match["host"], int(match["port"]))
+
+    @classmethod
+    def of(cls, value: object) -> "Address":
+        """A `bind`: an address, or an array of addresses. Raises ValueError."""
+        if not isinstance(value, list):
+            return cls.parse(value if isinstance(value, str) else repr(value))
+        if not 0 < len(value) <= BIND_ADDRESSES:
+            raise ValueError(f"expected 1 to {BIND_ADDRESSES} addresses, got {len(value)}")
+        first, *others = (cls.parse(one if isinstance(one, str) else repr(one)) for one in value)
+        twice = next((one for one in (first, *others) if one.port and [first, *others].count(one) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is there twice")
+        return cls(first.host, first.port, tuple(others))
+
+    @property
+    def all(self) -> "tuple[Address, ...]":
+        """Every address of the listener, each by itself."""
+        return (Address(self.host, self.port), *self.others)
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -354,8 +377,12 @@ def _overrides(environ: Mapping[str, str]) -> list[tuple[list[str], object]]:
 
 def _from_text(text: str, keys: list[str], where: str) -> object:
     if keys[-1].endswith("bind"):
-        _address(text, where)
-        return text
+        value: object = text
+        if text.startswith("["):
+            with suppress(msgspec.DecodeError):  # of an IPv6 address
+                value = msgspec.json.decode(text)
+        _address(value, where)
+        return value
     kind = _kind_of(keys)
     if get_origin(kind) is tuple:
         return _array_from_json(text, kind, where)
@@ -422,14 +449,13 @@ def _with_addresses(document: dict[str, Any], where: str) -> dict[str, Any]:
         prepared[key] = dict(table)
         for inner, value in table.items():
             if inner.endswith("bind"):
-                address = _address(value if isinstance(value, str) else repr(value), f"{where}: {key}.{inner}")
-                prepared[key][inner] = {"host": address.host, "port": address.port}
+                prepared[key][inner] = msgspec.to_builtins(_address(value, f"{where}: {key}.{inner}"))
     return prepared
 
 
-def _address(text: str, where: str) -> Address:
+def _address(value: object, where: str) -> Address:
     try:
-        return Address.parse(text)
+        return Address.of(value)
     except ValueError as error:
         raise SettingsError(f"{where}: {error}") from error
 

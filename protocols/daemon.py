@@ -260,7 +260,9 @@ async def _listen(
         try:
             addresses[name] = await listeners.start(serve, bind)
         except OSError as error:
-            raise ListenerError(f"{name} cannot listen on {bind}: {error.strerror or error}") from error
+            raise ListenerError(
+                f"{name} cannot listen on {error.filename or bind}: {error.strerror or error}"
+            ) from error
         except DtlsUnavailable as error:  # everything else works without it, so it must not keep the daemon down
             closed[name] = str(error)
             _log.error("dtls_disabled", listener=name, reason=str(error))

@@ -13,6 +13,7 @@ from typing import Final
 import trio
 
 from config.settings import Address
+from protocols.binding import open_sockets
 
 _FIRST: Final = 3
 
@@ -72,21 +73,19 @@ def hand_over(sockets: Sequence[socket.socket]) -> None:
 
 
 async def open_tcp(bind: Address, *, backlog: int) -> list[trio.SocketListener]:
-    """What was handed over, else the address. Raises OSError."""
+    """What was handed over, else the addresses. Raises OSError."""
     given = _given.get()
     if not given:
-        return await trio.open_tcp_listeners(bind.port, host=bind.host, backlog=backlog)
+        given = await open_sockets(bind, socket.SOCK_STREAM, backlog=backlog)
     for sock in given:
         if sock.type != socket.SOCK_STREAM or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise InheritedError("systemd must pass a socket of ListenStream=")
     return [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in given]
 
 
-def given_datagrams() -> socket.socket | None:
-    """The UDP socket that was handed over, if any. Raises InheritedError."""
+async def open_udp(bind: Address) -> Sequence[socket.socket]:
+    """As `open_tcp`."""
     given = _given.get()
-    if not given:
-        return None
-    if len(given) > 1 or given[0].type != socket.SOCK_DGRAM:
-        raise InheritedError("systemd must pass one socket of ListenDatagram=")
-    return given[0]
+    if any(sock.type != socket.SOCK_DGRAM for sock in given):
+        raise InheritedError("systemd must pass a socket of ListenDatagram=")
+    return given or await open_sockets(bind, socket.SOCK_DGRAM)

@@ -16,6 +16,7 @@ from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
 from config.settings import Address, Settings
 from protocols.accepting import Episodes, accept_forever, at_once
+from protocols.binding import bound_address
 from protocols.inherited import open_tcp
 from protocols.lingering import LINGERING_BYTES, Lingering
 from protocols.peers import Peer, current_peer, set_peer, turn_of_strangers
@@ -125,14 +126,13 @@ async def serve_tcp(
         connections: the nursery in which connections go on when this listener has ended.
         entrance: who is admitted; None where everybody is.
         ssl_context: for TLS; None for plain text.
-        task_status: told the bound address, once the listener accepts connections.
+        task_status: told the bound addresses, once the listener accepts connections.
 
     Raises:
         OSError: the address cannot be bound.
     """
     listeners = await open_tcp(bind, backlog=BACKLOG)
-    host, port = listeners[0].socket.getsockname()[:2]
-    task_status.started(Address(host, port))
+    task_status.started(bound_address([listener.socket for listener in listeners]))
     await accept_forever(
         listeners,
         partial(

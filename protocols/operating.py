@@ -53,7 +53,12 @@ class DaemonMachine:
     def listeners(self) -> Sequence[Listener]:
         answers = {name: traffic.statuses for name, traffic in self._vitals.traffic.items()}
         found = [
-            Listener(name, str(address), "", {str(code): times for code, times in answers.get(name, {}).items()})
+            Listener(
+                name,
+                ", ".join(map(str, address.all)),
+                "",
+                {str(code): times for code, times in answers.get(name, {}).items()},
+            )
             for name, address in self._addresses.items()
         ]
         return [*found, *(Listener(name, "", reason, {}) for name, reason in self._vitals.closed.items())]

@@ -1,12 +1,14 @@
 """What would keep the daemon from starting, without starting it: `trunkline serve --check` (reference 27.1)."""
 
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
-from config.settings import Settings, SettingsError
+from config.settings import Address, Settings, SettingsError
+from protocols.binding import problem_of
 from protocols.key_file import KeyFileError
 from protocols.outbound.tracing import check_tracing
 from protocols.state import STORE, StateError, key_file_of
@@ -23,12 +25,27 @@ def problems(settings: Settings) -> list[str]:
     """One sentence for each problem. A daemon may run meanwhile; nothing is changed."""
     found: list[str] = []
     checks: tuple[Callable[[Settings], None], ...] = (_check_engine, _check_certificates, _check_tracing, _check_state)
+    found += _problems_of_listeners(settings)
     for check in checks:
         try:
             check(settings)
         except (SettingsError, StateError, StoreError, KeyFileError, OSError, ValueError) as error:
             found.append(" ".join(str(error).split()))
     return found
+
+
+def _problems_of_listeners(settings: Settings) -> Iterator[str]:
+    """Addresses that this machine has not, and those of which two listeners want the same port. A port that another
+    process has is not said: a running daemon has them all."""
+    taken: dict[tuple[bool, Address], str] = {}
+    for name in settings.listeners:
+        table, _, key = name.partition(".")
+        is_udp = key == "dtls_bind" or name == "coap.bind"
+        for one in getattr(getattr(settings, table), key).all:
+            if problem := problem_of(one, socket.SOCK_DGRAM if is_udp else socket.SOCK_STREAM):
+                yield f"{name}: {one}: {problem}"
+            if one.port and (former := taken.setdefault((is_udp, one), name)) != name:
+                yield f"{name}: {one}: {former} has it already"
 
 
 def _check_engine(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from typing import IO
 
 import trio
 
-from config.settings import load_settings
+from config.settings import Address, load_settings
 from protocols.cli.provision import apply_document, read_provision_file
 from tests.factories import LIGHT_MANIFEST
 from tests.fork_server import ForkedProcess, running
@@ -45,7 +45,8 @@ class Daemon:
 
     state: Path
     settings: str = ""
-    addresses: dict[str, str] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)  # the first of each listener
+    ready: list[tuple[str, str, int]] = field(default_factory=list)  # all of them
     process: subprocess.Popen[str] | ForkedProcess | None = None
     log: IO[str] | None = None  # where the daemon's log goes; None: to the test's output
 
@@ -72,7 +73,9 @@ class Daemon:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("trunkline ready"), f"the daemon said {line!r} and returned {self.process.poll()}"
-        self.addresses = dict(pair.split("=", 1) for pair in line.split()[2:])
+        pairs = [pair.split("=", 1) for pair in line.split()[2:]]
+        self.addresses = {name: address for name, address in reversed(pairs)}  # noqa: C416 - the first one of each
+        self.ready = [(name, address.host, address.port) for name, text in pairs for address in (Address.parse(text),)]
 
     def host_port(self, name: str) -> tuple[str, int]:
         host, _, port = self.addresses[name].rpartition(":")

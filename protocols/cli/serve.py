@@ -69,9 +69,9 @@ def _check(settings: Settings) -> None:
 async def announce(services: Services, addresses: Mapping[str, Address]) -> None:
     """Print the ready line, which scripts wait for (reference 27.1). In the journal, it has the form of the log."""
     if services.core.settings.log.format == "json" and _is_journal(sys.stdout):
-        _log.info("ready", **{name: str(address) for name, address in addresses.items()})
+        _log.info("ready", **{name: " ".join(map(str, address.all)) for name, address in addresses.items()})
         return
-    listeners = "".join(f" {name}={address}" for name, address in addresses.items())
+    listeners = "".join(f" {name}={one}" for name, address in addresses.items() for one in address.all)
     click.echo(f"trunkline ready{listeners}")  # click flushes
 
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from protocols.coap.messages import DATAGRAM_BYTES
 
-#: The address as the operating system gives it. On an unspecified address, the local address in bytes comes last.
+#: The address as the operating system gives it. On an unspecified address, the local address in bytes comes
+#: behind it; of several sockets, the number of the socket comes last.
 PeerAddress = tuple[Any, ...]
 
 AT_ONCE: Final = 32
@@ -55,8 +56,10 @@ def _recvmmsg() -> Any:
 class DatagramReceiver:
     """Receives from one socket, which may report the local address of each datagram (IP_PKTINFO, IPV6_RECVPKTINFO)."""
 
-    def __init__(self, sock: socket, *, with_local: bool) -> None:
+    def __init__(self, sock: socket, *, with_local: bool, mark: tuple[int, ...] = ()) -> None:
+        """`mark` comes last in each peer's address."""
         self._socket = sock
+        self._mark = mark
         self._is_v4 = sock.family == AF_INET
         self._with_local = with_local
         self._call = _recvmmsg()
@@ -123,7 +126,7 @@ class DatagramReceiver:
             (flow,), (scope,) = unpack_from("!I", name, 4), unpack_from("=I", name, 24)
             peer = (inet_ntop(AF_INET6, name[8:24]), port, flow, scope)
         if not self._with_local:
-            return peer
+            return peer + self._mark
         # in_pktinfo is interface, local address, destination; in6_pktinfo is local address, interface.
         info = name[name_bytes + CMSG_LEN(0) :]
-        return (*peer, info[4:8] if self._is_v4 else info[:16])
+        return (*peer, info[4:8] if self._is_v4 else info[:16], *self._mark)

@@ -14,7 +14,7 @@ from config.settings import Address
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.rooms import CoapRooms
-from protocols.coap.sockets import DatagramSocket, read_forever
+from protocols.coap.sockets import DatagramSockets, read_forever
 
 
 async def serve_coap(
@@ -36,7 +36,7 @@ async def serve_coap(
         OSError: the address cannot be bound.
     """
     endpoint = endpoint or Endpoint(rooms, guard=new_guard())
-    with await DatagramSocket.bound(bind) as sock:
+    with await DatagramSockets.bound(bind) as sock:
         take = partial(endpoint.receive_from, partial(_send, endpoint, sock.send))
         try:
             async with trio.open_nursery() as nursery:

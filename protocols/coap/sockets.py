@@ -6,19 +6,17 @@ kernel reports the local address of each datagram (RFC 3542, 6; ip(7), IP_PKTINF
 The local address is the last part of a peer's address here: a client that asks two local addresses is two peers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from socket import (
     AF_INET,
-    AI_PASSIVE,
     IPPROTO_IP,
     IPPROTO_IPV6,
     IPV6_PKTINFO,
     IPV6_RECVPKTINFO,
     SO_RCVBUF,
     SO_SNDBUF,
-    SOCK_DGRAM,
     SOL_SOCKET,
     socket,
 )
@@ -28,8 +26,9 @@ import trio
 
 from broker.messages.ingest import Ingest
 from config.settings import Address
+from protocols.binding import bound_address
 from protocols.coap.recvmmsg import AT_ONCE, DatagramReceiver, PeerAddress
-from protocols.inherited import given_datagrams
+from protocols.inherited import open_udp
 
 DATAGRAMS_PER_WAKE_UP: Final = 256
 #: For how many datagrams one of a stranger counts: a session is opened for it, and its token may be looked up.
@@ -41,48 +40,21 @@ _IP_PKTINFO: Final = 8  # linux/in.h; socket.IP_PKTINFO exists from Python 3.14 
 
 
 class DatagramSocket:
-    """A bound UDP socket that does not block."""
+    """A bound UDP socket that does not block. `mark` is for one of several sockets: its number."""
 
-    def __init__(self, sock: socket) -> None:
+    def __init__(self, sock: socket, mark: tuple[int, ...] = ()) -> None:
         self.socket = sock
         self._is_v4 = sock.family == AF_INET
+        for option in (SO_RCVBUF, SO_SNDBUF):
+            with suppress(OSError):  # a smaller buffer only loses more datagrams of a burst
+                sock.setsockopt(SOL_SOCKET, option, _BUFFER_BYTES)
         #: Raises OSError when the datagram cannot be sent.
         self.send: Callable[[bytes, PeerAddress], int] = sock.sendto
         if is_unspecified := ip_address(sock.getsockname()[0]).is_unspecified:
             level, option = (IPPROTO_IP, _IP_PKTINFO) if self._is_v4 else (IPPROTO_IPV6, IPV6_RECVPKTINFO)
             sock.setsockopt(level, option, 1)
             self.send = self._send_from
-        self.receive = DatagramReceiver(sock, with_local=is_unspecified).receive
-
-    @classmethod
-    async def bound(cls, bind: Address) -> Self:
-        """A socket bound to this address, or the one from systemd. Raises OSError when it cannot be bound."""
-        if (given := given_datagrams()) is not None:
-            return cls(given)
-        found = await trio.socket.getaddrinfo(bind.host, bind.port, type=SOCK_DGRAM, flags=AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        sock = socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            for option in (SO_RCVBUF, SO_SNDBUF):
-                with suppress(OSError):  # a smaller buffer only loses more datagrams of a burst
-                    sock.setsockopt(SOL_SOCKET, option, _BUFFER_BYTES)
-            sock.bind(address)
-            return cls(sock)
-        except OSError:
-            sock.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    @property
-    def address(self) -> Address:
-        host, port = self.socket.getsockname()[:2]
-        return Address(host, port)
+        self.receive = DatagramReceiver(sock, with_local=is_unspecified, mark=mark).receive
 
     def _send_from(self, datagram: bytes, address: PeerAddress) -> int:
         """Send from the local address in `address`; the route chooses the interface."""
@@ -96,7 +68,57 @@ class DatagramSocket:
         return self.socket.sendmsg((datagram,), (ancillary,), 0, tuple(peer))
 
 
+class DatagramSockets:
+    """The UDP sockets of a listener."""
+
+    def __init__(self, sockets: Sequence[socket]) -> None:
+        self._sockets = sockets
+        if len(sockets) == 1:
+            self.each = [DatagramSocket(sockets[0])]
+            self.send = self.each[0].send
+        else:
+            self.each = [DatagramSocket(sock, (number,)) for number, sock in enumerate(sockets)]
+            self.send = self._send
+
+    @classmethod
+    async def bound(cls, bind: Address) -> Self:
+        """Sockets bound to these addresses, or those from systemd. Raises OSError when one cannot be bound."""
+        sockets = await open_udp(bind)
+        try:
+            return cls(sockets)
+        except OSError:
+            for sock in sockets:
+                sock.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+    @property
+    def address(self) -> Address:
+        return bound_address(self._sockets)
+
+    def _send(self, datagram: bytes, address: PeerAddress) -> int:
+        *peer, number = address
+        return self.each[number].send(datagram, tuple(peer))
+
+
 async def read_forever(
+    sockets: DatagramSockets, ingest: Ingest, take: Callable[[PeerAddress, bytes], int], taken: Callable[[], None]
+) -> None:
+    """Read datagrams until cancelled; see `_read_forever`."""
+    first, *others = sockets.each
+    async with trio.open_nursery() as nursery:
+        for sock in others:
+            nursery.start_soon(_read_forever, sock, ingest, take, taken)
+        await _read_forever(first, ingest, take, taken)
+
+
+async def _read_forever(
     sock: DatagramSocket, ingest: Ingest, take: Callable[[PeerAddress, bytes], int], taken: Callable[[], None]
 ) -> None:
     """Read datagrams until cancelled.

@@ -65,7 +65,7 @@ async def _statistics(counters: Counters, rooms: ControlRooms, _arguments: Mappi
 
 async def _listeners(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
     """The addresses of the ready line; none while the daemon is stopped."""
-    return {name: str(address) for name, address in rooms.core.site.addresses.items()}
+    return {name: [str(one) for one in address.all] for name, address in rooms.core.site.addresses.items()}
 
 
 COMMANDS: Final[Mapping[str, Command]] = {

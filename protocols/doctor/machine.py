@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.trusted_time import UNEXPLAINED_MS
-from config.settings import Address
+from config.settings import ANY_HOST, Address
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.self_test import self_test
 from protocols.doctor.patient import Finding, Patient
@@ -89,7 +89,9 @@ def look_at_ports(patient: Patient) -> Iterator[Finding]:
 def _port_problem(bind: Address, *, is_udp: bool, is_running: bool) -> str:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            bind.host, bind.port, type=socket.SOCK_DGRAM if is_udp else socket.SOCK_STREAM
+            None if bind.host == ANY_HOST else bind.host,
+            bind.port,
+            type=socket.SOCK_DGRAM if is_udp else socket.SOCK_STREAM,
         )[0]
     except OSError as error:
         return f"{error.strerror}: use an address of this machine"

@@ -73,7 +73,7 @@ class Patient:
         """
         settings = self.settings
         if not settings.listeners:
-            yield from ((name, bind, name in _DATAGRAMS) for name, bind in self.listening.items())
+            yield from ((name, one, name in _DATAGRAMS) for name, bind in self.listening.items() for one in bind.all)
         for name, bind, is_udp in (
             ("http", settings.http.bind, False),
             ("https", settings.http.tls_bind, False),
@@ -88,7 +88,7 @@ class Patient:
             ("lwm2m_tls", settings.lwm2m.tls_bind, False),
         ):
             if bind is not None:
-                yield name, bind, is_udp
+                yield from ((name, one, is_udp) for one in bind.all)
 
 
 def meet(settings: Settings, unit: str) -> Patient:
@@ -113,4 +113,4 @@ async def _ask(state_dir: Path) -> tuple[Mapping[str, Any], dict[str, Address]]:
             listening = await send_command(state_dir, "listeners", {})
         except ControlFailedError:  # a daemon of a version before this command
             listening = {}
-        return answer, {name: Address.parse(text) for name, text in listening.items()}
+        return answer, {name: Address.of(value) for name, value in listening.items()}

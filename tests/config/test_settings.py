@@ -167,6 +167,18 @@ def test_a_variable_overrides_the_file(file: Path) -> None:
     assert settings.mqtt.action_payload == "array"
 
 
+def test_a_bind_may_be_a_list(file: Path) -> None:
+    file.write_text(STATE + '[mqtt]\nbind = ["127.0.0.1:1", "[::1]:1"]\n[coap]\nbind = "*:3"\n')
+    listed = '["*:0", "*:0"]'  # a free port each
+    settings = load_settings(file, {"TRUNKLINE_HTTP_BIND": listed, "TRUNKLINE_LWM2M_TCP_BIND": "[::1]:2"})
+    assert settings.mqtt.bind is not None
+    assert settings.mqtt.bind.all == (Address("127.0.0.1", 1), Address("::1", 1))
+    assert settings.http.bind == Address("*", 0, (Address("*", 0),))
+    assert (settings.coap.bind, settings.lwm2m.tcp_bind) == (Address("*", 3), Address("::1", 2))
+    with pytest.raises(SettingsError, match="expected host:port"):
+        load_settings(file, {"TRUNKLINE_HTTP_BIND": '["h:1", 2]'})
+
+
 def test_other_variables_are_ignored(file: Path) -> None:
     file.write_text(STATE)
     # The command line's clients read the second one.
@@ -250,6 +262,11 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             "outbound.allow_private_addresses: expected `bool`, got `i",
         ),
         (STATE + "[http]\nbind = 8080", "http.bind: expected host:port or [IPv6]:port, got '8080'"),
+        (STATE + "[http]\nbind = []", "http.bind: expected 1 to 16 addresses, got 0"),
+        (STATE + f"[http]\nbind = {['h:1'] * 17}", "http.bind: expected 1 to 16 addresses, got 17"),
+        (STATE + '[http]\nbind = ["h:1", "*"]', "http.bind: expected host:port or [IPv6]:port, got '*'"),
+        (STATE + '[http]\nbind = ["h:1", ["h:2"]]', "http.bind: expected host:port or [IPv6]:port, got \"['h:2']\""),
+        (STATE + '[coap]\nbind = ["h:1", "g:1", "h:1"]', "coap.bind: h:1 is there twice"),
         (STATE + '[http]\ntls_bind = "h:1"', "http.tls_bind: needs tls.certificate and tls.key"),
         (STATE + '[coap]\ndtls_bind = "h:1"', "coap.dtls_bind: needs tls.certificate and tls.key"),
         (STATE + _TLS_FILE + 'certificate_rsa = "c"', "tls.certificate_rsa: needs tls.key_rsa"),

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from config.settings import Address
-from protocols.coap.sockets import DatagramSocket
+from protocols.coap.sockets import DatagramSockets
 from protocols.daemon import _cancel_at_interrupt
 from protocols.inherited import InheritedError, hand_over, inherited_sockets, open_tcp
 
@@ -46,12 +46,12 @@ def passed(sockets: Sequence[socket.socket], names: str, first: int) -> dict[str
 
 
 async def test_a_listener_takes_the_sockets_of_its_name(first: int) -> None:
-    http, other, coap = listening(), listening(), datagrams()
-    ports = [sock.getsockname()[1] for sock in (http, other, coap)]
-    environ = passed((http, other, coap), "http:http:coap", first)
+    http, other, coap, also = listening(), listening(), datagrams(), datagrams()
+    ports = [sock.getsockname()[1] for sock in (http, other, coap, also)]
+    environ = passed((http, other, coap, also), "http:http:coap:coap", first)
     found = inherited_sockets(LISTENERS, environ, first=first)
     assert environ == {"OTHER": "1"}
-    assert not any(os.get_inheritable(number) for number in range(first, first + 3))
+    assert not any(os.get_inheritable(number) for number in range(first, first + 4))
 
     hand_over(found["http"])
     listeners = await open_tcp(ELSEWHERE, backlog=10)
@@ -60,8 +60,8 @@ async def test_a_listener_takes_the_sockets_of_its_name(first: int) -> None:
         pass
 
     hand_over(found["coap"])
-    with await DatagramSocket.bound(ELSEWHERE) as sock:
-        assert sock.address == Address("127.0.0.1", ports[2])
+    with await DatagramSockets.bound(ELSEWHERE) as sock:
+        assert sock.address.all == (Address("127.0.0.1", ports[2]), Address("127.0.0.1", ports[3]))
     for listener in listeners:
         await listener.aclose()
 
@@ -112,10 +112,10 @@ async def test_a_socket_of_the_other_kind_is_refused() -> None:
             hand_over((wrong,))
             with pytest.raises(InheritedError, match="ListenStream"):
                 await open_tcp(ELSEWHERE, backlog=10)
-        for many in ((stream,), (datagram, datagram)):
-            hand_over(many)
+        for wrong in (stream, idle):
+            hand_over((datagram, wrong))
             with pytest.raises(InheritedError, match="ListenDatagram"):
-                await DatagramSocket.bound(ELSEWHERE)
+                await DatagramSockets.bound(ELSEWHERE)
 
 
 async def test_only_an_interrupt_ends_the_grace_period() -> None:

@@ -41,7 +41,7 @@ from protocols.coap.endpoint import Endpoint
 from protocols.coap.recvmmsg import PeerAddress
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, S, SessionLimits
-from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSocket, read_forever
+from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSockets, read_forever
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.coap.strangers import HELLOS_PER_SECOND, Strangers
 from protocols.tls import Chain, require_two_kinds
@@ -118,7 +118,7 @@ class DtlsListener:
             require_two_kinds(first, second)
         self_test()
         context = self._context(first, second)
-        with await DatagramSocket.bound(bind) as sock:
+        with await DatagramSockets.bound(bind) as sock:
             try:
                 async with trio.open_nursery() as nursery:
                     self.endpoint.start(nursery)
@@ -205,7 +205,7 @@ class _Peers:
         rooms: CoapRooms,
         endpoint: DtlsEndpoint[Any],
         limits: SessionLimits,
-        sock: DatagramSocket,
+        sock: DatagramSockets,
         context: DtlsContext,
         nursery: trio.Nursery,
         run: RunInThread,

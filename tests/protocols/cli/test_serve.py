@@ -75,6 +75,18 @@ def test_a_check_names_every_problem(daemon: Daemon, tmp_path: Path) -> None:
     assert "a newer version has made this store: 9999_x" in store
 
 
+def test_a_check_finds_addresses_that_cannot_be_listened_on(daemon: Daemon) -> None:
+    daemon.settings = (
+        '[coap]\nbind = ["127.0.0.1:5683", "192.0.2.1:0"]\n[lwm2m]\ntcp_bind = "*:5688"\ndtls_bind = "127.0.0.1:5683"\n'
+    )
+    daemon.write_config()
+    done = check(daemon)
+    assert done.exit_code == 2
+    missing, taken = done.stderr.splitlines()
+    assert missing.startswith("trunkline: coap.bind: 192.0.2.1:0: ")
+    assert taken == "trunkline: lwm2m.dtls_bind: 127.0.0.1:5683: coap.bind has it already"
+
+
 @pytest.mark.parametrize(("change", "said"), [("remove", "No such file"), ("replace", "opens none of the store")])
 def test_a_check_finds_a_key_that_is_missing_or_of_another_store(daemon: Daemon, change: str, said: str) -> None:
     key = daemon.state / "key"

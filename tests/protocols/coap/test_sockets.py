@@ -49,7 +49,8 @@ async def _asked(host: str, port: int, message: CoapMessage) -> CoapMessage:
         ("0.0.0.0", "127.0.0.1"),  # noqa: S104
         ("0.0.0.0", "127.0.0.2"),  # noqa: S104
         ("::", "::1"),
-        ("::", "127.0.0.2"),
+        ("*", "127.0.0.2"),
+        ("*", "::1"),
         ("127.0.0.2", "127.0.0.2"),
         ("::1", "::1"),
     ],
@@ -70,7 +71,25 @@ async def test_a_client_that_asks_two_local_addresses_is_two_peers(port: int, se
     assert services.messages.ingest.statistics().messages == 2
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+async def test_the_same_client_at_two_sockets_is_two_peers(services: Services, world: World) -> None:
+    listed = Address("127.0.0.1", 0, (Address("127.0.0.2", 0), Address("*", 0)))
+    async with trio.open_nursery() as nursery:
+        first, second, *both = (await nursery.start(serve_coap, services, listed)).all
+        everywhere = [Address(host, both[0].port) for host in ("127.0.0.1", "127.0.0.3")]
+        with trio.socket.socket(type=trio.socket.SOCK_DGRAM) as sock:
+            for asked in (first, second, *everywhere, second):
+                await sock.sendto(encode_message(POST), (asked.host, asked.port))
+                with trio.fail_after(5):
+                    datagram, sender = await sock.recvfrom(2048)
+                assert (sender, decode_message(datagram).code) == ((asked.host, asked.port), Code.CREATED)
+        assert services.messages.ingest.statistics().messages == 4
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("bind", "host"),
+    [("0.0.0.0", "127.0.0.1"), ("0.0.0.0", "127.0.0.2"), ("*", "127.0.0.2"), ("*", "::1")],  # noqa: S104
+)
 async def test_dtls(services: Services, world: World, bind: str, tmp_path: Path, host: str) -> None:
     require_dtls()
     serve = partial(serve_coap_dtls, services, Address(bind, 0), *make_certificate(tmp_path, "ecdsa"))

@@ -213,7 +213,8 @@ def _records_in(data: bytes) -> Iterator[bytes]:
 
 @contextmanager
 def dtls_client(address: Address, context: SSL.Context) -> Iterator[DtlsClient]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect((address.host, address.port))
         yield DtlsClient(sock, context)
 
