@@ -280,10 +280,13 @@ class RuleStore:
             {"rule": rule, "owner": owner, "field": field, "content": content, "now": now_ms},
         )
 
-    def waiting_requests(self, *, after: int, limit: int) -> list[RuleRequest]:
+    def waiting_requests(self, *, of_one: int, limit: int) -> list[RuleRequest]:
+        """The oldest requests of each user that are not finished, at most `of_one`: first the oldest one of each."""
         rows = self._db.execute(
-            "SELECT * FROM rule_request WHERE content IS NOT NULL AND key > :after ORDER BY key LIMIT :limit",
-            {"after": after, "limit": limit},
+            "SELECT key, rule, owner, field, content, created_on FROM (SELECT *, row_number() OVER"
+            " (PARTITION BY owner ORDER BY key) AS turn FROM rule_request WHERE content IS NOT NULL) AS waiting"
+            " WHERE turn <= :of_one ORDER BY turn, key LIMIT :limit",
+            {"of_one": of_one, "limit": limit},
         )
         return [RuleRequest(**dict(row)) for row in rows]
 

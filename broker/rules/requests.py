@@ -2,11 +2,15 @@
 
 A request waits in the store until its receiver has answered or failed. One that was under way when the daemon was
 killed is sent again after the restart.
+
+The oldest requests of each user are in memory and get places fairly: a user has some of those of all, and some of those
+of each host. So receivers that hang hold up the requests of their users, and to their host, and no others.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -14,9 +18,10 @@ import trio
 
 from broker.clock import Clock
 from broker.loops import Wakeup, repeat
-from config.limits import RULE_REQUESTS_AT_ONCE
+from config.limits import RULE_REQUESTS_AT_ONCE, RULE_REQUESTS_OF_ONE_USER, RULE_REQUESTS_TO_ONE_HOST
 from config.rates import Rate
 from storage.database import Database, Transaction
+from storage.fair_places import FairPlaces
 from storage.keys import Milliseconds, RuleKey, UserKey
 from storage.rules import RuleRequest
 from storage.sql import StoreError
@@ -27,6 +32,8 @@ _DAY_MS: Final = 86_400_000
 _KEPT_MS: Final = 2 * _DAY_MS
 _LOOK_SECONDS: Final = 3600.0
 _RETRY_SECONDS: Final = 5.0
+_HELD_OF_ONE: Final = 2 * RULE_REQUESTS_OF_ONE_USER  # in memory, so that the next one begins at once
+_HELD: Final = 2_000
 
 _log = structlog.get_logger(__name__)
 
@@ -76,7 +83,10 @@ class RequestQueue:
         self._database = database
         self._clock = clock
         self._wakeup = Wakeup()
-        self._last = 0  # the key of the last request that was taken from the store
+        self._places = FairPlaces(RULE_REQUESTS_AT_ONCE, of_one=RULE_REQUESTS_OF_ONE_USER)
+        self._hosts: dict[str, FairPlaces] = {}
+        self._held: set[int] = set()  # the keys of the requests that were taken from the store and are not finished
+        self._finished: set[int] = set()  # of those that were finished since the last read of the store began
         self._sent = self._failed = self._refused = 0
 
     def add(
@@ -100,10 +110,9 @@ class RequestQueue:
     ) -> None:
         """The worker."""
         task_status.started()
-        places = trio.CapacityLimiter(RULE_REQUESTS_AT_ONCE)
         async with trio.open_nursery() as nursery:
             await repeat(
-                partial(self._take, port, problems, nursery, places),
+                partial(self._take, port, problems, nursery),
                 at_once=True,
                 every=_LOOK_SECONDS,
                 wakeup=self._wakeup,
@@ -111,45 +120,56 @@ class RequestQueue:
                 retry_seconds=_RETRY_SECONDS,
             )
 
-    async def _take(
-        self, port: RuleRequests, problems: Problems, nursery: trio.Nursery, places: trio.CapacityLimiter
-    ) -> bool:
-        """Begin to send what waits; True when there may be more."""
+    async def _take(self, port: RuleRequests, problems: Problems, nursery: trio.Nursery) -> None:
+        """Take the oldest requests of each user from the store."""
         before_ms = self._clock.now_ms() - _KEPT_MS
         await self._database.write(lambda tx: tx.rules.forget_requests(before_ms))
-        waiting = await self._database.read(
-            lambda tx: tx.rules.waiting_requests(after=self._last, limit=RULE_REQUESTS_AT_ONCE)
-        )
+        self._finished.clear()
+        waiting = await self._database.read(lambda tx: tx.rules.waiting_requests(of_one=_HELD_OF_ONE, limit=_HELD))
         for request in waiting:
-            async with places:  # a slow receiver takes one of the places, and the queue waits when all are taken
-                pass
-            self._last = request.key
-            await nursery.start(partial(self._send, port, problems, request, places))
-        return bool(waiting)
+            is_new = request.key not in self._held and request.key not in self._finished
+            if is_new and len(self._held) < _HELD:
+                self._held.add(request.key)
+                await nursery.start(self._send_in_turn, port, problems, request)  # those of a user in their order
 
-    async def _send(
+    async def _send_in_turn(
         self,
         port: RuleRequests,
         problems: Problems,
         request: RuleRequest,
-        places: trio.CapacityLimiter,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        async with places:
-            task_status.started()
-            try:
-                await port.send(msgspec.json.decode(request.content, type=HttpContent))
-            except RuleRequestFailedError as error:
-                self._failed += 1
-                await problems.note(request.rule, request.field, str(error))
-            except Exception as error:  # noqa: BLE001 - a bug that one request triggers must not stop the others
-                self._failed += 1
-                _log.exception("rule_request_failed", rule=request.rule)
-                await problems.note(request.rule, request.field, f"{type(error).__name__} in the service")
-            else:
-                self._sent += 1
+        """Send a request when its host and its user have a place."""
+        content = msgspec.json.decode(request.content, type=HttpContent)
+        host = _host(content.url)
+        places = self._hosts.setdefault(
+            host, FairPlaces(RULE_REQUESTS_TO_ONE_HOST, of_one=RULE_REQUESTS_TO_ONE_HOST // 2)
+        )
+        task_status.started()
+        try:
+            async with places.of(request.owner), self._places.of(request.owner):
+                await self._send(port, problems, request, content)
             await self._finish(request.key)
+            self._held.discard(request.key)
+            self._finished.add(request.key)
+            self._wakeup.set()
+        finally:
+            if not places.taken and not places.waiting:
+                self._hosts.pop(host, None)
+
+    async def _send(self, port: RuleRequests, problems: Problems, request: RuleRequest, content: HttpContent) -> None:
+        try:
+            await port.send(content)
+        except RuleRequestFailedError as error:
+            self._failed += 1
+            await problems.note(request.rule, request.field, str(error))
+        except Exception as error:  # noqa: BLE001 - a bug that one request triggers must not stop the others
+            self._failed += 1
+            _log.exception("rule_request_failed", rule=request.rule)
+            await problems.note(request.rule, request.field, f"{type(error).__name__} in the service")
+        else:
+            self._sent += 1
 
     async def _finish(self, key: int) -> None:
         while True:  # however long that takes: without the outcome the request would be sent again
@@ -161,3 +181,10 @@ class RequestQueue:
 
     def statistics(self) -> RequestStatistics:
         return RequestStatistics(self._sent, self._failed, self._refused)
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:  # whoever sends it says so
+        return ""
