@@ -5,7 +5,7 @@ An explanation asks the same compiled conditions as the evaluation; it goes on w
 
 from dataclasses import replace
 
-from broker.rules.conditions import Choice, Condition
+from broker.rules.conditions import Choice, Condition, TimeCondition
 from broker.rules.evaluation import Cause, Conditions, Group, after, device_of, holds
 from broker.rules.outcomes import SEEN_MAX, ConditionReport, Explanation, Outcome, Timers
 from broker.rules.values import Bound
@@ -45,6 +45,8 @@ def _one(condition: Condition, view: View, device: DeviceKey, bound: Bound, time
         condition.operand_value(view, bound),
         condition.output(view, device),
         timers.get((condition.index, device)),
+        None if condition.duration is None else condition.holds(view, device, bound),
+        condition.schedule if isinstance(condition, TimeCondition) else None,
     )
 
 

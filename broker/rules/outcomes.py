@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from broker.rules.schedule import Schedule
 from broker.rules.view import Seen, Value
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
 
@@ -61,6 +62,8 @@ class ConditionReport:
         operand: what the values were compared with; None when there is none or it is unknown.
         output: what the model said; None without a model, or while it is not ready.
         timer: the running or elapsed duration.
+        holds_now: of a condition with a duration: whether it holds without regard to that.
+        schedule: of a condition on times: when they are.
     """
 
     path: str
@@ -70,6 +73,8 @@ class ConditionReport:
     operand: Value | None = None
     output: Value | None = None
     timer: Timer | None = None
+    holds_now: bool | None = None
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)

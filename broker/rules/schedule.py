@@ -43,6 +43,9 @@ class Schedule(Protocol):
         None: there is none.
         """
 
+    def missing(self, now_ms: Milliseconds) -> str:
+        """What does not happen on the local date of a time, in words; empty for what is not looked for by date."""
+
 
 class InvalidScheduleError(ValueError):
     """The text is no expression."""
@@ -133,6 +136,9 @@ class Cron:
                 at = self._ahead(at, local, minute - local.minute)
             else:
                 return Milliseconds(at * MINUTE_MS)
+
+    def missing(self, now_ms: Milliseconds) -> str:  # noqa: ARG002 - of the sun only
+        return ""
 
     def _has_date(self, day: date) -> bool:
         if not _FIRST_YEAR <= day.year <= _LAST_YEAR:

@@ -79,6 +79,13 @@ class SunTime:
         midnight = datetime(day.year, day.month, day.day, tzinfo=self._zone)
         return Milliseconds(int(midnight.timestamp()) * 1000)
 
+    def missing(self, now_ms: Milliseconds) -> str:
+        """What does not happen on the local date of a time: `the sun does not rise on 2027-12-01`; empty if it does."""
+        day = datetime.fromtimestamp(now_ms // 1000, self._zone).date()
+        if self._points(day):
+            return ""
+        return f"the sun does not {'rise' if self._is_rise else 'set'} on {day}"
+
     def _points(self, day: date) -> tuple[datetime, ...]:
         """The points of a local date, each the beginning of its minute."""
         known_day, points = self._known

@@ -15,6 +15,7 @@ from broker.rules.index import RuleIndex
 from broker.rules.replay import check_times
 from broker.rules.rule import ConditionReport, Explanation, Rule
 from broker.rules.running import remembered
+from broker.rules.schedule import Schedule
 from broker.rules.simulation import (
     Happened,
     Simulation,
@@ -34,6 +35,7 @@ from storage.records import MessageRow
 from storage.rules import RuleRecord
 
 SHOWN_MAX: Final = 100
+_ASKED_MAX: Final = 30  # at least 240 days: longer than any night
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +198,18 @@ def _why(
     for report, condition in zip(explanation.conditions, conditions_of(record), strict=True):
         seen = tuple((id_of(one.device), one) for one in report.seen)
         device_id = None if report.device is None else id_of(report.device)
-        conditions.append(ConditionWhy(report, device_id, seen, _sentence(condition, report, seen)))
+        conditions.append(ConditionWhy(report, device_id, seen, _sentence(condition, report, seen, at_ms)))
     counts = row is None or row.position > record.since
     return Why(at_ms, row, explanation.outcome.match is not None, counts, tuple(conditions))
 
 
-def _sentence(condition: dict[str, Any], report: ConditionReport, seen: Sequence[tuple[str, Seen]]) -> str:
-    """One sentence: what is wanted, and what was seen."""
+def _sentence(
+    condition: dict[str, Any], report: ConditionReport, seen: Sequence[tuple[str, Seen]], at_ms: Milliseconds
+) -> str:
+    """One sentence: what is wanted, and what was seen. Times are UTC, as `2027-05-16T23:58:00Z`."""
     wanted = f"{condition['field']} {condition['operator']}"
+    if report.schedule is not None:
+        return _of_times(condition, report.schedule, at_ms, held=report.held is True)
     if report.operand is not None:
         wanted += f" {_text(report.operand)}"
     holds = {True: "holds", False: "does not hold", None: "is not known"}[report.held]
@@ -215,11 +221,32 @@ def _sentence(condition: dict[str, Any], report: ConditionReport, seen: Sequence
     text = f"{wanted} {holds}"
     if report.timer is not None and not report.timer.elapsed:
         text = f"{wanted} has held since {_time(report.timer.since_ms)}, and must until {_time(report.timer.due_ms)}"
+    elif report.timer is None and report.holds_now is True:
+        text = f"{wanted} holds, and its duration begins with the next message"
+    elif report.timer is None and report.holds_now is None and condition.get("duration") is not None:
+        text = f"{wanted} is not known"
     return f"{text}: {values}" if values else text
 
 
+def _of_times(condition: dict[str, Any], schedule: Schedule, at_ms: Milliseconds, *, held: bool) -> str:
+    wanted = f"datetime {condition['operator']} {condition['operand']['value']}"
+    if held:
+        return f"{wanted} holds"
+    parts = [schedule.missing(at_ms)]
+    if condition["operator"] == "=":
+        following = schedule.next_after(at_ms)
+        for _ in range(_ASKED_MAX):
+            if following is None or schedule.holds("=", following):
+                break
+            following = schedule.next_after(following)
+        parts.append("no next time" if following is None else f"next at {_time(following)}")
+    return f"{wanted} does not hold" + "".join(
+        f"{sign} {part}" for sign, part in zip(":,", filter(None, parts), strict=False)
+    )
+
+
 def _time(at_ms: Milliseconds) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _text(value: object) -> str:

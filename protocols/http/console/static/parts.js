@@ -1,7 +1,7 @@
 // The rows of which rules and scenes are made: a device, and what of it.
 
 import { attempt, get } from "./api.js";
-import { $, fill, h } from "./dom.js";
+import { $, fill, fullTime, h } from "./dom.js";
 import { manifestOf } from "./manifest.js";
 import { parameterInputs, parametersIn, unwrapped } from "./parameters.js";
 
@@ -74,9 +74,9 @@ async function firstWithActions() {
   return undefined;
 }
 
-// Sentences of the API name devices by their ids.
+// Sentences of the API name devices by their ids, and times in UTC: people read names, and times in their own zone.
 export async function withNames(text) {
-  let named = text;
+  let named = text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (at) => fullTime(Date.parse(at)));
   for (const [did, one] of await devices()) named = named.replaceAll(did, one.name);
   return named;
 }
