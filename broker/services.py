@@ -20,6 +20,7 @@ from broker.devices.room import DevicesRoom, open_devices
 from broker.export.exports import Exports
 from broker.export.room import open_export
 from broker.facts import Router
+from broker.leaving.room import LeavingRoom, open_leaving
 from broker.life import Life
 from broker.limits.room import LimitsRoom, open_limits
 from broker.mail import Mails, MailTransport
@@ -78,6 +79,7 @@ class Services:
     models: ModelsRoom
     rules: RulesRoom
     subscriptions: SubscriptionsRoom
+    leaving: LeavingRoom
     provisioning: Provisioning
     operating: OperatingRoom
 
@@ -181,6 +183,7 @@ async def _open_rooms(
     models = await open_models(core, accounts, devices, learner)
     rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models)
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
+    leaving = await open_leaving(core, mail, accounts, devices, messages, export)
     provisioning = await open_provisioning(
         core,
         mail,
@@ -216,6 +219,7 @@ async def _open_rooms(
         models=models,
         rules=rules,
         subscriptions=subscriptions,
+        leaving=leaving,
         provisioning=provisioning,
         operating=await open_operating(core, accounts, device_types, subscriptions),
     )

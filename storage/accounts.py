@@ -8,6 +8,11 @@ from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord
 from storage.sql import StoreConnection, sure
 
+# A key is never given again: what is remembered of a removed user would change hands.
+_NEXT_USER = (
+    "(SELECT coalesce(max(known.key), 0) + 1 FROM (SELECT max(key) AS key FROM user"
+    " UNION ALL SELECT value FROM counter WHERE name = 'removed user') AS known)"
+)
 _INSERT_GRANT = (
     "INSERT INTO access_grant"
     " (user, application, device_type, can_read, can_write, can_write_profile, can_manage_trials)"
@@ -104,20 +109,27 @@ class AccountStore:
         return self._user("name = :value", name)
 
     def _user(self, condition: str, value: object) -> UserRecord | None:
-        row = self._db.execute(f"SELECT * FROM user WHERE {condition}", {"value": value}).one()  # noqa: S608 - constants
+        # A user who is being deleted is gone for everybody (storage/leaving.py).
+        row = self._db.execute(
+            f"SELECT * FROM user WHERE {condition} AND key NOT IN (SELECT user FROM leaving_user)",  # noqa: S608 - constants
+            {"value": value},
+        ).one()
         return UserRecord(**dict(row)) if row else None
 
     def users(self, *, limit: int) -> list[UserRecord]:
         """The first users, by e-mail address."""
-        rows = self._db.execute("SELECT * FROM user ORDER BY email LIMIT :limit", {"limit": limit})
+        rows = self._db.execute(
+            "SELECT * FROM user WHERE key NOT IN (SELECT user FROM leaving_user) ORDER BY email LIMIT :limit",
+            {"limit": limit},
+        )
         return [UserRecord(**dict(row)) for row in rows]
 
     def add_user(self, user: UserRecord) -> UserRecord:
         """Add a user; the store gives the key. Raises StoreError when the id, address or name is taken."""
         row = self._db.execute(
-            "INSERT INTO user (id, email, name, full_name, account_type, password_hash, created_on, modified_on,"
-            " email_verified_on) VALUES (:id, :email, :name, :full_name, :account_type, :password_hash, :created_on,"
-            " :modified_on, :email_verified_on) RETURNING *",
+            "INSERT INTO user (key, id, email, name, full_name, account_type, password_hash, created_on, modified_on,"  # noqa: S608 - constants
+            f" email_verified_on) VALUES ({_NEXT_USER}, :id, :email, :name, :full_name, :account_type, :password_hash,"
+            " :created_on, :modified_on, :email_verified_on) RETURNING *",
             {
                 "id": user.id,
                 "email": user.email,

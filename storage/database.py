@@ -34,6 +34,7 @@ from storage.export import ExportStore
 from storage.fair_places import FairPlaces
 from storage.firmware import FirmwareStore
 from storage.keys import Position
+from storage.leaving import LeavingStore
 from storage.limits import LimitStore
 from storage.mail import MailStore
 from storage.message_searches import MessageSearches
@@ -120,6 +121,7 @@ class Transaction:
         self.devices = DeviceStore(connection)
         self.messages = MessageStore(connection)
         self.message_searches = MessageSearches(connection, self.messages)
+        self.leaving = LeavingStore(connection)
         self.limits = LimitStore(connection)
         self.mails = MailStore(connection)
         self.rollups = RollupStore(connection)
@@ -170,6 +172,9 @@ class Group:
     failed: list[FailedMessageRow] = field(default_factory=list)
     head: Position = Position(0)
     bytes_held: int = 0
+    #: Whether the engine's log is to be emptied after the commit, and whether it was.
+    forgets_log: bool = False
+    has_forgotten: bool = False
     works: list[_Work] = field(default_factory=list)
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
@@ -373,6 +378,14 @@ class Database:
             self.request_commit()
         return job
 
+    async def forget_log(self) -> bool:
+        """Have the engine's log hold no rows that are gone. False: not now, because somebody reads it."""
+        group = self.open_group
+        group.forgets_log = True
+        self.request_commit()
+        await group.ended.wait()
+        return group.has_forgotten
+
     def request_commit(self) -> None:
         """Tell the writer that the open group is not empty."""
         self._wanted.set()
@@ -474,6 +487,9 @@ class Database:
             self._commit_together(transaction, group, group.works, transaction.messages.missing_too_many(group.head))
         except StoreDamagedError:
             self._commit_apart(transaction, group)
+        if group.forgets_log:
+            with suppress(StoreError):  # somebody reads it
+                group.has_forgotten = transaction.connection.forget_log()
         group.encoded = None  # as large as the rows, which live on until all are told
         group.seconds = time.perf_counter() - began
         group.disk_seconds = group.seconds - (time.thread_time() - worked)

@@ -1,7 +1,8 @@
 """Devices, their tokens and their presence. The caller holds the transaction."""
 
+import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,6 +234,14 @@ class DeviceStore:
             for row in self._db.execute(f"SELECT * FROM presence WHERE device IN ({names})", given):  # noqa: S608 - names
                 found[DeviceKey(row["device"])] = _presence(row)
         return found
+
+    def those_stored(self, devices: Sequence[DeviceKey]) -> set[DeviceKey]:
+        """Those of the devices that have a row, also deleted ones."""
+        rows = self._db.execute(
+            f"SELECT key FROM device WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants
+            {"keys": json.dumps(list(devices))},
+        )
+        return {row["key"] for row in rows}
 
     def put_presences(self, presences: Iterable[PresenceRecord]) -> None:
         rows = [tuple(getattr(presence, name) for name in _PRESENCE) for presence in presences]

@@ -1,6 +1,6 @@
 """Exports: the request, the progress and the outcome. The caller holds the transaction."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from storage.keys import ApplicationKey, UserKey
@@ -35,6 +35,19 @@ class ExportStore:
             {"status": status, "now": now_ms},
         )
         return [_record(row) for row in rows]
+
+    def of_user_or_in(self, user: UserKey, statuses: Collection[str]) -> list[ExportRecord]:
+        """The user's exports, and those of others that are in one of these states."""
+        named = {f"status_{index}": status for index, status in enumerate(statuses)}
+        rows = self._db.execute(
+            f"SELECT * FROM export WHERE user = :user OR status IN ({', '.join(f':{name}' for name in named)})"  # noqa: S608 - parameters
+            " ORDER BY key",
+            {"user": user, **named},
+        )
+        return [_record(row) for row in rows]
+
+    def remove(self, id_: str) -> None:
+        self._db.execute("DELETE FROM export WHERE id = :id", {"id": id_})
 
     def page(
         self, *, user: UserKey | None, application: ApplicationKey | None, trial: str | None, offset: int, limit: int

@@ -30,6 +30,13 @@ class MailStore:
         row = self._db.execute("SELECT * FROM mail WHERE next_on IS NOT NULL ORDER BY next_on, key LIMIT 1").one()
         return _record(row) if row else None
 
+    def is_waiting(self, message_id: str) -> bool:
+        """Whether the mail is to be sent still: its recipient or its cause may have been deleted."""
+        row = self._db.execute(
+            "SELECT 1 FROM mail WHERE message_id = :id AND next_on IS NOT NULL", {"id": message_id}
+        ).one()
+        return row is not None
+
     def count_since(
         self, kind: str, column: Literal["recipient", "cause"], value: str, *, minute_ms: int, day_ms: int, now_ms: int
     ) -> tuple[int, int]:

@@ -533,7 +533,7 @@ class PaymentRecord:
     id: str
     device: DeviceKey
     device_id: str
-    user: UserKey
+    user: UserKey | None  # None: the user was deleted
     tier: int
     processor: str
     status: str  # pending | accepted | declined | failed | refund_due | refunded

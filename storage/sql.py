@@ -21,6 +21,12 @@ class StoreConnection(Protocol):
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult: ...
 
+    def forget_log(self) -> bool:
+        """Write what the engine's log has into the store, and empty the log. Outside of a transaction.
+
+        False: somebody reads it now.
+        """
+
     def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any] | EncodedRows) -> None:
         """Insert array-like rows in one statement, in order, as fast as the engine can. A list becomes JSON text."""
 

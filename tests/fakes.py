@@ -154,6 +154,9 @@ class BreakableConnection:
     def size_bytes(self) -> tuple[int, int]:
         return self._connection.size_bytes()
 
+    def forget_log(self) -> bool:
+        return self._connection.forget_log()
+
     def begin(self, *, write: bool) -> None:
         self._connection.begin(write=write)
         self._is_begun = True

@@ -130,10 +130,10 @@ class MigratedEngine(SqliteEngine):
         if self._kept is not None:
             self._kept.let_threads_in(self.path)
 
-    def open(self, *, read_only: bool, erase: bool = False) -> SqliteConnection:
+    def open(self, *, read_only: bool) -> SqliteConnection:
         if not self.path.exists():
             make_store(self.path)
-        return super().open(read_only=read_only, erase=erase)
+        return super().open(read_only=read_only)
 
     def open_on_loop(self) -> SqliteConnection:
         """The one connection of a store that is read and written on the event loop."""

@@ -77,7 +77,7 @@ class Claims:
         issuance.end_everything_of(former.key)
         for token in tx.accounts.tokens_of_user(former.key):
             issuance.end_token(token)
-        ended = [_ended(kind, ender(issuance, former)) for kind, ender in self._enders]
+        ended = self.end_all(issuance, former)
         closed = new_id() if id_ == former.id else former.id
         tx.accounts.close_user(
             former.key, id_=closed, email=f"{closed}@claimed.invalid", name=closed, disabled_on=now_ms
@@ -97,6 +97,10 @@ class Claims:
         tx.claims.put(ClaimRecord(user.key, closed, Milliseconds(now_ms), content))
         note(tx, AuditEvent.ACCOUNT_CLAIMED, f"account {user.id}", now_ms=now_ms, former=closed)
         return user
+
+    def end_all(self, issuance: Issuance, user: UserRecord) -> list[Ended]:
+        """End what every capability has of a user."""
+        return [_ended(kind, ender(issuance, user)) for kind, ender in self._enders]
 
     async def of(self, user: UserKey) -> Claim | None:
         """What there was before the user claimed the address; None when the user opened the account."""

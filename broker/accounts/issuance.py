@@ -176,7 +176,8 @@ class Issuance:
         expires_on = self.now_ms + tokens.expires_in * 1000
         record = self.tx.accounts.application(application)
         holder = None if user is None else self.tx.accounts.user(user)
-        if holder is not None and holder.disabled_on is not None:  # it was disabled while the person signed in
+        # It was disabled or deleted while the person signed in.
+        if user is not None and (holder is None or holder.disabled_on is not None):
             raise PermissionDenied("an account that is not disabled")
         self.tx.accounts.put_token(
             TokenRecord(token_hash(tokens.access_token), application, user, self.now_ms, expires_on, family)

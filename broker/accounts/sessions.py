@@ -328,6 +328,7 @@ class Sessions:
 
         Raises:
             CodeWanted: the second factor is missing.
+            WrongPassword: the account was deleted meanwhile.
             AccountDisabled
         """
         id_, now_ms = new_id(), self._clock.now_ms()
@@ -335,7 +336,10 @@ class Sessions:
 
         def work(tx: Transaction) -> tuple[Session | None, set[UserKey]]:
             ended: set[UserKey] = set()
-            if _is_disabled(tx, user.key):
+            known = tx.accounts.user(user.key)
+            if known is None:  # the account was deleted while the person signed in
+                raise WrongPassword
+            if known.disabled_on is not None:
                 raise AccountDisabled
             if proof is not Proof.CODE and tx.second_factors.of(user.key) is not None:
                 return None, ended
@@ -372,11 +376,6 @@ class Sessions:
 def user_called(tx: Transaction, name: str) -> UserRecord | None:
     """The user with this e-mail address or user name."""
     return tx.accounts.user_by_email(name) or tx.accounts.user_named(name)
-
-
-def _is_disabled(tx: Transaction, key: UserKey) -> bool:
-    user = tx.accounts.user(key)
-    return user is not None and user.disabled_on is not None
 
 
 def password_mark(user: UserRecord | None) -> bytes:

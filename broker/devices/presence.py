@@ -6,8 +6,9 @@ connections every second, when a device was seen twice a minute. Reads include w
 old value.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -24,7 +25,7 @@ from broker.facts import (
     Router,
 )
 from broker.loops import repeat
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.keys import DeviceKey
 from storage.records import PresenceRecord
 
@@ -166,7 +167,7 @@ class Presence:
             return
         protocol, decided, seen = dict(self._protocol), dict(self._decided), _of(self._seen, devices)
         records = list((await self.of_all(devices)).values())
-        await self._database.write(lambda tx: tx.devices.put_presences(records))
+        await self._database.write(partial(_put, records))
         _drop_unchanged(self._protocol, protocol)
         _drop_unchanged(self._decided, decided)
         _drop_unchanged(self._seen, seen)
@@ -208,6 +209,11 @@ class _Change:
                 record, availability=self.decided.availability, last_time_online=ended_on, is_connected=False
             )
         return record
+
+
+def _put(records: Sequence[PresenceRecord], tx: Transaction) -> None:
+    there = tx.devices.those_stored([one.device for one in records])  # others were removed for good
+    tx.devices.put_presences([one for one in records if one.device in there])
 
 
 def _never_seen(device: DeviceKey) -> PresenceRecord:

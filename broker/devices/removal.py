@@ -21,6 +21,7 @@ _KEPT_MS: Final = DELETED_DEVICE_DAYS * 86_400_000
 _DEVICES_AT_ONCE: Final = 100
 _STEP_ROWS: Final = 1_000
 _PAUSE_SECONDS: Final = 0.01
+_EVER_MS: Final = 2**62
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +53,14 @@ class Removal:
                 await self._remove(device, before_ms)
         if self._removed > removed:
             _log.info("deleted_devices_removed", devices=self._removed - removed)
+
+    async def remove_at_once(self, device: DeviceKey) -> None:
+        """Remove a deleted device with all its data, also failed messages: nobody may see them again."""
+        is_done = False
+        while not is_done:
+            is_done = await self._database.write(lambda tx: tx.leaving.forget_failed(device, limit=_STEP_ROWS))
+            await trio.sleep(_PAUSE_SECONDS)
+        await self._remove(device, _EVER_MS)
 
     async def _remove(self, device: DeviceKey, before_ms: int) -> None:
         while True:

@@ -4,7 +4,7 @@ The worker takes one export at a time, the oldest first. A step is one archive e
 compresses and syncs it, then the progress is saved. After a restart the worker goes on after the last saved step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
-from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, ValidationFailed
+from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, UserNotFound, ValidationFailed
 from broker.export.requests import ExportPlan, ExportRequest, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
 from broker.export.writer import ArchiveWriter
@@ -112,6 +112,8 @@ class Exports:
         )
 
         def add(tx: Transaction) -> None:
+            if caller.user is not None and tx.accounts.user(caller.user) is None:  # deleted meanwhile
+                raise UserNotFound
             # Messages that are acknowledged by now are exported; later ones are not.
             tx.exports.put(replace(record, head=tx.messages.head()))
 
@@ -151,6 +153,27 @@ class Exports:
     async def served(self, export_id: str) -> None:
         """Note that the archive was downloaded completely."""
         await self._database.write(partial(_move, export_id, ExportStatus.SERVED, None))
+
+    async def forget(self, user: UserKey, devices: Collection[DeviceKey]) -> None:
+        """Remove a user's exports, and end those of others that have messages of these devices, which are being
+        removed. Raises StoreError."""
+
+        def work(tx: Transaction) -> list[ExportRecord]:
+            ended = []
+            for record in tx.exports.of_user_or_in(user, (*WITH_RESULT, ExportStatus.IN_PROGRESS)):
+                if record.user == user:
+                    tx.exports.remove(record.id)
+                elif _devices_of(record).isdisjoint(devices):
+                    continue
+                elif record.status == ExportStatus.IN_PROGRESS:
+                    tx.exports.put(replace(record, status=ExportStatus.FAILURE, last_error="a user was deleted"))
+                else:
+                    tx.exports.put(replace(record, status=ExportStatus.EXPIRED))
+                ended.append(record)
+            return ended
+
+        for record in await self._database.write(work):
+            self._remove(record)
 
     def _view(self, record: ExportRecord) -> Export:
         status = ExportStatus(record.status)
@@ -225,7 +248,8 @@ class Exports:
         if record.expected_messages is None:
             expected = await self._database.read(partial(_count, list(devices), request))
             record = replace(record, expected_messages=expected)
-        await self._database.write(partial(_put, record))
+        if not await self._database.write(partial(_put, record)):
+            return
         writer = ArchiveWriter(self._path(record), record, request, plan, devices, self._mids, self._clock)
         _log.info(
             "export_begun", export_id=record.id, messages=record.total_messages, expected=record.expected_messages
@@ -236,7 +260,9 @@ class Exports:
                 await self._database.read(writer.step)
                 self._messages += writer.record.total_messages - record.total_messages
                 record = writer.record
-                await self._database.write(partial(_put, record))
+                if not await self._database.write(partial(_put, record)):
+                    self._remove(record)
+                    return
                 if trio.current_time() - logged_at >= _LOG_SECONDS:
                     logged_at = trio.current_time()
                     _log.info("export_progress", export_id=record.id, messages=record.total_messages)
@@ -256,12 +282,16 @@ class Exports:
         done = replace(record, status=ExportStatus.SUCCESS, expires_on=self._clock.now_ms() + _KEPT_MS)
         letters = await self._letters(done, request, recipients)
 
-        def save(tx: Transaction) -> None:
-            tx.exports.put(done)
+        def save(tx: Transaction) -> bool:
+            if not _put(done, tx):
+                return False
             for letter in letters:
                 self._mails.add(tx, letter)
+            return True
 
-        await self._database.write(save)
+        if not await self._database.write(save):
+            self._remove(record)
+            return
         self._finished += 1
         _log.info("export_finished", export_id=done.id, messages=done.total_messages, bytes=done.file_size)
 
@@ -299,8 +329,18 @@ def _count(devices: Sequence[DeviceKey], request: ExportRequest, tx: Transaction
     )
 
 
-def _put(record: ExportRecord, tx: Transaction) -> None:
+def _put(record: ExportRecord, tx: Transaction) -> bool:
+    """Save the progress; False: the export was ended, because a user was deleted."""
+    known = tx.exports.by_id(record.id)
+    if known is None or known.status not in TO_DO:
+        return False
     tx.exports.put(record)
+    return True
+
+
+def _devices_of(record: ExportRecord) -> set[DeviceKey]:
+    plan = msgspec.json.decode(record.plan, type=ExportPlan)
+    return {device for _, devices in plan.groups for device in devices}
 
 
 def _move(export_id: str, status: ExportStatus, reason: str | None, tx: Transaction) -> None:

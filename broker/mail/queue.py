@@ -75,6 +75,8 @@ class Mails:
         self._grace_seconds = settings.grace_seconds
         self._token: trio.lowlevel.TrioToken | None = None
         self._wakeup = Wakeup()
+        self._transport: MailTransport | None = None
+        self._sending = trio.Lock()  # one mail is with the transport
         self._outage = 0  # attempts in a row that did not reach the server
         self._paused_until = 0.0
         self._waiting = self._queued = self._joined = self._refused = self._sent = self._deferred = self._given_up = 0
@@ -128,6 +130,17 @@ class Mails:
         tx.mails.set_content(waiting.message_id, content)
         return True
 
+    async def forget(self, address: str, name: str) -> None:
+        """Remove what the transport keeps of mails to a person who is gone, or that name the person.
+
+        The queue has none of them any more. One that is being sent now is waited for.
+
+        Raises MailServerUnavailable.
+        """
+        async with self._sending:
+            if self._transport is not None:
+                await self._transport.forget(address, name)
+
     def _wake(self) -> None:
         self._wakeup.set()
 
@@ -139,6 +152,7 @@ class Mails:
     ) -> None:
         """The worker. When it is cancelled, a mail that is being sent has `grace_seconds` to finish."""
         self._token = trio.lowlevel.current_trio_token()
+        self._transport = transport
         task_status.started()
         await repeat(
             partial(self._deliver_next, transport), at_once=True, failure="mails_not_read", retry_seconds=_STORE_SECONDS
@@ -167,7 +181,9 @@ class Mails:
 
         async def send() -> None:
             with sending:
-                await self._attempt(transport, mail)
+                async with self._sending:
+                    if await self._database.read(lambda tx: tx.mails.is_waiting(mail.message_id)):
+                        await self._attempt(transport, mail)
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:

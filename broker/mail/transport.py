@@ -41,3 +41,9 @@ class MailTransport(Protocol):
         Raises:
             MailDeferred, MailRejected, MailServerUnavailable: the mail was not delivered.
         """
+
+    async def forget(self, address: str, name: str) -> None:
+        """Remove copies that this machine has of mails to a person, and of those that name the person.
+
+        Raises MailServerUnavailable: there may be copies still.
+        """

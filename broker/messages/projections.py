@@ -211,6 +211,16 @@ class Projector:
                 await self._write_some()
             await self._note_position()
 
+    async def forget(self, devices: Collection[DeviceKey]) -> None:
+        """Hold nothing of devices whose rows are about to be removed for good. Raises StoreError."""
+        async with self._working:
+            await self._catch_up()
+            self._index()  # so that the removal finds the entries
+            for device in devices:
+                self._unwritten.pop(device, None)
+                if (folds := self._folds.pop(device, None)) is not None:
+                    folds.leave_tally()
+
     async def save(self) -> None:
         """Write for a short time, when the daemon stops: what remains is added again after the next start."""
         with trio.move_on_after(_SAVE_SECONDS):

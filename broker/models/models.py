@@ -21,6 +21,7 @@ from broker.errors import (
     Finding,
     NotFound,
     PermissionDenied,
+    UserNotFound,
     ValidationFailed,
 )
 from broker.ids import new_id
@@ -130,6 +131,8 @@ class Models:
         keys = [one.key for one in devices.values() if one is not None]
 
         def add(tx: Transaction) -> ModelRecord:
+            if tx.accounts.user(user) is None:  # deleted meanwhile
+                raise UserNotFound
             if tx.models.count(user, of_rules=False) >= MODELS_OF_USER:
                 raise Conflict(TOO_MANY_MODELS)
             added = tx.models.add(record, keys)

@@ -23,6 +23,7 @@ from broker.errors import (
     Finding,
     NotFound,
     PermissionDenied,
+    UserNotFound,
     ValidationFailed,
 )
 from broker.ids import new_id
@@ -147,6 +148,8 @@ class Scenes:
         )
 
         def add(tx: Transaction) -> SceneRecord:
+            if tx.accounts.user(user) is None:  # deleted meanwhile
+                raise UserNotFound
             if tx.scenes.count_of_user(user) >= SCENES_OF_USER:
                 raise Conflict(TOO_MANY_SCENES)
             added = tx.scenes.add(record, _keys(named))

@@ -47,8 +47,10 @@ class TrialApplications:
         tx.trials.set_methods(application, json.dumps(()))
 
     def retire(self, tx: Transaction, application: ApplicationKey) -> None:
-        """Nobody knows the id and the secret of the application any more. Its row stays, because others refer to it."""
+        """Nobody knows the id, the secret and the name of the application any more. Its row stays, because others refer
+        to it."""
         self._rename(tx, application, ())
+        tx.trials.name_application(application, name_of("deleted"))
 
     def secret_of(self, record: ApplicationRecord) -> str:
         return self._vault.open(record.secret)

@@ -80,7 +80,7 @@ def rotate_key(settings: Settings, key_path: Path | None = None) -> Resealing:
 def _reseal(engine: SqliteEngine, vault: Vault) -> Resealing:
     engine.migrate()
     # Closing writes all pages into the store, so that none sealed with the old key is left beside it.
-    with closing(engine.open(read_only=False, erase=True)) as store:
+    with closing(engine.open(read_only=False)) as store:
         done = reseal(store, vault)
         enter(Origin("command line", f"operator {os.getuid()}"))
         store.begin(write=True)

@@ -55,6 +55,25 @@ def enable(name: str, config: Path | None) -> None:
 
 
 @user.command()
+@click.argument("name")
+@click.option("--even-last-administrator", is_flag=True, help="Also when an organization has no administrator then.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@config_option
+def delete(name: str, *, even_last_administrator: bool, yes: bool, config: Path | None) -> None:
+    """Delete the user NAME (e-mail address, id or user name) with all that the service has of them.
+
+    Devices, messages, rules, shares, exports and tokens go at once and for good; only the audit log keeps the id.
+    Backups that were made before still have the user. Works with a running and with a stopped daemon.
+    """
+    found = administer(config, "user show", {"user": name}, UserLine)
+    about = f"{found.id}  {found.email}  {printable(found.full_name)}"
+    if not yes:
+        click.confirm(f"{about}\nDelete this user and everything of theirs for good?", abort=True)
+    administer(config, "user delete", {"user": found.id, "even_last": even_last_administrator}, UserLine)
+    click.echo(f"{found.id}: deleted")
+
+
+@user.command()
 @click.argument("email")
 @click.option("--organization", help="The new user's organization, by name.")
 @click.option("--role", type=click.Choice(["administrator", "developer", "viewer"]), help="Their role in it.")

@@ -19,7 +19,7 @@ AUDIT_MAX: Final = 10_000
 #: Commands that change nothing and show no secret.
 _READING: Final = frozenset(
     {"app list", "audit", "device list", "device show", "payments", "plans", "statistics", "type failures", "type list"}
-    | {"user list", "limits", "listeners"}
+    | {"user list", "user show", "limits", "listeners"}
 )
 #: The arguments that name what a command is about.
 _OBJECTS: Final = ("device_type", "reference", "file", "device", "application", "user")

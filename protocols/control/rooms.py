@@ -7,6 +7,7 @@ if TYPE_CHECKING:  # a client of the socket imports the commands' answers, and n
     from broker.core import Core
     from broker.device_types.room import DeviceTypesRoom
     from broker.devices.room import DevicesRoom
+    from broker.leaving.room import LeavingRoom
     from broker.limits.room import LimitsRoom
     from broker.messages.room import MessagesRoom
     from broker.monetization.room import MonetizationRoom
@@ -28,6 +29,9 @@ class ControlRooms(Protocol):
 
     @property
     def devices(self) -> "DevicesRoom": ...
+
+    @property
+    def leaving(self) -> "LeavingRoom": ...
 
     @property
     def limits(self) -> "LimitsRoom": ...

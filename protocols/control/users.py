@@ -30,6 +30,22 @@ async def _enable(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     return _line(await rooms.accounts.disabling.enable(msgspec.convert(arguments, _User).user))
 
 
+class _Leaver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    user: str  # the id: the audit log has the command, and keeps ids only
+    even_last: bool = False
+
+
+async def _show(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    return _line(await rooms.accounts.users.named(msgspec.convert(arguments, _User).user))
+
+
+async def _delete(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Leaver)
+    user = await rooms.accounts.users.find(wanted.user)
+    await rooms.leaving.leaving.delete(user, even_last=wanted.even_last, until_gone=True)
+    return _line(user)
+
+
 async def _reset_password(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     """The link with which the user sets a new password."""
     reset = await rooms.accounts.resets.open_for(msgspec.convert(arguments, _User).user)
@@ -67,9 +83,11 @@ def _line(user: UserRecord) -> UserLine:
 
 
 USER_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {
+    "user delete": _delete,
     "user disable": _disable,
     "user enable": _enable,
     "user list": _list,
     "user reset password": _reset_password,
     "user reset second-factor": _reset_second_factor,
+    "user show": _show,
 }

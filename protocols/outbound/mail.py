@@ -5,12 +5,15 @@ socket of the dialogue is shut down instead.
 """
 
 import os
+import re
 import smtplib
 import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from email import message_from_bytes
+from email.policy import default
 from pathlib import Path
 from typing import Final
 
@@ -70,6 +73,9 @@ class SmtpTransport:
             dialogue.abort()
         if scope.cancelled_caught:
             raise MailDeferred(f"not done after {DIALOGUE_SECONDS:.0f} s")
+
+    async def forget(self, address: str, name: str) -> None:
+        """This machine keeps no copies."""
 
 
 class _Smtp(smtplib.SMTP):
@@ -210,6 +216,20 @@ class SpoolTransport:
         except OSError as error:
             raise MailServerUnavailable(f"{self._directory}: {error.strerror or error}") from error
 
+    async def forget(self, address: str, name: str) -> None:
+        try:
+            await self._run_sync(lambda: self._forget(address.casefold(), name.casefold()))
+        except OSError as error:
+            raise MailServerUnavailable(f"{self._directory}: {error.strerror or error}") from error
+
+    def _forget(self, address: str, name: str) -> None:
+        if not self._directory.is_dir():
+            return
+        named = re.compile("|".join(rf"(?<!\w){re.escape(text)}(?!\w)" for text in (address, name) if text))
+        for path in self._directory.iterdir():
+            if path.suffix in {".eml", ".new"} and named.search(_words_of(path)):
+                path.unlink(missing_ok=True)
+
     def _write(self, mail: OutgoingMail) -> None:
         created = datetime.fromtimestamp(mail.created_on / 1000, UTC)
         name = f"{created:%Y%m%dT%H%M%S}.{mail.created_on % 1000:03d}Z-{mail.message_id.partition('@')[0]}.eml"
@@ -227,3 +247,11 @@ class SpoolTransport:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _words_of(path: Path) -> str:
+    """Recipient, subject and text of a mail in a file, as people read them, in lower case."""
+    message = message_from_bytes(path.read_bytes(), policy=default)
+    body = message.get_body(("plain",))
+    text = "" if body is None else str(body.get_content())
+    return f"{message['to']} {message['subject']} {text}".casefold()

@@ -27,8 +27,8 @@ _COPY_PAGES = 128  # at once: half a MiB
 _BOUND_VALUES = 960  # in one statement; every SQLite since 2004 takes 999
 _READER = (f"cache_size=-{_CACHE_KIB // 8}", "query_only=ON")
 # SQLite keeps the pages a statement changes until it has succeeded: from 64 KiB on in a file, without `temp_store`.
-_WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY")
-_ERASING = ("secure_delete=ON",)
+# What is deleted is overwritten, because it may be what somebody wanted to be forgotten. Builds differ in the default.
+_WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY", "secure_delete=ON")
 _NO_STORE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 
@@ -163,6 +163,14 @@ class SqliteConnection:
     def begin(self, *, write: bool) -> None:
         self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
 
+    def forget_log(self) -> bool:
+        self.execute("PRAGMA busy_timeout=0")  # readers are not waited for: all senders would
+        try:
+            row = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").one()
+            return row is not None and not row["busy"]
+        finally:
+            self.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+
     def commit(self) -> None:
         self.execute("COMMIT")
 
@@ -288,10 +296,10 @@ class SqliteEngine:
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}") from error
 
-    def open(self, *, read_only: bool, erase: bool = False) -> SqliteConnection:
-        """Open a connection; the caller closes it. With `erase`, what it replaces is overwritten. Raises StoreError."""
+    def open(self, *, read_only: bool) -> SqliteConnection:
+        """Open a connection; the caller closes it. Raises StoreError."""
         try:
-            connection = self._connect(*(_READER if read_only else _WRITER), *(_ERASING if erase else ()))
+            connection = self._connect(*(_READER if read_only else _WRITER))
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
         connection.row_factory = sqlite3.Row

@@ -82,6 +82,7 @@ class Transport:
         self.otherwise = otherwise
         self.mails: list[OutgoingMail] = []
         self.times: list[float] = []
+        self.forgotten: list[tuple[str, str]] = []
         self.delivered = trio.Event()
 
     async def deliver(self, mail: OutgoingMail) -> None:
@@ -92,6 +93,9 @@ class Transport:
         if outcome is not None:
             raise outcome
         self.delivered.set()
+
+    async def forget(self, address: str, name: str) -> None:
+        self.forgotten.append((address, name))
 
     async def wait_delivered(self) -> None:
         with trio.fail_after(3600):

@@ -138,7 +138,7 @@ def test_nothing_sealed_with_the_old_key_is_left_in_the_file(path: Path) -> None
     with closing(sqlite3.connect(path)) as db:
         old = [row[0] for row in db.execute(f"SELECT {column.column} FROM {column.table}")]  # noqa: S608
     assert all(sealed in path.read_bytes() for sealed in old)
-    with closing(SqliteEngine(path).open(read_only=False, erase=True)) as store:
+    with closing(SqliteEngine(path).open(read_only=False)) as store:
         reseal(store, Vault(NEW, OLD))
     left = b"".join(file.read_bytes() for file in path.parent.iterdir())
     assert [sealed for sealed in old if sealed in left] == []

@@ -76,6 +76,7 @@ OUT_OF_REACH: Final = {
     "PUT /users/{uid}": "an application that may change profiles",
     "GET /users/{uid}/audit": "an application that may change profiles",
     "GET /users/{uid}/sessions": "an application that may change profiles",
+    "DELETE /users/{uid}": "an application that may change profiles",
     "DELETE /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",
     "DELETE /users/{uid}/applications/{aid}": "another application of the user",

@@ -21,6 +21,7 @@ from protocols.http.rest.device_types import DeviceTypeCalls
 from protocols.http.rest.devices import DeviceCalls
 from protocols.http.rest.export import ExportCalls
 from protocols.http.rest.images import ImageCalls
+from protocols.http.rest.leaving import LeavingCalls
 from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.models import ModelCalls
@@ -78,6 +79,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     TrialDocumentCalls,
     UserCalls,
     OwnAccountCalls,
+    LeavingCalls,
     SessionCalls,
     AccountsCalls,
     DeveloperCalls,

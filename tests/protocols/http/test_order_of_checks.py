@@ -72,6 +72,7 @@ GET /users/{user}/devices 4001
 GET /users/{user}/devicetypes 4001
 GET /users/{user}/shares 4001
 PUT /users/{user} 400
+DELETE /users/{user} -
 GET /users/{user}/audit 4001
 GET /users/{user}/sessions -
 DELETE /users/{user}/sessions -

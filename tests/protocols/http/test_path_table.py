@@ -57,6 +57,7 @@ GET /users/{}/devices
 GET /users/{}/devicetypes
 GET /users/{}/shares
 PUT /users/{}
+DELETE /users/{}
 GET /users/{}/audit
 GET /users/{}/sessions
 DELETE /users/{}/sessions

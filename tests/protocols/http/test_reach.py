@@ -176,6 +176,7 @@ TYPES_ALONE: Final = {
     "POST /devicetypes/{dtid}/manifests",
     "POST /devicetypes/{dtid}/manifests/try",
     "PUT /users/{uid}",
+    "DELETE /users/{uid}",  # test_leaving.py
     "GET /tags",
     "GET /tags/categories",
     "GET /tags/suggestions",

@@ -1,0 +1,31 @@
+"""Builds what deletes users."""
+
+from dataclasses import dataclass
+
+from broker.accounts.room import AccountsRoom
+from broker.core import Core
+from broker.devices.room import DevicesRoom
+from broker.export.exports import Exports
+from broker.leaving.erasing import Erasing, Holders
+from broker.leaving.leaving import Leaving
+from broker.mail import Mails
+from broker.messages.room import MessagesRoom
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingRoom:
+    leaving: Leaving
+
+
+async def open_leaving(
+    core: Core,
+    mails: Mails,
+    accounts: AccountsRoom,
+    devices: DevicesRoom,
+    messages: MessagesRoom,
+    exports: Exports,
+) -> LeavingRoom:
+    holders = Holders(accounts.tokens, accounts.claims, devices, messages.projector, exports, mails)
+    leaving = Leaving(core.database, accounts.tokens, Erasing(core, holders))
+    core.life.worker("leaving users", leaving.work_forever, statistics=leaving.statistics)
+    return LeavingRoom(leaving)

@@ -1,0 +1,242 @@
+"""Users who are being deleted, and all that the store has of them (reference 5.7). The caller holds the transaction.
+
+Objects that capabilities hold in memory (devices, rules, subscriptions …) are removed by their capabilities; what only
+the store holds is removed here.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage.keys import DeviceKey, Milliseconds, UserKey
+from storage.records import UserRecord
+from storage.sql import StoreConnection
+
+#: What a user's rows are, by table and the column with the user's key, in an order in which they can be removed.
+OWN_ROWS: Final = (
+    ("access_grant", "user"),
+    ("authorization_code", "user"),
+    ("device_code", "user"),
+    ("token", "user"),
+    ("token_family", "user"),
+    ("application_properties", "user"),
+    ("session", "user"),
+    ("password_reset", "user"),
+    ("external_identity", "user"),
+    ("second_factor", "user"),
+    ("upgrade_token", "user"),
+    ("membership", "user"),
+    ("connector_state", "user"),
+    ("device_share", "user"),
+    ("trial_device", "user"),
+    ("trial_session", "user"),
+    ("trial_member", "user"),
+    ("trial_tally", "user"),
+    ("personal_organization", "user"),
+    ("rule_request", "owner"),
+    ("export", "user"),
+)
+#: What stays, without the user.
+ANONYMOUS: Final = (("payment", "user"), ("registration", "user"), ("device_type", "owner"))
+#: What capabilities remove, so that nothing refers to the user at the end.
+OBJECTS: Final = (
+    ("device", "owner"),
+    ("rule", "owner"),
+    ("scene", "user"),
+    ("model", "user"),
+    ("subscription", "user"),
+    ("trial", "owner"),
+)
+_BY_ADDRESS: Final = (
+    ("device_share", "email"),
+    ("trial_invitation", "email"),
+    ("invitation", "email"),
+    ("mail", "recipient"),
+)
+
+
+_LATE_MS: Final = 60_000  # calls that were under way when the user left have ended
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingRecord:
+    """A user who is being deleted, with what named the user."""
+
+    user: UserKey
+    id: str
+    email: str
+    name: str
+    full_name: str
+    began_on: Milliseconds
+
+
+class LeavingStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def begin(self, user: UserRecord, *, now_ms: int) -> None:
+        """From now on no query finds the user, and address and user name are free for others."""
+        names = {"id": user.id, "email": user.email, "name": user.name, "full_name": user.full_name}
+        self._db.execute(
+            "INSERT INTO leaving_user (user, id, email, name, full_name, began_on)"
+            " VALUES (:user, :id, :email, :name, :full_name, :now)",
+            {"user": user.key, "now": now_ms, **names},
+        )
+        self._db.execute(
+            "UPDATE user SET email = id || '@deleted', name = id || '@deleted', full_name = '', password_hash = NULL,"
+            " disabled_on = :now WHERE key = :user",
+            {"user": user.key, "now": now_ms},
+        )
+        self.forget_own_rows(user.key)
+        self.forget_addressed(user.email)
+        self._db.execute("DELETE FROM mail WHERE cause = :id", {"id": user.id})
+
+    def all(self) -> list[LeavingRecord]:
+        """Those who left first come first."""
+        rows = self._db.execute("SELECT * FROM leaving_user ORDER BY began_on, user")
+        return [LeavingRecord(**dict(row)) for row in rows]
+
+    def count(self) -> int:
+        row = self._db.execute("SELECT count(*) AS n FROM leaving_user").one()
+        return int(row["n"]) if row else 0
+
+    # What the user has
+
+    def keys_of(self, table: str, user: UserKey, *, column: str = "user", limit: int = 100) -> list[int]:
+        """Keys of the first rows of a table of `OBJECTS`."""
+        rows = self._db.execute(
+            f"SELECT key FROM {table} WHERE {column} = :user ORDER BY key LIMIT :limit",  # noqa: S608 - constants
+            {"user": user, "limit": limit},
+        )
+        return [row["key"] for row in rows]
+
+    def devices_to_delete(self, user: UserKey, *, limit: int) -> list[DeviceKey]:
+        rows = self._db.execute(
+            "SELECT key FROM device WHERE owner = :user AND deleted_on IS NULL ORDER BY key LIMIT :limit",
+            {"user": user, "limit": limit},
+        )
+        return [row["key"] for row in rows]
+
+    def shares_with(self, user: UserKey, email: str) -> list[str]:
+        """The ids of the shares that the user accepted, and of those that were offered to the user."""
+        rows = self._db.execute(
+            "SELECT id FROM device_share WHERE user = :user OR email = :email", {"user": user, "email": email}
+        )
+        return [row["id"] for row in rows]
+
+    def trial_roles(self, user: UserKey) -> list[tuple[int, str]]:
+        rows = self._db.execute("SELECT trial, role FROM trial_member WHERE user = :user ORDER BY key", {"user": user})
+        return [(row["trial"], row["role"]) for row in rows]
+
+    def last_in(self, user: UserKey, role: str) -> list[str]:
+        """The names of the organizations in which nobody else has the user's role."""
+        rows = self._db.execute(
+            "SELECT o.name FROM membership AS m JOIN organization AS o ON o.key = m.organization WHERE m.user = :user"
+            " AND m.role = :role AND NOT EXISTS (SELECT 1 FROM membership AS other"
+            " WHERE other.organization = m.organization AND other.role = :role AND other.user <> :user)"
+            " ORDER BY o.name",
+            {"user": user, "role": role},
+        )
+        return [str(row["name"]) for row in rows]
+
+    # Removing
+
+    def hand_over_trial(self, trial: int, owner: UserKey) -> None:
+        self._db.execute("UPDATE trial SET owner = :owner WHERE key = :key", {"key": trial, "owner": owner})
+
+    def forget_own_rows(self, user: UserKey) -> None:
+        """Remove what nobody else has a part in. Shares and roles in trials stay until their capabilities end them."""
+        given = {"user": user}
+        self._db.execute(
+            "UPDATE organization SET name = 'Personal organization (' || id || ')' WHERE key IN"
+            " (SELECT organization FROM personal_organization WHERE user = :user)",
+            given,
+        )
+        for table, column in OWN_ROWS:
+            if table not in {"device_share", "trial_member", "trial_device", "export"}:
+                self._db.execute(f"DELETE FROM {table} WHERE {column} = :user", given)  # noqa: S608 - constants
+        for table, column in ANONYMOUS:
+            self._db.execute(
+                f"UPDATE {table} SET {column} = NULL WHERE {column} = :user",  # noqa: S608 - constants
+                given,
+            )
+        self._db.execute("DELETE FROM topic_rule WHERE kind = 'user' AND subject = :user", given)
+
+    def forget_addressed(self, email: str) -> None:
+        """Remove what was sent or offered to an address. An accepted share stays until it is ended."""
+        for table, column in _BY_ADDRESS:
+            kept = " AND status <> 'ACCEPTED'" if table == "device_share" else ""
+            self._db.execute(f"DELETE FROM {table} WHERE {column} = :email{kept}", {"email": email})  # noqa: S608
+        self._db.execute(
+            "UPDATE monetization_plan SET contact_email = '', contact_phone = '' WHERE contact_email = :email",
+            {"email": email},
+        )
+
+    def forget_marks(self, leaver: LeavingRecord) -> None:
+        """Remove what the provision file made of the user, and the mails to the user or that the user caused."""
+        named: dict[str, object] = {"id": leaver.id, "email": leaver.email}
+        self._db.execute("DELETE FROM provision_mark WHERE name = :email OR object = :id", named)
+        # Whoever opens a new account with the address meanwhile keeps later mails.
+        self._db.execute(
+            "DELETE FROM mail WHERE cause = :id OR (recipient = :email AND created_on < :until)",
+            {**named, "until": leaver.began_on + _LATE_MS},
+        )
+
+    def forget_subscription(self, key: int, *, limit: int) -> bool:
+        """Remove some rows of a subscription that was ended; return whether that was all."""
+        row = self._db.execute(
+            "DELETE FROM notification WHERE key IN"
+            " (SELECT key FROM notification WHERE subscription = :key ORDER BY key LIMIT :limit) RETURNING key",
+            {"key": key, "limit": limit},
+        )
+        if len(list(row)) == limit:
+            return False
+        self._db.execute("DELETE FROM subscription_cursor WHERE subscription = :key", {"key": key})
+        self._db.execute("DELETE FROM subscription WHERE key = :key", {"key": key})
+        return True
+
+    def forget_failed(self, device: DeviceKey, *, limit: int) -> bool:
+        """Remove some failed messages of a device; return whether those were all."""
+        rows = self._db.execute(
+            "DELETE FROM failed_message WHERE position IN"
+            " (SELECT position FROM failed_message WHERE device = :device ORDER BY position LIMIT :limit)"
+            " RETURNING position",
+            {"device": device, "limit": limit},
+        )
+        return len(list(rows)) < limit
+
+    def audit_after(self, key: int, *, limit: int) -> list[Mapping[str, Any]]:
+        """Entries of the audit log in the order of their keys."""
+        rows = self._db.execute(
+            "SELECT key, actor, address, object, details FROM audit_entry WHERE key > :key ORDER BY key LIMIT :limit",
+            {"key": key, "limit": limit},
+        )
+        return [dict(row) for row in rows]
+
+    def put_audit(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        for entry in entries:
+            self._db.execute(
+                "UPDATE audit_entry SET address = :address, object = :object, details = :details WHERE key = :key",
+                entry,
+            )
+
+    def end(self, leaver: LeavingRecord) -> bool:
+        """Remove the user for good; False: something of the user came meanwhile, and is to be removed before."""
+        for table, column in OBJECTS:
+            if self.keys_of(table, leaver.user, column=column, limit=1):
+                return False
+        if self.shares_with(leaver.user, "") or self.trial_roles(leaver.user):
+            return False
+        self.forget_own_rows(leaver.user)
+        self.forget_marks(leaver)
+        given = {"user": leaver.user}
+        for table in ("device_share", "trial_device", "export"):
+            self._db.execute(f"DELETE FROM {table} WHERE user = :user", given)  # noqa: S608 - constants
+        self._db.execute("DELETE FROM leaving_user WHERE user = :user", given)
+        self._db.execute(
+            "INSERT INTO counter (name, value) VALUES ('removed user', :user) ON CONFLICT (name)"
+            " DO UPDATE SET value = excluded.value WHERE excluded.value > counter.value",
+            given,
+        )
+        self._db.execute("DELETE FROM user WHERE key = :user", given)
+        return True

@@ -1,0 +1,120 @@
+"""A user who is deleted is in no file of the state directory, also after a kill, and in no later backup."""
+
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import httpx
+import pytest
+import trio
+
+from tests.daemon import (
+    ADA,
+    ADA_EMAIL,
+    USER_TOKEN,
+    Daemon,
+    bearer,
+    command_output,
+    device_id,
+    run_command,
+    start_command,
+)
+from tests.leaving_world import traces
+
+NAME = "Adalind Quillfeather"
+WORDS = ("quillfeather", ADA_EMAIL)
+MESSAGES = 1_100  # two steps of the removal
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Daemon:
+    daemon = Daemon(tmp_path / "state")
+    daemon.configure(devices=2)
+    return daemon
+
+
+def live(daemon: Daemon) -> None:
+    """Ada sends messages, has a rule, and shares a light by a mail, which goes into the folder `outbox`."""
+    with httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN), timeout=60) as client:
+        message = {"sdid": device_id(0), "data": {"text": NAME}}
+        for _ in range(MESSAGES):
+            client.post("/messages", json=message).raise_for_status()
+        client.post(f"/devices/{device_id(1)}/shares", json={"email": "bob@example.org"}).raise_for_status()
+        client.put(f"/users/{ADA}/properties", json={"properties": NAME}).raise_for_status()
+        warm = {"sdid": device_id(0), "field": "temperature", "operator": ">", "operand": {"value": 25}}
+        on = {"ddid": device_id(0), "action": "setOn", "parameters": {}}
+        rule = {"name": NAME, "rule": {"if": {"and": [warm]}, "then": [on]}}
+        client.post("/rules", json=rule).raise_for_status()
+
+
+async def until_mailed(daemon: Daemon) -> None:
+    with trio.fail_after(30):
+        while not list((daemon.state / "outbox").glob("*.eml")):
+            await trio.lowlevel.checkpoint()
+
+
+async def until_gone(daemon: Daemon) -> None:
+    with trio.fail_after(60):
+        while traces(daemon.state, WORDS):
+            await trio.lowlevel.checkpoint()
+
+
+async def test_a_command_removes_a_user_from_every_file_while_the_daemon_runs(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.start()
+    try:
+        live(daemon)
+        await until_mailed(daemon)
+        assert {"store.sqlite-wal", "store.sqlite"} & {one.partition(":")[0] for one in traces(daemon.state, WORDS)}
+        refused = run_command("user", "delete", ADA_EMAIL, "--yes", "--config", daemon.config)
+        assert (refused.returncode, "Acme" in refused.stderr) == (1, True)
+        asked = ("user", "delete", ADA_EMAIL, "--yes", "--even-last-administrator", "--config", daemon.config)
+        assert command_output(*asked) == f"{ADA}: deleted\n"
+        await until_gone(daemon)
+        backup = tmp_path / "backup.tar"
+        command_output("backup", backup, "--config", daemon.config)
+        with tarfile.open(backup) as archive:
+            archive.extractall(tmp_path / "backup", filter="data")
+        assert traces(tmp_path / "backup", WORDS) == []
+        audit = command_output("audit", "--json", "--config", daemon.config)
+        assert ADA in audit
+        assert ADA_EMAIL not in audit
+    finally:
+        daemon.stop()
+
+
+async def test_a_kill_in_the_middle_is_made_good_by_the_next_start(daemon: Daemon) -> None:
+    daemon.start()
+    live(daemon)
+    await until_mailed(daemon)
+    asked = ("user", "delete", ADA_EMAIL, "--yes", "--even-last-administrator", "--config", daemon.config)
+    with TemporaryFile("w+", encoding="utf-8") as errors:
+        command = start_command(*asked, stderr=errors)
+        with trio.fail_after(30):
+            while not leaving(daemon):
+                await trio.lowlevel.checkpoint()
+        daemon.kill()
+        command.wait(timeout=60)
+        assert command.stdout is not None
+        command.stdout.close()
+    assert leaving(daemon)  # the decision is durable, and its rows are there still
+    assert traces(daemon.state, WORDS) != []
+    daemon.start()
+    try:
+        assert is_unknown(daemon)
+        await until_gone(daemon)
+        assert leaving(daemon) == 0
+    finally:
+        daemon.stop()
+    assert traces(daemon.state, WORDS) == []
+
+
+def leaving(daemon: Daemon) -> int:
+    with closing(sqlite3.connect(f"file:{daemon.state / 'store.sqlite'}?mode=ro", uri=True)) as db:
+        (count,) = db.execute("SELECT count(*) FROM leaving_user").fetchone()
+        return int(count)
+
+
+def is_unknown(daemon: Daemon) -> bool:
+    return httpx.get(f"{daemon.base_url}/users/self", headers=bearer(USER_TOKEN)).status_code == 401

@@ -1,0 +1,157 @@
+"""A user of whom every part of the service knows something, and a search of the whole store for what is left."""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from broker.accounts.sessions import Visitor
+from broker.secrets import token_hash
+from broker.services import Services
+from broker.trace.origin import Origin, enter
+from broker.trials.trials import NewTrial
+from storage.database import Transaction
+from storage.records import DeviceTokenRecord, GrantRecord, TokenRecord, UserRecord
+from tests.factories import BOBS, KITCHEN, LIGHT_TYPE, NOW_MS, World, new_device, new_user
+
+ZOE, ZOE_TOKEN = "20e0" * 8, "51" * 16
+EMAIL, FULL_NAME = "zoe.quillfeather@example.org", "Zoë Quillfeather"
+HER_LIGHT, HER_TOKEN = "5e" * 16, "5f" * 16
+HER_ADDRESS: Final = "198.51.100.77"
+#: No store may have any of these, in any table or file.
+WORDS: Final = ("quillfeather", HER_ADDRESS)
+
+
+async def add_zoe(services: Services, world: World) -> UserRecord:
+    """Zoe owns a light, and granted the Dashboard everything, also her profile."""
+    sealed = services.core.vault.seal(HER_TOKEN)
+
+    def work(tx: Transaction) -> UserRecord:
+        zoe = tx.accounts.add_user(
+            new_user(ZOE, email=EMAIL, name="zoe-quillfeather", full_name=FULL_NAME, password_hash=None, now_ms=NOW_MS)
+        )
+        tx.accounts.put_token(TokenRecord(token_hash(ZOE_TOKEN), world.application, zoe.key, 1, NOW_MS * 2))
+        tx.accounts.put_grant(
+            GrantRecord(zoe.key, world.application, world.light_type, read=True, write=True, profile=False)
+        )
+        tx.accounts.put_grant(GrantRecord(zoe.key, world.application, None, read=False, write=False, profile=True))
+        key = tx.devices.put_device(
+            new_device(
+                HER_LIGHT,
+                owner=zoe.key,
+                device_type=world.light_type,
+                name="Lamp of Zoë Quillfeather",
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=True,
+                now_ms=1,
+            )
+        )
+        tx.devices.put_token(DeviceTokenRecord(key, token_hash(HER_TOKEN), sealed, world.application, 1))
+        return zoe
+
+    return await services.core.database.write(work)
+
+
+class Life:
+    """What Zoe did with the service."""
+
+    def __init__(self, services: Services, api: httpx.AsyncClient) -> None:
+        self._services = services
+        self._api = api
+
+    async def call(self, method: str, path: str, *, token: str = ZOE_TOKEN, status: int = 200, **more: Any) -> Any:
+        answer = await self._api.request(method, path, headers={"Authorization": f"bearer {token}"}, **more)
+        assert answer.status_code == status, (method, path, answer.text)
+        return answer.json()
+
+    async def live(self, zoe: UserRecord) -> None:
+        await self._messages()
+        await self._automation()
+        await self._people(zoe)
+        await self._account(zoe)
+        await self._services.core.audit.flush()
+
+    async def _messages(self) -> None:
+        for data in ({"text": "Quillfeather"}, {"text": 1}):
+            await self.call("POST", "/messages", json={"sdid": HER_LIGHT, "data": data})
+        await self.call("POST", "/actions", json={"ddid": HER_LIGHT, "data": {"actions": [{"name": "setOn"}]}})
+        span = {"startDate": NOW_MS - 1000, "endDate": NOW_MS + 1000}
+        await self.call("POST", "/messages/export", json={"sdids": HER_LIGHT, **span})
+        await self._services.messages.projector.flush()
+
+    async def _automation(self) -> None:
+        on = {"ddid": HER_LIGHT, "action": "setOn", "parameters": {}}
+        warm = {"sdid": HER_LIGHT, "field": "temperature", "operator": ">", "operand": {"value": 25}}
+        text = "Quillfeather's own"
+        rule = {"name": text, "description": text, "rule": {"if": {"and": [warm]}, "then": [on]}}
+        await self.call("POST", "/rules", json=rule)
+        await self.call("POST", "/scenes", json={"name": text, "description": text, "actions": [on]})
+        await self.call(
+            "POST",
+            "/subscriptions",
+            json={
+                "messageType": "message",
+                "uid": ZOE,
+                "sdid": HER_LIGHT,
+                "callbackUrl": "https://app.example.org/quillfeather",
+                "description": text,
+            },
+        )
+
+    async def _people(self, zoe: UserRecord) -> None:
+        await self.call("POST", f"/devices/{HER_LIGHT}/shares", json={"email": "bob@example.org"})
+        shared = await self._services.devices.shares.offer(
+            await self._services.devices.registry.find(BOBS), email=EMAIL
+        )
+        await self._services.devices.shares.answer(shared.id, zoe.key, "ACCEPTED")  # type: ignore[arg-type]
+        await self._services.devices.shares.offer(await self._services.devices.registry.find(KITCHEN), email=EMAIL)
+        caller = await self._services.accounts.tokens.caller(ZOE_TOKEN)
+        trial = NewTrial(name="Quillfeather sleeps", description=EMAIL, device_types=[LIGHT_TYPE])
+        await self._services.trials.trials.create(caller, trial)
+
+    async def _account(self, zoe: UserRecord) -> None:
+        await self.call("PUT", f"/users/{ZOE}/properties", json={"properties": "Quillfeather"})
+        enter(Origin(HER_ADDRESS, f"user {ZOE}"))
+        await self.call("PUT", f"/users/{ZOE}", json={"fullName": "Zoë Q. Quillfeather"})
+        await self.call("PUT", f"/users/{ZOE}", json={"fullName": FULL_NAME})
+        await self._services.accounts.sessions.begin(zoe, visitor=Visitor(HER_ADDRESS, "Quillfeather Browser"))
+        enter(Origin())
+
+
+def traces(folder: Path, words: Iterable[str] = WORDS) -> list[str]:
+    """Where a store and the files beside it have one of these words, whatever the case: `table.column` or a file."""
+    found = []
+    wanted = [word.casefold() for word in words]
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        content = path.read_bytes()
+        texts = {content.lower(), content.decode("latin-1").casefold().encode("latin-1", "ignore")}
+        found += [f"{path.name}: {word}" for word in wanted if any(word.encode() in text for text in texts)]
+    for store in folder.glob("*.sqlite"):
+        with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as db:
+            tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for table in tables:
+                rows = db.execute(f'SELECT * FROM "{table}"')  # noqa: S608 - the tables of the store
+                names = [column[0] for column in rows.description]
+                for row in rows:
+                    for name, value in zip(names, row, strict=True):
+                        text = value.decode("latin-1") if isinstance(value, bytes) else json.dumps(value)
+                        found += [f"{table}.{name}: {word}" for word in wanted if word in text.casefold()]
+    return sorted(set(found))
+
+
+def references(store: Path, user: int) -> list[str]:
+    """The columns that refer to a user by key."""
+    found = []
+    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as db:
+        for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
+            keys = {row[3] for row in db.execute(f"PRAGMA foreign_key_list({table})") if row[2] == "user"}
+            for column in sorted(keys | ({"user", "owner"} & columns)):
+                refers = db.execute(f"SELECT 1 FROM {table} WHERE {column} = ?", (user,)).fetchone()  # noqa: S608
+                found += [f"{table}.{column}"] if refers else []
+    return found

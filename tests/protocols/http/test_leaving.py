@@ -1,0 +1,206 @@
+"""DELETE /users/{uid}: nothing of a deleted user is left (reference 5.7)."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from broker.accounts.applications import Method
+from broker.accounts.sessions import WrongPassword
+from broker.errors import PermissionDenied, SourceDeviceDisabled, UserNotFound
+from broker.services import Services
+from broker.trials.roles import TrialRole
+from storage.keys import ApplicationKey
+from storage.records import UserRecord
+from tests.builders import ServicesOpener
+from tests.callbacks import FakeCallbacks
+from tests.factories import (
+    ADA,
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOB,
+    BOB_TOKEN,
+    BOBS,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    NOW_MS,
+    World,
+)
+from tests.leaving_world import EMAIL, HER_LIGHT, HER_TOKEN, ZOE, ZOE_TOKEN, Life, add_zoe, references, traces
+from tests.protocols.http.conftest import bearer
+from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
+
+
+@pytest.fixture
+async def services(opener: ServicesOpener) -> AsyncIterator[Services]:
+    async with opener(callbacks=FakeCallbacks()) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def zoe(services: Services, world: World) -> UserRecord:
+    return await add_zoe(services, world)
+
+
+@pytest.fixture
+def life(services: Services, api: httpx.AsyncClient) -> Life:
+    return Life(services, api)
+
+
+async def gone(services: Services) -> None:
+    with trio.fail_after(30):
+        while await services.core.database.read(lambda tx: tx.leaving.count()):
+            await trio.lowlevel.checkpoint()
+
+
+async def test_nothing_of_a_deleted_user_is_in_the_store_or_beside_it(
+    api: httpx.AsyncClient, services: Services, zoe: UserRecord, life: Life, tmp_path: Path
+) -> None:
+    await life.live(zoe)
+    assert len(traces(tmp_path)) > 10  # the search finds what is there
+    assert len(references(tmp_path / "store.sqlite", zoe.key)) > 10
+    answer = await api.delete(f"/users/{ZOE}", headers=bearer(ZOE_TOKEN))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["data"]["email"] == EMAIL
+    await gone(services)
+    await services.messages.projector.flush()
+    assert traces(tmp_path) == []
+    assert references(tmp_path / "store.sqlite", zoe.key) == []
+    (entry,) = await services.core.database.read(
+        lambda tx: [one for one in tx.leaving.audit_after(0, limit=1000) if one["object"] == f"account {ZOE}"][-1:]
+    )
+    assert entry["actor"] == f"user {ZOE}"
+
+
+async def test_what_others_see_is_gone_with_the_answer(
+    api: httpx.AsyncClient, services: Services, zoe: UserRecord, life: Life
+) -> None:
+    await life.live(zoe)
+    await life.call("DELETE", f"/users/{ZOE}")
+    await life.call("GET", "/users/self", status=401)
+    await life.call("GET", "/users/self", status=401, token=HER_TOKEN)
+    await life.call("GET", f"/devices/{HER_LIGHT}", status=404, token=ADA_TOKEN)
+    await life.call("GET", f"/users/{ZOE}/devices", status=404, token=APPLICATION_TOKEN)
+    # Her share of Bob's light ended, and those that were offered to her.
+    bobs = await services.devices.registry.find(BOBS)
+    assert bobs.shared_with == frozenset()
+    for did, token in ((BOBS, BOB_TOKEN), (KITCHEN, ADA_TOKEN)):
+        shares = await services.devices.shares.of_device(await services.devices.registry.find(did), offset=0, count=10)
+        assert shares == ([], 0), token
+    offered = (await life.call("GET", f"/users/{BOB}/shares", token=BOB_TOKEN))["data"]["shares"]
+    assert offered == []
+    trials = await services.core.database.read(lambda tx: tx.leaving.keys_of("trial", zoe.key, column="owner"))
+    assert trials == []
+    assert services.subscriptions.subscriptions.all() == []
+
+
+async def test_the_address_is_free_for_somebody_else(
+    services: Services, api: httpx.AsyncClient, zoe: UserRecord, life: Life
+) -> None:
+    await life.call("DELETE", f"/users/{ZOE}")
+    await services.provisioning.apply({"users": [{"email": EMAIL, "full_name": "Another Quillfeather"}]})
+    other = await services.accounts.users.named(EMAIL)
+    assert other.id != ZOE
+    await gone(services)
+    assert (await services.accounts.users.named(EMAIL)).id == other.id
+    assert other.key > zoe.key  # what is remembered of a key does not change hands
+
+
+@each_row("token", [BOB_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, HER_TOKEN])
+async def test_nobody_else_deletes(api: httpx.AsyncClient, zoe: UserRecord, token: str) -> None:
+    error_of(await api.delete(f"/users/{ZOE}", headers=bearer(token)), 403)
+
+
+async def test_an_application_needs_write_on_the_profile(api: httpx.AsyncClient, world: World) -> None:
+    error_of(await api.delete(f"/users/{ADA}", headers=bearer(ADA_TOKEN)), 403)
+
+
+async def test_the_last_administrator_of_an_organization_stays(
+    services: Services, world: World, zoe: UserRecord, life: Life
+) -> None:
+    acme = await services.core.database.read(lambda tx: tx.accounts.organization_named("Acme"))
+    assert acme is not None
+    await services.core.database.write(lambda tx: tx.accounts.set_role(acme.key, zoe.key, "administrator"))
+    refused = await life.call("DELETE", f"/users/{ZOE}", status=409)
+    assert "Acme" in refused["error"]["message"]
+    await life.call("GET", "/users/self")  # nothing has changed
+    await services.core.database.write(lambda tx: tx.accounts.set_role(acme.key, world.bob, "administrator"))
+    await life.call("DELETE", f"/users/{ZOE}")
+
+
+async def test_a_trial_goes_on_with_its_other_administrator(
+    services: Services, world: World, zoe: UserRecord, life: Life
+) -> None:
+    await life.live(zoe)
+    (key,) = await services.core.database.read(lambda tx: tx.leaving.keys_of("trial", zoe.key, column="owner"))
+    await services.core.database.write(
+        lambda tx: tx.trials.add_member(key, world.bob, TrialRole.ADMINISTRATOR, now_ms=NOW_MS)
+    )
+    await life.call("DELETE", f"/users/{ZOE}")
+    trial = await services.core.database.read(lambda tx: tx.trials.trial(key))
+    assert trial is not None
+    assert trial.owner == world.bob
+
+
+async def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(
+    opener: ServicesOpener, services: Services, zoe: UserRecord, life: Life, tmp_path: Path
+) -> None:
+    await life.live(zoe)
+    await services.core.database.write(lambda tx: tx.leaving.begin(zoe, now_ms=NOW_MS))  # and then the power fails
+    async with opener() as again:
+        await gone(again)
+    assert traces(tmp_path) == []
+
+
+async def test_whoever_signs_in_meanwhile_has_no_session(services: Services, zoe: UserRecord, life: Life) -> None:
+    await life.call("DELETE", f"/users/{ZOE}")
+    with pytest.raises(WrongPassword):  # the password was right before
+        await services.accounts.sessions.begin(zoe)
+    with pytest.raises(PermissionDenied):
+        await services.accounts.tokens.change(
+            lambda issuance: issuance.for_user(ApplicationKey(1), zoe.key, Method.AUTHORIZATION_CODE)
+        )
+
+
+async def test_a_message_under_way_is_refused_or_removed_too(
+    services: Services, zoe: UserRecord, life: Life, tmp_path: Path
+) -> None:
+    device = await services.devices.registry.find(HER_LIGHT)
+    ingest = services.messages.ingest
+
+    async def send() -> None:
+        sent = 0
+        with suppress(SourceDeviceDisabled):
+            while True:
+                ingest.submit(device, b'{"text":"Quillfeather"}')
+                sent += 1
+                await ingest.wait_committed()
+        assert sent > 0
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await life.call("DELETE", f"/users/{ZOE}")
+    await gone(services)
+    await services.messages.projector.flush()
+    assert traces(tmp_path) == []
+
+
+async def test_a_second_deletion_finds_nobody(services: Services, zoe: UserRecord, life: Life) -> None:
+    answers: list[str] = []
+
+    async def delete() -> None:
+        try:
+            await services.leaving.leaving.delete(zoe)
+        except UserNotFound:
+            answers.append("not found")
+        else:
+            answers.append("deleted")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(delete)
+    assert sorted(answers) == ["deleted", "not found", "not found"]
