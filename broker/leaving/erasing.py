@@ -144,11 +144,11 @@ def _devices_of(one: LeavingRecord, tx: Transaction) -> frozenset[DeviceKey]:
 
 def _hand_over_trials(tx: Transaction, one: LeavingRecord) -> None:
     """A trial goes on with its next administrator. One that has no other is the user's, and ends with the rest."""
-    for key in tx.trials.administered_by(one.user):
-        trial = tx.trials.trial(key)
-        heir = next((user for user in tx.trials.members(key, TrialRole.ADMINISTRATOR) if user != one.user), one.user)
-        if trial is not None and one.user in {trial.owner, heir}:
-            tx.leaving.hand_over_trial(key, heir)
+    for trial in tx.trials.administered_by(one.user):
+        administrators = tx.trials.members(trial.key, TrialRole.ADMINISTRATOR)
+        heir = next((user for user in administrators if user != one.user), one.user)
+        if one.user in {trial.owner, heir}:
+            tx.leaving.hand_over_trial(trial.key, heir)
 
 
 def _forget_subscription(key: int, tx: Transaction) -> bool:

@@ -396,3 +396,20 @@ async def test_mails_wait_while_the_folder_cannot_be_written(tmp_path: Path) -> 
     (tmp_path / "outbox").touch()
     with pytest.raises(MailServerUnavailable, match="outbox: File exists"):
         await SpoolTransport(tmp_path / "outbox").deliver(outgoing())
+
+
+async def test_mails_to_a_person_who_is_gone_and_about_the_person_are_removed(tmp_path: Path) -> None:
+    transport = SpoolTransport(tmp_path / "outbox")
+    await transport.forget("ada@example.org", "Zoë Quill")  # before there is any
+    given = (
+        ("ada@example.org", "Hello"),
+        ("bob@example.org", "Zoë Quill shares a light with you"),
+        ("bob@example.org", "Write to ada@example.org"),
+        ("bob@example.org", "Quill pens, from Zoë Quillfeather"),
+        ("aada@example.org", "Hello"),
+    )
+    for number, (recipient, text) in enumerate(given):
+        await transport.deliver(outgoing(recipient, text=text, number=number))
+    before = names_in(tmp_path / "outbox")
+    await transport.forget("ADA@example.org", "Zoë Quill")
+    assert names_in(tmp_path / "outbox") == before[3:]
