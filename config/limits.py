@@ -196,6 +196,7 @@ RULE_LOG_ROWS: Final = 20_000  # stored messages that wait in memory for the rul
 RULE_HISTORY_ROWS: Final = 10_000  # messages that one replay or explanation reads
 RULE_HISTORY_DAYS: Final = 31
 RULE_HISTORY_SECONDS: Final = 3  # of processor time of one replay or explanation
+RULE_HISTORY_WAIT_SECONDS: Final = 6  # and of time, on a machine that has much to do
 RULE_SIMULATED_DEVICES: Final = 1_000  # that the rule of a replay or explanation watches
 RULE_SELECTED_DEVICES: Final = 10_000  # of a user and a type, for a rule with a selector that must look at all of them
 RULE_ACTION_MESSAGES: Final = 1_000  # that a rule sends when it triggers once

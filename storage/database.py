@@ -311,16 +311,21 @@ class Database:
             if thread is not None:
                 thread.end()
 
-    async def read(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a read transaction of its own, beside the writer and other readers: fairly by user."""
-        return await self._read_within(self._reads, work)
+    async def read(self, work: Callable[[Transaction], T], *, interrupt: Callable[[], object] | None = None) -> T:
+        """Run `work` in a read transaction of its own, beside the writer and other readers: fairly by user.
+
+        A caller that is cancelled waits for the end of `work`. `interrupt`, for a long one, is called then.
+        """
+        return await self._read_within(self._reads, work, interrupt)
 
     async def look_up(self, work: Callable[[Transaction], T]) -> T:
         """As `read`, on a reader of its own: for a few rows by their keys, which everybody waits for, such as those of
         a token. So no search of any user delays it."""
         return await self._read_within(self._look_ups, work)
 
-    async def _read_within(self, places: FairPlaces, work: Callable[[Transaction], T]) -> T:
+    async def _read_within(
+        self, places: FairPlaces, work: Callable[[Transaction], T], interrupt: Callable[[], object] | None = None
+    ) -> T:
         if self._thread is None:
             return await self._run_sync(partial(self._read, work), limiter=self._read_limiter)
         async with places.of(self._asked_by()):
@@ -328,7 +333,7 @@ class Database:
                 raise StoreError("the store is not open")
             thread = self._idle_threads.pop()
             try:
-                return await thread.run(partial(copy_context().run, self._read, work))
+                return await thread.run(partial(copy_context().run, self._read, work), interrupt)
             finally:
                 self._idle_threads.append(thread)
 

@@ -17,11 +17,11 @@ import trio
 
 
 class _Waiting:
-    __slots__ = ("given", "is_patient", "woken")
+    __slots__ = ("is_patient", "since", "woken")
 
     def __init__(self) -> None:
         self.woken = trio.Event()
-        self.given = False
+        self.since: float | None = None  # when it got its place
         self.is_patient = True
 
 
@@ -33,15 +33,16 @@ class FairPlaces:
         Args:
             in_all: so much runs at once.
             of_one: so much of one key, also while nobody else asks. The key None has no such bound.
-            at_first: so much runs at once as long as nothing takes long. A key that holds no place gets one at once
-                all the same while fewer keys than that hold one.
-            patience: in seconds; who has waited so long for one of the first places gets any other one.
+            at_first: so much runs at once that has not run for long. A key that holds no place gets one at once all
+                the same while fewer keys than that hold one.
+            patience: in seconds, what is long; who has waited so long gets any place that is free.
         """
         self._in_all = in_all
         self._of_one = in_all if of_one is None else of_one
         self._at_first = in_all if at_first is None else at_first
         self._patience = patience
         self._taken = 0
+        self._begun: list[float] = []  # when the places were given, if that matters
         self._held: Counter[Hashable] = Counter()
         self._lines: OrderedDict[Hashable, deque[_Waiting]] = OrderedDict()  # the key that got a place last is the last
 
@@ -57,24 +58,23 @@ class FairPlaces:
         return self._held[key]
 
     def waiting_of(self, key: Hashable) -> int:
-        """How much of a key waits: who has a bound on that refuses before it calls `take`."""
+        """How much of a key waits: who has a bound on that refuses before it waits."""
         return len(self._lines.get(key, ()))
 
     @asynccontextmanager
     async def of(self, key: Hashable) -> AsyncIterator[None]:
         """A place of the key while the block lasts."""
-        await self.take(key)
+        since = await self._take(key)
         try:
             yield
         finally:
-            self.give_back(key)
+            self._give_back(key, since)
 
-    async def take(self, key: Hashable) -> None:
-        """Wait for a place; `give_back` gives it back. Who is cancelled has none."""
+    async def _take(self, key: Hashable) -> float:
+        """Wait for a place; answer since when it is held. Who is cancelled has none."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if key not in self._lines and self._is_free_for(key, is_patient=True):
-            self._give(key)
-            return
+            return self._give(key)
         one = _Waiting()
         self._lines.setdefault(key, deque()).append(one)
         try:
@@ -85,29 +85,39 @@ class FairPlaces:
                 self._serve()
             await one.woken.wait()
         except trio.Cancelled:
-            if one.given:
-                self.give_back(key)
+            if one.since is not None:
+                self._give_back(key, one.since)
             else:
                 self._leave_line(key, one)
             raise
+        assert one.since is not None  # noqa: S101 - whoever is woken has a place
+        return one.since
 
-    def give_back(self, key: Hashable) -> None:
+    def _give_back(self, key: Hashable, since: float) -> None:
         self._taken -= 1
+        if self._at_first < self._in_all:
+            self._begun.remove(since)
         self._held[key] -= 1
         if not self._held[key]:
             del self._held[key]
         if self._lines:
             self._serve()
 
-    def _give(self, key: Hashable) -> None:
+    def _give(self, key: Hashable) -> float:
         self._taken += 1
         self._held[key] += 1
+        since = 0.0
+        if self._at_first < self._in_all:
+            self._begun.append(since := trio.current_time())
+        return since
 
     def _is_free_for(self, key: Hashable, *, is_patient: bool) -> bool:
         held = self._held.get(key, 0)
         if self._taken >= self._in_all or (held >= self._of_one and key is not None):
             return False
-        return not is_patient or self._taken < self._at_first or (not held and len(self._held) < self._at_first)
+        if not is_patient or self._taken < self._at_first or (not held and len(self._held) < self._at_first):
+            return True
+        return sum(map((trio.current_time() - self._patience).__lt__, self._begun)) < self._at_first
 
     def _serve(self) -> None:
         """Give the free places to those who wait."""
@@ -116,8 +126,7 @@ class FairPlaces:
             one = line.popleft()
             if line:
                 self._lines[key[0]] = line
-            self._give(key[0])
-            one.given = True
+            one.since = self._give(key[0])
             one.woken.set()
 
     def _next(self) -> tuple[Hashable] | None:

@@ -107,10 +107,12 @@ class LogIndex:
         start_ms: Milliseconds | None,
         end_ms: Milliseconds | None,
         *,
+        until: Position | None = None,
         descending: bool = False,
         rows: int = _GROUP_MOST,
     ) -> Iterator[str]:
-        """The positions of the device's rows with `start_ms <= ts <= end_ms`, and of some beside them, in groups.
+        """The positions of the device's rows with `start_ms <= ts <= end_ms`, and of some beside them, in groups:
+        of those up to the position `until`.
 
         Each group is the JSON text of an array without an order. All rows of a group come before those of the next
         one in the order of (ts, position), or with `descending` in the opposite order. The first group has about
@@ -121,6 +123,8 @@ class LogIndex:
             conditions += " AND first_ts >= :first AND last_ts >= :start"
         if end_ms is not None:
             conditions += " AND first_ts <= :end"
+        if until is not None:
+            conditions += " AND upto <= :step"
         order = "first_ts DESC, key DESC" if descending else "first_ts, key"
         entries = self._db.execute(
             f"SELECT ordered, number, positions, first_ts, last_ts, key FROM {self._name}"  # noqa: S608 - constants
@@ -130,6 +134,7 @@ class LogIndex:
                 "first": None if start_ms is None else start_ms - start_ms % _SPAN_MS,
                 "start": start_ms,
                 "end": end_ms,
+                "step": None if until is None else self._step_of(device, until),
             },
         ).tuples()
         if descending:
@@ -168,21 +173,37 @@ class LogIndex:
         device: DeviceKey,
         *,
         behind: Position = Position(0),
+        until: Position | None = None,
         start_ms: Milliseconds | None = None,
         end_ms: Milliseconds | None = None,
         descending: bool = False,
         rows: int = _GROUP_MOST,
     ) -> Iterator[str]:
-        """As `by_time`, in the order of positions: those after `behind`, and some beside them."""
+        """As `by_time`, in the order of positions: those after `behind` up to `until`, and some beside them."""
         conditions = " AND last_ts >= :start" if start_ms is not None else ""
         conditions += " AND first_ts <= :end" if end_ms is not None else ""
+        conditions += " AND upto <= :step" if until is not None else ""
         order = "upto DESC, key DESC" if descending else "upto, key"
         entries = self._db.execute(
             f"SELECT 1 AS ordered, number, positions FROM {self._name}"  # noqa: S608 - constants
             f" WHERE device = :device AND upto > :behind{conditions} ORDER BY {order}",
-            {"device": device, "behind": behind, "start": start_ms, "end": end_ms},
+            {
+                "device": device,
+                "behind": behind,
+                "start": start_ms,
+                "end": end_ms,
+                "step": None if until is None else self._step_of(device, until),
+            },
         ).tuples()
         return _divided(entries, _Group(rows, descending=descending))
+
+    def _step_of(self, device: DeviceKey, position: Position) -> int:
+        """The end of the first step that may have entries of the device's rows at a position or behind it."""
+        row = self._db.execute(
+            f"SELECT min(upto) AS upto FROM {self._name} WHERE device = :device AND upto >= :position",  # noqa: S608 - constants
+            {"device": device, "position": position},
+        ).one()
+        return position if row is None or row["upto"] is None else int(row["upto"])
 
     def forget(self, device: DeviceKey, *, rows: int) -> list[str]:
         """Delete entries of a device that have about so many rows; return the positions that they had."""

@@ -54,8 +54,8 @@ def sort_key(row: MessageRow | ActionRow) -> SortKey:
 class Range:
     """Rows with `start_ms <= ts <= end_ms` in the order of (ts, position), or `by_arrival`, in the order of positions.
 
-    `after` and `before` are exclusive bounds in the order of (ts, position), `behind` is one of positions. At most
-    `limit` rows: the first ones, or with `descending` the last ones, the last one first.
+    `after` and `before` are exclusive bounds in the order of (ts, position), `behind` is one of positions; `until` is
+    the last position. At most `limit` rows: the first ones, or with `descending` the last ones, the last one first.
     """
 
     start_ms: Milliseconds | None
@@ -65,6 +65,7 @@ class Range:
     after: SortKey | None = None
     before: SortKey | None = None
     behind: Position = Position(0)
+    until: Position | None = None
     descending: bool = False
     by_arrival: bool = False
 
@@ -89,10 +90,13 @@ class Range:
             yield "(ts < :before_ts OR position < :before_position)"
         if self.behind:
             yield "position > :behind"
+        if self.until is not None:
+            yield "position <= :until"
 
     def parameters(self) -> dict[str, Any]:
         start, end = self.bounds()
         parameters: dict[str, Any] = {"start": start, "end": end, "behind": self.behind, "limit": self.limit}
+        parameters["until"] = self.until
         parameters |= {"field": self.match.field, "action": self.match.action}
         if self.after is not None:
             parameters |= {"after_ts": self.after[0], "after_position": self.after[1]}
@@ -299,12 +303,15 @@ class _Found(Generic[_Row]):
             return self._index.by_arrival(
                 device,
                 behind=search.behind,
+                until=search.until,
                 start_ms=start_ms,
                 end_ms=end_ms,
                 descending=search.descending,
                 rows=rows,
             )
-        return self._index.by_time(device, *search.bounds(), descending=search.descending, rows=rows)
+        return self._index.by_time(
+            device, *search.bounds(), until=search.until, descending=search.descending, rows=rows
+        )
 
     def _count(self, device: DeviceKey, positions: str) -> int:
         try:

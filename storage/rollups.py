@@ -59,6 +59,15 @@ class RollupStore:
         ).one()
         return row["bucket"] if row else None
 
+    def newest(self, device: DeviceKey, path: str, level: str, upto_ms: Milliseconds) -> Milliseconds | None:
+        """The start of the newest bucket of a field that begins by `upto_ms`; None without one."""
+        row = self._db.execute(
+            "SELECT max(bucket) AS bucket FROM rollup WHERE device = :device"
+            " AND field = (SELECT key FROM field WHERE path = :path) AND level = :level AND bucket <= :upto",
+            {"device": device, "path": path, "level": level, "upto": upto_ms},
+        ).one()
+        return row["bucket"] if row else None
+
     def in_bucket(self, device: DeviceKey, level: str, bucket: int) -> list[tuple[str, RollupRow]]:
         """Every field of a bucket, with its path."""
         rows = self._db.execute(

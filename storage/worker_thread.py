@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -22,11 +23,13 @@ class Job(Generic[T]):
         self._task: trio.lowlevel.Task | None = None
         self._result: outcome.Outcome[T] | None = None
 
-    async def ended(self) -> T:
-        """What the function returns or raises. One task waits for its end, also when the task is cancelled."""
+    async def ended(self, interrupt: Callable[[], object] | None = None) -> T:
+        """What the function returns or raises. One task waits for its end, also when the task is cancelled: then
+        `interrupt` is called, which may have the function end earlier."""
+        abort = _finish_first if interrupt is None else partial(_interrupted, interrupt)
         while self._result is None:
             self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(_finish_first)
+            await trio.lowlevel.wait_task_rescheduled(abort)
         return self._result.unwrap()
 
     def end(self, result: outcome.Outcome[T]) -> None:
@@ -58,9 +61,9 @@ class WorkerThread:
         self._jobs.put((function, job.end, trio.lowlevel.current_trio_token()))
         return job
 
-    async def run(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises. The caller waits for its end, also when it is cancelled."""
-        return await self.begin(function).ended()
+    async def run(self, function: Callable[[], T], interrupt: Callable[[], object] | None = None) -> T:
+        """What the function returns or raises. The caller waits for its end as in `Job.ended`."""
+        return await self.begin(function).ended(interrupt)
 
     def end(self) -> None:
         """The thread ends, without a wait for it."""
@@ -79,3 +82,8 @@ class WorkerThread:
 
 def _finish_first(_raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.FAILED
+
+
+def _interrupted(interrupt: Callable[[], object], raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+    interrupt()
+    return _finish_first(raise_cancel)

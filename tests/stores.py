@@ -148,8 +148,11 @@ class InlineDatabase(Database):
         self._writer = Transaction(_open_on_loop(self._engine))
         self._readers = [self._writer]
 
-    async def read(self, work: Callable[[Transaction], T]) -> T:
-        return await super().read(partial(_changing_nothing, work))
+    async def read(self, work: Callable[[Transaction], T], *, interrupt: Callable[[], object] | None = None) -> T:
+        return await super().read(partial(_changing_nothing, work), interrupt=interrupt)
+
+    async def look_up(self, work: Callable[[Transaction], T]) -> T:
+        return await self.read(work)
 
 
 def is_migrated(engine: Engine) -> bool:

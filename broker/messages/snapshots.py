@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from broker.messages.decoding import Decoded, decoded
-from broker.messages.folds import Fields, lay_over, saved_fields
+from broker.messages.folds import Fields, lay_over, open_buckets, saved_fields
+from broker.messages.intervals import Interval
 from broker.messages.projections import Projector, saved_position
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Position
+from storage.keys import DeviceKey, Milliseconds, Position
 
 
 class Snapshots:
@@ -28,10 +29,21 @@ class Snapshots:
         return await self._database.read(partial(_current, devices, known, position))
 
 
-def saved_with_rows(tx: Transaction, device: DeviceKey) -> tuple[Fields, Decoded]:
-    """The snapshot in the store, and the device's rows that may be missing in it; some may be in it."""
+def saved_with_rows(tx: Transaction, device: DeviceKey, until: Position) -> tuple[Fields, Decoded]:
+    """The snapshot in the store, and the device's rows up to `until` that may be missing in it; some may be in it."""
     fields, position = saved_fields(tx, device)
-    return fields, decoded(tx.message_searches.after_of([device], max(position, saved_position(tx))))
+    position = max(position, saved_position(tx))
+    return fields, decoded(tx.message_searches.after_of([device], position)) if until > position else []
+
+
+def newest_minute(tx: Transaction, device: DeviceKey, field: str, upto_ms: Milliseconds) -> Milliseconds | None:
+    """The start of the newest minute that begins by `upto_ms` and has a message with the field at this dotted path, of
+    those that the snapshot in the store knows; None without one."""
+    found = tx.rollups.newest(device, field, Interval.MINUTE, upto_ms)
+    for (level, start), cells in open_buckets(tx.snapshots.of(device)).items():
+        if level is Interval.MINUTE and start <= upto_ms and field in cells and (found is None or start > found):
+            found = Milliseconds(start)
+    return found
 
 
 def _current(

@@ -1,13 +1,13 @@
 """Runs a rule over history, dry: what it would have sent (reference 12.9)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from broker.errors import INVALID, ValidationFailed
 from broker.rules.rule import Outgoing, Rule
-from broker.rules.simulation import Happened, Simulation, TookTooLongError, rows_of, watched_devices
+from broker.rules.simulation import Budget, Happened, Simulation, TookTooLongError, rows_of, watched_devices
 from broker.rules.transformers import Output
 from broker.rules.turns import Turns
 from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS
@@ -53,10 +53,11 @@ class Replays:
 
         Raises:
             ValidationFailed: the times are in the wrong order, or more than 31 days apart.
-            Conflict: the rule watches too many devices, or others of the user's rules are simulated.
+            Conflict: the rule watches too many devices, nothing was ready in time, or others of the user's rules are
+                simulated.
         """
         check_times(start_ms, end_ms)
-        return await self._turns.read(rule.owner, lambda tx: _replayed(tx, rule, start_ms, end_ms, self._output))
+        return await self._turns.read(rule.owner, partial(_replayed, rule, start_ms, end_ms, self._output))
 
 
 def check_times(start_ms: Milliseconds, end_ms: Milliseconds) -> None:
@@ -65,16 +66,22 @@ def check_times(start_ms: Milliseconds, end_ms: Milliseconds) -> None:
         raise ValidationFailed.of("endDate", INVALID)
 
 
-def _replayed(tx: Transaction, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds, output: Output) -> Replayed:
-    rows = rows_of(tx, watched_devices(tx, rule), start_ms, end_ms)
-    first = rows[0].position if rows else tx.messages.head() + 1
-    simulation = Simulation(tx, rule, Position(first - 1), output)
+def _replayed(
+    rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds, output: Output, tx: Transaction, budget: Budget
+) -> Replayed:
+    """Raises TookTooLongError when nothing is ready in time."""
+    rows = rows_of(tx, watched_devices(tx, rule, budget), start_ms, end_ms, budget)
+    first = Position(rows[0].position - 1) if rows else tx.messages.head()
+    simulation = Simulation(tx, rule, first, rows[0].cts if rows else end_ms, output, budget)
     simulation.sends = True
     simulation.begin_minutes(Milliseconds(start_ms - 1))
     counts = _Counts(start_ms)
     is_whole = False
-    with suppress(TookTooLongError):
+    try:
         is_whole = all(counts.takes(happened, simulation) for happened in _happenings(simulation, rows, end_ms, counts))
+    except TookTooLongError:
+        if not counts.evaluations:
+            raise
     until_ms = None if is_whole and len(rows) < RULE_HISTORY_ROWS else counts.at_ms
     return Replayed(
         counts.messages, counts.evaluations, counts.triggered, counts.shown, until_ms, bool(rule.transformers)

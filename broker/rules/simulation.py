@@ -6,6 +6,7 @@ Everything is read in one transaction, on a thread beside the loop.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,7 +18,13 @@ from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, valu
 from broker.rules.timers import Timers
 from broker.rules.transformers import Output
 from broker.rules.view import CurrentMessage
-from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS, RULE_HISTORY_SECONDS, RULE_SIMULATED_DEVICES
+from config.limits import (
+    RULE_HISTORY_DAYS,
+    RULE_HISTORY_ROWS,
+    RULE_HISTORY_SECONDS,
+    RULE_HISTORY_WAIT_SECONDS,
+    RULE_SIMULATED_DEVICES,
+)
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.message_searches import Range
@@ -27,6 +34,7 @@ T = TypeVar("T")
 _DAY_MS: Final = 86_400_000
 _DEVICES_AT_ONCE: Final = 100  # in one search
 _RULE: Final = RuleKey(0)
+_NOTHING: Final = Position(0)
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -35,7 +43,30 @@ class TooManyDevicesError(Exception):
 
 
 class TookTooLongError(Exception):
-    """The simulation has used up its processor time."""
+    """The simulation has used up its time."""
+
+
+class Budget:
+    """The processor time and the time of one simulation."""
+
+    def __init__(self) -> None:
+        self._processor_ends = self._ends = inf
+        self._is_ended = False
+
+    def begin(self) -> None:
+        """From now on, in the thread that calls this."""
+        self._processor_ends = time.thread_time() + RULE_HISTORY_SECONDS
+        self._ends = time.monotonic() + RULE_HISTORY_WAIT_SECONDS
+
+    def end(self) -> None:
+        """Nobody waits for the simulation any more; any thread may say so."""
+        self._is_ended = True
+
+    def check(self) -> None:
+        """Raises TookTooLongError when the time is used up."""
+        time.sleep(0)  # the event loop may have the interpreter now
+        if self._is_ended or time.thread_time() > self._processor_ends or time.monotonic() > self._ends:
+            raise TookTooLongError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +84,19 @@ class Happened:
 
 
 class Simulation:
-    def __init__(self, tx: Transaction, rule: Rule, position: Position, output: Output) -> None:
-        """Begin behind `position`, without running durations. `output` asks the models, as they are now.
+    def __init__(
+        self, tx: Transaction, rule: Rule, position: Position, at_ms: Milliseconds, output: Output, budget: Budget
+    ) -> None:
+        """Begin behind `position`, at `at_ms`, without running durations. `output` asks the models, as they are now.
 
-        Raises TookTooLongError from the method that is running when the processor time is used up.
+        Raises TookTooLongError from the method that is running when the budget is used up.
         """
         #: Whether what happens is explained, and whether it says what would be sent.
         self.explains = False
         self.sends = False
         self._output = output
-        self._ends = time.thread_time() + RULE_HISTORY_SECONDS
+        self._budget = budget
+        self._at_ms = at_ms
         self._tx = tx
         self._rule = rule
         self._position = position
@@ -99,7 +133,7 @@ class Simulation:
         data = _decode(row.data)
         if (fields := self._values.get(row.device)) is not None:
             lay_over(fields, flat(data), row)
-        self._position = row.position
+        self._position, self._at_ms = row.position, row.cts
         if row.device not in self._known:
             self._known[row.device] = self._tx.devices.device(row.device)
         device = self._known[row.device]
@@ -120,9 +154,7 @@ class Simulation:
         evaluate: Callable[[StateView, dict[TimerKey, Timer]], Outcome],
         explain: Callable[[StateView, dict[TimerKey, Timer]], Explanation],
     ) -> Happened:
-        time.sleep(0)  # the event loop may have the interpreter now
-        if time.thread_time() > self._ends:
-            raise TookTooLongError
+        self._budget.check()
         explanation = self._loaded(lambda: explain(view, self.timers)) if self.explains else None
         outcome = self._loaded(lambda: evaluate(view, self.timers)) if explanation is None else explanation.outcome
         for key, timer in outcome.timers.items():
@@ -149,25 +181,40 @@ class Simulation:
                 return evaluate()
             except NotLoadedError as missing:
                 for device in missing.devices:
-                    self._values[device] = values_at(self._tx, device, self._position)
+                    self._budget.check()
+                    self._values[device] = values_at(
+                        self._tx,
+                        device,
+                        self._position,
+                        upto_ms=Milliseconds(self._at_ms + _DAY_MS),  # a message's `ts` is hardly ahead of its `cts`
+                        check=self._budget.check,
+                    )
                 if missing.members is not None:
-                    self._members[missing.members] = members_of(self._tx, *missing.members)
+                    self._members[missing.members] = members_of(self._tx, *missing.members, self._budget.check)
 
 
-def members_of(tx: Transaction, owner: UserKey, device_type: DeviceTypeKey) -> tuple[DeviceKey, ...]:
-    """The devices of a type that a user owns."""
-    records = (tx.devices.device(key) for key in tx.devices.keys_of_owner(owner))
-    return tuple(one.key for one in records if one is not None and one.device_type == device_type)
+def members_of(
+    tx: Transaction, owner: UserKey, device_type: DeviceTypeKey, check: Callable[[], object] | None = None
+) -> tuple[DeviceKey, ...]:
+    """The devices of a type that a user owns. `check` is called after each of them."""
+    found: list[DeviceKey] = []
+    for key in tx.devices.keys_of_owner(owner):
+        if check is not None:
+            check()
+        one = tx.devices.device(key)
+        if one is not None and one.device_type == device_type:
+            found.append(one.key)
+    return tuple(found)
 
 
-def watched_devices(tx: Transaction, rule: Rule) -> list[DeviceKey]:
-    """The devices whose messages concern a rule. Raises TooManyDevicesError."""
+def watched_devices(tx: Transaction, rule: Rule, budget: Budget) -> list[DeviceKey]:
+    """The devices whose messages concern a rule. Raises TooManyDevicesError, TookTooLongError."""
     devices: set[DeviceKey] = set()
     for watch in rule.watches:
         if watch.device is not None:
             devices.add(watch.device)
         elif watch.device_type is not None:
-            devices |= set(members_of(tx, rule.owner, watch.device_type))
+            devices |= set(members_of(tx, rule.owner, watch.device_type, budget.check))
     if len(devices) > RULE_SIMULATED_DEVICES:
         raise TooManyDevicesError
     return sorted(devices)
@@ -178,35 +225,60 @@ def rows_of(
     devices: Sequence[DeviceKey],
     start_ms: Milliseconds,
     end_ms: Milliseconds,
+    budget: Budget,
     *,
+    until: Position | None = None,
+    behind: Position = _NOTHING,
     descending: bool = False,
 ) -> list[MessageRow]:
-    """The devices' messages of a time, in the order in which they came: the first 10,000, or the last ones."""
+    """The devices' messages of a time, in the order in which they came: the first 10,000, or the last ones.
+
+    `behind` and `until` are bounds on their positions.
+    """
     found: list[MessageRow] = []
-    search = Range(start_ms, end_ms, limit=RULE_HISTORY_ROWS, by_arrival=True, descending=descending)
     for index in range(0, len(devices), _DEVICES_AT_ONCE):
+        budget.check()
+        search = Range(
+            start_ms,
+            end_ms,
+            limit=RULE_HISTORY_ROWS,
+            behind=behind,
+            until=until,
+            by_arrival=True,
+            descending=descending,
+        )
         found += tx.message_searches.page(devices[index : index + _DEVICES_AT_ONCE], search)
-    found.sort(key=lambda row: row.position, reverse=descending)
-    return sorted(found[:RULE_HISTORY_ROWS], key=lambda row: row.position)
+        found.sort(key=lambda row: row.position, reverse=descending)
+        del found[RULE_HISTORY_ROWS:]
+        if len(found) == RULE_HISTORY_ROWS:  # no others are wanted
+            behind, until = (found[-1].position, until) if descending else (behind, found[-1].position)
+    return found[::-1] if descending else found
 
 
 def simulated_before(
-    tx: Transaction, rule: Rule, row: MessageRow, since: Position, output: Output, *, has_durations: bool
+    tx: Transaction,
+    rule: Rule,
+    row: MessageRow,
+    since: Position,
+    output: Output,
+    budget: Budget,
+    *,
+    has_durations: bool,
 ) -> Simulation:
     """A simulation that stands just before a message: of what came behind `since`, at most 10,000 messages and 31 days.
 
     Without durations nothing before the message matters but the last values.
     """
     if not has_durations:
-        return Simulation(tx, rule, Position(row.position - 1), output)
+        return Simulation(tx, rule, Position(row.position - 1), row.cts, output, budget)
     start_ms = Milliseconds(max(0, row.cts - RULE_HISTORY_DAYS * _DAY_MS))
-    devices = watched_devices(tx, rule)
+    devices = watched_devices(tx, rule, budget)
     last_ms = Milliseconds(max(row.ts, row.cts) + _DAY_MS)
-    before = [one for one in rows_of(tx, devices, start_ms, last_ms, descending=True) if one.position < row.position]
-    if since < row.position:
-        before = [one for one in before if one.position > since]
-    first = before[0].position if before else row.position
-    simulation = Simulation(tx, rule, Position(first - 1), output)
+    behind = since if since < row.position else _NOTHING
+    until = Position(row.position - 1)
+    before = rows_of(tx, devices, start_ms, last_ms, budget, until=until, behind=behind, descending=True)
+    first = before[0] if before else row
+    simulation = Simulation(tx, rule, Position(first.position - 1), first.cts, output, budget)
     for one in before:
         for _ in simulation.message(one):
             pass

@@ -4,21 +4,24 @@ The snapshots are ahead of the rules or behind them. A device's values are taken
 not projected yet are added, and a value that is newer than the position is looked up in the log (reference 12.4).
 """
 
-from collections.abc import Collection, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from broker.messages.decoding import decoded
-from broker.messages.intervals import FIRST_MS, LAST_MS
-from broker.messages.snapshots import saved_with_rows
+from broker.messages.intervals import FIRST_MS, LAST_MS, MINUTE_MS
+from broker.messages.snapshots import newest_minute, saved_with_rows
 from broker.rules.transformers import Output
 from broker.rules.view import CurrentMessage, Value
 from config.limits import CLOCK_AHEAD_MS
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
-from storage.message_searches import Match, Range, sort_key
+from storage.message_searches import Match, Range, SortKey, sort_key
 from storage.records import MessageRow
 
-_PAGE = 20
+_PAGE: Final = 20
+#: Rows, before the next minute that has the field is looked up.
+_LOOKED_AT: Final = 1_000
 
 
 #: The last value of a field (reference 9.4): ts and position of its message, the value, cts of its message. Of the
@@ -107,7 +110,19 @@ def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
             fields[path] = (ts, position, value, cts)
 
 
-def values_at(tx: Transaction, device: DeviceKey, position: Position, *, since_ms: Milliseconds = FIRST_MS) -> Fields:
+def _unbounded() -> None:
+    return None
+
+
+def values_at(
+    tx: Transaction,
+    device: DeviceKey,
+    position: Position,
+    *,
+    since_ms: Milliseconds = FIRST_MS,
+    upto_ms: Milliseconds = LAST_MS,
+    check: Callable[[], object] = _unbounded,
+) -> Fields:
     """The values that were the last ones when the log ended with `position`.
 
     Args:
@@ -115,38 +130,81 @@ def values_at(tx: Transaction, device: DeviceKey, position: Position, *, since_m
         device: whose values.
         position: of the last row that counts.
         since_ms: values that are older may be missing, if newer ones came after `position`.
+        upto_ms: no row up to `position` is of a later `ts`.
+        check: called after every few rows; it raises to end this.
     """
     cts: dict[Position, Milliseconds] = {}
     fields: Fields = {}
-    saved, rows = saved_with_rows(tx, device)
+    saved, rows = saved_with_rows(tx, device, position)
     for path, (ts, brought_by, value) in saved.items():
+        if brought_by > position:
+            continue
         if brought_by not in cts:
             row = tx.messages.message(brought_by)
             cts[brought_by] = ts if row is None else row.cts  # the retention sweep may have removed it
         fields[path] = (ts, brought_by, value, cts[brought_by])
+    if newer := {path for path, (_, brought_by, _) in saved.items() if brought_by > position}:
+        fields |= _Before(tx, device, position, since_ms, upto_ms, check).values_of(newer)
     for row, data in rows:
         if row.position <= position:
             lay_over(fields, data, row)
-    for field in [field for field, known in fields.items() if known[1] > position]:
-        earlier = _earlier(tx, device, field, position, since_ms)
-        if earlier is None:
-            del fields[field]
-        else:
-            fields[field] = earlier
     return fields
 
 
-def _earlier(
-    tx: Transaction, device: DeviceKey, field: str, position: Position, since_ms: Milliseconds
-) -> Known | None:
-    """The last value of a field among the messages up to `position`."""
-    before = None
-    while True:
-        search = Range(since_ms, LAST_MS, match=Match(field), limit=_PAGE, before=before, descending=True)
-        rows = tx.message_searches.page([device], search)
-        for row, data in decoded([row for row in rows if row.position <= position]):
-            if field in data:  # in another version of the Manifest it may have been a group
-                return row.ts, row.position, data[field], row.cts
-        if len(rows) < _PAGE:
-            return None
-        before = sort_key(rows[-1])
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Looks up what a device's values were before a position: in its rows and, for a field that few messages have, in
+    the rollups, which say in which minutes there are any."""
+
+    tx: Transaction
+    device: DeviceKey
+    position: Position
+    since_ms: Milliseconds
+    upto_ms: Milliseconds
+    check: Callable[[], object]
+
+    def values_of(self, paths: Collection[str]) -> Fields:
+        """The fields that had a value."""
+        newest = self._range(Match(), self.upto_ms)
+        rows = self.tx.message_searches.page([self.device], newest)
+        found: Fields = {}
+        for row, data in decoded(rows):
+            for path in data.keys() & paths:
+                found.setdefault(path, (row.ts, row.position, data[path], row.cts))
+        if len(rows) == _PAGE:
+            for path in sorted(set(paths) - found.keys()):
+                if (known := self._value_of(path, sort_key(rows[-1]))) is not None:
+                    found[path] = known
+        return found
+
+    def _value_of(self, path: str, before: SortKey) -> Known | None:
+        upto_ms = before[0]
+        while True:
+            self.check()
+            search = self._range(Match(path), upto_ms, before)
+            part = self.tx.message_searches.some([self.device], search, most=_LOOKED_AT)
+            for row, data in decoded(part.rows):
+                if path in data:  # in another version of the Manifest it may have been a group
+                    return row.ts, row.position, data[path], row.cts
+            if len(part.rows) == _PAGE:
+                before = sort_key(part.rows[-1])
+                upto_ms = before[0]
+                continue
+            if not isinstance(part.upto, tuple):
+                return None
+            before = part.upto
+            minute = newest_minute(self.tx, self.device, path, before[0])
+            if minute is None:
+                return None
+            upto_ms = Milliseconds(min(before[0], minute + MINUTE_MS - 1))
+
+    def _range(self, match: Match, upto_ms: Milliseconds, before: SortKey | None = None) -> Range:
+        return Range(
+            self.since_ms,
+            upto_ms,
+            match=match,
+            limit=_PAGE,
+            before=before,
+            until=self.position,
+            descending=True,
+        )

@@ -17,6 +17,7 @@ from broker.rules.rule import ConditionReport, Explanation, Rule
 from broker.rules.running import remembered
 from broker.rules.schedule import Schedule
 from broker.rules.simulation import (
+    Budget,
     Happened,
     Simulation,
     TookTooLongError,
@@ -85,10 +86,10 @@ class Reasons:
 
     async def of_time(
         self, record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds
-    ) -> tuple[list[Why], bool]:
+    ) -> tuple[list[Why], Milliseconds | None]:
         """Why the messages of a time, and the durations that ended in it, triggered the rule or did not.
 
-        Returns the first 100 evaluations, and whether these are all. Raises ValidationFailed, Conflict.
+        Returns the first 100 evaluations, and where to go on when these are not all. Raises ValidationFailed, Conflict.
         """
         check_times(start_ms, end_ms)
         return await self._turns.read(record.owner, partial(_of_time, record, rule, start_ms, end_ms, self._output))
@@ -100,33 +101,36 @@ class Reasons:
         running, now_ms = self._index.get(record.key), self._clock.now_ms()
         held = None if running is None else dict(running.timers)
 
-        def work(tx: Transaction) -> Why:
+        def work(tx: Transaction, budget: Budget) -> Why:
             state = tx.rules.state(record.key)
             timers = held if held is not None else {} if state is None else remembered(state)[0]
-            explanation = Simulation(tx, rule, tx.messages.head(), self._output).now(now_ms, timers)
+            simulation = Simulation(tx, rule, tx.messages.head(), now_ms, self._output, budget)
+            explanation = simulation.now(now_ms, timers)
             return _why(tx, record, now_ms, None, explanation)
 
         if not rule.type_reads:  # it looks at few values
-            return await self._database.read(work)
+            return await self._database.read(lambda tx: work(tx, Budget()))
         try:
             return await self._turns.read(record.owner, partial(_within_bounds, rule, work))
         except Conflict:
             return None
 
 
-def _within_bounds(rule: Rule, work: Callable[[Transaction], Why], tx: Transaction) -> Why:
-    """Raises TooManyDevicesError."""
-    watched_devices(tx, rule)
-    return work(tx)
+def _within_bounds(rule: Rule, work: Callable[[Transaction, Budget], Why], tx: Transaction, budget: Budget) -> Why:
+    """Raises TooManyDevicesError, TookTooLongError."""
+    watched_devices(tx, rule, budget)
+    return work(tx, budget)
 
 
-def _of_message(record: RuleRecord, rule: Rule, position: Position, output: Output, tx: Transaction) -> Why:
+def _of_message(
+    record: RuleRecord, rule: Rule, position: Position, output: Output, tx: Transaction, budget: Budget
+) -> Why:
     row = tx.messages.message(position)
     if row is None or tx.devices.device(row.device) is None:
         raise NotFound
-    if not _watches(tx, rule, row.device):
+    if not _watches(tx, rule, row.device, budget):
         raise ValidationFailed.of("mid", INVALID)
-    simulation = simulated_before(tx, rule, row, record.since, output, has_durations=has_durations(record))
+    simulation = simulated_before(tx, rule, row, record.since, output, budget, has_durations=has_durations(record))
     simulation.explains = True
     *_, happened = simulation.message(row)
     assert happened.explanation is not None  # noqa: S101 - the simulation was asked for it
@@ -134,20 +138,30 @@ def _of_message(record: RuleRecord, rule: Rule, position: Position, output: Outp
 
 
 def _of_time(
-    record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds, output: Output, tx: Transaction
-) -> tuple[list[Why], bool]:
-    rows = rows_of(tx, watched_devices(tx, rule), start_ms, end_ms)
+    record: RuleRecord,
+    rule: Rule,
+    start_ms: Milliseconds,
+    end_ms: Milliseconds,
+    output: Output,
+    tx: Transaction,
+    budget: Budget,
+) -> tuple[list[Why], Milliseconds | None]:
+    rows = rows_of(tx, watched_devices(tx, rule, budget), start_ms, end_ms, budget)
     if rows:
-        simulation = simulated_before(tx, rule, rows[0], record.since, output, has_durations=has_durations(record))
+        durations = has_durations(record)
+        simulation = simulated_before(tx, rule, rows[0], record.since, output, budget, has_durations=durations)
     else:
-        simulation = Simulation(tx, rule, tx.messages.head(), output)
+        simulation = Simulation(tx, rule, tx.messages.head(), end_ms, output, budget)
     simulation.explains = True
     simulation.begin_minutes(Milliseconds(start_ms - 1))
     found: list[Why] = []
+    reached = start_ms
 
     def is_full(happened: Happened) -> bool:
+        nonlocal reached
         if happened.at_ms < start_ms:
             return False
+        reached = happened.at_ms
         if len(found) == SHOWN_MAX:
             return True
         assert happened.explanation is not None  # noqa: S101 - the simulation was asked for it
@@ -157,18 +171,19 @@ def _of_time(
     try:
         for row in rows:
             if any(map(is_full, simulation.message(row))):
-                return found, False
-        return found, not any(map(is_full, simulation.until(end_ms))) and len(rows) < RULE_HISTORY_ROWS
+                return found, reached
+        if len(rows) < RULE_HISTORY_ROWS and not any(map(is_full, simulation.until(end_ms))):
+            return found, None
     except TookTooLongError:
         if not found:
             raise
-        return found, False
+    return found, reached
 
 
-def _watches(tx: Transaction, rule: Rule, device: DeviceKey) -> bool:
+def _watches(tx: Transaction, rule: Rule, device: DeviceKey, budget: Budget) -> bool:
     return any(
         watch.device == device
-        or (watch.device_type is not None and device in members_of(tx, rule.owner, watch.device_type))
+        or (watch.device_type is not None and device in members_of(tx, rule.owner, watch.device_type, budget.check))
         for watch in rule.watches
     )
 

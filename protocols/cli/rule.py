@@ -56,8 +56,8 @@ def explain(rule_id: str, message: str | None, since: int, config: Path | None) 
             click.echo(f"    {_MARKS[condition.held]}  {condition.field}  {condition.text}")
     if not answer.found:
         click.echo("No message of this time concerns the rule.")
-    if not answer.is_complete:
-        click.echo("There is more: ask for a shorter time.")
+    if answer.until is not None:
+        click.echo(f"The explanations ended at {time_text(answer.until)}: there is more than are made at once.")
 
 
 @rule.command()

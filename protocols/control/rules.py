@@ -48,7 +48,7 @@ class Explained:
 @dataclass(frozen=True, slots=True)
 class ExplainedTime:
     found: list[Explained]
-    is_complete: bool
+    until: Milliseconds | None  # where to go on, if it is not complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ async def _explain(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     rule = await rooms.rules.looking_up.compiled(record)
     reasons = rooms.rules.reasons
     if wanted.message is not None:
-        found, is_complete = [await reasons.of_message(record, rule, wanted.message)], True
+        found, until = [await reasons.of_message(record, rule, wanted.message)], None
     else:
-        found, is_complete = await reasons.of_time(record, rule, wanted.start, wanted.end)
-    return ExplainedTime([_explained(rooms, one) for one in found], is_complete)
+        found, until = await reasons.of_time(record, rule, wanted.start, wanted.end)
+    return ExplainedTime([_explained(rooms, one) for one in found], until)
 
 
 def _explained(rooms: ControlRooms, why: Why) -> Explained:

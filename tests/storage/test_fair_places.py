@@ -24,8 +24,11 @@ class _World:
             self._nursery.start_soon(self._work, name)
             await wait_all_tasks_blocked()
 
-    async def end(self, name: str) -> None:
+    def tell(self, name: str) -> None:
         self._ends[name].set()
+
+    async def end(self, name: str) -> None:
+        self.tell(name)
         await wait_all_tasks_blocked()
 
     async def until_began(self, name: str) -> None:
@@ -87,20 +90,34 @@ async def test_places_beyond_the_first_ones_are_for_others_and_for_who_has_waite
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("step", ["waits", "has just got it"])
-async def test_who_is_cancelled_holds_no_place(step: str) -> None:
-    places = FairPlaces(1)
-    await places.take("a")
+async def test_places_that_are_held_for_long_are_none_of_the_first_ones(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_World(places, nursery).ask, "b1")
-        await wait_all_tasks_blocked()
-        if step == "has just got it":
-            places.give_back("a")
+        world = _World(FairPlaces(4, of_one=2, at_first=2, patience=0.05), nursery)
+        await world.ask("a1", "b1")
+        await trio.sleep(0.06)
+        begin = trio.current_time()
+        await world.ask("c1", "d1")
+        assert world.began == ["a1", "b1", "c1", "d1"]
+        assert trio.current_time() == pytest.approx(begin, abs=0.003)
         nursery.cancel_scope.cancel()
-    if step == "waits":
-        assert (places.taken, places.waiting) == (1, 0)
-        places.give_back("a")
-    assert (places.taken, places.waiting, places.held_by("b")) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("turns", [None, 0, 1, 2, 3])
+async def test_who_is_cancelled_while_it_waits_or_just_got_a_place_holds_none(turns: int | None) -> None:
+    places = FairPlaces(1)
+    async with trio.open_nursery() as nursery:
+        holder = _World(places, nursery)
+        await holder.ask("a1")
+        async with trio.open_nursery() as others:
+            await _World(places, others).ask("b1")
+            if turns is not None:
+                holder.tell("a1")
+                for _ in range(turns):
+                    await trio.lowlevel.checkpoint()
+            others.cancel_scope.cancel()
+        assert places.held_by("b") == places.waiting == 0
+        holder.tell("a1")
+    assert places.taken == 0
 
 
 async def test_whoever_asks_gets_a_place_whatever_happens_between() -> None:

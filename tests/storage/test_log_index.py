@@ -113,6 +113,8 @@ class Log:
             found = [place for place in found if search.start_ms <= place[0] <= search.end_ms]
         if search.after is not None:
             found = [place for place in found if place > search.after]
+        if search.until is not None:
+            found = [place for place in found if place[1] <= search.until]
         if search.before is not None:
             found = [place for place in found if place < search.before]
         order: Callable[[tuple[int, int]], tuple[int, ...]] = lambda place: place[1:] if search.by_arrival else place  # noqa: E731
@@ -137,8 +139,10 @@ _steps = st.lists(
 
 @st.composite
 def searches(draw: st.DrawFn) -> Range:
+    until = draw(st.none() | st.integers(0, 20).map(Position))
     if draw(st.booleans()):
-        return Range(None, None, limit=draw(st.integers(1, 5)), by_arrival=True, descending=draw(st.booleans()))
+        limit, descending = draw(st.integers(1, 5)), draw(st.booleans())
+        return Range(None, None, limit=limit, until=until, by_arrival=True, descending=descending)
     place = st.none() | st.tuples(_times.map(Milliseconds), st.integers(0, 20).map(Position))
     return Range(
         Milliseconds(draw(_times)),
@@ -146,6 +150,7 @@ def searches(draw: st.DrawFn) -> Range:
         limit=draw(st.none() | st.integers(1, 5)),
         after=draw(place),
         before=draw(place),
+        until=until,
         descending=draw(st.booleans()),
     )
 

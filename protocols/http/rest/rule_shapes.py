@@ -240,7 +240,8 @@ class Explanations(Shape):
     example = {"explanations": [WhyObject.example], "isComplete": True}
 
     explanations: list[WhyObject]
-    is_complete: Annotated[bool, about("false: there are more than 100; ask for a shorter time")]
+    is_complete: Annotated[bool, about("false: there are more than 100, or than 3 s allow; go on at `until`")]
+    until: Annotated[int, time_ms("Where the explanations ended, if they are not complete")] | UnsetType = UNSET
 
 
 class ExplainMessageQuery(Shape):

@@ -40,7 +40,7 @@ from protocols.http.rest.rule_shapes import (
     rule_object,
     why_object,
 )
-from protocols.http.schema import Data, Id, NumberedPage, about
+from protocols.http.schema import Data, Id, NumberedPage, about, absent_if_none
 from storage.keys import Milliseconds
 from storage.records import UserRecord
 from storage.rules import RuleRecord
@@ -301,12 +301,12 @@ class RuleCalls(RestCalls):
         rule = await self._rules.looking_up.compiled(record)
         await self._rules.access.require_read(caller, record, rule)
         if isinstance(query, ExplainMessageQuery):
-            found, is_complete = [await self._rules.reasons.of_message(record, rule, query.mid)], True
+            found, until_ms = [await self._rules.reasons.of_message(record, rule, query.mid)], None
         else:
             start_ms, end_ms = Milliseconds(query.start_date), Milliseconds(query.end_date)
-            found, is_complete = await self._rules.reasons.of_time(record, rule, start_ms, end_ms)
+            found, until_ms = await self._rules.reasons.of_time(record, rule, start_ms, end_ms)
         shown = [why_object(one, None if one.row is None else self._mids.mid(one.row.position)) for one in found]
-        return Data(Explanations(shown, is_complete))
+        return Data(Explanations(shown, until_ms is None, until=absent_if_none(until_ms)))
 
     @RestCall(
         "POST",

@@ -1,5 +1,6 @@
 """What one user's rules cannot do to others: floods, processor time, new budgets (reference 12.4 and 12.9)."""
 
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -11,14 +12,17 @@ from broker.facts import RuleReported
 from broker.rules.budgets import ActionBudget, CostGuard
 from broker.rules.requests import REQUEST_RATE, HttpContent
 from broker.rules.showing import Standing
+from broker.rules.simulation import Budget, TookTooLongError
 from broker.rules.turns import TOO_LONG, TOO_MANY_AT_ONCE, Turns
 from broker.services import Services
-from storage.database import Transaction
+from storage.database import Database, Transaction
+from storage.engines.sqlite import SqliteEngine
 from storage.keys import Milliseconds, RuleKey, UserKey
 from storage.records import GrantRecord
 from tests.broker.rules.home import ON, Home, body, when
 from tests.builders import ServicesOpener
 from tests.factories import HALL, KITCHEN, LIGHT_TYPE, NOW_MS, World, allow, build_world
+from tests.fakes import FakeClock
 
 WARM = when("temperature", ">", 25)
 EVERY = {"selector": "every", "dtid": LIGHT_TYPE}
@@ -140,11 +144,76 @@ async def test_a_simulation_ends_when_its_time_is_used_up(home: Home, monkeypatc
     mid = await home.says({"temperature": 30})
     compiled = await home.services.rules.looking_up.compiled(rule)
     monkeypatch.setattr("broker.rules.simulation.RULE_HISTORY_SECONDS", -1)
-    replayed = await home.services.rules.replays.run(compiled, Milliseconds(NOW_MS - 1), Milliseconds(NOW_MS + 1))
-    assert (replayed.messages, replayed.until_ms) == (0, NOW_MS - 1)
-    with pytest.raises(Conflict) as refused:
-        await home.services.rules.reasons.of_message(rule, compiled, mid)
-    assert str(refused.value) == TOO_LONG
+    start, end = Milliseconds(NOW_MS - 1), Milliseconds(NOW_MS + 1)
+    for work in (
+        home.services.rules.replays.run(compiled, start, end),
+        home.services.rules.reasons.of_time(rule, compiled, start, end),
+        home.services.rules.reasons.of_message(rule, compiled, mid),
+    ):
+        with pytest.raises(Conflict) as refused:  # nothing is ready, so there is nothing to go on from
+            await work
+        assert str(refused.value) == TOO_LONG
+
+
+@pytest.mark.parametrize("kind", ["replay", "explain"])
+async def test_a_simulation_answers_what_was_ready_and_goes_on_from_there(
+    home: Home, monkeypatch: pytest.MonkeyPatch, fake_clock: FakeClock, kind: str
+) -> None:
+    rule = await home.rule(body([WARM]))
+    mids = []
+    for number in range(12):
+        fake_clock.advance(1_000)
+        mids.append(await home.says({"temperature": 30 if number % 2 else 20}))
+    compiled = await home.services.rules.looking_up.compiled(rule)
+    checks = 0
+
+    def check(_budget: Budget) -> None:
+        nonlocal checks
+        checks += 1
+        if checks > 8:
+            raise TookTooLongError
+
+    async def part(start: Milliseconds) -> tuple[list[int], Milliseconds | None]:
+        end = Milliseconds(fake_clock.now)
+        if kind == "replay":
+            replayed = await home.services.rules.replays.run(compiled, start, end)
+            return [one.at_ms for one in replayed.shown], replayed.until_ms
+        found, until = await home.services.rules.reasons.of_time(rule, compiled, start, end)
+        return [one.at_ms for one in found if one.triggers], until
+
+    monkeypatch.setattr(Budget, "check", check)
+    at, parts, triggered = Milliseconds(NOW_MS), 0, set[int]()
+    while True:
+        checks = 0
+        found, until = await part(at)
+        triggered |= set(found)
+        if until is None:
+            break
+        assert until > at
+        at, parts = until, parts + 1
+    assert parts > 1
+    assert sorted(triggered) == [NOW_MS + 1_000 * number for number in range(2, 14, 2)]
+
+
+async def test_a_simulation_ends_when_nobody_waits_for_it_any_more(engine: SqliteEngine) -> None:
+    """So the daemon stops while one runs."""
+    database, began = Database(engine), threading.Event()
+
+    def work(_tx: Transaction, budget: Budget) -> None:
+        began.set()
+        while True:
+            budget.check()
+
+    await database.open()
+    async with trio.open_nursery() as writer:
+        await writer.start(database.commit_forever)
+        begin = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Turns(database).read, UserKey(1), work)
+            assert await trio.to_thread.run_sync(began.wait, 10)
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - begin < 1
+        writer.cancel_scope.cancel()
 
 
 async def test_what_a_rule_waits_for_is_not_looked_for_among_too_many_devices(
@@ -163,14 +232,16 @@ async def test_the_simulations_of_a_user_wait_for_each_other_and_hold_up_no_othe
     order: list[str] = []
     read, first_may_end = database.read, trio.Event()
 
-    async def waiting_read(work: Callable[[Transaction], object]) -> object:
+    async def waiting_read(
+        work: Callable[[Transaction], object], *, interrupt: Callable[[], object] | None = None
+    ) -> object:
         if not order:
             order.append("the first one")
             await first_may_end.wait()
-        return await read(work)
+        return await read(work, interrupt=interrupt)
 
     async def run(owner: UserKey, name: str) -> None:
-        await turns.read(owner, lambda _tx: order.append(name))
+        await turns.read(owner, lambda _tx, _budget: order.append(name))
 
     monkeypatch.setattr(database, "read", waiting_read)
     async with trio.open_nursery() as nursery:
