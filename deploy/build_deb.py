@@ -130,6 +130,7 @@ def _stage_system_files(root: Path) -> None:
         (CONTROL / "sysusers.conf", "usr/lib/sysusers.d/trunkline.conf"),
         (ROOT / "config/example.toml", "etc/trunkline/trunkline.toml"),
         (ROOT / "LICENSE", f"{_DOCUMENTS}/copyright"),
+        (ROOT / "NOTICE", f"{_DOCUMENTS}/NOTICE"),
         (ROOT / "README.md", f"{_DOCUMENTS}/README.md"),
         (ROOT / "CHANGELOG.md", f"{_DOCUMENTS}/CHANGELOG.md"),
         (ROOT / "config/gateway.example.toml", f"{_DOCUMENTS}/examples/gateway.example.toml"),

@@ -14,10 +14,11 @@ import structlog
 from broker.device_management.objects import ObjectModel, Resource, ValueType
 
 _FILE_BYTES: Final = 1024 * 1024
-_TYPES: Final = {
+#: By the names of the registry.
+TYPES: Final = {
     "string": ValueType.STRING,
     "integer": ValueType.INTEGER,
-    "unsigned integer": ValueType.INTEGER,
+    "unsigned integer": ValueType.UNSIGNED_INTEGER,
     "float": ValueType.FLOAT,
     "boolean": ValueType.BOOLEAN,
     "time": ValueType.TIME,
@@ -107,7 +108,7 @@ class _Reader:
 
     def _resource(self) -> Iterator[tuple[int, Resource]]:
         name = camel_case(self._item.get("Name", ""))
-        kind = _TYPES.get(self._item.get("Type", "").lower())
+        kind = TYPES.get(self._item.get("Type", "").lower())
         if kind is None or not name or not self._item["ID"].isdecimal():
             raise ModelError(f"a resource is not described: {self._item}")
         taken = {resource.name for resource in self._resources.values()}
@@ -121,6 +122,7 @@ class _Reader:
                 kind,
                 self._item.get("MultipleInstances", "").lower() == "multiple",
                 self._item.get("Description", ""),
+                self._item.get("Units", ""),
             ),
         )
 

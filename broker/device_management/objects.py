@@ -1,7 +1,7 @@
 """Which LWM2M resources are which device properties (reference 18.4).
 
-The resources of objects 3 to 7 have fixed names, of instance 0 only. Other objects appear with their instances: by
-number, or by the names of a model file (`models`).
+The resources of objects 3 to 7 have fixed names, of instance 0 only. Other objects appear with their instances: by the
+names of a model file (`models`) or of the public registry (`registry`), or by number.
 """
 
 import re
@@ -18,6 +18,7 @@ class ValueType(Enum):
 
     STRING = "String"
     INTEGER = "Integer"
+    UNSIGNED_INTEGER = "Unsigned Integer"
     FLOAT = "Float"
     BOOLEAN = "Boolean"
     TIME = "Time"
@@ -34,15 +35,18 @@ class Resource:
     type: ValueType
     is_multiple: bool = False
     description: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectModel:
-    """An object of a model file: its name, and its resources by number."""
+    """An object as it is described: its name, and its resources by number."""
 
     number: int
     name: str
     resources: Mapping[int, Resource]
+    #: It comes from the registry, and not from a model file.
+    is_shipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +168,14 @@ class ObjectMap:
     """Properties by name and by resource, in both directions."""
 
     def __init__(self, models: Iterable[ObjectModel] = ()) -> None:
+        """Of several models of an object the first one counts."""
         self._models: dict[int, ObjectModel] = {}
         self._numbers = {name: number for number, (name, _) in _MAPPED.items()}
         for model in models:
+            if model.number in _MAPPED or model.number in _HIDDEN or model.number in self._models:
+                continue
             # A name that another object has already would be ambiguous: this object appears by number.
-            if model.number in _MAPPED or model.number in _HIDDEN or model.name in self._numbers:
+            if model.name in self._numbers:
                 continue
             self._models[model.number] = model
             self._numbers[model.name] = model.number
@@ -190,7 +197,7 @@ class ObjectMap:
         return Property(path, f"{model.name}.{instance}.{described.name or resource}", described)
 
     def property_named(self, name: str) -> Property | None:
-        """The property with this name below `deviceProperties`, also of an object that is known by its number."""
+        """The property with this name below `deviceProperties`. Objects but 3 to 7 are also found by their numbers."""
         parts = name.split(".")
         number = self._number_of(parts[0])
         if number is None:
@@ -228,8 +235,7 @@ class ObjectMap:
         if (number := self._numbers.get(name)) is not None:
             return number
         match = _BY_NUMBER.fullmatch(name)
-        # An object that has a name is not reached by its number: each property has one name.
-        if match is None or int(match[1]) > _LARGEST or int(match[1]) in {*_MAPPED, *self._models}:
+        if match is None or int(match[1]) > _LARGEST or int(match[1]) in _MAPPED:
             return None
         return int(match[1])
 
@@ -238,12 +244,24 @@ class ObjectMap:
         found = self.property_at(path)
         return None if found is None or found.resource is _ANY else found.resource.type
 
-    def groups(self) -> Iterable[tuple[str, Iterable[Resource]]]:
-        """The described objects, each with its resources."""
-        for name, resources in _MAPPED.values():
-            yield name, resources.values()
-        for model in self._models.values():
-            yield model.name, model.resources.values()
+    def present_name(self, name: str) -> str:
+        """The name of a property that was stored before its object was described."""
+        if not name.startswith("object"):
+            return name
+        found = self.property_named(name)
+        return name if found is None else found.name
+
+    def is_shipped(self, number: int) -> bool:
+        """Whether the object is described by the registry alone."""
+        model = self._models.get(number)
+        return model is not None and model.is_shipped
+
+    def groups(self) -> Iterable[tuple[int, str, Mapping[int, Resource]]]:
+        """The described objects: number, name, and resources by number."""
+        for number, (name, resources) in _MAPPED.items():
+            yield number, name, resources
+        for number, model in self._models.items():
+            yield number, model.name, model.resources
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import base64
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import structlog
 from broker.clock import Clock
 from broker.device_management.filters import parse_filter
 from broker.device_management.objects import ObjectMap, leaves_of, nested
+from broker.device_management.registry import unit_of
 from broker.device_management.sessions import Readings, ResourceValue, Values
 from broker.device_types.catalog import DeviceType
 from broker.devices.presence import Presence
@@ -117,7 +118,9 @@ class Properties:
         for ts_ms, reading in sorted(times, key=lambda one: one[0]):
             leaves |= {name: (value, ts_ms) for name, value in self.named(reading.values)}
         if leaves:
-            stored = await self._database.write(lambda tx: _report(tx, device.key, leaves, now_ms))
+            stored = await self._database.write(
+                lambda tx: _report(tx, device.key, leaves, now_ms, self._objects.present_name)
+            )
             if not stored:
                 _log.warning("device_properties_dropped", device=device.id, reason="too many bytes")
 
@@ -197,10 +200,15 @@ def _merge(tree: dict[str, Any], change: Mapping[str, Any]) -> None:
 
 
 def _report(
-    tx: Transaction, device: DeviceKey, leaves: Mapping[str, tuple[Any, Milliseconds]], now_ms: Milliseconds
+    tx: Transaction,
+    device: DeviceKey,
+    leaves: Mapping[str, tuple[Any, Milliseconds]],
+    now_ms: Milliseconds,
+    name_of: Callable[[str], str],
 ) -> bool:
     stored = tx.device_management.properties(device) or PropertySetRecord(device)
-    known, times = leaves_of(_decode(stored.reported)), _decode(stored.reported_times)
+    known = {name_of(name): value for name, value in leaves_of(_decode(stored.reported)).items()}
+    times = {name_of(name): ts_ms for name, ts_ms in _decode(stored.reported_times).items()}
     # A time in the future is of a clock that was set back since: it does not keep anything out.
     newer = {name: leaf for name, leaf in leaves.items() if leaf[1] >= min(times.get(name, 0), now_ms)}
     if not newer:
@@ -247,8 +255,11 @@ def _with_times(tree: Mapping[str, Any], times: Mapping[str, int]) -> dict[str, 
     return nested({path: {"value": value, "ts": times[path]} for path, value in leaves_of(tree).items()})
 
 
-def manifest(objects: ObjectMap) -> dict[str, Any]:
-    """The fields of the management manifest: type, operations and description of every property."""
+def manifest(objects: ObjectMap, groups: Collection[str] = ()) -> dict[str, Any]:
+    """The fields of the management manifest: type, operations, unit and description of properties.
+
+    Of the objects of the registry only those of `groups`, which are names or numbers; they are hundreds.
+    """
     system = {
         "did": _field("String", "R"),
         "createdOn": _field("Time", "R"),
@@ -259,18 +270,28 @@ def manifest(objects: ObjectMap) -> dict[str, Any]:
         },
     }
     reported: dict[str, Any] = {}
-    for group, resources in objects.groups():
+    for number, group, resources in objects.groups():
+        if objects.is_shipped(number) and not {group, str(number), f"object{number}", "*"} & set(groups):
+            continue
         reported[group] = {
-            one.name: _field(one.type.value, one.operations, one.description, is_collection=one.is_multiple)
-            for one in resources
+            one.name: _field(
+                one.type.value,
+                one.operations,
+                one.description,
+                one.unit or unit_of(number, key),
+                is_collection=one.is_multiple,
+            )
+            for key, one in resources.items()
         }
     return {"systemProperties": system, "deviceProperties": reported}
 
 
-def _field(type_: str, operations: str, description: str = "", *, is_collection: bool = False) -> dict[str, Any]:
+def _field(
+    type_: str, operations: str, description: str = "", unit: str = "", *, is_collection: bool = False
+) -> dict[str, Any]:
     return {
         "type": type_,
         "isCollection": is_collection,
         "description": description,
-        "metadata": {"operations": operations},
+        "metadata": {"operations": operations} | ({"unit": unit} if unit else {}),
     }

@@ -201,8 +201,10 @@ def resource_to_read(request: TaskRequest, objects: ObjectMap) -> ResourcePath |
 
 def parse_value(text: str, kind: ValueType) -> ResourceValue:
     """The value that a text stands for. Raises ValueError when it stands for none of this type."""
-    if kind in {ValueType.INTEGER, ValueType.TIME}:
+    if kind in {ValueType.INTEGER, ValueType.UNSIGNED_INTEGER, ValueType.TIME}:
         if _INTEGER.fullmatch(text.strip()) is None:
+            raise ValueError(text)
+        if kind is ValueType.UNSIGNED_INTEGER and int(text) < 0:
             raise ValueError(text)
         return int(text)
     if kind is ValueType.FLOAT:

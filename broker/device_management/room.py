@@ -14,6 +14,7 @@ from broker.device_management.models import read_models
 from broker.device_management.objects import ObjectMap, ObjectModel
 from broker.device_management.operations import Operations
 from broker.device_management.properties import Properties
+from broker.device_management.registry import shipped_models
 from broker.device_management.reports import Reports
 from broker.device_management.tasks import Tasks
 from broker.device_management.waiting import Waiting
@@ -41,7 +42,7 @@ async def open_device_management(
     core: Core, device_types: DeviceTypesRoom, devices: DevicesRoom, messages: MessagesRoom
 ) -> DeviceManagementRoom:
     database, clock, settings = core.database, core.clock, core.settings.device_management
-    objects = ObjectMap(_models(core))
+    objects = ObjectMap([*_models(core), *shipped_models()])
     configurations = Configurations(database, clock, core.router)
     properties = Properties(database, clock, devices.registry, devices.presence, objects)
     images = Images(database, clock, core.settings.state_dir / "images", max_bytes=settings.image_max_bytes)

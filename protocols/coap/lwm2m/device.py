@@ -20,12 +20,21 @@ from broker.device_management.sessions import (
     ResourceValue,
     SessionLostError,
     UnreadableAnswerError,
+    latest,
 )
 from broker.devices.registry import Device
 from config.limits import DEVICE_VALUE_BYTES
 from protocols.coap.lwm2m.blocks import Blocks, option_of
 from protocols.coap.lwm2m.exchanges import TOKEN_BYTES, DeviceLink, Exchange
-from protocols.coap.lwm2m.formats.content import decode, encode_text, is_links
+from protocols.coap.lwm2m.formats.content import (
+    LWM2M_JSON,
+    SENML_CBOR,
+    SENML_JSON,
+    decode,
+    encode_text,
+    is_links,
+    says_types,
+)
 from protocols.coap.lwm2m.formats.values import Unreadable, shown
 from protocols.coap.lwm2m.kinds import KindOf
 from protocols.coap.lwm2m.links import Offer, parse_discovered
@@ -35,6 +44,7 @@ from storage.keys import Milliseconds
 #: How long a device in queue mode can be asked after it was heard: MAX_TRANSMIT_WAIT (LwM2M 1.1, 6.5).
 AWAKE_SECONDS: Final = 93.0
 _INSTANCE_DEPTH: Final = 2
+_FIXED: Final = range(3, 8)  # objects of which the server takes a fixed list of resources (reference 18.4)
 _FRESH_SECONDS: Final = 128.0  # RFC 7641, 3.4
 _OBSERVE_RANGE: Final = 1 << 23
 
@@ -83,6 +93,8 @@ class RegisteredDevice:
         "_now_ms",
         "_observed",
         "_turn",
+        "_typed",
+        "_untyped",
         "_woken",
         "awake_until",
         "connection",
@@ -112,10 +124,16 @@ class RegisteredDevice:
         now: Callable[[], float],
         now_ms: Callable[[], Milliseconds],
         kinds: KindOf,
+        version: str | None = None,
     ) -> None:
         """A registration that begins now.
 
-        `now` gives seconds of a steady clock, `now_ms` the time; `kinds` says what resources hold.
+        Args:
+            device, number, link, offer, lifetime_seconds, has_queue_mode: what has registered, as what, over what.
+            now: a steady clock, in seconds.
+            now_ms: the time.
+            kinds: what resources hold.
+            version: of LwM2M, as the device says it; None is 1.0.
         """
         self.device = device
         self.number = number
@@ -132,6 +150,11 @@ class RegisteredDevice:
         self._now = now
         self._now_ms = now_ms
         self._kinds = kinds
+        #: Formats that say the types of values, and that the device has not refused; the likeliest first.
+        self._typed = [LWM2M_JSON, SENML_JSON, SENML_CBOR]
+        if (version or "1.0") != "1.0":
+            self._typed.reverse()
+        self._untyped: set[int] = set()  # objects whose values came without types
         self._turn = trio.Lock()
         self._woken = trio.Event()
         self._current: Exchange | None = None
@@ -176,11 +199,35 @@ class RegisteredDevice:
     # --- Requests ----------------------------------------------------------------------------------------------------
 
     async def read(self, path: ResourcePath) -> Readings:
-        """As ManagedSession."""
-        body, answer = await self._get(path, "Read")
-        format_ = option_of(answer, Option.CONTENT_FORMAT)
+        """As ManagedSession. Values of unknown types are asked for in a format that says them."""
+        if self._typed and path[0] in self._untyped and (typed := await self._read_typed(path)) is not None:
+            return typed
+        format_, readings = await self._read(path)
+        if says_types(format_, path) or path[0] in _FIXED or all(map(self._kinds, latest(readings))):
+            return readings
+        self._untyped.add(path[0])
+        typed = await self._read_typed(path)
+        return readings if typed is None else typed
+
+    async def _read_typed(self, path: ResourcePath) -> Readings | None:
+        """The answer in a format that says types; None when the device has none."""
+        while self._typed:
+            try:
+                format_, readings = await self._read(path, (int(Option.ACCEPT), uint(self._typed[0])))
+            except (DeviceRefusedError, UnreadableAnswerError):
+                del self._typed[0]
+                continue
+            if says_types(format_, path):
+                return readings
+            del self._typed[0]  # it ignores the option
+        return None
+
+    async def _read(self, path: ResourcePath, *options: tuple[int, bytes]) -> tuple[int | None, Readings]:
+        """The content-format of the answer, and its values."""
+        body, answer = await self._get(path, "Read", *options)
+        format_ = _number(option_of(answer, Option.CONTENT_FORMAT))
         try:
-            return decode(_number(format_), body, path, self._now_ms(), self._kinds)
+            return format_, decode(format_, body, path, self._now_ms(), self._kinds)
         except Unreadable as error:
             raise _unreadable("Read", path, error) from error
 

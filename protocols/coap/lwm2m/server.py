@@ -247,6 +247,7 @@ class Lwm2mServer:
             now=self.now,
             now_ms=self._clock.now_ms,
             kinds=self._kinds,
+            version=given.version,
         )
         former = self._table.of_device(device.key)
         registered.connection.enter_context(

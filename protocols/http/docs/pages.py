@@ -16,6 +16,7 @@ from protocols.http.accounts.pages import pages_blueprint
 from protocols.http.answers import REST_ROOT
 from protocols.http.docs.chapters import DocumentedChapter, chapters, slug_of
 from protocols.http.docs.guides import DOCS, Guide, guides
+from protocols.http.docs.objects import objects_guide
 from protocols.http.docs.prose import sections, with_code
 from protocols.http.openapi.serving import described
 from protocols.http.rest.nouns import TO_COME
@@ -92,7 +93,7 @@ class _Book:
         server_url = f"{site.origin}{REST_ROOT}"
         self.origin = site.origin
         self._sections = sections(described(server_url)["info"]["description"])
-        self._guides = {guide.slug: guide for guide in guides(site)}
+        self._guides = {guide.slug: guide for guide in (*guides(site), objects_guide())}
         self._groups = [(name, list(inner)) for name, inner in groupby(self._guides.values(), attrgetter("group"))]
         self._chapters = {f"api/{chapter.slug}": chapter for chapter in _chapters(server_url)}
         self._server = server_url

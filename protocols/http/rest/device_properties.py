@@ -83,6 +83,19 @@ class _Shown(Shape):
     include_timestamp: Annotated[bool, about("Whether leaves come with their times")] = False
 
 
+class _Described(Shape):
+    objects: (
+        Annotated[
+            str,
+            about(
+                "Objects of the LwM2M registry, by name or number, separated by commas; `*` is all",
+                example="temperature,3304",
+            ),
+        ]
+        | None
+    ) = None
+
+
 class _Listed(Shape):
     dtid: Annotated[TypeId, about("The device type", example=samples.TYPE_NAME)]
     filter: (
@@ -254,10 +267,12 @@ class DevicePropertyCalls(ManagementCalls):
         tokens=ANY_TOKEN,
         on=_visible_type,
         summary="What system and device properties there are",
-        about="`operations` has the letters R, W and E.",
+        about="`operations` has the letters R, W and E; `unit` is that of the value. Objects 3 to 7 and those of model "
+        "files are always there, other objects of the LwM2M registry when `objects` names them.",
     )
-    async def manifest(self, _caller: Caller) -> Data[_ManifestAnswer]:
-        return Data(_ManifestAnswer(_Manifest(manifest(self._management.objects))))
+    async def manifest(self, _caller: Caller, query: _Described) -> Data[_ManifestAnswer]:
+        groups = [one.strip() for one in (query.objects or "").split(",")]
+        return Data(_ManifestAnswer(_Manifest(manifest(self._management.objects, groups))))
 
 
 def _sets(found: PropertySets) -> PropertiesObject:

@@ -6,6 +6,7 @@ import pytest
 
 from broker.device_management.models import ModelError, camel_case, parse_models, read_models
 from broker.device_management.objects import ObjectMap, ValueType, leaves_of, nested
+from broker.device_management.registry import shipped_models, unit_of
 from broker.device_management.requests import parse_value
 from tests.rows import each_row
 
@@ -78,7 +79,9 @@ def test_a_model_gives_names_types_and_operations() -> None:
     value = objects.property_named("ipsoTemperature.0.sensorValue")
     assert value is not None
     assert (value.path, value.resource.operations, value.resource.type) == ((3303, 0, 5700), "R", ValueType.FLOAT)
-    assert objects.property_named("object3303.0.5700") is None, "each property has one name"
+    by_number = objects.property_named("object3303.0.5700")
+    assert by_number is not None
+    assert by_number.name == "ipsoTemperature.0.sensorValue"
     reset = objects.property_at((3303, 1, 5605))
     assert reset is not None
     assert (reset.name, reset.resource.operations) == ("ipsoTemperature.1.resetMinAndMax", "E")
@@ -144,6 +147,7 @@ def test_names_of_models(words: str, name: str) -> None:
         ("1.5e3", ValueType.FLOAT, 1500.0),
         ("TRUE", ValueType.BOOLEAN, True),
         ("0", ValueType.BOOLEAN, False),
+        ("7", ValueType.UNSIGNED_INTEGER, 7),
         ("AAE=", ValueType.OPAQUE, b"\x00\x01"),
         ("x", ValueType.STRING, "x"),
     ],
@@ -156,6 +160,7 @@ def test_values_are_read_by_type(text: str, kind: ValueType, value: object) -> N
     ("text", "kind"),
     [
         ("7.5", ValueType.INTEGER),
+        ("-7", ValueType.UNSIGNED_INTEGER),
         ("9" * 20, ValueType.INTEGER),
         ("nan", ValueType.FLOAT),
         ("yes", ValueType.BOOLEAN),
@@ -170,3 +175,34 @@ def test_other_values_are_refused(text: str, kind: ValueType) -> None:
 def test_leaves_and_trees_are_the_same() -> None:
     tree = {"a": {"b": 1, "c": {"d": [1]}}, "e": None}
     assert nested(leaves_of(tree)) == tree
+
+
+def test_the_registry_gives_names_types_units_and_operations() -> None:
+    """Issue 44, 5. A model file comes first, and an object whose name is taken keeps its number."""
+    objects = ObjectMap(shipped_models())
+    shown = [objects.property_at(path) for path in ((3303, 0, 5700), (3305, 1, 5820), (3201, 0, 5550), (3336, 0, 5514))]
+    assert [
+        one and (one.name, one.resource.operations, one.resource.type.value, one.resource.unit) for one in shown
+    ] == [
+        ("temperature.0.sensorValue", "R", "Float", ""),
+        ("powerMeasurement.1.powerFactor", "R", "Float", ""),
+        ("digitalOutput.0.digitalOutputState", "RW", "Boolean", ""),
+        ("object3336.0.5514", "RWE", "String", ""),
+    ]
+    assert unit_of(3, 9) == "/100"
+    own = ObjectMap([*parse_models(TEMPERATURE), *shipped_models()])
+    value = own.property_at((3303, 0, 5700))
+    assert value is not None
+    assert value.name == "ipsoTemperature.0.sensorValue"
+    assert (own.is_shipped(3303), own.is_shipped(3304)) == (False, True)
+
+
+def test_every_described_resource_is_found_by_its_name() -> None:
+    objects = ObjectMap(shipped_models())
+    for number, name, resources in objects.groups():
+        if not objects.is_shipped(number):
+            continue
+        for key, one in resources.items():
+            found = objects.property_named(f"{name}.1.{one.name}")
+            assert found is not None, (number, key)
+            assert found.path == (number, 1, key)

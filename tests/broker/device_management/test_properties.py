@@ -8,6 +8,7 @@ from broker.device_management.sessions import Reading, ResourceValue
 from broker.facts import ManagementConfigured
 from broker.services import Services
 from storage.database import Transaction
+from storage.device_management import PropertySetRecord
 from storage.keys import Milliseconds
 from storage.records import ManifestRecord
 from tests.broker.device_management.devices import Fleet
@@ -34,8 +35,8 @@ async def reported(fleet: Fleet) -> object:
     ],
 )
 async def test_values_as_they_are_shown(fleet: Fleet, value: ResourceValue, shown: object) -> None:
-    await fleet.management.registrations.values_came(fleet.devices[0], [Reading(None, {(3303, 0, 1): value})])
-    assert await reported(fleet) == {"object3303": {"0": {"1": shown}}}
+    await fleet.management.registrations.values_came(fleet.devices[0], [Reading(None, {(4242, 0, 1): value})])
+    assert await reported(fleet) == {"object4242": {"0": {"1": shown}}}
 
 
 async def test_what_has_no_property_or_no_json_is_dropped(fleet: Fleet) -> None:
@@ -163,3 +164,19 @@ class TestTimes:
         await report(fleet, (None, {LEVEL: 80, (3303, 0, 5700): 21.5}))
         assert await services.messages.history.latest([fleet.devices[0]], count=10) == ()
         assert (await services.messages.history.failed(fleet.devices[0], offset=0, limit=9))[1] == 0
+
+
+async def test_a_property_of_an_object_that_is_described_since_gets_its_name(fleet: Fleet) -> None:
+    """Issue 44, 5: it was stored by number, before the models of the registry were shipped."""
+    key, ts = fleet.devices[0].key, NOW_MS
+    reported_ = '{"object3303":{"0":{"5700":21.5,"5701":"Cel"}},"object4242":{"0":{"1":7}}}'
+    times = json.dumps({f"object{path}": ts for path in ("3303.0.5700", "3303.0.5701", "4242.0.1")})
+    record = PropertySetRecord(key, reported=reported_, reported_times=times)
+    await fleet.services.core.database.write(lambda tx: tx.device_management.put_properties(record))
+    await report(fleet, (None, {(3303, 0, 5700): 22.0}))
+    assert await reported(fleet) == {
+        "temperature": {"0": {"sensorValue": 22.0, "sensorUnits": "Cel"}},
+        "object4242": {"0": {"1": 7}},
+    }
+    task = await fleet.task("deviceProperties.object3303.0.5700")
+    assert task.record.status == "REQUESTED"

@@ -38,7 +38,9 @@ async def test_operations_reach_the_resource(fleet: Fleet, autojump_clock: MockC
         ("deviceProperties.device.reboot", "E", None, "E /3/0/4"),
         ("deviceProperties.connectivityStatistics.collectionPeriod", "W", "60", "W /7/0/8 60"),
         ("deviceProperties.firmwareUpdate.updateSupportedObjects", "W", "true", "W /5/0/4 True"),
-        ("deviceProperties.object3303.0.5601", "E", None, "E /3303/0/5601"),
+        ("deviceProperties.object3303.0.5605", "E", None, "E /3303/0/5605"),
+        ("deviceProperties.temperature.1.resetMinAndMaxMeasuredValues", "E", None, "E /3303/1/5605"),
+        ("deviceProperties.object4242.0.1", "W", "x", "W /4242/0/1 x"),
     ):
         session.done.clear()
         task = await fleet.task(target, kind, value=value)

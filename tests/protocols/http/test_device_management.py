@@ -276,6 +276,17 @@ async def test_the_management_manifest_has_the_object_map(ada: Client) -> None:
         "metadata": {"operations": "RW"},
     }
     assert fields["systemProperties"]["connection"]["connected"]["type"] == "Boolean"
+    assert fields["deviceProperties"]["device"]["batteryLevel"]["metadata"] == {"operations": "R", "unit": "/100"}
+
+
+@pytest.mark.parametrize("asked", ["nothing,humidity", "object3304", "3304,", "*"])
+async def test_the_management_manifest_has_objects_of_the_registry_when_it_is_asked(ada: Client, asked: str) -> None:
+    path = f"{TYPE}/manifest/properties"
+    usual = (await ada("GET", path))["data"]["properties"]["fields"]["deviceProperties"]
+    named = (await ada("GET", f"{path}?objects={asked}"))["data"]["properties"]["fields"]["deviceProperties"]
+    assert ("humidity" in usual, "humidity" in named) == (False, True)
+    assert (len(named) == len(usual) + 1) is (asked != "*")
+    assert named["humidity"]["sensorValue"]["metadata"]["operations"] == "R"
 
 
 # Tasks

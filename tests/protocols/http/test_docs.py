@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from protocols.http.docs.chapters import DocumentedCall, chapters
+from protocols.http.docs.objects import objects_guide
 from protocols.http.docs.prose import ProseBlock, ProseSection, sections, with_code
 from protocols.http.docs.rows import MemberRows
 from protocols.http.openapi.document import document
@@ -165,3 +166,11 @@ def test_a_refusal_of_many_calls_is_told_like_one_of_its_own() -> None:
     reasons = {refusal.status: refusal.reason for refusal in call("postDevices").refusals}
     assert reasons["409"] == "Vendor device id already registered for this device type"
     assert reasons["401"] == "Please provide a valid authorization header"
+
+
+def test_the_objects_of_the_registry_have_a_page() -> None:
+    """Issue 44, 5: names, types and units of LWM2M objects."""
+    found = {section.title: section.text.splitlines() for section in objects_guide().sections()}
+    assert "5700 sensorValue R Float" in found["3303 temperature"]
+    assert "9 batteryLevel R Integer /100" in found["3 device"]
+    assert '<h2 id="3303-temperature">' in objects_guide().html

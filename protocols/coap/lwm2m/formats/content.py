@@ -52,6 +52,12 @@ def decode(
     return found.readings()
 
 
+def says_types(format_: int | None, asked: ResourcePath) -> bool:
+    """Whether values in this format say their types; those of TLV do not."""
+    format_ = TLV if format_ is None and len(asked) < _RESOURCE_DEPTH else format_
+    return format_ is None or OLD.get(format_, format_) != TLV
+
+
 def _only_of_a_resource(asked: ResourcePath, format_: str) -> None:
     if len(asked) < _RESOURCE_DEPTH:
         raise Unreadable(f"is {format_}, which cannot hold the values of {shown(asked)}")
@@ -69,7 +75,7 @@ def _text(payload: bytes, asked: ResourcePath, found: Collected) -> None:
 def _from_text(path: ResourcePath, text: str, kind: Kind | None) -> Scalar:
     plain = text.strip().rstrip("\0")
     try:
-        if kind in (Kind.INTEGER, Kind.TIME):
+        if kind in (Kind.INTEGER, Kind.UNSIGNED_INTEGER, Kind.TIME):
             return int(plain) if len(plain) <= 20 else text
         if kind is Kind.FLOAT:
             return float(plain)

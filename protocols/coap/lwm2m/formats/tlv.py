@@ -73,17 +73,15 @@ def _value(path: ResourcePath, encoded: bytes, kind: Kind | None) -> Scalar:
     match kind:
         case Kind.STRING:
             return _text(path, encoded)
-        case Kind.INTEGER | Kind.TIME | Kind.BOOLEAN:
+        case Kind.INTEGER | Kind.UNSIGNED_INTEGER | Kind.TIME | Kind.BOOLEAN:
             if len(encoded) in _INTEGER_BYTES:
-                return int.from_bytes(encoded, "big", signed=True)
+                return int.from_bytes(encoded, "big", signed=kind is not Kind.UNSIGNED_INTEGER)
             if not encoded:  # some devices send the number 0 without any byte
                 return 0
             raise Unreadable(f"has a number of {len(encoded)} bytes at {shown(path)}")
         case Kind.FLOAT:
             return _float(path, encoded)
-        case Kind.OPAQUE:
-            return encoded
-    return _guessed(encoded)
+    return encoded  # of a resource of bytes, or of one that nothing describes: no byte says what it is
 
 
 def _text(path: ResourcePath, encoded: bytes) -> str:
@@ -100,14 +98,3 @@ def _float(path: ResourcePath, encoded: bytes) -> float:
     if len(encoded) in _INTEGER_BYTES:
         return int.from_bytes(encoded, "big", signed=True)
     raise Unreadable(f"has a number of {len(encoded)} bytes at {shown(path)}")
-
-
-def _guessed(encoded: bytes) -> Scalar:
-    """A value of a resource whose type is not known: text if it can be read, a number of 1 or 2 bytes, else bytes."""
-    try:
-        text = encoded.decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    if text.isprintable():
-        return text
-    return int.from_bytes(encoded, "big", signed=True) if len(encoded) in (1, 2) else encoded

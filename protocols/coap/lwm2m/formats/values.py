@@ -19,6 +19,7 @@ _MILLISECONDS: Final = 1000
 _ABSOLUTE_SECONDS: Final = 2**28
 _LARGEST: Final = 2**64
 _INTEGERS: Final = range(-(2**63), _LARGEST)
+_UNSIGNED: Final = range(_LARGEST)
 _DEPTH: Final = 4  # object, instance, resource, resource instance
 _RESOURCE_DEPTH: Final = 3
 
@@ -57,11 +58,12 @@ def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
             return value
         case Kind.BOOLEAN, (0 | 1) as number:
             return bool(number)
-        case ((Kind.INTEGER | Kind.TIME | Kind.FLOAT), bool()):
+        case ((Kind.INTEGER | Kind.UNSIGNED_INTEGER | Kind.TIME | Kind.FLOAT), bool()):
             pass
-        case Kind.INTEGER | Kind.TIME, int() | float() as number:
+        case Kind.INTEGER | Kind.UNSIGNED_INTEGER | Kind.TIME, int() | float() as number:
+            within = _UNSIGNED if kind is Kind.UNSIGNED_INTEGER else _INTEGERS
             # Compared before it is converted: JSON has integers that are too large for a double, and infinite numbers.
-            if abs(number) <= _LARGEST and number == int(number) and int(number) in _INTEGERS:
+            if abs(number) <= _LARGEST and number == int(number) and int(number) in within:
                 return int(number) * (_MILLISECONDS if kind is Kind.TIME else 1)
         case Kind.FLOAT, int() | float() as number:
             return _finite(path, number)

@@ -13,10 +13,20 @@ let filter = "";
 
 const flat = (value, path = "") => (value !== null && typeof value === "object" && !Array.isArray(value)
   ? Object.entries(value).flatMap(([name, one]) => flat(one, path ? `${path}.${name}` : name)) : [[path, value]]);
-const said = (properties) => flat(properties).map(([name, value]) => `${name}: ${shown(value ?? "")}`).join(", ");
+const units = new Map();
+// A property of an instance is described once for all of them: temperature.0.sensorValue as temperature.sensorValue.
+const unit = (name) => units.get(name.replace(/\.[0-9]+\./, ".")) ?? "";
+const said = (properties) => flat(properties).map(([name, value]) => `${name}: ${shown(value ?? "")}${unit(name) && ` ${unit(name)}`}`).join(", ");
 
 async function devices() {
-  await everything("/devicemgmt/devices/properties", { dtid: id, filter }, (answer) => answer.data.properties, (found, more) => table.set(found, more));
+  let left = "";
+  const found = await everything("/devicemgmt/devices/properties", { dtid: id, filter }, (answer) => answer.data.properties, (some, more) => table.set(some, left = more));
+  const objects = [...new Set(found.flatMap((one) => Object.keys(one.deviceProperties ?? {})))].join(",");
+  const { data } = await get(`/devicemgmt/devicetypes/${id}/manifest/properties`, { objects });
+  for (const [group, described] of Object.entries(data.properties.fields.deviceProperties)) {
+    for (const [name, one] of Object.entries(described)) if (one.metadata.unit) units.set(`${group}.${name}`, one.metadata.unit);
+  }
+  table.set(found, left);
 }
 
 async function listTasks() {

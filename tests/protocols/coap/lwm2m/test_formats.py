@@ -138,13 +138,19 @@ class TestAnObjectInstance:
         assert found == {(3303, 0, 5700): 21.5, (3303, 0, 5701): "Cel"}
 
     def test_with_resources_of_unknown_types(self) -> None:
-        """Text if it can be read, a number of 1 or 2 bytes, else bytes."""
-        found = values_of(TLV, tlv((3, 1, b"abc"), (3, 2, b"\x05"), (3, 3, b"\x00\x01\x02\x03")), (4242, 0))
-        assert found == {(4242, 0, 1): "abc", (4242, 0, 2): 5, (4242, 0, 3): b"\x00\x01\x02\x03"}
+        """Issue 44, 5: TLV keeps the bytes, of which none says whether it is a text or a number."""
+        values = {1: b"abc", 2: b"\x30", 3: b"M", 4: b"\x00\x01\x02\x03", 5: struct.pack(">f", 21.5), 6: b""}
+        found = values_of(TLV, tlv(*((3, number, value) for number, value in values.items())), (4242, 0))
+        assert found == {(4242, 0, number): value for number, value in values.items()}
         assert values_of(SENML_JSON, b'[{"n":"/4242/0/1","vb":true}]', (4242, 0)) == {(4242, 0, 1): True}
 
+    def test_with_unsigned_numbers(self) -> None:
+        assert values_of(TLV, tlv((3, 13, b"\xc8")), (1, 0)) == {(1, 0, 13): 200}
+        with pytest.raises(Unreadable, match="from 0 on"):
+            values_of(SENML_JSON, b'[{"n":"/1/0/13","v":-1}]', (1, 0))
+
     def test_with_resources_that_a_model_describes(self) -> None:
-        """Of an object that only a model file knows; the server's own table comes first."""
+        """The registry comes after what describes them."""
         table: dict[ResourcePath, Kind] = {(4242, 0, 1): Kind.OPAQUE, (4242, 0, 2): Kind.FLOAT, LEVEL: Kind.STRING}
 
         def described(path: ResourcePath) -> Kind | None:
@@ -153,7 +159,7 @@ class TestAnObjectInstance:
         payload = tlv((3, 1, b"abc"), (3, 2, struct.pack(">f", 1.5)))
         assert values_of(TLV, payload, (4242, 0), described) == {(4242, 0, 1): b"abc", (4242, 0, 2): 1.5}
         assert values_of(TEXT, b"1.5", (4242, 0, 2), described) == {(4242, 0, 2): 1.5}
-        assert values_of(TEXT, b"80", LEVEL, kind_of_either(described)) == {LEVEL: 80}
+        assert values_of(TEXT, b"80", LEVEL, kind_of_either(described)) == {LEVEL: "80"}
         with pytest.raises(Unreadable, match="which should be a number"):
             values_of(TEXT, b"much", (4242, 0, 2), described)
 

@@ -1,5 +1,8 @@
 """Requests to devices (README.md names the test cases of the OMA), and clients that are known to answer badly."""
 
+import struct
+from typing import Final
+
 import aiocoap
 import cbor2
 import pytest
@@ -20,14 +23,17 @@ from tests.factories import KITCHEN
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.lwm2m.conftest import Management
 from tests.protocols.coap.lwm2m.device import (
+    LWM2M_JSON,
     SENML_CBOR,
     SENML_JSON,
     TEXT,
     TLV,
+    Answerer,
     MemoryTransport,
     ScriptedDevice,
     content,
     in_blocks,
+    tlv,
 )
 from tests.protocols.coap.lwm2m.test_formats import DEVICE, EXAMPLE, EXAMPLE_TLV, LEVEL, senml, senml_cbor
 
@@ -166,6 +172,79 @@ class TestOneAtATime:
             assert device.requests == ["GET /3/0/9"]
             await device.transport.send(device.reply(held[0], *content(TEXT, b"80")))
         assert device.requests == ["GET /3/0/9", "GET /3/0/0"]
+
+
+class TestUnknownTypes:
+    """Issue 44, 5: where no model says what a resource holds, a format is asked for that does."""
+
+    VALUES: Final = tlv((3, 1, b"0"), (3, 2, b"M"))
+
+    def _typed(self, device: ScriptedDevice, *formats: int) -> Answerer:
+        """Answers in TLV, and in one of these formats when it is asked for; others are refused."""
+        payloads = {SENML_JSON: b'[{"bn":"/4242/0/","n":"1","v":48},{"n":"2","vs":"M"}]'}
+        payloads[SENML_CBOR] = cbor2.dumps([{-2: "/4242/0/", 0: "1", 2: 48}, {0: "2", 3: "M"}])
+        payloads[LWM2M_JSON] = b'{"bn":"/4242/0/","e":[{"n":"1","v":48},{"n":"2","sv":"M"}]}'
+
+        def answer(request: aiocoap.Message) -> aiocoap.Message:
+            accept = request.opt.accept
+            self.accepts.append(accept)
+            if accept is None:
+                return device.answered(request, content(TLV, self.VALUES))
+            if accept not in formats:
+                return device.answered(request, (aiocoap.NOT_ACCEPTABLE, None, b""))
+            return device.answered(request, content(accept, payloads[accept]))
+
+        self.accepts: list[int | None] = []
+        return answer
+
+    @pytest.mark.parametrize(
+        ("version", "formats", "asked"),
+        [
+            ("1.1", (SENML_CBOR, SENML_JSON), [SENML_CBOR]),
+            ("1.1", (SENML_JSON,), [SENML_CBOR, SENML_JSON]),
+            ("1.0", (LWM2M_JSON,), [LWM2M_JSON]),
+            ("1.0", (SENML_CBOR,), [LWM2M_JSON, SENML_JSON, SENML_CBOR]),
+        ],
+    )
+    async def test_are_asked_for(
+        self,
+        device: ScriptedDevice,
+        management: Management,
+        version: str,
+        formats: tuple[int, ...],
+        asked: list[int],
+    ) -> None:
+        device.replies["GET /4242/0"] = self._typed(device, *formats)
+        await device.register(f"ep={KITCHEN}", f"lwm2m={version}")
+        session = await management.session()
+        for _ in range(2):
+            assert latest(await session.read((4242, 0))) == {(4242, 0, 1): 48, (4242, 0, 2): "M"}
+        # What the device has refused is not asked for again.
+        assert self.accepts == [None, *asked, asked[-1]]
+
+    async def test_stay_bytes_of_a_device_that_has_nothing_else(
+        self, device: ScriptedDevice, session: ManagedSession
+    ) -> None:
+        device.replies["GET /4242/0"] = self._typed(device)
+        for _ in range(2):
+            assert latest(await session.read((4242, 0))) == {(4242, 0, 1): b"0", (4242, 0, 2): b"M"}
+        assert self.accepts == [None, LWM2M_JSON, SENML_JSON, SENML_CBOR, None]
+
+    async def test_of_a_device_that_ignores_what_is_asked(
+        self, device: ScriptedDevice, session: ManagedSession
+    ) -> None:
+        device.replies["GET /4242/0"] = content(TLV, self.VALUES)
+        assert latest(await session.read((4242, 0))) == {(4242, 0, 1): b"0", (4242, 0, 2): b"M"}
+
+    async def test_of_the_registry_need_no_second_request(
+        self, device: ScriptedDevice, session: ManagedSession
+    ) -> None:
+        device.replies["GET /3303/0"] = content(TLV, tlv((3, 5700, struct.pack(">f", 21.5))))
+        device.replies["GET /3/0"] = content(TLV, tlv((3, 9, b"\x2a"), (3, 999, b"x")))
+        device.requests.clear()
+        assert latest(await session.read((3303, 0))) == {(3303, 0, 5700): 21.5}
+        assert latest(await session.read(DEVICE))[LEVEL] == 42
+        assert device.requests == ["GET /3303/0", "GET /3/0"]
 
 
 class TestCommunicationFailure:
