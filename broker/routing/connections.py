@@ -40,6 +40,7 @@ class CloseReason(Enum):
     REPLACED = "replaced by a newer connection"
     TOKEN_REVOKED = "token revoked or expired"  # noqa: S105 - a text for the peer
     DEVICE_DISABLED = "device disabled"
+    DEVICE_DELETED = "device deleted"
     PERMISSION_REMOVED = "permission removed"
     SHUTDOWN = "server shuts down"
 

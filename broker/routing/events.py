@@ -29,11 +29,13 @@ from broker.facts import (
     FactPhase,
     Router,
     RuleReported,
+    SharesChanged,
     SubscriptionReported,
     TokenRevoked,
     UserProfileUpdated,
 )
 from broker.routing.connections import CloseReason
+from broker.routing.named_devices import NO_DEVICES, NamedDevices, end_deleted, end_unshared
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 
 _NAMES: Final[Mapping[type[DeviceFact], str]] = {
@@ -94,8 +96,8 @@ class EventSubscriber:
     """A subscriber of the event feed.
 
     `concerns` decides about an event without waiting; `offer` takes an encoded frame and returns at once. Subscribers
-    with the same `encode` share the frame. `close` is called when the subscriber's token is revoked; `token` is its
-    SHA-256.
+    with the same `encode` share the frame. `named` are the devices that it names. `close` is called when one of them is
+    deleted or no longer the subscriber's to read, and when the token is revoked; `token` is its SHA-256.
     """
 
     concerns: Callable[[FeedEvent], bool]
@@ -103,6 +105,7 @@ class EventSubscriber:
     encode: Callable[[FeedEvent], bytes]
     token: bytes
     close: Callable[[CloseReason], object]
+    named: NamedDevices = NO_DEVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class Events:
         router.subscribe(RuleReported, self._rule_reported, FactPhase.EFFECT)
         router.subscribe(SubscriptionReported, self._subscription_reported, FactPhase.EFFECT)
         router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
+        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)  # the last event goes out before
+        router.subscribe(SharesChanged, self._shares_changed, FactPhase.EFFECT)
 
     @contextmanager
     def subscribe(self, subscriber: EventSubscriber) -> Iterator[None]:
@@ -185,6 +190,12 @@ class Events:
         for subscriber in tuple(self._subscribers):
             if subscriber.token == fact.hash:
                 subscriber.close(CloseReason.TOKEN_REVOKED)
+
+    def _device_deleted(self, fact: DeviceDeleted) -> None:
+        end_deleted(self._subscribers, fact)
+
+    def _shares_changed(self, fact: SharesChanged) -> None:
+        end_unshared(self._subscribers, fact)
 
     def statistics(self) -> EventStatistics:
         return EventStatistics(len(self._subscribers), self._events)

@@ -17,13 +17,16 @@ from broker.facts import (
     ActionStored,
     ApplicationGrantsChanged,
     DeviceChanged,
+    DeviceDeleted,
     FactPhase,
     GrantsChanged,
     MessagesStored,
     Router,
+    SharesChanged,
     TokenRevoked,
 )
 from broker.routing.connections import CloseReason
+from broker.routing.named_devices import NO_DEVICES, NamedDevices, end_deleted, end_unshared
 from storage.keys import DeviceKey
 from storage.records import MessageRow
 
@@ -43,7 +46,8 @@ class Subscriber:
     """A subscriber of the firehose.
 
     `watches` decides about a device without waiting; `offer` takes joined frames and their number and returns at once.
-    `close` is called when the subscriber's token is revoked; `token` is its SHA-256.
+    `named` are the devices that it names. `close` is called when one of them is deleted or no longer the subscriber's
+    to read, and when the token is revoked; `token` is its SHA-256.
     """
 
     watches: Callable[[Device], bool]
@@ -51,6 +55,7 @@ class Subscriber:
     encoding: FeedEncoding
     token: bytes
     close: Callable[[CloseReason], object]
+    named: NamedDevices = NO_DEVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class Feeds:
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
         router.subscribe(ApplicationGrantsChanged, self._grants_changed, FactPhase.STATE)
         router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
+        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
+        router.subscribe(SharesChanged, self._shares_changed, FactPhase.EFFECT)
 
     @contextmanager
     def subscribe(self, subscriber: Subscriber) -> Iterator[None]:
@@ -135,6 +142,12 @@ class Feeds:
         for subscriber in tuple(self._subscribers):
             if subscriber.token == fact.hash:
                 subscriber.close(CloseReason.TOKEN_REVOKED)
+
+    def _device_deleted(self, fact: DeviceDeleted) -> None:
+        end_deleted(self._subscribers, fact)
+
+    def _shares_changed(self, fact: SharesChanged) -> None:
+        end_unshared(self._subscribers, fact)
 
     def statistics(self) -> FeedStatistics:
         return FeedStatistics(len(self._subscribers), self._offered)

@@ -42,6 +42,7 @@ _FINAL: dict[CloseReason, DomainError] = {
     CloseReason.REPLACED: Conflict(CloseReason.REPLACED.value),
     CloseReason.TOKEN_REVOKED: Unauthorized(),
     CloseReason.DEVICE_DISABLED: SourceDeviceDisabled(),
+    CloseReason.DEVICE_DELETED: Unauthorized(),
     CloseReason.PERMISSION_REMOVED: Unauthorized(),
     CloseReason.SHUTDOWN: StorageUnavailable(CloseReason.SHUTDOWN.value),
 }

@@ -22,6 +22,7 @@ CLOSE_CODES: Final = {
     CloseReason.REPLACED: ReasonCode.SESSION_TAKEN_OVER,
     CloseReason.TOKEN_REVOKED: ReasonCode.NOT_AUTHORIZED,
     CloseReason.DEVICE_DISABLED: ReasonCode.ADMINISTRATIVE_ACTION,
+    CloseReason.DEVICE_DELETED: ReasonCode.NOT_AUTHORIZED,
     CloseReason.PERMISSION_REMOVED: ReasonCode.NOT_AUTHORIZED,
     CloseReason.SHUTDOWN: ReasonCode.SERVER_SHUTTING_DOWN,
 }

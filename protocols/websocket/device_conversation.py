@@ -237,7 +237,7 @@ class DeviceConversation:
                 self._act(self._channel.taken_over(sdid))
             case CloseReason.TOKEN_REVOKED:
                 self._act(self._channel.access_ended(sdid, TokenEnded()))
-            case CloseReason.DEVICE_DISABLED:
+            case CloseReason.DEVICE_DISABLED | CloseReason.DEVICE_DELETED:
                 self._act(self._channel.access_ended(sdid, SourceDeviceDisabled()))
             case CloseReason.PERMISSION_REMOVED:
                 self._act(self._channel.access_ended(sdid, PermissionDenied(f"READ and WRITE on device {sdid}")))

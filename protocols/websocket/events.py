@@ -14,6 +14,7 @@ from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import INVALID, REQUIRED, PermissionDenied, Unauthorized, ValidationFailed, too_long
 from broker.operating.progress import Follower, Hint, Work
 from broker.routing.events import EventNames, EventSubscriber, FeedEvent
+from broker.routing.named_devices import NO_DEVICES, NamedDevices
 from config.limits import EVENT_PATTERN_MAX_CHARACTERS
 from protocols.websocket.feeds import acts_for, named_ids
 from protocols.websocket.frames import FrameForm
@@ -57,6 +58,7 @@ class EventSelection:
     devices: frozenset[DeviceKey] | None = None
     user: UserKey | None = None
     progress: frozenset[Work] = frozenset()
+    named: NamedDevices = NO_DEVICES  # those of `devices`
 
     def concerns(self, event: FeedEvent) -> bool:
         if self.names is None or event.name not in self.names:
@@ -110,7 +112,8 @@ async def select_events(rooms: WebSocketRooms, request: HandshakeRequest) -> Eve
     await rooms.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
     keys = frozenset(device.key for device in devices) or None
     names = EventNames(patterns) if has_events else None
-    return EventSelection(reach, names, keys, None if user is None else user.key, progress)
+    user_key = None if user is None else user.key
+    return EventSelection(reach, names, keys, user_key, progress, NamedDevices(reach, devices))
 
 
 async def _followed(rooms: WebSocketRooms, caller: Caller, request: HandshakeRequest) -> frozenset[Work]:
@@ -139,8 +142,9 @@ class EventFeed(Watcher[EventSelection]):
     @contextmanager
     def _subscribed(self) -> Iterator[None]:
         encode, offer = _ENCODINGS[self.form], self._connection.offer
+        chosen = self._selection
         subscriber = EventSubscriber(
-            self._selection.concerns, offer, encode, self._selection.reach.caller.token, self._close
+            chosen.concerns, offer, encode, chosen.reach.caller.token, self._close, chosen.named
         )
         with self._rooms.routing.events.subscribe(subscriber):
             if not self._follower.kinds:

@@ -15,6 +15,7 @@ from broker.envelope import Action
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed, too_long
 from broker.messages.ingest import Ingest
 from broker.routing.feeds import FeedEncoding, Subscriber
+from broker.routing.named_devices import NO_DEVICES, NamedDevices
 from config.limits import IDS_MAX
 from protocols.rendering import action_frame, action_object, message_object, message_text
 from protocols.websocket.frames import FrameForm
@@ -95,6 +96,7 @@ class LiveSelection:
     types: frozenset[DeviceTypeKey] | None = None
     owner: UserKey | None = None
     with_shared: bool = False  # also devices that are shared with `owner`
+    named: NamedDevices = NO_DEVICES  # those of `devices`
 
     def watches(self, device: Device) -> bool:
         return (
@@ -143,6 +145,7 @@ async def select_live(rooms: WebSocketRooms, request: HandshakeRequest) -> LiveS
         frozenset(type_.key for type_ in types) or None,
         owner,
         with_shared=request.flag("includeSharedDevices"),
+        named=NamedDevices(reach, devices),
     )
 
 
@@ -173,6 +176,7 @@ class LiveFeed(Watcher[LiveSelection]):
                 encodings(self._rooms.messages.ingest)[self.form],
                 self._selection.reach.caller.token,
                 self._close,
+                self._selection.named,
             )
         )
 

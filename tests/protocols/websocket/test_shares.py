@@ -3,13 +3,16 @@
 import json
 
 import pytest
+import trio
 
 from broker.devices.inventory import DeviceChanges
 from broker.devices.shares import ShareStatus
 from broker.facts import AvailabilityChanged
 from broker.services import Services
+from config.limits import PING_SECONDS
 from storage.records import GrantRecord
 from tests.factories import (
+    ADA_TOKEN,
     APPLICATION_TOKEN,
     BOB,
     BOB_TOKEN,
@@ -134,3 +137,38 @@ async def test_sharees_get_online_status_events_only(
     await services.devices.inventory.change(device, DeviceChanges(name="New"))
     services.core.router.publish(AvailabilityChanged(device.key, "online", NOW_MS))
     assert (await said(socket))["event"] == "device.status.online"
+
+
+@pytest.mark.parametrize("change", ["unshared", "deleted"])
+@pytest.mark.parametrize("named", [f"{KITCHEN}", f"{BOBS},{KITCHEN}"])
+async def test_a_feed_that_names_a_device_ends_with_it(
+    peers: Peers, services: Services, world: World, change: str, named: str
+) -> None:
+    """At once, not with the next ping; other feeds of the same token stay."""
+    accepted = await share(services, world)
+    live_of_it = await peers.connect(live(BOB_TOKEN, f"sdids={named}"))
+    events_of_it = await peers.connect(f"/v1.1/events?authorization=bearer+{BOB_TOKEN}&dids={named}&event=none")
+    others = [
+        await peers.connect(live(BOB_TOKEN, f"sdid={BOBS}")),
+        await peers.connect(live(BOB_TOKEN, "includeSharedDevices=true")),
+    ]
+    if change == "unshared":
+        await services.devices.shares.remove(accepted)
+    else:
+        await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
+    reason = "permission removed" if change == "unshared" else "device deleted"
+    with trio.fail_after(PING_SECONDS / 3):
+        assert await closing(live_of_it) == (1008, reason)
+        assert await closing(events_of_it) == (1008, reason)
+    (mid,) = await store(services, BOBS)
+    for one in others:
+        assert (await said(one))["mid"] == mid
+
+
+async def test_the_owner_is_told_of_the_deletion_before_the_feed_ends(peers: Peers, services: Services) -> None:
+    socket = await peers.connect(f"/v1.1/events?authorization=bearer+{ADA_TOKEN}&did={KITCHEN}")
+    await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
+    with trio.fail_after(PING_SECONDS / 3):
+        assert (await said(socket))["event"] == "device.disconnected"
+        assert (await said(socket))["event"] == "device.deleted"
+        assert await closing(socket) == (1008, "device deleted")
