@@ -91,8 +91,11 @@ class AuthorizationStore:
         ).one()
         return RefreshTokenRecord(**dict(row)) if row else None
 
-    def use_refresh_token(self, hash_: bytes, *, now_ms: int) -> None:
-        self._db.execute("UPDATE refresh_token SET used_on = :now WHERE hash = :hash", {"hash": hash_, "now": now_ms})
+    def use_refresh_token(self, hash_: bytes, *, salt: bytes, now_ms: int) -> None:
+        self._db.execute(
+            "UPDATE refresh_token SET used_on = :now, salt = :salt WHERE hash = :hash",
+            {"hash": hash_, "now": now_ms, "salt": salt},
+        )
 
     # Authorization codes
 
@@ -150,10 +153,10 @@ class AuthorizationStore:
             {"hash": hash_, "state": state, "user": user},
         )
 
-    def poll_device_code(self, hash_: bytes, *, interval_seconds: int, now_ms: int) -> None:
+    def poll_device_code(self, hash_: bytes, *, interval_seconds: int, polled_on: int) -> None:
         self._db.execute(
-            "UPDATE device_code SET interval_seconds = :interval, polled_on = :now WHERE hash = :hash",
-            {"hash": hash_, "interval": interval_seconds, "now": now_ms},
+            "UPDATE device_code SET interval_seconds = :interval, polled_on = :on WHERE hash = :hash",
+            {"hash": hash_, "interval": interval_seconds, "on": polled_on},
         )
 
     # Removing what has ended

@@ -76,6 +76,7 @@ class RefreshTokenRecord:
     family: int
     usable_until: int
     used_on: int | None
+    salt: bytes | None  # of its use: the tokens that it was exchanged for come of it and the token in the clear
     application: ApplicationKey
     user: UserKey
     method: str

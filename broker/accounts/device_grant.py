@@ -14,7 +14,7 @@ from broker.accounts.issuance import Issuance
 from broker.accounts.user_codes import new_user_code
 from broker.secrets import token_hash
 from broker.site import AccountsRoot
-from config.limits import DEVICE_POLL_GROWTH_SECONDS
+from config.limits import DEVICE_POLL_GROWTH_SECONDS, DEVICE_POLL_TOLERANCE_MS
 from config.settings import Accounts
 from storage.records import DeviceCodeRecord, UserRecord
 
@@ -76,11 +76,13 @@ class DeviceCode(OAuthGrant, DeviceCodeGrant):
 
     def should_slow_down(self, credential: _Credential) -> bool:
         record, now_ms = credential.record, self._issuance.now_ms
-        interval = record.interval_seconds
-        too_soon = record.polled_on is not None and now_ms - record.polled_on < interval * 1000
+        interval, last = record.interval_seconds, record.polled_on
+        too_soon = last is not None and now_ms - last < interval * 1000 - DEVICE_POLL_TOLERANCE_MS
         if too_soon:
             interval += DEVICE_POLL_GROWTH_SECONDS
-        self._issuance.tx.authorizations.poll_device_code(record.hash, interval_seconds=interval, now_ms=now_ms)
+        # The time of the last poll is that of one that was not refused: else who polls in step is refused for ever.
+        polled_on = last if too_soon and last is not None else now_ms
+        self._issuance.tx.authorizations.poll_device_code(record.hash, interval_seconds=interval, polled_on=polled_on)
         return too_soon
 
     def generate_token(self, **_about: object) -> dict[str, Any]:

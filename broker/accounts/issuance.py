@@ -1,11 +1,14 @@
 """Issuing and ending tokens within one transaction (reference 4.3).
 
 The first tokens of an authorization and all tokens that a refresh issued for them form a token family. A refresh issues
-a new pair in the same family. A replayed code or refresh token ends the family (RFC 6749, 4.1.2; RFC 9700, 4.14.2).
+a new pair in the same family. A replayed code ends the family (RFC 6749, 4.1.2); so does a refresh token that is used
+again (RFC 9700, 4.14.2), unless that is soon: a client that lost the answer gets it again.
 """
 
+import hmac
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from secrets import token_bytes
 from typing import Any, Final
 
 from broker.accounts.applications import Method
@@ -22,6 +25,7 @@ from storage.keys import ApplicationKey, UserKey
 from storage.records import RefreshTokenRecord, TokenRecord
 
 _DAY_MS: Final = 86_400_000
+_SALT_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +86,31 @@ class Issuance:
         )
         return self._in_family(application, user, family, by=method), family
 
-    def refreshed(self, old: RefreshTokenRecord) -> NewTokens:
-        """The next tokens of a family. The old refresh token ends at once, old access tokens after a short time."""
-        tokens = self._in_family(old.application, old.user, old.family, by="refresh")
-        self.tx.authorizations.use_refresh_token(old.hash, now_ms=self.now_ms)
+    def refreshed(self, old: RefreshTokenRecord, presented: str) -> NewTokens:
+        """The next tokens of a family. The old refresh token ends at once, old access tokens after a short time.
+
+        The new tokens come of the old refresh token in the clear, which only the client has, and of a stored salt: so
+        that `refreshed_again` can answer a client that lost them, and the store alone gives nothing away.
+        """
+        salt = token_bytes(_SALT_BYTES)
+        pair = _derived(presented, salt)
+        tokens = self._in_family(old.application, old.user, old.family, by="refresh", pair=pair)
+        self.tx.authorizations.use_refresh_token(old.hash, salt=salt, now_ms=self.now_ms)
         self.shortened += self.tx.authorizations.shorten_tokens(
             old.family, but=token_hash(tokens.access_token), until_ms=self.now_ms + OLD_TOKEN_SECONDS * 1000
         )
         return tokens
+
+    def refreshed_again(self, old: RefreshTokenRecord, presented: str) -> NewTokens | None:
+        """What `refreshed` answered to this token; None when those tokens were used for a refresh or have ended."""
+        if old.salt is None:
+            return None
+        access_token, refresh_token = _derived(presented, old.salt)
+        access = self.tx.accounts.token(token_hash(access_token))
+        refresh = self.tx.authorizations.refresh_token(token_hash(refresh_token))
+        if access is None or access.expires_on <= self.now_ms or refresh is None or refresh.used_on is not None:
+            return None
+        return NewTokens(access_token, (access.expires_on - self.now_ms) // 1000, refresh_token)
 
     def end_family(self, family: int) -> None:
         if (holder := self.tx.authorizations.holder_of(family)) is not None:
@@ -158,10 +179,19 @@ class Issuance:
         self.revoked.append(token.hash)
         return None
 
-    def _in_family(self, application: ApplicationKey, user: UserKey, family: int, *, by: str) -> NewTokens:
+    def _in_family(
+        self,
+        application: ApplicationKey,
+        user: UserKey,
+        family: int,
+        *,
+        by: str,
+        pair: tuple[str, str] | None = None,
+    ) -> NewTokens:
+        """`pair`: the new tokens, access token first; random ones if there are none."""
         seconds = self._lifetimes.user_token_seconds
-        refresh_token = new_id()
-        tokens = NewTokens(new_id(), seconds, refresh_token)
+        access_token, refresh_token = pair or (new_id(), new_id())
+        tokens = NewTokens(access_token, seconds, refresh_token)
         self._keep(tokens, application, user=user, family=family, by=by)
         self.tx.authorizations.add_refresh_token(
             token_hash(refresh_token),
@@ -189,3 +219,10 @@ class Issuance:
         kind, holder = ("application", application) if user is None else ("user", user)
         details |= {"kind": kind, "application": application}
         note(self.tx, event, f"{kind} {holder}", now_ms=self.now_ms, actor=f"application {application}", **details)
+
+
+def _derived(presented: str, salt: bytes) -> tuple[str, str]:
+    """An access token and a refresh token, of 128 bits each like every other one (broker/ids.py: new_id)."""
+    parts = (hmac.new(presented.encode(), salt + name, "sha256").hexdigest()[:32] for name in (b"access", b"refresh"))
+    access_token, refresh_token = parts
+    return access_token, refresh_token

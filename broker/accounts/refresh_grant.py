@@ -14,7 +14,9 @@ from authlib.oauth2.rfc6749.grants import RefreshTokenGrant
 from broker.accounts.applications import Method
 from broker.accounts.clients import BY_BASIC, BY_ID, BY_OLD_TOKEN, BY_POST, WITH_SECRET, old_tokens
 from broker.accounts.grant_base import Client, OAuthGrant
+from broker.accounts.issuance import NewTokens
 from broker.secrets import token_hash
+from config.limits import REFRESH_REPEAT_SECONDS
 from storage.records import RefreshTokenRecord, UserRecord
 
 IMPLICIT_ONLY: Final = "This API works only with implicit apps."
@@ -23,6 +25,8 @@ IMPLICIT_ONLY: Final = "This API works only with implicit apps."
 @dataclass(frozen=True, slots=True)
 class _Refreshable:
     record: RefreshTokenRecord
+    presented: str
+    answer: NewTokens | None = None  # the one that its first use got
 
     def check_client(self, client: Client) -> bool:
         return self.record.application == client.application.key
@@ -42,9 +46,17 @@ class RefreshToken(OAuthGrant, RefreshTokenGrant):
             return None
         self._require_proof(found)
         if found.used_on is not None:
-            self._issuance.end_family(found.family)
-            return None
-        return _Refreshable(found) if found.usable_until > self._issuance.now_ms else None
+            return self._used_before(found, refresh_token)
+        return _Refreshable(found, refresh_token) if found.usable_until > self._issuance.now_ms else None
+
+    def _used_before(self, found: RefreshTokenRecord, presented: str) -> _Refreshable | None:
+        """Soon after its first use, the client may have lost the answer, or two of its workers refresh at once. Later
+        it is a replay, which ends the family."""
+        if self._issuance.now_ms - (found.used_on or 0) < REFRESH_REPEAT_SECONDS * 1000:
+            answer = self._issuance.refreshed_again(found, presented)
+            return None if answer is None else _Refreshable(found, presented, answer)
+        self._issuance.end_family(found.family)
+        return None
 
     def _require_proof(self, token: RefreshTokenRecord) -> None:
         """Check what the flow that issued the token requires of a refresh (the rows of the grant table)."""
@@ -68,7 +80,7 @@ class RefreshToken(OAuthGrant, RefreshTokenGrant):
         return self._user(token.record.user)
 
     def issue_token(self, _holder: UserRecord, token: _Refreshable) -> dict[str, Any]:
-        return self._issuance.refreshed(token.record).answer()
+        return (token.answer or self._issuance.refreshed(token.record, token.presented)).answer()
 
     def revoke_old_credential(self, token: _Refreshable) -> None:
         """Do nothing: `Issuance.refreshed` has marked the refresh token as used."""

@@ -103,14 +103,34 @@ async def test_polling_too_soon_makes_the_interval_longer(oauth: OAuthWorld, fak
     code = (await oauth.device_code()).body["device_code"]
     for pause_ms, outcome in (
         (0, "authorization_pending"),
-        (4_999, "slow_down"),  # 10 s from now on
-        (9_999, "slow_down"),  # 15 s from now on
-        (14_999, "slow_down"),  # 20 s from now on
-        (20_000, "authorization_pending"),
-        (20_000, "authorization_pending"),
+        (4_499, "slow_down"),  # 10 s from now on, counted from the first poll
+        (5_000, "slow_down"),  # 15 s
+        (4_999, "slow_down"),  # 20 s
+        (5_002, "authorization_pending"),
+        (19_500, "authorization_pending"),
     ):
         fake_clock.advance(pause_ms)
         assert await poll(oauth, code) == (400, outcome)
+
+
+@each_row("early_ms", [0, 1, 500])
+async def test_polling_at_exactly_the_interval_is_never_too_soon(
+    oauth: OAuthWorld, fake_clock: FakeClock, early_ms: int
+) -> None:
+    code = (await oauth.device_code()).body["device_code"]
+    for _ in range(20):
+        assert await poll(oauth, code) == (400, "authorization_pending")
+        fake_clock.advance(5_000 - early_ms)
+
+
+async def test_who_slows_down_is_heard_at_the_next_poll(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+    """A refused poll does not move the time from which the interval counts."""
+    code = (await oauth.device_code()).body["device_code"]
+    assert await poll(oauth, code) == (400, "authorization_pending")
+    fake_clock.advance(100)
+    assert await poll(oauth, code) == (400, "slow_down")
+    fake_clock.advance(9_900)
+    assert await poll(oauth, code) == (400, "authorization_pending")
 
 
 async def test_a_device_code_expires(oauth: OAuthWorld, fake_clock: FakeClock) -> None:

@@ -18,6 +18,7 @@ from broker.accounts.tokens import TokenKind
 from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import TokenRevoked
 from broker.secrets import token_hash
+from config.limits import REFRESH_REPEAT_SECONDS
 from tests.broker.accounts.oauth_world import (
     BOTH,
     CALLBACK,
@@ -443,11 +444,14 @@ async def test_a_token_can_be_refreshed_until_14_days_after_its_expiry(
 
 
 @pytest.mark.parametrize("application", [WEB, MOBILE, TV, PAGE])
-async def test_a_replayed_refresh_token_ends_the_whole_family(oauth: OAuthWorld, application: str) -> None:
+async def test_a_replayed_refresh_token_ends_the_whole_family(
+    oauth: OAuthWorld, fake_clock: FakeClock, application: str
+) -> None:
     first = await oauth.user_tokens(application)
     bystander = await oauth.user_tokens(application)
     second = await refresh(oauth, application, first)
     third = await refresh(oauth, application, second)
+    fake_clock.advance(REFRESH_REPEAT_SECONDS * 1000)
     with pytest.raises(AssertionError, match="invalid_grant"):
         await refresh(oauth, application, first)
     for tokens in (first, second, third):
@@ -455,6 +459,44 @@ async def test_a_replayed_refresh_token_ends_the_whole_family(oauth: OAuthWorld,
     with pytest.raises(AssertionError, match="invalid_grant"):
         await refresh(oauth, application, third)
     assert await is_valid(oauth, bystander["access_token"])
+
+
+@pytest.mark.parametrize("application", [WEB, MOBILE, TV, PAGE])
+async def test_a_refresh_whose_answer_was_lost_gets_the_same_tokens_again(
+    oauth: OAuthWorld, fake_clock: FakeClock, application: str
+) -> None:
+    first = await oauth.user_tokens(application)
+    lost = await refresh(oauth, application, first)
+    fake_clock.advance(REFRESH_REPEAT_SECONDS * 1000 - 1)
+    again = await refresh(oauth, application, first)
+    assert again == lost | {"expires_in": USER_SECONDS - REFRESH_REPEAT_SECONDS}
+    assert await is_valid(oauth, again["access_token"])
+    await refresh(oauth, application, again)  # the family lives
+
+
+async def test_a_second_use_is_refused_without_effect_when_the_client_has_gone_on(oauth: OAuthWorld) -> None:
+    first = await oauth.user_tokens(WEB)
+    third = await refresh(oauth, WEB, await refresh(oauth, WEB, first))
+    with pytest.raises(AssertionError, match="invalid_grant"):
+        await refresh(oauth, WEB, first)
+    assert await is_valid(oauth, third["access_token"])
+    await refresh(oauth, WEB, third)
+
+
+async def test_another_client_does_not_get_the_answer_again(oauth: OAuthWorld) -> None:
+    first = await oauth.user_tokens(WEB)
+    await refresh(oauth, WEB, first)
+    form = {"grant_type": "refresh_token", "refresh_token": first["refresh_token"]}
+    assert refused(await oauth.token(basic(BOTH), **form)) == (400, "invalid_grant")
+    assert refused(await oauth.token(client_id=WEB, **form)) == (401, "invalid_client")
+
+
+async def test_what_was_revoked_is_not_answered_again(oauth: OAuthWorld) -> None:
+    first = await oauth.user_tokens(WEB)
+    second = await refresh(oauth, WEB, first)
+    await oauth.services.accounts.tokens.revoke(second["access_token"])
+    with pytest.raises(AssertionError, match="invalid_grant"):
+        await refresh(oauth, WEB, first)
 
 
 @each_row(
@@ -509,9 +551,10 @@ async def test_the_refresh_call_of_the_rest_root_is_for_implicit_applications(oa
 
 async def test_tokens_codes_and_secrets_are_not_stored_in_the_clear(oauth: OAuthWorld) -> None:
     tokens = await oauth.user_tokens(WEB)
-    code = await oauth.code()
+    code, newer = await oauth.code(), await refresh(oauth, WEB, tokens)
     device = (await oauth.device_code()).body
-    secrets = (tokens["access_token"], tokens["refresh_token"], code, device["device_code"], SECRETS[WEB])
+    both = (tokens["access_token"], tokens["refresh_token"], newer["access_token"], newer["refresh_token"])
+    secrets = (*both, code, device["device_code"], SECRETS[WEB])
     tables = ("token", "refresh_token", "authorization_code", "device_code", "application")
     rows = await oauth.services.core.database.read(
         lambda tx: [tuple(row) for table in tables for row in tx.connection.execute(f"SELECT * FROM {table}")]  # noqa: S608
