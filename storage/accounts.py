@@ -227,11 +227,14 @@ class AccountStore:
         """Add an application, or replace the one with its id; the store gives the key."""
         row = self._db.execute(
             "INSERT INTO application"
-            " (id, organization, name, secret, methods, redirect_uris, permissions, manages_organization)"
-            " VALUES (:id, :organization, :name, :secret, :methods, :redirect_uris, :permissions, :manages)"
+            " (id, organization, name, secret, methods, redirect_uris, permissions, any_loopback_port,"
+            " manages_organization)"
+            " VALUES (:id, :organization, :name, :secret, :methods, :redirect_uris, :permissions, :any_loopback_port,"
+            " :manages)"
             " ON CONFLICT (id) DO UPDATE SET organization = excluded.organization, name = excluded.name,"
             " secret = excluded.secret, methods = excluded.methods, redirect_uris = excluded.redirect_uris,"
-            " permissions = excluded.permissions, manages_organization = excluded.manages_organization RETURNING *",
+            " permissions = excluded.permissions, any_loopback_port = excluded.any_loopback_port,"
+            " manages_organization = excluded.manages_organization RETURNING *",
             {
                 "id": application.id,
                 "organization": application.organization,
@@ -240,6 +243,7 @@ class AccountStore:
                 "methods": json.dumps(application.methods),
                 "redirect_uris": json.dumps(application.redirect_uris),
                 "permissions": json.dumps(application.permissions),
+                "any_loopback_port": int(application.any_loopback_port),
                 "manages": int(application.manages_organization),
             },
         ).one()
@@ -364,6 +368,7 @@ def _application(row: Mapping[str, Any]) -> ApplicationRecord:
         methods=tuple(json.loads(row["methods"])),
         redirect_uris=tuple(json.loads(row["redirect_uris"])),
         permissions=tuple(json.loads(row["permissions"])),
+        any_loopback_port=bool(row["any_loopback_port"]),
         manages_organization=bool(row["manages_organization"]),
     )
 

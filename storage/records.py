@@ -49,6 +49,7 @@ class ApplicationRecord:
     methods: tuple[str, ...]
     redirect_uris: tuple[str, ...]
     permissions: tuple[Mapping[str, object], ...]
+    any_loopback_port: bool = False  # its loopback redirect URIs fit with any port (RFC 8252, 7.3)
     manages_organization: bool = False  # its own tokens have an administrator's rights
 
 

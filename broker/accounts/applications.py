@@ -1,9 +1,11 @@
 """Applications: the OAuth2 clients, their secrets, methods and redirect URIs (reference 4.1)."""
 
 import hmac
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from broker.errors import ValidationFailed
 from broker.ids import is_id
@@ -11,6 +13,11 @@ from broker.secrets import Vault
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey
 from storage.records import ApplicationRecord
+
+_LOOPBACK: Final = re.compile(
+    r"http://(?P<host>127\.0\.0\.1|\[::1\]|localhost)(:(?P<port>[0-9]{1,5}))?(?P<rest>(?:[/?].*)?)", re.DOTALL
+)
+_HIGHEST_PORT: Final = 65_535
 
 
 class Method(StrEnum):
@@ -44,17 +51,32 @@ class Application:
         return not set(methods).isdisjoint(self.record.methods)
 
     def redirect_uri(self, wanted: str | None) -> str | None:
-        """`wanted`, if it is registered byte for byte, else None; the first registered one when `wanted` is None."""
+        """`wanted`, if it is registered byte for byte, else None; the first registered one when `wanted` is None.
+
+        Where the application has chosen so, the port of a loopback address does not matter (RFC 8252, 7.3).
+        """
         registered = self.record.redirect_uris
         if wanted is None:
             return registered[0] if registered else None
-        return wanted if wanted in registered else None
+        if wanted in registered:
+            return wanted
+        without_port = _without_loopback_port(wanted) if self.record.any_loopback_port else None
+        fits = without_port is not None and without_port in map(_without_loopback_port, registered)
+        return wanted if fits else None
 
     def has_secret(self, vault: Vault, candidates: Collection[str]) -> bool:
         """One of the candidates is the secret. The comparison takes the same time however many bytes are right."""
         secret = vault.open(self.record.secret).encode()
         found = [hmac.compare_digest(secret, one.encode(errors="surrogatepass")) for one in candidates]
         return any(found)
+
+
+def _without_loopback_port(uri: str) -> tuple[str, str] | None:
+    """Host and rest of a redirect URI to the person's own computer; None for every other URI, and for a wrong port."""
+    match = _LOOPBACK.fullmatch(uri)
+    if match is None or not 0 < int(match["port"] or 80) <= _HIGHEST_PORT:
+        return None
+    return match["host"], match["rest"]
 
 
 def find_application(tx: Transaction, application_id: str) -> Application | None:

@@ -174,10 +174,12 @@ def _screen(tx: Transaction, request: AuthorizationRequest, user: UserKey) -> Co
 def _decide(tx: Transaction, query: bytes) -> AuthorizationOutcome:
     given = QueryParameters(query)
     # No redirect before the redirect URI is known to be registered: otherwise this is an open redirector.
-    application = find_application(tx, given.one("client_id") or "")
+    application = find_application(tx, given.same("client_id") or "")
     if application is None:
         return ErrorPage(400, "Invalid parameter: client_id")
-    redirect_uri = None if given.repeated(["redirect_uri"]) else application.redirect_uri(given.one("redirect_uri"))
+    is_given = bool(given.all("redirect_uri"))
+    wanted = given.same("redirect_uri")
+    redirect_uri = None if is_given and wanted is None else application.redirect_uri(wanted)
     if redirect_uri is None:
         return ErrorPage(400, "Invalid parameter: redirect_uri")
     implicit, state = _is_implicit(given), given.one("state")

@@ -38,6 +38,7 @@ class ApplicationChanges:
     methods: Collection[Method] | None = None
     redirect_uris: Sequence[str] | None = None
     permissions: Sequence[Mapping[str, Any]] | None = None
+    any_loopback_port: bool | None = None
     manages_organization: bool | None = None
 
 
@@ -203,6 +204,8 @@ def _changed(tx: Transaction, known: ApplicationRecord, wanted: ApplicationChang
             findings.append(Finding("name", (TAKEN,)))
     if wanted.manages_organization is not None:
         changed = replace(changed, manages_organization=wanted.manages_organization)
+    if wanted.any_loopback_port is not None:
+        changed = replace(changed, any_loopback_port=wanted.any_loopback_port)
     if wanted.methods is not None:
         changed = replace(changed, methods=tuple(one for one in Method if one in wanted.methods))
     if wanted.redirect_uris is not None:

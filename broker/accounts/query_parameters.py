@@ -21,5 +21,10 @@ class QueryParameters:
         values = self.all(name)
         return values[0] if len(values) == 1 else None
 
+    def same(self, name: str) -> str | None:
+        """None when the parameter is absent, and when it is given with different values."""
+        values = set(self.all(name))
+        return values.pop() if len(values) == 1 else None
+
     def repeated(self, names: Iterable[str]) -> bool:
         return any(len(self.all(name)) > 1 for name in names)

@@ -31,6 +31,7 @@ from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVI
 from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, InvitationRecord, TokenRecord, UserRecord
 
+_OPTIONS: Final = ("name", "methods", "any_loopback_port", "manages_organization")
 _MARK: Final = "token"  # the kind of the marks of generated tokens
 
 
@@ -231,13 +232,13 @@ class AccountTables:
             permissions=(),
             manages_organization=True,
         )
-        wanted = replace(base, organization=organization.key, **given(entry, "name", "methods", "manages_organization"))
+        wanted = replace(base, organization=organization.key, **given(entry, *_OPTIONS))
         if entry.redirect_uri is not None and base.redirect_uris[:1] != (entry.redirect_uri,):
             wanted = replace(wanted, redirect_uris=(entry.redirect_uri,))
         if entry.permissions is not None:
             wanted = replace(wanted, permissions=self._requests(at, entry))
         names = {"name": "name", "methods": "methods", "redirect_uris": "redirect_uri", "permissions": "permissions"}
-        keys = compared(base, wanted, names | {"manages_organization": "manages_organization"})
+        keys = compared(base, wanted, names | {one: one for one in _OPTIONS[2:]})
         if wanted.organization != base.organization:
             keys.append(ChangedKey("organization", self._name_of(base.organization), organization.name))
         if entry.secret is not None and self._opened(at, base.secret) != entry.secret:

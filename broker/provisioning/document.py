@@ -98,6 +98,9 @@ class ApplicationEntry(_Entry, frozen=True, kw_only=True):
     redirect_uri: Annotated[str, forms.URI, about("Where a sign-in leads back to")] | None = None
     methods: Annotated[tuple[Method, ...], about("How it may get tokens")] | None = None
     permissions: Annotated[tuple[PermissionRequest, ...], about("What it asks users for")] | None = None
+    any_loopback_port: (
+        Annotated[bool, about("Whether a redirect URI of a loopback address fits with any port. Default: false")] | None
+    ) = None
     manages_organization: (
         Annotated[bool, about("Whether its own tokens have an administrator's rights. Default for a new one: true")]
         | None

@@ -82,6 +82,13 @@ class Browsers:
         return self._form_keys.proves(csrf, request.cookies.get(_FORM_KEY, ""))
 
     @property
+    def why_not_shown(self) -> str:
+        """What a person is told whose form was not shown to this browser (`showed_form`)."""
+        old = "This form is no longer valid. Please try again"
+        has_cookies = request.cookies.get(_FORM_KEY) or self.session_id
+        return f"{old}." if has_cookies else f"{old}; your browser must accept cookies."
+
+    @property
     def key(self) -> str:
         """The random key that identifies this browser before there is a session; empty before its first page."""
         key = request.cookies.get(_FORM_KEY, "")

@@ -14,12 +14,14 @@ from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.claims import claim_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
-from protocols.http.accounts.sign_in import OLD_FORM
 from protocols.http.reading import Query
 
 
 def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) -> Blueprint:
     routes = pages_blueprint("reset")
+
+    def old() -> dict[str, Any]:
+        return {"status": 403, "problem": browsers.why_not_shown}
 
     def request_page(*, name: str = "", status: int = 200, **why: Any) -> Response:
         return browsers.form_page("reset.html", status=status, name=name, **why)
@@ -47,10 +49,10 @@ def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) 
         form = await FormData.of_request()
         code, is_shown = form.text("code"), browsers.showed_form(form.text("csrf"))
         if code:
-            return await set_password(code, form.text("password")) if is_shown else await password_page(code, **_OLD)
+            return await set_password(code, form.text("password")) if is_shown else await password_page(code, **old())
         name = form.text("email")
         if not is_shown or not name.strip():
-            return request_page(name=name, **(_OLD if not is_shown else _EMPTY))
+            return request_page(name=name, **(old() if not is_shown else _EMPTY))
         try:
             await resets.ask(name, address=remote_address())
         except TooManyAttempts as refused:
@@ -90,5 +92,4 @@ def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) 
     return routes
 
 
-_OLD: dict[str, Any] = {"status": 403, "problem": OLD_FORM}
 _EMPTY: dict[str, Any] = {"status": 400, "problem": "Please type your e-mail address or user name."}

@@ -18,7 +18,7 @@ from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, in_address
 from protocols.http.accounts.go import after_sign_in
 from protocols.http.accounts.pages import is_head, pages_blueprint, redirect, render_page
-from protocols.http.accounts.sign_in import OLD_FORM, AuthorizationFlow
+from protocols.http.accounts.sign_in import AuthorizationFlow
 
 #: After the sign-in, the browser comes back to this page.
 _BACK_HERE: Final = urlencode({ACCOUNT_PARAMETER: "second-factor"}).encode()
@@ -56,8 +56,10 @@ def sign_in_code_blueprint(flow: AuthorizationFlow, sessions: Sessions, browsers
         asked = await flow.read_continued(form)
         if isinstance(asked, Response):
             return asked
+        if not browsers.waiting and (session := await browsers.session()) is not None:  # entered it in another tab
+            return await flow.signed_in(asked, query, session)
         if not browsers.showed_form(form.text("csrf")):
-            return code_page(asked, query, status=403, problem=OLD_FORM)
+            return code_page(asked, query, status=403, problem=browsers.why_not_shown)
         try:
             session = await sessions.finish(
                 browsers.waiting,

@@ -16,7 +16,7 @@ from protocols.http.accounts.go import CHANGED, redirect_to_go
 from protocols.http.accounts.pages import is_head, outcome_response, pages_blueprint, redirect, render_page
 from protocols.http.accounts.provider_redirects import ProviderRedirects
 
-OLD_FORM = "This form is no longer valid. Please try again; your browser must accept cookies."
+OLD_FORM = "This form is no longer valid. Please try again."
 
 
 def sign_in_blueprint(flow: "AuthorizationFlow", sessions: Sessions, browsers: Browsers) -> Blueprint:
@@ -169,7 +169,10 @@ async def _sign_in(
     """The session, or the form once more. Raises CodeWanted."""
     name, query = form.text("email"), form.query("continue")
     if not browsers.showed_form(form.text("csrf")):
-        return browsers.sign_in_page(query, status=403, asked=asked, name=name, problem=OLD_FORM)
+        session = await _of_other_tab(name, browsers, asked)
+        if session is not None:
+            return session
+        return browsers.sign_in_page(query, status=403, asked=asked, name=name, problem=browsers.why_not_shown)
     try:
         return await sessions.sign_in(
             name,
@@ -180,3 +183,12 @@ async def _sign_in(
         )
     except (WrongPassword, TooManyAttempts, TooBusy) as refused:
         return browsers.sign_in_page(query, asked=asked, name=name, refused=refused)
+
+
+async def _of_other_tab(name: str, browsers: Browsers, asked: AuthorizationRequest | None) -> Session | None:
+    """The session of a person who signed in meanwhile, in another tab, and now does so here: signing in there used the
+    form's key up. Going on with the session is what opening the page once more would do."""
+    session = await browsers.session()
+    if session is None or (asked is not None and asked.login_wanted):
+        return None
+    return session if name.strip().casefold() in {session.user.email.casefold(), session.user.name} else None

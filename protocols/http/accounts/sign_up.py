@@ -15,7 +15,7 @@ from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.claims import claim_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
-from protocols.http.accounts.sign_in import OLD_FORM, AuthorizationFlow
+from protocols.http.accounts.sign_in import AuthorizationFlow
 from protocols.http.reading import Query
 
 
@@ -76,7 +76,7 @@ def sign_up_blueprint(
         if isinstance(asked, Response):
             return asked
         if not browsers.showed_form(form.text("csrf")):
-            return form_page(asked, form, query, status=403, problem=OLD_FORM)
+            return form_page(asked, form, query, status=403, problem=browsers.why_not_shown)
         try:
             user = await sign_up.open_account(
                 email=form.text("email"),
@@ -128,7 +128,7 @@ class _Invited:
     async def accept(self, form: FormData) -> Response:
         code = form.text("code")
         if not self._browsers.showed_form(form.text("csrf")):
-            return await self.show(code, form, status=403, problem=OLD_FORM)
+            return await self.show(code, form, status=403, problem=self._browsers.why_not_shown)
         try:
             user = await self._invitations.accept(code, password=form.text("password"), full_name=form.text("fullName"))
         except (ValidationFailed, EmailTaken, TooBusy) as refused:

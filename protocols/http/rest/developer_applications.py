@@ -69,6 +69,9 @@ _Permissions = Annotated[
 _Manages = Annotated[
     bool, about("Its own tokens have an administrator's rights in the organization (property queries, tasks, plans, …)")
 ]
+_AnyPort = Annotated[
+    bool, about("A redirect URI of a loopback address fits with any port (RFC 8252, 7.3): for programs on computers")
+]
 _Secret = Annotated[str, about("The client secret, shown this once", example=samples.NONCE)]
 
 
@@ -85,6 +88,7 @@ class ApplicationObject(Shape):
         "methods": ["pkce"],
         "redirectUris": ["https://app.example.org/callback"],
         "permissions": [{"deviceType": "*", "permissions": ["READ"]}],
+        "anyLoopbackPort": False,
         "managesOrganization": False,
     }
 
@@ -93,6 +97,7 @@ class ApplicationObject(Shape):
     methods: list[str]
     redirect_uris: list[str]
     permissions: list[_Request]
+    any_loopback_port: _AnyPort
     manages_organization: _Manages
 
 
@@ -109,6 +114,7 @@ class _NewApplication(Shape):
     methods: _Methods | None = None
     redirect_uris: _Uris | None = None
     permissions: _Permissions | None = None
+    any_loopback_port: _AnyPort | None = None
     manages_organization: _Manages | None = None
 
 
@@ -119,6 +125,7 @@ class _ApplicationChange(Shape):
     methods: _Methods | None = None
     redirect_uris: _Uris | None = None
     permissions: _Permissions | None = None
+    any_loopback_port: _AnyPort | None = None
     manages_organization: _Manages | None = None
 
 
@@ -208,11 +215,12 @@ def _changes(body: _NewApplication | _ApplicationChange, *, name: str | None) ->
         permissions=None
         if asked is None
         else [{"device_type": one["deviceType"], "permissions": one["permissions"]} for one in asked],
+        any_loopback_port=body.any_loopback_port,
         manages_organization=body.manages_organization,
     )
 
 
-def _members(application: ApplicationRecord) -> tuple[str, str, list[str], list[str], list[_Request], bool]:
+def _members(application: ApplicationRecord) -> tuple[str, str, list[str], list[str], list[_Request], bool, bool]:
     asked = [_Request(str(one["device_type"]), list(one["permissions"])) for one in application.permissions]  # type: ignore[call-overload]
     return (
         application.id,
@@ -220,5 +228,6 @@ def _members(application: ApplicationRecord) -> tuple[str, str, list[str], list[
         list(application.methods),
         list(application.redirect_uris),
         asked,
+        application.any_loopback_port,
         application.manages_organization,
     )

@@ -24,7 +24,9 @@ from tests.broker.accounts.oauth_world import (
     basic,
     challenge_of,
     granted,
+    provision_application,
     query_of,
+    refused,
 )
 from tests.factories import KITCHEN, LIGHT_TYPE
 from tests.rows import each_row
@@ -40,7 +42,7 @@ PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
         ("response_type=code", "client_id"),
         ("response_type=code&client_id=" + "ff" * 16, "client_id"),
         (f"response_type=code&client_id={WEB.upper()}", "client_id"),
-        (f"response_type=code&client_id={WEB}&client_id={WEB}", "client_id"),
+        (f"response_type=code&client_id={WEB}&client_id={MOBILE}", "client_id"),
         (f"response_type=code&client_id=%FF&redirect_uri={CALLBACK}", "client_id"),
         (f"response_type=code&client_id={WEB}&redirect_uri=https://evil.example", "redirect_uri"),
         (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}/", "redirect_uri"),
@@ -51,7 +53,7 @@ PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
         (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK.upper()}", "redirect_uri"),
         (f"response_type=code&client_id={WEB}&redirect_uri=https://web.example.org%40evil.example", "redirect_uri"),
         (f"response_type=code&client_id={WEB}&redirect_uri=//web.example.org/callback", "redirect_uri"),
-        (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}&redirect_uri={CALLBACK}", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}&redirect_uri={CALLBACK}/", "redirect_uri"),
         (f"response_type=code&client_id={WEB}&redirect_uri={PAGE_CALLBACK}", "redirect_uri"),
         (f"response_type=code&client_id={SERVER}", "redirect_uri"),  # it has no redirect URI
     ],
@@ -115,6 +117,40 @@ async def test_errors_of_the_implicit_flow_go_into_the_fragment(
 async def test_a_repeated_state_is_not_returned(services: Services, oauth: OAuthWorld) -> None:
     decided = await services.accounts.authorize.read(f"client_id={WEB}&response_type=code&state=a&state=b".encode())
     assert decided == Redirect(f"{CALLBACK}?error=invalid_request")
+
+
+@each_row(
+    ("query", "location"),
+    [
+        (f"client_id={WEB}&client_id={WEB}", f"{CALLBACK}?error=invalid_request&state=s"),
+        (
+            f"client_id={WEB}&redirect_uri={OTHER_CALLBACK}&redirect_uri={OTHER_CALLBACK}".replace("%2F", "%252F"),
+            f"{OTHER_CALLBACK}&error=invalid_request&state=s",
+        ),
+        (f"client_id={WEB}&client_id={MOBILE}", None),
+        (f"client_id={WEB}&redirect_uri={CALLBACK}&redirect_uri=https://evil.example/", None),
+        (f"client_id={WEB}&redirect_uri=https://evil.example/&redirect_uri=https://evil.example/", None),
+    ],
+)
+async def test_who_is_asked_for_twice_is_told_so_if_it_is_the_same(
+    services: Services, oauth: OAuthWorld, query: str, location: str | None
+) -> None:
+    decided = await services.accounts.authorize.read(f"{query}&response_type=code&state=s".encode())
+    if location is None:
+        assert isinstance(decided, ErrorPage)
+    else:
+        assert decided == Redirect(location)
+
+
+async def test_a_loopback_redirect_has_the_port_that_was_asked_for(oauth: OAuthWorld) -> None:
+    """A program on a computer takes any free port (RFC 8252, 7.3), and the token call names the same address."""
+    registered, asked = "http://127.0.0.1/done", "http://127.0.0.1:49152/done"
+    await provision_application(oauth.services, WEB, redirect_uri=registered, any_loopback_port=True)
+    url = await oauth.allow(client_id=WEB, response_type="code", redirect_uri=asked)
+    assert url.startswith(f"{asked}?code=")
+    form = {"grant_type": "authorization_code", "code": query_of(url)["code"]}
+    assert refused(await oauth.token(basic(WEB), **form, redirect_uri=registered)) == (400, "invalid_grant")
+    granted(await oauth.token(basic(WEB), **form, redirect_uri=asked))
 
 
 async def test_refusal_and_failure_go_to_the_application(oauth: OAuthWorld) -> None:

@@ -1,6 +1,7 @@
 """Properties of redirect URIs and of PKCE verifiers that hold for every text."""
 
 import string
+from dataclasses import replace
 from urllib.parse import parse_qs
 
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
@@ -37,6 +38,39 @@ def application(*redirect_uris: str) -> Application:
 def test_only_a_registered_address_is_accepted(registered: list[str], wanted: str) -> None:
     found = application(*registered).redirect_uri(wanted)
     assert found == (wanted if wanted in registered else None)
+
+
+LOOPBACK = ("http://127.0.0.1/done", "http://[::1]:4711/", "http://localhost:1?a=b", "https://127.0.0.1/done")
+
+
+@each_row(
+    ("wanted", "fits"),
+    [
+        ("http://127.0.0.1:1/done", True),
+        ("http://127.0.0.1:65535/done", True),
+        ("http://127.0.0.1/done", True),
+        ("http://[::1]:9/", True),
+        ("http://localhost:8080?a=b", True),
+        ("http://127.0.0.1:0/done", False),
+        ("http://127.0.0.1:65536/done", False),
+        ("http://127.0.0.1:/done", False),
+        ("http://127.0.0.1:1/done/", False),
+        ("http://127.0.0.1:1/done?x", False),
+        ("http://127.0.0.1:1@evil.example/done", False),
+        ("http://127.0.0.1.evil.example:1/done", False),
+        ("http://127.0.0.2:1/done", False),
+        ("http://localhost:8080/", False),
+        ("http://localhost/done", False),
+        ("https://127.0.0.1:1/done", False),
+        ("http://[::1]:9", False),
+        ("HTTP://127.0.0.1:1/done", False),
+        ("http://127.0.0.1:\u0661/done", False),
+    ],
+)
+def test_loopback_addresses_fit_with_any_port_where_the_application_has_chosen_so(wanted: str, fits: bool) -> None:
+    chosen = Application(replace(application(*LOOPBACK).record, any_loopback_port=True))
+    assert chosen.redirect_uri(wanted) == (wanted if fits else None)
+    assert application(*LOOPBACK).redirect_uri(wanted) == (wanted if wanted in LOOPBACK else None)
 
 
 @given(uris, st.text(min_size=1, max_size=5), st.integers(0, 40))

@@ -24,11 +24,13 @@ function fields(application, isAdministrator) {
       h("label", {}, h("input", { type: "checkbox", name: value, checked: application?.methods.includes(value),
         disabled: value === "client_credentials" && !isAdministrator && !application?.methods.includes(value) }), text)))),
     field("redirectUris", "Redirect URIs, one in each line; the first is the main one", "area", { value: application?.redirectUris.join("\n") ?? "" }),
+    check("anyLoopbackPort", "A redirect URI of this computer (http://127.0.0.1) fits with any port", application?.anyLoopbackPort),
     isAdministrator ? check("managesOrganization", "It manages the organization: its own tokens may what an administrator may", application?.managesOrganization) : null,
   ].filter(Boolean);
 }
 
 const body = (elements) => ({ name: elements.name.value.trim(), methods: chosen(elements), redirectUris: uris(elements.redirectUris.value),
+  anyLoopbackPort: elements.anyLoopbackPort.checked,
   ...(elements.managesOrganization ? { managesOrganization: elements.managesOrganization.checked } : {}) });
 
 function secretBox(application, secret) {
@@ -57,7 +59,7 @@ function shown(organization, application) {
   const asTable = table("applications", { id: application.id, name: application.name, organization: organization.name,
     redirect_uri: application.redirectUris[0], methods: application.methods,
     permissions: application.permissions.map((one) => ({ device_type: one.deviceType, permissions: one.permissions })),
-    manages_organization: application.managesOrganization });
+    any_loopback_port: application.anyLoopbackPort, manages_organization: application.managesOrganization });
   return h("section", { class: "box", "aria-label": application.name },
     h("div", { class: "head" }, h("h2", {}, application.name), h("div", { class: "row" },
       button("Change", () => { change.hidden = !change.hidden; }), administers(organization) || !hasOwnTokens(application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable))),

@@ -511,3 +511,31 @@ async def test_sign_out_leads_nowhere_else(browser: Browser, query: str) -> None
     assert answer.status_code == 400
     assert "Invalid parameter: redirect_uri" in answer.text
     assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize("name", ["ada@example.org", "ADA-example", " Ada@Example.org"])
+async def test_signing_in_in_a_second_tab(door: Address, oauth: OAuthWorld, name: str) -> None:
+    await give_password(oauth.services, oauth.ada)
+    browser = Browser(door)
+    async with browser.client:
+        first, second = await browser.open("authorize", **ASKED), await browser.open("authorize", **ASKED)
+        assert (await browser.sign_in(first)).status_code == 302
+        done = await browser.sign_in(second, name)
+        assert done.headers["location"].startswith(f"{CALLBACK}?code=")
+
+
+@pytest.mark.parametrize(("name", "asked"), [("bob@example.org", {}), ("ada@example.org", {"prompt": "login"})])
+async def test_a_second_tab_that_needs_its_own_sign_in_shows_the_form_again(
+    door: Address, oauth: OAuthWorld, name: str, asked: dict[str, str]
+) -> None:
+    await give_password(oauth.services, oauth.ada)
+    await give_password(oauth.services, oauth.bob)
+    browser = Browser(door)
+    async with browser.client:
+        query = {**ASKED, **asked}
+        first, second = await browser.open("authorize", **query), await browser.open("authorize", **query)
+        await browser.sign_in(first)
+        again = await browser.sign_in(second, name)
+        assert (again.status_code, "accept cookies" in again.text) == (403, False)
+        done = await browser.sign_in(again, name)
+        assert done.headers["location"].startswith(f"{CALLBACK}?code=")
