@@ -389,7 +389,7 @@ async def test_a_repeated_mail_replaces_its_file_and_a_draft_of_a_crash(tmp_path
 
 
 def names_in(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
+    return sorted(path.name for path in folder.iterdir())
 
 
 async def test_mails_wait_while_the_folder_cannot_be_written(tmp_path: Path) -> None:
