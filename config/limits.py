@@ -125,6 +125,10 @@ COAP_SILENCE_SECONDS: Final = 300  # an observer is pinged after that
 COAP_IDLE_SECONDS: Final = 600  # a DTLS session without observation ends after that
 COAP_BODY_BYTES: Final = 2048  # assembled from blocks, or in one datagram
 
+ARCHIVE_KEPT_HOURS: Final = 24  # reference 5.8
+ARCHIVE_PAUSE_SECONDS: Final = 3_600  # between two archives of one user
+ARCHIVE_MAX_BYTES: Final = 2 * 1024**3
+ARCHIVE_PART_ROWS: Final = 100_000  # of each file but those of messages
 EXPORT_IDS_MAX: Final = 30  # reference 10: ids in each list
 EXPORT_RANGE_DAYS: Final = 31
 EXPORT_PAST_DAYS: Final = 30

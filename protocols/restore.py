@@ -189,3 +189,4 @@ def _end_exports(connection: EngineConnection) -> None:
                 exports.put(replace(record, status=ExportStatus.EXPIRED))
     while (begun := exports.next_with(ExportStatus.IN_PROGRESS)) is not None:
         exports.put(replace(begun, status=ExportStatus.FAILURE, last_error="restored from a backup"))
+    connection.execute("DELETE FROM user_archive")  # nor are those of users

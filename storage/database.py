@@ -19,6 +19,7 @@ import trio
 
 from storage.accounts import AccountStore
 from storage.approved_lists import ApprovedListStore
+from storage.archives import UserArchiveStore
 from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
 from storage.claims import ClaimStore
@@ -113,6 +114,7 @@ class Transaction:
         self.connection = connection
         self.accounts = AccountStore(connection)
         self.audit = AuditStore(connection)
+        self.user_archives = UserArchiveStore(connection)
         self.authorizations = AuthorizationStore(connection)
         self.claims = ClaimStore(connection)
         self.codes = CodeStore(connection)

@@ -64,8 +64,11 @@ class Life:
         self._services = services
         self._api = api
 
+    async def raw(self, method: str, path: str, *, token: str = ZOE_TOKEN, **more: Any) -> httpx.Response:
+        return await self._api.request(method, path, headers={"Authorization": f"bearer {token}"}, **more)
+
     async def call(self, method: str, path: str, *, token: str = ZOE_TOKEN, status: int = 200, **more: Any) -> Any:
-        answer = await self._api.request(method, path, headers={"Authorization": f"bearer {token}"}, **more)
+        answer = await self.raw(method, path, token=token, **more)
         assert answer.status_code == status, (method, path, answer.text)
         return answer.json()
 

@@ -72,9 +72,19 @@ class ArchiveWriter:
             self._written = written = msgspec.structs.replace(written, group=written.group + 1, place=None)
         if not self.record.total_messages:
             self._add(archive, self._plan.groups[0][0], [])
+        self.end()
+
+    def end(self) -> None:
+        """Finish the archive with what it has. Raises OSError."""
+        archive = self._opened()
         archive.finish()
         self.record = replace(self.record, md5=archive.md5, file_size=archive.size)
         self.is_done = True
+
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return self._written.size
 
     def _opened(self) -> Archive:
         """The archive up to the saved progress; when the file is shorter than that, a new one."""

@@ -18,6 +18,7 @@ from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.errors import DeviceNotFound
 from broker.export.exports import Exports
+from broker.leaving.archives import Archives
 from broker.mail import Mails, MailServerUnavailable
 from broker.messages.projections import Projector
 from broker.trials.roles import TrialRole
@@ -42,6 +43,7 @@ class Holders:
     devices: DevicesRoom
     projector: Projector
     exports: Exports
+    archives: Archives
     mails: Mails
 
 
@@ -64,6 +66,7 @@ class Erasing:
         await self._of.tokens.change(end_the_rest)
         devices = await self._database.read(partial(_devices_of, one))
         await self._of.exports.forget(one.user, devices)
+        await self._of.archives.forget(one.user)
 
     async def _delete_devices(self, one: LeavingRecord) -> None:
         """One by one, because a user may have very many."""

@@ -6,6 +6,7 @@ from broker.accounts.room import AccountsRoom
 from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.export.exports import Exports
+from broker.leaving.archives import Archives
 from broker.leaving.erasing import Erasing, Holders
 from broker.leaving.leaving import Leaving
 from broker.mail import Mails
@@ -15,6 +16,7 @@ from broker.messages.room import MessagesRoom
 @dataclass(frozen=True, slots=True)
 class LeavingRoom:
     leaving: Leaving
+    archives: Archives
 
 
 async def open_leaving(
@@ -25,7 +27,10 @@ async def open_leaving(
     messages: MessagesRoom,
     exports: Exports,
 ) -> LeavingRoom:
-    holders = Holders(accounts.tokens, accounts.claims, devices, messages.projector, exports, mails)
+    folder = core.settings.state_dir / "archives"
+    archives = Archives(core.database, devices.registry, messages.mids, core.clock, folder)
+    core.life.worker("archives", archives.work_forever, statistics=archives.statistics)
+    holders = Holders(accounts.tokens, accounts.claims, devices, messages.projector, exports, archives, mails)
     leaving = Leaving(core.database, accounts.tokens, Erasing(core, holders))
     core.life.worker("leaving users", leaving.work_forever, statistics=leaving.statistics)
-    return LeavingRoom(leaving)
+    return LeavingRoom(leaving, archives)

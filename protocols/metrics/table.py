@@ -230,6 +230,10 @@ BROKER: Final[Mapping[str, Part]] = {
         "online": _now("devices_online", "Devices that are online."),
         "unwritten": _now("presence_unwritten", "Devices whose presence waits to be written."),
     },
+    "archives": {
+        "finished": _total("archives", "Archives of users that ended, by how.", outcome="finished"),
+        "failed": _total("archives", "Archives of users that ended, by how.", outcome="failed"),
+    },
     "leaving users": {
         "under_way": _now("leaving_users", "Users who were being deleted at the last look."),
         "deleted": _total("deleted_users", "Users who were deleted with everything of theirs."),

@@ -1,15 +1,15 @@
 """/messages/export: asking for an archive, watching it grow, and downloading it (reference 10)."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-import trio
 from msgspec import UNSET, Raw, UnsetType
-from quart import Response, request
+from quart import Response
 
 from broker.accounts.tokens import Caller
-from broker.errors import BOOLEAN_ONLY, INVALID, REQUIRED, Finding, Gone
+from broker.errors import BOOLEAN_ONLY, INVALID, REQUIRED, Finding
 from broker.export.exports import NOT_READY, Export, Exports
 from broker.export.requests import ExportRequest, items
 from broker.export.status import ExportStatus
@@ -17,6 +17,7 @@ from config.limits import EXPORT_IDS_MAX, EXPORT_KEPT_HOURS, EXPORT_PAST_DAYS, E
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Answers, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule, Valid, boolean_of
+from protocols.http.rest.archive_answers import archive_answer
 from protocols.http.schema import (
     Amount,
     Count,
@@ -35,7 +36,6 @@ from protocols.http.schema import (
 )
 from storage.keys import Milliseconds
 
-_CHUNK_BYTES: Final = 256 * 1024
 _ORDERS: Final = ("asc", "desc")
 _FORMATS: Final = ("json", "csv1")
 _STATUSES: Final = ("Received", "InProgress", "Success", "Failure", "Served", "Expired")
@@ -237,29 +237,11 @@ class ExportCalls(RestCalls):
     )
     async def result(self, caller: Caller, export_id: str) -> Response:
         export, path = await self._exports.result(caller, export_id)
-        try:
-            file = await trio.open_file(path, "rb")
-        except FileNotFoundError as error:  # the archive has just expired
-            raise Gone from error
-        if request.method == "HEAD":
-            await file.aclose()
-            answer = Response(b"")
-        else:
-            answer = Response(_download(self._exports, export_id, file))
-            answer.timeout = None  # the peer may read slowly
-        answer.headers["Content-Type"] = "application/x-compressed"
-        answer.headers["Content-Disposition"] = f'attachment; filename="{export_id}.tgz"'
-        answer.headers["Content-Length"] = str(export.record.file_size)
+        answer = await archive_answer(
+            path, export_id, export.record.file_size or 0, partial(self._exports.served, export_id)
+        )
         answer.headers["X-Service-Total-Messages"] = str(export.record.total_messages)
         return answer
-
-
-async def _download(exports: Exports, export_id: str, file: Any) -> AsyncIterator[bytes]:
-    async with file:
-        while chunk := await file.read(_CHUNK_BYTES):
-            yield chunk
-    with trio.CancelScope(shield=True):  # the peer has the whole archive, and may have closed the connection
-        await exports.served(export_id)
 
 
 def _request(wanted: _Wanted) -> ExportRequest:

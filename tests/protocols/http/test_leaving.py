@@ -1,8 +1,13 @@
 """DELETE /users/{uid}: nothing of a deleted user is left (reference 5.7)."""
 
+import hashlib
+import io
+import json
+import tarfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,7 +34,19 @@ from tests.factories import (
     NOW_MS,
     World,
 )
-from tests.leaving_world import EMAIL, HER_LIGHT, HER_TOKEN, ZOE, ZOE_TOKEN, Life, add_zoe, references, traces
+from tests.fakes import FakeClock
+from tests.leaving_world import (
+    EMAIL,
+    FULL_NAME,
+    HER_LIGHT,
+    HER_TOKEN,
+    ZOE,
+    ZOE_TOKEN,
+    Life,
+    add_zoe,
+    references,
+    traces,
+)
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
@@ -204,3 +221,103 @@ async def test_a_second_deletion_finds_nobody(services: Services, zoe: UserRecor
         for _ in range(3):
             nursery.start_soon(delete)
     assert sorted(answers) == ["deleted", "not found", "not found"]
+
+
+# The archive
+
+
+async def archived(life: Life, tmp_path: Path) -> dict[str, Any]:
+    """The entries of the archive by name."""
+    await life.call("POST", f"/users/{ZOE}/archive")
+    with trio.fail_after(30):
+        while (found := (await life.call("GET", f"/users/{ZOE}/archive"))["data"])["status"] != "Success":
+            await trio.lowlevel.checkpoint()
+    answer = await life.raw("GET", f"/users/{ZOE}/archive/result")
+    assert answer.status_code == 200, answer.text
+    assert hashlib.md5(answer.content, usedforsecurity=False).hexdigest() == found["md5"]
+    assert (len(answer.content), found["isWhole"]) == (found["fileSize"], True)
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+        files = {one.name: archive.extractfile(one) for one in archive.getmembers()}
+        return {name: json.loads(file.read()) for name, file in files.items() if file is not None}
+
+
+async def test_the_archive_has_what_the_service_knows(zoe: UserRecord, life: Life, tmp_path: Path) -> None:
+    await life.live(zoe)
+    found = await archived(life, tmp_path)
+    (account,) = found["account.json"]
+    assert (account["id"], account["email"], account["full_name"]) == (ZOE, EMAIL, FULL_NAME)
+    (device,) = found["devices.json"]
+    assert (device["id"], device["device_type"]) == (HER_LIGHT, "example.smart_light")
+    assert {part: len(found[f"{part}.json"]) for part in ("rules", "scenes", "subscriptions", "trials", "exports")} == {
+        "rules": 1,
+        "scenes": 1,
+        "subscriptions": 1,
+        "trials": 1,
+        "exports": 1,
+    }
+    assert [one["email"] for one in found["shares.json"]] == ["bob@example.org"]
+    assert {one["device"] for one in found["shared_with_me.json"]} == {BOBS, KITCHEN}
+    assert found["rules.json"][0]["body"]["then"][0]["ddid"] == HER_LIGHT
+    assert "Quillfeather" in json.dumps(found["application_properties.json"])
+    assert {one["event"] for one in found["audit.json"]} >= {"profile_changed", "sign_in"}
+    assert len(found[f"actions-{HER_LIGHT}.json"]) == 1
+    (messages,) = (content for name, content in found.items() if name.startswith(f"{HER_LIGHT}-"))
+    assert [one["data"] for one in messages["data"]] == [{"text": "1"}, {"text": "Quillfeather"}]
+    assert found["about.json"]["shortened"] == []
+    assert "hash" not in json.dumps(list(found))
+    secrets = (HER_TOKEN, ZOE_TOKEN, "token_hash", "password_hash", "sealed")
+    assert [word for word in secrets if word in json.dumps(found)] == []
+
+
+async def test_an_archive_of_somebody_without_anything_is_whole(
+    zoe: UserRecord, life: Life, tmp_path: Path, services: Services
+) -> None:
+    await services.devices.inventory.delete(await services.devices.registry.find(HER_LIGHT))
+    found = await archived(life, tmp_path)
+    assert found["rules.json"] == []
+
+
+async def test_one_archive_at_a_time_and_one_an_hour(
+    zoe: UserRecord, life: Life, tmp_path: Path, fake_clock: FakeClock
+) -> None:
+    await life.call("GET", f"/users/{ZOE}/archive", status=404)
+    await archived(life, tmp_path)
+    refused = await life.raw("POST", f"/users/{ZOE}/archive")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "3600")
+    fake_clock.now += 3_600_000
+    first = list((tmp_path / "archives").glob("*.tgz"))
+    await archived(life, tmp_path)
+    second = list((tmp_path / "archives").glob("*.tgz"))
+    assert (len(first), len(second), first == second) == (1, 1, False)
+    fake_clock.now += 24 * 3_600_000
+    await life.call("GET", f"/users/{ZOE}/archive", status=404)
+    await life.call("GET", f"/users/{ZOE}/archive/result", status=404)
+
+
+async def test_nobody_else_has_the_archive(zoe: UserRecord, life: Life, tmp_path: Path, api: httpx.AsyncClient) -> None:
+    await archived(life, tmp_path)
+    for token in (BOB_TOKEN, ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, HER_TOKEN):
+        for method, path in (("POST", "archive"), ("GET", "archive"), ("GET", "archive/result")):
+            error_of(await api.request(method, f"/users/{ZOE}/{path}", headers=bearer(token)), 403)
+
+
+async def test_the_archive_goes_with_the_user(zoe: UserRecord, life: Life, tmp_path: Path, services: Services) -> None:
+    await life.live(zoe)
+    await archived(life, tmp_path)
+    assert list((tmp_path / "archives").glob("*.tgz")) != []
+    await life.call("DELETE", f"/users/{ZOE}")
+    await gone(services)
+    assert list((tmp_path / "archives").glob("*.tgz")) == []
+    assert traces(tmp_path) == []
+
+
+async def test_an_archive_that_is_too_large_lacks_the_oldest_messages_and_says_so(
+    zoe: UserRecord, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.leaving.archives.ARCHIVE_MAX_BYTES", 0)
+    await life.live(zoe)
+    await life.call("POST", f"/users/{ZOE}/archive")
+    with trio.fail_after(30):
+        while (found := (await life.call("GET", f"/users/{ZOE}/archive"))["data"])["status"] != "Success":
+            await trio.lowlevel.checkpoint()
+    assert (found["isWhole"], found["totalMessages"]) == (False, 0)

@@ -73,6 +73,9 @@ GET /users/{user}/devicetypes 4001
 GET /users/{user}/shares 4001
 PUT /users/{user} 400
 DELETE /users/{user} -
+POST /users/{user}/archive -
+GET /users/{user}/archive -
+GET /users/{user}/archive/result -
 GET /users/{user}/audit 4001
 GET /users/{user}/sessions -
 DELETE /users/{user}/sessions -

@@ -58,6 +58,9 @@ GET /users/{}/devicetypes
 GET /users/{}/shares
 PUT /users/{}
 DELETE /users/{}
+POST /users/{}/archive
+GET /users/{}/archive
+GET /users/{}/archive/result
 GET /users/{}/audit
 GET /users/{}/sessions
 DELETE /users/{}/sessions

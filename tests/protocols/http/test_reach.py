@@ -190,6 +190,7 @@ NO_DEVICE: Final = (
     "/users/{uid}/applications",
     "/users/{uid}/sessions",
     "/users/{uid}/audit",
+    "/users/{uid}/archive",  # test_leaving.py
     "/users/{uid}/trials",
     "/accounts/",
     "/cert/",

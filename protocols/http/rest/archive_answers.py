@@ -1,0 +1,42 @@
+"""Archives as answers: a file that is read as fast as the peer takes it."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from quart import Response, request
+
+from broker.errors import Gone
+
+CONTENT_TYPE: Final = "application/x-compressed"
+_CHUNK_BYTES: Final = 256 * 1024
+
+
+async def archive_answer(
+    path: Path, name: str, size: int, served: Callable[[], Awaitable[None]] | None = None
+) -> Response:
+    """The file as an attachment `name.tgz`. `served` is called when the peer has all of it. Raises Gone."""
+    try:
+        file = await trio.open_file(path, "rb")
+    except FileNotFoundError as error:  # the archive has just expired
+        raise Gone from error
+    if request.method == "HEAD":
+        await file.aclose()
+        answer = Response(b"")
+    else:
+        answer = Response(_download(file, served))
+        answer.timeout = None  # the peer may read slowly
+    answer.headers["Content-Type"] = CONTENT_TYPE
+    answer.headers["Content-Disposition"] = f'attachment; filename="{name}.tgz"'
+    answer.headers["Content-Length"] = str(size)
+    return answer
+
+
+async def _download(file: Any, served: Callable[[], Awaitable[None]] | None) -> AsyncIterator[bytes]:
+    async with file:
+        while chunk := await file.read(_CHUNK_BYTES):
+            yield chunk
+    if served is not None:
+        with trio.CancelScope(shield=True):  # the peer has the whole archive, and may have closed the connection
+            await served()
