@@ -96,6 +96,7 @@ RECOVERY_CODES: Final = 10
 PASSWORD_MISSES: Final = 5  # reference 4.2: wrong passwords for one account within the window
 PASSWORD_ADDRESS_MISSES: Final = 50  # wrong passwords from one address within the window
 PASSWORD_WINDOW_SECONDS: Final = 900
+COMMON_PASSWORDS: Final = 10_000  # so many of the most common ones are refused
 PASSWORD_MIN_CHARACTERS: Final = 8  # reference 4.2
 PASSWORD_MAX_CHARACTERS: Final = 1_024  # longer passwords are refused before they are hashed
 PASSWORD_MEMORY_MIB: Final = 19  # reference 4.2: what hashing one password takes

@@ -42,7 +42,7 @@ class Invitations:
             TooBusy: too many passwords are being hashed.
         """
         email, full_name = (await self.find(code)).email, full_name.strip()
-        check_account(email=email, password=password, full_name=full_name)
+        await check_account(email=email, password=password, full_name=full_name)
         hashed = await self._hashing.hash(password)
 
         def work(issuance: Issuance) -> UserRecord:

@@ -17,7 +17,7 @@ from broker.accounts.hashing import Hashing
 from broker.accounts.issuance import Issuance
 from broker.accounts.links import LinkOver
 from broker.accounts.sessions import password_mark, user_called
-from broker.accounts.sign_up import WRONG_LENGTH, is_password
+from broker.accounts.sign_up import check_password
 from broker.accounts.throttle import Throttle
 from broker.accounts.tokens import Tokens
 from broker.accounts.users import LOCAL, user_named
@@ -133,12 +133,12 @@ class PasswordResets:
 
         Raises:
             LinkOver: the code is unknown, was used or has expired.
-            ValidationFailed: the password is too short or too long.
+            ValidationFailed: the password is too short, too long or too common.
             TooBusy: too many passwords are being hashed.
         """
         await self.find(code)  # hashing is expensive: only for a valid code
-        if not is_password(password):
-            raise ValidationFailed((WRONG_LENGTH,))
+        if wrong_password := await check_password(password):
+            raise ValidationFailed((wrong_password,))
         hashed = await self._hashing.hash(password)
 
         def work(issuance: Issuance) -> NewPassword:

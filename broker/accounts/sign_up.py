@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from broker.accounts.common_passwords import common_password_finding
 from broker.accounts.hashing import Hashing
 from broker.accounts.throttle import Throttle
 from broker.accounts.user_names import free_user_name
@@ -24,7 +25,7 @@ from config.settings import Accounts
 from storage.database import Database, Transaction
 from storage.records import NEW_KEY, UserRecord
 
-WRONG_LENGTH: Final = Finding(
+_WRONG_LENGTH: Final = Finding(
     "password", (f"A password has {PASSWORD_MIN_CHARACTERS} to {PASSWORD_MAX_CHARACTERS} characters.",)
 )
 _EMAIL: Final = re.compile(r"[^\s@<>]+@[^\s@<>]+")
@@ -51,7 +52,7 @@ class SignUp:
         if not self.is_open:
             raise NotFound
         email, full_name = email.strip(), full_name.strip()
-        check_account(email=email, password=password, full_name=full_name)
+        await check_account(email=email, password=password, full_name=full_name)
         self._hashing.require_room()
         self._throttle.count(address_key(address))
         hashed = await self._hashing.hash(password)
@@ -96,13 +97,13 @@ def add_account(
     return user
 
 
-def check_account(*, email: str, password: str, full_name: str) -> None:
+async def check_account(*, email: str, password: str, full_name: str) -> None:
     """Raises ValidationFailed with every finding, by form field."""
     findings = []
     if not is_email(email):
         findings.append(Finding("email", ("This is not an e-mail address.",)))
-    if not is_password(password):
-        findings.append(WRONG_LENGTH)
+    if wrong_password := await check_password(password):
+        findings.append(wrong_password)
     if wrong_name := check_full_name(full_name):
         findings.append(wrong_name)
     if findings:
@@ -123,6 +124,11 @@ def is_email(text: str) -> bool:
 
 def has_email_form(text: str) -> bool:
     return len(text) <= EMAIL_MAX_CHARACTERS and _EMAIL.fullmatch(text) is not None
+
+
+async def check_password(password: str) -> Finding | None:
+    """What is wrong with a new password; None when nothing is."""
+    return await common_password_finding(password) if is_password(password) else _WRONG_LENGTH
 
 
 def is_password(text: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import trio
 
 from broker.accounts.claims import Claims
+from broker.accounts.common_passwords import is_common_password
 from broker.accounts.tokens import Tokens
 from broker.clock import Clock
 from broker.connectors.catalog import Catalog
@@ -46,6 +47,10 @@ class _DryRunDoneError(Exception):
 
     def __init__(self, report: ProvisionReport) -> None:
         self.report = report
+
+
+class _TooCommonError(Exception):
+    """A new password is one that everybody tries first."""
 
 
 class Provisioning:
@@ -160,7 +165,11 @@ class Provisioning:
         known = await self._database.read(lambda tx: [_known(tx, entry) for _, entry in users])
         prepared = {}
         for (at, entry), user in zip(users, known, strict=True):
-            password = await trio.to_thread.run_sync(self._prepare, entry, user)
+            try:
+                password = await trio.to_thread.run_sync(self._prepare, entry, user)
+            except _TooCommonError:
+                reading.refuse(at, entry, at.refusal("password", "is one of the most common passwords"))
+                continue
             if password is not None:
                 prepared[at.index] = password
         return prepared
@@ -175,6 +184,8 @@ class Provisioning:
         if stored is not None and self._passwords.matches(stored, entry.password):
             return None
         keeps_own = known is not None and not entry.reset_password
+        if not keeps_own and is_common_password(entry.password):
+            raise _TooCommonError
         return PreparedPassword(None if keeps_own else self._passwords.hash(entry.password))
 
 

@@ -435,6 +435,18 @@ async def test_address_in_other_case_is_the_same_user(services: Services) -> Non
     assert counts(report) == {"users": (0, 0, 1)}
 
 
+async def test_a_common_password_is_refused_where_it_would_be_set(services: Services) -> None:
+    def carol(**more: object) -> dict[str, Any]:
+        return {"users": [{"email": "carol@example.org", "password": "password1", **more}]}
+
+    refused = ("users[0].password", "is one of the most common passwords")
+    assert await refusal(services, carol()) == refused
+    await services.provisioning.apply(carol(password=PASSWORD))
+    assert await refusal(services, carol(reset_password=True)) == refused
+    kept = await services.provisioning.apply(carol())  # an existing user keeps their own
+    assert kept.tables["users"].unchanged == 1
+
+
 async def test_password_that_fits_is_not_hashed_again(services: Services) -> None:
     await services.provisioning.apply(GIVEN)
     before = (await services.accounts.users.find(ADA)).password_hash

@@ -39,7 +39,7 @@ def test_an_invitation_is_accepted_at_the_own_listener(daemon: Daemon, certifica
         assert about["issuer"] == f"https://{daemon.addresses['accounts']}"
         page = client.get(f"/{link[1]}")
         fields = dict(re.findall(r'name="(csrf|code)" value="([^"]*)"', page.text))
-        done = client.post("/signup", data={**fields, "password": "12345678", "fullName": "Grace"})
+        done = client.post("/signup", data={**fields, "password": "1234 six", "fullName": "Grace"})
         assert "<h1>Welcome</h1>" in done.text
         assert client.get("/checkSession").json() == {"data": {"message": "Session is valid"}}
     assert daemon.stop() == 0

@@ -83,7 +83,7 @@ async def test_texts_that_are_no_reset_code(oauth: OAuthWorld, code: str) -> Non
         await oauth.services.accounts.resets.find(code)
 
 
-@pytest.mark.parametrize("password", ["1234567", "x" * 1025])
+@pytest.mark.parametrize("password", ["1234567", "x" * 1025, "password", "Trustno1"])
 async def test_a_password_that_is_refused_does_not_use_the_code(oauth: OAuthWorld, password: str) -> None:
     code = await code_for_ada(oauth)
     with pytest.raises(ValidationFailed):

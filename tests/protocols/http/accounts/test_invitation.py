@@ -14,7 +14,7 @@ from tests.protocols.http.accounts.browser import Browser, Form
 from tests.rows import each_row
 
 WEEK_MS = 7 * 86_400_000
-GRACE, PASSWORD = "grace@example.org", "12345678"
+GRACE, PASSWORD = "grace@example.org", "1234 six"
 _CODE = re.compile(r"/accounts/signup\?code=([0-9a-f]{32})$", re.MULTILINE)
 
 
@@ -72,6 +72,7 @@ async def test_an_invitation_lasts_a_week(browser: Browser, services: Services, 
     ("changed", "status", "text"),
     [
         ({"password": "1234567"}, 400, "A password has 8 to 1024 characters."),
+        ({"password": "iloveyou"}, 400, "one of the 10,000 most common passwords"),
         ({"fullName": "x" * 65}, 400, "A name has at most 64 characters."),
         ({"csrf": ""}, 403, "no longer valid"),
         ({"code": "ff" * 16}, 410, "expired or was used"),

@@ -11,7 +11,7 @@ from tests.protocols.http.accounts.browser import Browser, Form
 from tests.rows import each_row
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "s"}
-GRACE = {"email": " grace@example.org ", "password": "12345678", "fullName": "Grace"}
+GRACE = {"email": " grace@example.org ", "password": "1234 six", "fullName": "Grace"}
 
 
 async def test_it_is_closed_unless_the_operator_opens_it(browser: Browser) -> None:
@@ -53,6 +53,8 @@ class TestOpen:
             ({"email": "grace@exa mple"}, 400, "This is not an e-mail address."),
             ({"email": "g" * 250 + "@example.org"}, 400, "This is not an e-mail address."),
             ({"password": "1234567"}, 400, "A password has 8 to 1024 characters."),
+            ({"password": "12345678"}, 400, "one of the 10,000 most common passwords"),
+            ({"password": "PassWord"}, 400, "one of the 10,000 most common passwords"),
             ({"fullName": "x" * 65}, 400, "A name has at most 64 characters."),
             ({"csrf": ""}, 403, "no longer valid"),
         ],
