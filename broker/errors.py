@@ -228,6 +228,12 @@ class BodyTooLarge(DomainError):
 
 
 @dataclass(eq=False)
+class EncodingNotTaken(DomainError):
+    status = 415
+    template = "No Content-Encoding but identity is taken: send the body as it is"
+
+
+@dataclass(eq=False)
 class StorageUnavailable(DomainError):
     """The store could not be written; nothing of the request was stored. `reason` is for the log only."""
 

@@ -14,6 +14,7 @@ from broker.accounts.factor_check import WrongCode
 from broker.accounts.sessions import WrongPassword
 from broker.errors import (
     DomainError,
+    EncodingNotTaken,
     Finding,
     PayloadTooLarge,
     StorageUnavailable,
@@ -114,6 +115,8 @@ def rest_refusal_headers(error: DomainError) -> dict[str, str]:
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if isinstance(error, TryLater):
         headers["Retry-After"] = str(error.retry_seconds)
+    if isinstance(error, EncodingNotTaken):
+        headers["Accept-Encoding"] = "identity"  # RFC 9110, 15.5.16
     return headers
 
 

@@ -70,6 +70,7 @@ class Meter:
         "_host",
         "_is_noted",
         "_now_ms",
+        "_overhead",
         "_steady_ms",
         "_unsaved",
         "_window",
@@ -81,6 +82,7 @@ class Meter:
         self.rate = rate
         self._day = day
         self._window = window
+        self._overhead: Window | None = None  # of frames that are no messages; made when there is one
         self._now_ms = clock.now_ms
         self._steady_ms = clock.steady_ms
         self._host = host
@@ -96,6 +98,22 @@ class Meter:
         """Count a call, valid or not. Raises RateLimitExceeded; a refused call is not counted."""
         while not self.try_count():
             self._require_room(self._now_ms(), self._steady_ms())
+
+    def count_overhead(self) -> None:
+        """Count a frame that no message comes of: a minute has room for as many of them as of messages, and the room is
+        their own. Raises RateLimitExceeded; a refused frame is not counted."""
+        steady_ms, rate = self._steady_ms(), self.rate
+        if self._overhead is None:
+            self._overhead = Window()
+        if not self._overhead.has_room(rate.minute, steady_ms):
+            wait_ms = (self._overhead.oldest(steady_ms) or 0) + WINDOW_MS - steady_ms
+            standing = self.standing()
+            reset = Rate(_seconds(self._now_ms() + wait_ms), standing.reset_seconds.day)
+            standing = Standing(rate, Rate(0, standing.remaining.day), reset)
+            refusal = RateLimitExceeded(_seconds(wait_ms), "MINUTE", standing)
+            self._host.note_refusal(self, refusal)
+            raise refusal
+        self._overhead.add(steady_ms)
 
     def try_count(self) -> bool:
         """Count a call when there is clearly room for it. After False nothing is counted, and `count` decides."""

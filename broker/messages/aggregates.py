@@ -25,7 +25,8 @@ _ROUNDABLE = 2.0**48  # doubles that went through some operations are less than 
 class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Summary of at least one number. `m2` is the sum of squared deviations from the mean.
 
-    A result beyond the range of a double becomes the largest double, because JSON has no infinity.
+    A sum beyond the range of a double becomes the largest double, because JSON has no infinity; so does `m2`, and then
+    there is no variance.
     """
 
     count: int
@@ -79,9 +80,9 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return plain(self.sum / self.count if isinstance(self.sum, int) else self.mean_high + self.mean_low)
 
     @property
-    def variance(self) -> Number:
-        """The variance of the population (reference 9.5)."""
-        return plain(self.m2 / self.count)
+    def variance(self) -> Number | None:
+        """The variance of the population (reference 9.5); None when a double cannot hold what it is made of."""
+        return None if self.m2 >= _DOUBLE else plain(self.m2 / self.count)
 
 
 def merge_all(parts: Iterable[Aggregate | None]) -> Aggregate | None:

@@ -12,7 +12,7 @@ from hypercorn.typing import ASGIReceiveEvent
 from quart import request
 
 from broker.accounts.tokens import Caller
-from broker.errors import BadRequest, BodyTooLarge
+from broker.errors import BadRequest, BodyTooLarge, EncodingNotTaken
 from broker.limits.bodies import BodyBudget, Reservation
 from config.limits import UNCOUNTED_BODY_BYTES
 from protocols.http.this_request import this_request
@@ -21,6 +21,7 @@ from protocols.http.this_request import this_request
 STATE_KEY: Final = "held_body"
 _CHUNKS_BYTES: Final = 1024 * 1024  # of a body that is read while it comes
 _SILENCE_SECONDS: Final = 30
+_AS_IT_IS: Final = "identity"  # RFC 9110, 8.4: a coding that changes nothing
 
 
 class HeldBody:
@@ -76,7 +77,10 @@ class HeldBody:
 
 
 async def _ask(limit: int, *, kept: int | None = None) -> Any:
-    """Let the body of the current request come. Raises BodyTooLarge, TooManyBodies."""
+    """Let the body of the current request come. Raises EncodingNotTaken, BodyTooLarge, TooManyBodies."""
+    codings = ",".join(request.headers.getlist("Content-Encoding")).split(",")
+    if any(coding.strip().lower() not in {"", _AS_IT_IS} for coding in codings):
+        raise EncodingNotTaken  # what it unpacks to has no bound
     if (request.content_length or 0) > limit:
         raise BodyTooLarge
     held: Any = request.scope.get("state", {}).get(STATE_KEY)
@@ -88,7 +92,7 @@ async def _ask(limit: int, *, kept: int | None = None) -> Any:
 
 
 async def chunks_within(limit: int) -> AsyncGenerator[bytes, None]:
-    """The body of the current request while it comes. Raises BadRequest, BodyTooLarge, TooManyBodies."""
+    """The body of the current request while it comes. Raises BadRequest and what `_ask` raises."""
     held = await _ask(limit, kept=_CHUNKS_BYTES)
     body = aiter(request.body)
     while True:
@@ -104,7 +108,7 @@ async def chunks_within(limit: int) -> AsyncGenerator[bytes, None]:
 
 
 async def body_within(limit: int) -> bytes:
-    """The body of the current request. Raises BodyTooLarge, TooManyBodies."""
+    """The body of the current request. Raises EncodingNotTaken, BodyTooLarge, TooManyBodies."""
     held = await _ask(limit)
     body: bytes = await request.get_data(cache=True, as_text=False, parse_form_data=False)
     if len(body) > limit or (held is not None and held.is_too_large):

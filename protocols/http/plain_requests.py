@@ -1,8 +1,8 @@
 """Requests that are read without h11: the forms that nearly every client uses, and no others.
 
 What is plain here, h11 would read in the same way. Everything else is not plain: other versions than HTTP/1.1, escapes
-in the path, transfer codings, `Expect`, `Upgrade`, `Connection` with anything but `keep-alive`, headers twice of which
-there is one, folded or non-ASCII lines, long bodies.
+in the path, transfer and content codings, `Expect`, `Upgrade`, `Connection` with anything but `keep-alive`, headers
+twice of which there is one, folded or non-ASCII lines, long bodies.
 """
 
 import re
@@ -20,7 +20,9 @@ _HEAD: Final = re.compile(
 _HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+")
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 #: What makes a request one that is not plain.
-_REFUSED: Final = frozenset({b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"})
+_REFUSED: Final = frozenset(
+    {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
+)
 #: Of each of these there is one at most.
 _SINGLE: Final = frozenset({b"authorization", b"connection", b"content-length", b"host"})
 

@@ -23,6 +23,7 @@ from protocols.mqtt.packets import (
     ProtocolError,
     Publish,
     PublishWithProperties,
+    ReasonCode,
     Subscribe,
     Unsubscribe,
     weight_of,
@@ -177,8 +178,6 @@ def _long_length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _check_publish(head: int, topic: bytes, packet_id: bytes, level: int) -> None:
-    # [MQTT-3.3.2-2] forbids wildcards, too. reference 16.3 treats such a topic as any other topic that is not the
-    # device's own: refused with an error message, and the connection stays open.
     qos = head >> 1 & 3
     if qos == 3:
         raise MalformedPacket("PUBLISH with QoS 3", "MQTT-3.3.1-4")
@@ -188,6 +187,8 @@ def _check_publish(head: int, topic: bytes, packet_id: bytes, level: int) -> Non
         raise MalformedPacket("PUBLISH with packet id 0", "MQTT-2.3.1-1")
     if topic or level != MQTT_5:  # in 5.0, a topic alias may stand for it
         check_topic(topic, "MQTT-3.3.2-1")
+    if b"+" in topic or b"#" in topic:
+        raise MalformedPacket("PUBLISH to a topic with wildcards", "MQTT-3.3.2-2", code=ReasonCode.TOPIC_NAME_INVALID)
 
 
 def _spend(turn: Iterator[int], packet: Packet) -> None:

@@ -242,12 +242,12 @@ class MqttExchange:
         self._end()
 
     def _count(self, overhead: int) -> RateLimitExceeded | None:
-        """Count a packet that is no message; `overhead` is 0 for one that belongs to a message (reference 21.1)."""
+        """Count a packet that is no message; `overhead` is 0 for one that belongs to a message (reference 16.3)."""
         if overhead:
             self.pace.spend(overhead)
             try:
                 if self._meter is not None:
-                    self._meter.count()
+                    self._meter.count_overhead()
             except RateLimitExceeded as refusal:
                 return refusal
         return None
@@ -331,7 +331,7 @@ class MqttExchange:
         self.deliveries.tell(error)
         if packet.qos:
             reason = publish_reason(error)
-            if b"+" in packet.topic or b"#" in packet.topic or (self._space is not None and not is_topic(packet.topic)):
+            if self._space is not None and not is_topic(packet.topic):
                 reason = Reason(ReasonCode.TOPIC_NAME_INVALID, reason.text)
             self._reasons = self._reasons or {}
             self._reasons[packet.packet_id] = reason

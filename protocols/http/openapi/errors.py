@@ -5,7 +5,15 @@ from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
-from broker.errors import BodyTooLarge, NotFound, PermissionDenied, Unauthorized, ValidationFailed, too_long
+from broker.errors import (
+    BodyTooLarge,
+    EncodingNotTaken,
+    NotFound,
+    PermissionDenied,
+    Unauthorized,
+    ValidationFailed,
+    too_long,
+)
 from broker.limits.refusals import TooManyRequests
 from protocols.http.calls import RestCall
 from protocols.http.openapi import samples
@@ -18,6 +26,7 @@ USUAL_REASONS: Final = {
     "403": str(PermissionDenied("…")),
     "404": NotFound.template,
     "413": BodyTooLarge.template,
+    "415": EncodingNotTaken.template,
     "429": TooManyRequests.template,
     "5XX": "Our fault, or the store cannot be written at the moment",
 }
@@ -84,7 +93,7 @@ def _expected(call: RestCall) -> Iterator[int]:
     if call.queries or call.headers or call.takes_body:
         yield 400
     if call.takes_body:
-        yield 413
+        yield from (413, 415)
     if call.names or call.queries or call.headers:
         yield 404
     yield 429

@@ -70,7 +70,7 @@ class _Summary(Shape):
     max: float
     mean: float
     sum: float
-    variance: Annotated[float, about("Of the population")]
+    variance: Annotated[float | None, about("Of the population; null when it is beyond the numbers of JSON")]
 
 
 class _Bucket(_Summary):

@@ -422,6 +422,7 @@ def _assert_agrees(found: Aggregate, values: Sequence[Any]) -> None:
     assert (found.count, found.min, found.max) == (len(values), min(values), max(values))
     assert isclose(found.sum, float(np.sum(wide)), rel_tol=1e-12, abs_tol=1e-12 * scale * len(values))
     assert isclose(found.mean, float(np.mean(wide)), rel_tol=1e-12, abs_tol=1e-12 * scale)
+    assert found.variance is not None
     assert isclose(found.variance, float(np.var(wide - wide[0])), rel_tol=1e-9, abs_tol=(scale * 2**-60) ** 2)
 
 

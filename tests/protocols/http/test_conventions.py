@@ -1,12 +1,15 @@
 """What holds for every REST call: tokens, CORS, methods, errors (reference 1 and 3)."""
 
+import gzip
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
+import protocols.http
 from broker.services import Services
 from config.limits import MAX_BODY_BYTES, MAX_MESSAGE_BODY_BYTES
 from protocols.http.application import build_app
@@ -193,6 +196,55 @@ async def test_bodies_are_json_whatever_the_content_type(api: httpx.AsyncClient,
 async def test_an_empty_body_is_an_empty_object(api: httpx.AsyncClient) -> None:
     error = error_of(await api.post("/messages", headers=bearer(KITCHEN_TOKEN)), 400)
     assert error["errors"] == [[{"field": "data", "messages": ["Required parameter"]}]]
+
+
+ENCODINGS = ["gzip", "GZIP", "deflate", "br", "zstd", "identity, gzip", "x"]
+
+
+@each_row("encoding", ENCODINGS)
+async def test_a_body_with_a_content_encoding_is_415_with_what_is_taken(api: httpx.AsyncClient, encoding: str) -> None:
+    headers = bearer(KITCHEN_TOKEN) | {"Content-Encoding": encoding}
+    packed = gzip.compress(b'{"data":{"state":true}}')
+    for content in (packed, packed[:10], b"", b'{"data":{"state":true}}', in_chunks(MAX_MESSAGE_BODY_BYTES + 1)):
+        answer = await api.post("/messages", headers=headers, content=content)
+        assert "identity is taken" in str(error_of(answer, 415)["message"])
+        assert answer.headers["Accept-Encoding"] == "identity"
+    error_of(await api.post("/messages", headers=headers | bearer("wrong"), content=packed), 401)
+
+
+async def test_the_encoding_that_changes_nothing_is_taken(api: httpx.AsyncClient) -> None:
+    for encoding in ("identity", "Identity", "identity, identity", ""):
+        headers = bearer(KITCHEN_TOKEN) | {"Content-Encoding": encoding}
+        answer = await api.post("/messages", headers=headers, content=b'{"data":{"state":true}}')
+        assert answer.status_code == 200
+
+
+@each_row(
+    ("method", "path"),
+    [
+        ("POST", "/v1.1/actions"),
+        ("PUT", f"/v1.1/devices/{KITCHEN}"),
+        ("POST", "/v1.1/messages/export"),
+        ("POST", "/v1.1/rules"),
+        ("POST", "/accounts/token"),
+        ("POST", "/accounts/device/code"),
+        ("POST", "/accounts/signin"),
+        ("POST", "/accounts/revokeToken"),
+    ],
+)
+async def test_no_path_reads_a_body_with_a_content_encoding(api: httpx.AsyncClient, method: str, path: str) -> None:
+    url = api.base_url.copy_with(path=path)
+    headers = bearer(ADA_TOKEN) | {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    answer = await api.request(method, url, headers=headers, content=gzip.compress(b"{}"))
+    assert answer.status_code == 415, answer.text
+
+
+def test_bodies_are_read_in_one_place() -> None:
+    """Which asks about their length, their encoding and the room that there is."""
+    readers = re.compile(r"(?<!\$)request\.(get_data|get_json|body|data|form|files|json|values)\b(?!#)")
+    root = Path(protocols.http.__file__).parent
+    found = {file.name for file in root.rglob("*.py") if readers.search(file.read_text(encoding="utf-8"))}
+    assert found == {"bodies.py"}
 
 
 async def in_chunks(size: int) -> AsyncIterator[bytes]:

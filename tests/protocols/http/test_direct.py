@@ -154,6 +154,9 @@ NOT_PLAIN: Final = (
     b"POST /v1.1/messages HTTP/1.1%sContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}" % WITH_TOKEN,
     b"POST /v1.1/messages HTTP/1.1%sUpgrade: h2c\r\nContent-Length: 2\r\n\r\n{}" % WITH_TOKEN,
     post('{"data":"%s"}' % ("x" * UNCOUNTED_BODY_BYTES)),
+    post(BODY, KITCHEN_TOKEN, "/messages", "Content-Encoding: gzip"),
+    post(BODY, KITCHEN_TOKEN, "/messages", "Content-encoding: identity"),
+    post(BODY, KITCHEN_TOKEN, "/messages", "Content-Encoding: identity", "Content-Encoding: br"),
     request("POST", "/devicetypes", ADA_TOKEN, "{}"),
     get("/" + "a" * 300),
 )

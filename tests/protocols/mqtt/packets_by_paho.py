@@ -170,7 +170,8 @@ def connects_5(draw: st.DrawFn) -> tuple[bytes, Packet]:
     will = None
     if draw(st.booleans()):
         of_will = draw(properties_of(PacketTypes.WILLMESSAGE))
-        will = Will(draw(topics).encode(), draw(payloads), draw(qualities), draw(st.booleans()), of_will)
+        payload = draw(texts).encode() if of_will.payload_format == 1 else draw(payloads)
+        will = Will(draw(topics).encode(), payload, draw(qualities), draw(st.booleans()), of_will)
         theirs = to_paho(of_will, PacketTypes.WILLMESSAGE)
         writer.will_set(will.topic.decode(), will.payload, will.qos, will.retain, theirs)
     writer._send_connect(keep_alive)

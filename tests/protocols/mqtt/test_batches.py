@@ -144,9 +144,9 @@ async def test_packets_of_one_write_are_treated_as_those_that_come_one_by_one(
 
 async def test_errors_are_told_in_the_order_of_the_messages(tmp_path: Path) -> None:
     """Of those over the rate limit, too: they are the last."""
-    limits = Limits(mqtt_device="4/100")
+    limits = Limits(mqtt_device="3/100")
     async with serving(Settings(state_dir=tmp_path, limits=limits), FakeClock(NOW_MS)) as server:
-        peer = await server.connected(topics=[ERRORS])  # the subscription counts
+        peer = await server.connected(topics=[ERRORS])
         await peer.send(*(publish(number, b"{" if number in (1, 3, 4) else ON) for number in range(1, 6)))
         texts = [json.loads((await peer.expect_delivery())[1])["error"]["message"] for _ in range(4)]
         assert texts == ["Bad Request", "Bad Request", *["DEVICE MINUTE rate limit exceeded"] * 2]

@@ -13,6 +13,7 @@ from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import (
     MQTT_3_1,
     MQTT_3_1_1,
+    MQTT_5,
     Connect,
     MalformedPacket,
     Packet,
@@ -21,6 +22,7 @@ from protocols.mqtt.packets import (
     ProtocolError,
     Publish,
     PubRel,
+    ReasonCode,
     RequestedFilter,
     Subscribe,
     TooManyFilters,
@@ -225,9 +227,20 @@ def test_a_complete_packet_is_returned_without_waiting_for_more_bytes() -> None:
         reader.feed(b"\x7f")
 
 
-@pytest.mark.parametrize("topic", [b"/+", b"/#", b"#"])
-def test_a_topic_with_wildcards_is_decoded_and_refused_later(topic: bytes) -> None:
-    assert decode_one(encode_publish(topic, b"{}")) == Publish(topic, b"{}", b"", 0, 0x30)
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("topic", [b"/+", b"/#", b"#", b"a+", b"$SYS/#"])
+@pytest.mark.parametrize("level", [MQTT_3_1, MQTT_3_1_1, MQTT_5])
+def test_a_message_to_a_topic_with_wildcards_is_malformed(topic: bytes, qos: int, level: int) -> None:
+    properties = b"\x00" if level == MQTT_5 else b""
+    usual, wild = (
+        encode_publish(to, b"{}", qos=qos, packet_id=b"\0\1" if qos else b"", properties=properties)
+        for to in (b"a", topic)
+    )
+    reader = PacketReader(level=level)
+    with pytest.raises(MalformedPacket) as caught:
+        reader.feed(usual + wild + usual)
+    assert (caught.value.clause, caught.value.code) == ("MQTT-3.3.2-2", ReasonCode.TOPIC_NAME_INVALID)
+    assert len(caught.value.packets) == 1
 
 
 # --- CONNECT and its versions ---------------------------------------------------------------------------------------

@@ -59,12 +59,12 @@ async def test_a_burst_that_exceeds_the_limit_in_its_middle_is_acknowledged_as_a
     peer = await server.connected(topics=[ERRORS])
     qualities = [1, 2, 0, 1, 2, 1, 2, 0, 1]
     await peer.send(*(publish(number, qos=qos) for number, qos in enumerate(qualities, start=1)))
-    for _ in range(5):  # the subscription counts, too
+    for _ in range(4):
         await expect_limit(peer, "MINUTE", "0/3")
     await peer.expect(puback(1), puback(4), puback(6), puback(9), pubrec(2), pubrec(5), pubrec(7))
     await peer.send(pubrel(2), pubrel(5), pubrel(7))
     await peer.expect(pubcomp(2), pubcomp(5), pubcomp(7))
-    assert len(await server.stored()) == 4
+    assert len(await server.stored()) == 5
 
 
 async def test_a_message_over_the_limit_is_not_stored_even_when_it_is_sent_again(server: Server) -> None:
@@ -82,9 +82,9 @@ async def test_a_message_refused_for_another_reason_counts(server: Server, fake_
     await peer.expect_error(400, "Bad Request")
     await peer.expect_error(403, "You do not have publish permission to topic")
     await peer.expect(puback(1), puback(2))
-    await peer.send(*(publish(number) for number in range(3, 6)))
+    await peer.send(*(publish(number) for number in range(3, 7)))
     await expect_limit(peer, "MINUTE", "0/3")
-    await peer.expect(*map(puback, range(3, 6)))
+    await peer.expect(*map(puback, range(3, 7)))
 
 
 async def test_a_device_has_one_limit_on_all_its_connections(server: Server) -> None:
@@ -119,30 +119,43 @@ async def test_after_the_minute_a_device_may_connect_and_send_again(server: Serv
 
 async def test_the_daily_limit_has_a_text_of_its_own(server: Server, fake_clock: FakeClock) -> None:
     peer = await server.connected(topics=[ERRORS])
-    await peer.send(*(publish(number) for number in range(1, 5)))
-    await peer.expect(*map(puback, range(1, 5)))
+    await peer.send(*(publish(number) for number in range(1, 6)))
+    await peer.expect(*map(puback, range(1, 6)))
     fake_clock.advance(60_000)
     await peer.send(*(publish(number) for number in range(1, 5)))
     await expect_limit(peer, "DAILY", "2/0", NOW_MS // 1000 + 120)
     await peer.expect(*map(puback, range(1, 5)))
 
 
-async def test_a_subscription_over_the_limit_is_refused_and_told(server: Server) -> None:
+async def test_a_subscription_over_its_own_limit_is_refused_and_told(server: Server, fake_clock: FakeClock) -> None:
     peer = await server.connected(topics=[ERRORS])
-    await peer.send(*(publish(number) for number in range(1, 5)))
-    await peer.expect(*map(puback, range(1, 5)))
+    await peer.send(*(subscribe(ACTIONS, number=number) for number in range(2, 7)))
+    await peer.expect(*(suback(0, number=number) for number in range(2, 6)), suback(0x80, number=6))
+    await expect_limit(peer, "MINUTE", "0/8")
+    fake_clock.advance(60_000)
     await peer.send(subscribe(ACTIONS, number=7))
-    await peer.expect(suback(0x80, number=7))
-    await expect_limit(peer, "MINUTE", "0/3")
+    await peer.expect(suback(0, number=7))
 
 
-async def test_pings_count_and_are_answered_beyond_the_limit(server: Server) -> None:
+async def test_what_is_no_message_leaves_the_messages_of_the_minute_and_the_day(server: Server) -> None:
+    """Pings, subscriptions, and acknowledgements of nothing have an allowance of their own, and are answered beyond."""
     peer = await server.connected(topics=[ERRORS])
-    await peer.send(PINGREQ * 6)
-    await peer.expect(PINGRESP * 6)
-    await peer.send(publish(1))
+    await peer.send(PINGREQ * 6, puback(77), subscribe(ACTIONS, number=2))
+    await peer.expect(PINGRESP * 6, suback(0x80, number=2))
+    await expect_limit(peer, "MINUTE", "0/8")
+    await peer.send(*(publish(number) for number in range(1, 6)))
+    await peer.expect(*map(puback, range(1, 6)))
+    await peer.send(publish(6))
     await expect_limit(peer, "MINUTE", "0/3")
-    await peer.expect(puback(1))
+    await peer.expect(puback(6))
+
+
+async def test_a_device_that_has_used_up_its_messages_may_still_subscribe_and_ping(server: Server) -> None:
+    peer = await server.connected()
+    await peer.send(*(publish(number) for number in range(1, 8)))
+    await peer.expect(*map(puback, range(1, 8)))
+    await peer.send(subscribe(ACTIONS, ERRORS), PINGREQ)
+    await peer.expect(suback(0, 0), PINGRESP)
 
 
 async def test_a_flood_of_pings_beyond_the_limit_ends_the_connection(server: Server) -> None:

@@ -123,13 +123,13 @@ async def test_a_device_that_hears_no_errors_is_in_the_log_as_well(server: Serve
 
 async def test_the_line_of_a_used_up_rate_limit_has_the_id_of_the_error(server: Server) -> None:
     peer = await server.connected(topics=[ERRORS])
-    for number in range(1, 20):
+    for number in range(1, 21):
         await peer.send(publish(number))
         await peer.expect(puback(number))
     with capture_logs() as logs:
-        await peer.send(publish(20))
+        await peer.send(publish(21))
         error_id, code = await told(peer)
-        await peer.expect(puback(20))
+        await peer.expect(puback(21))
     (line,) = logs
     assert (line["event"], line["error_id"], code) == ("mqtt_rate_refused", error_id, 429)
 
