@@ -62,6 +62,7 @@ from protocols.time_sync import is_clock_synchronized
 from protocols.tls import PeerContext, RenewableContext
 from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
+from storage.ballast import Ballast
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
@@ -117,7 +118,10 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish="stop the daemon and run: trunkline key rotate")
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
-        database, traces = Database(engine, asked_by=on_whose_account), None
+        database, traces = (
+            Database(engine, asked_by=on_whose_account, ballast=Ballast(settings.state_dir / "ballast")),
+            None,
+        )
         if settings.tracing.endpoint:
             traces = MessageTraces(otlp_provider(settings.tracing), settings.tracing.per_minute)
             stack.push_async_callback(traces.end)

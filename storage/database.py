@@ -22,6 +22,7 @@ from storage.approved_lists import ApprovedListStore
 from storage.archives import UserArchiveStore
 from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
+from storage.ballast import Ballast, makes_room
 from storage.claims import ClaimStore
 from storage.codes import CodeStore
 from storage.commit_delay import CommitDelay
@@ -163,6 +164,8 @@ class _Work:
     context: Context = field(default_factory=copy_context)
     result: Any = None
     error: BaseException | None = None
+    #: It was committed although its group was not: it makes room on a full disk.
+    is_saved: bool = False
 
 
 @dataclass(slots=True)
@@ -245,6 +248,7 @@ class Database:
         run_sync: RunSync = _run_in_thread,
         readers: int = _READERS,
         asked_by: Callable[[], Hashable] = _nobody,
+        ballast: Ballast | None = None,
     ) -> None:
         """
         Args:
@@ -252,6 +256,7 @@ class Database:
             run_sync: runs what blocks; tests run it on the loop.
             readers: so many reads run at once, and one more of `look_up`. Half of them at most are for one user.
             asked_by: whom the task that reads works for, such as a user; None is the daemon itself.
+            ballast: room on the disk that is kept for what deletes.
         """
         self._engine = engine
         self._run_sync = run_sync
@@ -260,6 +265,8 @@ class Database:
         self._reader_count = readers
         self._read_limiter = trio.CapacityLimiter(readers)  # without threads of its own
         self._asked_by = asked_by
+        self._ballast = ballast
+        self._has_ballast = True
         self._reads = FairPlaces(
             readers, of_one=max(readers // 2, 1), at_first=_QUICK_READERS, patience=_PATIENCE_SECONDS
         )
@@ -296,6 +303,8 @@ class Database:
         self._engine.migrate()
         try:
             self._writer = Transaction(self._engine.open(read_only=False))
+            if self._ballast is not None:
+                self._has_ballast = self._ballast.take()
             _index_all(self._writer)
             for _ in range(self._reader_count + 1):
                 self._readers.append(Transaction(self._engine.open(read_only=True)))
@@ -367,7 +376,7 @@ class Database:
         if announce is not None:
             group.callbacks.append(partial(_announce, job, announce))
         await group.ended.wait()
-        if group.error is not None:
+        if group.error is not None and not job.is_saved:
             raise type(group.error)(str(group.error)) from group.error
         if job.error is not None:
             raise job.error
@@ -494,6 +503,13 @@ class Database:
             self._commit_together(transaction, group, group.works, transaction.messages.missing_too_many(group.head))
         except StoreDamagedError:
             self._commit_apart(transaction, group)
+        except StoreFullError:
+            self._make_room(transaction, group.works)
+            raise
+        if refused := [job for job in group.works if isinstance(job.error, StoreFullError)]:
+            self._make_room(transaction, refused)
+        if not self._has_ballast and self._ballast is not None:  # room that is there again is first for deleting
+            self._has_ballast = self._ballast.take()
         if group.forgets_log:
             with suppress(StoreError):  # somebody reads it
                 group.has_forgotten = transaction.connection.forget_log()
@@ -511,6 +527,19 @@ class Database:
                 self._commit_together(transaction, nothing, (job,))
             except StoreError as error:
                 job.error = job.error or error
+
+    def _make_room(self, transaction: Transaction, works: Sequence[_Work]) -> None:
+        """The disk is full: commit those of the works that delete, each alone, in the room that is kept for them."""
+        deleting = [job for job in works if job.context.get(makes_room, False)]
+        if self._ballast is None or not deleting:
+            return
+        self._ballast.give_up()
+        for job in deleting:
+            job.error = job.result = None
+            with suppress(StoreError):
+                self._commit_together(transaction, Group(), (job,))
+                job.is_saved = True
+        self._has_ballast = self._ballast.take()
 
     def _commit_together(
         self, transaction: Transaction, group: Group, works: Sequence[_Work], missing: Missing | None = None
@@ -572,7 +601,7 @@ def _index_all(writer: Transaction) -> None:
 
 
 def _announce(job: _Work, announce: Callable[[Any], None], error: StoreError | None) -> None:
-    if error is None and job.error is None:
+    if (error is None or job.is_saved) and job.error is None:
         announce(job.result)
 
 

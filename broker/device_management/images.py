@@ -12,6 +12,7 @@ import trio
 
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
+from broker.disk import room_in
 from broker.errors import INVALID, REQUIRED, BodyTooLarge, Conflict, NotFound, StorageUnavailable, ValidationFailed
 from broker.ids import is_id, new_id
 from broker.trace.audit import AuditEvent, note
@@ -23,6 +24,8 @@ from storage.keys import DeviceTypeKey
 TOO_MANY: Final = f"A device type has at most {IMAGES_MAX} images"
 T = TypeVar("T")
 _CHUNK_BYTES: Final = 1024 * 1024
+_LOOK_BYTES: Final = 4 * 1024 * 1024  # after so many, it is looked how much room the disk has
+_NEARLY_FULL: Final = "the disk is nearly full: images leave room for the store"
 _log = structlog.get_logger(__name__)
 
 
@@ -56,7 +59,7 @@ class Images:
             ValidationFailed: nothing came, or its SHA-256 is not `sha256`.
             BodyTooLarge: it is larger than the setting allows.
             Conflict: the type has too many images.
-            StorageUnavailable: the file cannot be written.
+            StorageUnavailable: the file cannot be written, or would leave no reserve on the disk.
         """
         await self._database.read(lambda tx: _check_number(tx, type_.record.key))
         id_ = new_id()
@@ -80,13 +83,17 @@ class Images:
         return record
 
     async def _receive(self, part: Path, chunks: AsyncIterator[bytes]) -> tuple[int, str]:
-        size, digest = 0, hashlib.sha256()
+        size, looked_at, digest = 0, 0, hashlib.sha256()
         file = await _in_thread(lambda: _create(part))
         async with trio.wrap_file(file) as opened:
             async for chunk in chunks:
                 size += len(chunk)
                 if size > self.max_bytes:
                     raise BodyTooLarge
+                if size >= looked_at:  # others fill the disk, too
+                    looked_at = size + _LOOK_BYTES
+                    if await _in_thread(lambda: room_in(self._folder)) < _LOOK_BYTES:
+                        raise StorageUnavailable(_NEARLY_FULL)
                 digest.update(chunk)
                 await opened.write(chunk)
         return size, digest.hexdigest()

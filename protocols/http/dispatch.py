@@ -6,6 +6,7 @@ handler runs before all of them have passed.
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import cache, cached_property, partial
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from protocols.http.peers import require_certificate
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
 from protocols.http.rest.named import Named
 from protocols.http.this_request import this_request
+from storage.ballast import making_room
 
 _CHANNELS: Final = {Counted.REST: Channel.REST, Counted.MESSAGES: Channel.MESSAGES}
 
@@ -158,7 +160,9 @@ class _Endpoint:
         if refusal is not None:
             raise refusal
         texts = {parameter: names[name] for name, parameter in self._call.text_parameters}
-        answer = await self._handler(**texts, **await self._read(performer, found))
+        arguments = await self._read(performer, found)
+        with making_room() if self._call.method == "DELETE" else nullcontext():
+            answer = await self._handler(**texts, **arguments)
         return answer if isinstance(answer, Response) else self._rendered(answer, started)
 
     async def _read(self, performer: Caller | ClientCertificate | None, found: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import trio
 
+from broker.device_management import images
 from broker.device_management.objects import RESULT, STATE
 from broker.device_management.sessions import Reading, ResourcePath, ResourceValue
 from broker.errors import INVALID
@@ -388,6 +389,14 @@ async def test_a_value_that_is_no_number_of_64_bits_or_a_double_is_refused(ada: 
     field = "taskParameters.value.0" if value.startswith("[") else "taskParameters.value"
     assert answer["error"]["code"] == 4001
     assert answer["error"]["errors"] == [[{"field": field, "messages": [INVALID]}]]
+
+
+async def test_an_image_leaves_the_reserve_on_the_disk(
+    ada: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "room_in", lambda _folder: 1024)
+    await ada("POST", f"{IMAGES}?version=1", 503, content=IMAGE)
+    assert list((settings.state_dir / "images").iterdir()) == []
 
 
 async def test_unknown_things_in_a_task_are_404(ada: Client) -> None:
