@@ -225,10 +225,10 @@ async def test_the_encoding_that_changes_nothing_is_taken(api: httpx.AsyncClient
         ("POST", "/v1.1/actions"),
         ("PUT", f"/v1.1/devices/{KITCHEN}"),
         ("POST", "/v1.1/messages/export"),
-        ("POST", "/v1.1/rules"),
+        ("POST", "/v1.1/devices"),
+        ("POST", "/v1.1/accounts/token"),
         ("POST", "/accounts/token"),
         ("POST", "/accounts/device/code"),
-        ("POST", "/accounts/signin"),
         ("POST", "/accounts/revokeToken"),
     ],
 )
