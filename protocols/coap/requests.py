@@ -1,7 +1,10 @@
 """Requests and responses: the meaning of their options, content formats and block-wise responses."""
 
 import json
-from functools import lru_cache
+import math
+import re
+from fractions import Fraction
+from functools import lru_cache, partial
 from io import BytesIO
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -9,7 +12,9 @@ import cbor2
 import msgspec
 
 from broker.errors import BadRequest, BodyTooLarge, DomainError, TryLater
+from broker.numbers import INT64
 from config.limits import COAP_BODY_BYTES
+from protocols.binary_json import to_json
 from protocols.coap.blockwise import BlockOption, Blockwise, BlockwiseOperation, cut
 from protocols.coap.errors import (
     BadOption,
@@ -39,10 +44,15 @@ _KNOWN: Final[dict[int, tuple[int, int, bool]]] = {
 }
 _PROXYING: Final = (Option.PROXY_URI, Option.PROXY_SCHEME)
 
-#: The tags that cbor2 decodes by itself. All are refused: with some, an array that refers to itself, a few bytes become
-#: a great many.
-_TAGS: Final = (*range(6), 25, 28, 29, 30, 35, 36, 37, 52, 54, 100, 256, 258, 260, 261, 1004, 43_000, 55_799)
+#: The tags that cbor2 decodes by itself, but those of numbers and of CBOR itself. They are refused: with some, an array
+#: that refers to itself, a few bytes become a great many.
+_REFUSED_TAGS: Final = (0, 1, 25, 28, 29, 30, 35, 36, 37, 52, 54, 100, 256, 258, 260, 261, 1004, 43_000)
 _MAX_DEPTH: Final = 64
+#: 2 to the power of 1,024 is beyond a double, and so is ten to that of 1,100 with the longest mantissa.
+_BIGNUM_BYTES: Final = 128
+_MOST_EXPONENT: Final = 2_200
+#: Half of a surrogate pair, as UTF-8 would have it.
+_HALF: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
@@ -150,19 +160,91 @@ def _refuse_tag(*_: object) -> NoReturn:
     raise ValueError("a tag")
 
 
-_NO_TAGS: Final[dict[int, Any]] = dict.fromkeys(_TAGS, _refuse_tag)
+def _bignum(value: object, _immutable: object) -> int | float:
+    """RFC 8949, 3.4.3. One beyond a double is infinite, so that it fits no field."""
+    if not isinstance(value, bytes):
+        raise TypeError("a bignum that is no byte string")
+    return int.from_bytes(value, "big") if len(value) <= _BIGNUM_BYTES else math.inf
+
+
+def _negative_bignum(value: object, _immutable: object) -> int | float:
+    return -1 - _bignum(value, _immutable)
+
+
+def _fraction(base: int, value: object, _immutable: object) -> int | float:
+    """A decimal fraction or a bigfloat (RFC 8949, 3.4.4), as an integer of at most 64 bits or a double."""
+    match value:
+        case [bool(), _] | [_, bool()]:
+            raise TypeError("a fraction of Booleans")
+        case [int() as exponent, int() as mantissa]:
+            pass
+        case [int(), float() as beyond]:  # a bignum that is infinite
+            return beyond
+        case _:
+            raise TypeError("a fraction that is not an exponent and a mantissa")
+    if mantissa == 0:
+        return 0
+    if not -_MOST_EXPONENT <= exponent <= _MOST_EXPONENT:
+        return math.copysign(math.inf, mantissa) if exponent > 0 else 0.0
+    exact = Fraction(base) ** exponent * mantissa
+    if exact.denominator == 1 and exact.numerator in INT64:
+        return exact.numerator
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.copysign(math.inf, mantissa)
+
+
+def _itself(value: object, _immutable: object) -> object:
+    """Self-described CBOR (RFC 8949, 3.4.6)."""
+    return value
+
+
+_TAGS: Final[dict[int, Any]] = {
+    **dict.fromkeys(_REFUSED_TAGS, _refuse_tag),
+    2: _bignum,
+    3: _negative_bignum,
+    4: partial(_fraction, 10),
+    5: partial(_fraction, 2),
+    55_799: _itself,
+}
 
 
 def decode_cbor(payload: bytes) -> object:
-    """Decode one CBOR value. Raises BadRequest when the payload is not one, has tags or is nested too deeply."""
+    """Decode one CBOR value. Bignums, decimal fractions and bigfloats are numbers, other tags are refused.
+
+    A text with half of a surrogate pair has one in the result, too.
+
+    Raises BadRequest when the payload is not one value, has a text that is not UTF-8, or is nested too deeply.
+    """
+    try:
+        return _load_cbor(payload)
+    except BadRequest:
+        if _HALF.search(payload) is None:
+            raise
+    return _with_halves(_load_cbor(payload, str_errors="replace"))
+
+
+def _load_cbor(payload: bytes, str_errors: str = "strict") -> object:
     stream = BytesIO(payload)
     try:
-        found = cbor2.load(stream, tag_hook=_refuse_tag, semantic_decoders=_NO_TAGS, max_depth=_MAX_DEPTH)
+        found = cbor2.load(
+            stream, tag_hook=_refuse_tag, semantic_decoders=_TAGS, max_depth=_MAX_DEPTH, str_errors=str_errors
+        )
     except (cbor2.CBORError, ValueError, TypeError, OverflowError) as error:
         raise BadRequest from error
     if stream.tell() < len(payload):
         raise BadRequest
     return found
+
+
+def _with_halves(value: Any) -> Any:
+    """The decoder has no way to keep half of a surrogate pair: it replaced what was not UTF-8."""
+    if isinstance(value, str):
+        return value.replace("\ufffd", "\ud800")
+    if isinstance(value, list):
+        return [_with_halves(one) for one in value]
+    return {name: _with_halves(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def cbor_to_json(payload: bytes) -> bytes:
@@ -173,7 +255,7 @@ def cbor_to_json(payload: bytes) -> bytes:
     """
     found = decode_cbor(payload)
     try:
-        return _encode_json(found)
+        return to_json(found)
     except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest from error
 

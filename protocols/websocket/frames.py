@@ -13,13 +13,15 @@ import re
 from enum import Enum
 from typing import Final, Literal, TypeAlias, cast
 
+import msgpack
 import msgspec
 from msgspec import Raw
 
 from broker.device_types.dropped import DroppedField
-from broker.errors import BadRequest, DomainError
+from broker.errors import INVALID, BadRequest, DomainError, ValidationFailed
 from broker.nesting import check_nesting
 from config.limits import JSON_NESTING_MAX
+from protocols.binary_json import NotFiniteError, check_finite, to_json
 from protocols.websocket.errors import WrongCid, code_and_text
 from protocols.websocket.message_pack import check_message_pack_nesting
 
@@ -226,7 +228,11 @@ def _kind(members: Members, form: FrameForm) -> Kind | None:
 
 def _message_or_action(members: Members, kind: Kind, cid: str | None, form: FrameForm) -> ClientFrame:
     try:
+        if kind == "action" and form is not _JSON and members.data != _ABSENT:
+            check_finite(_of_message_pack(members.data))  # an Action is sent on as it is
         data = _as_json(members.data, form)
+    except NotFiniteError as error:
+        return RefusedFrame(ValidationFailed.of(error.path, INVALID), kind, cid, form)
     except (ValueError, TypeError):  # MessagePack has values that JSON has not
         return RefusedFrame(BadRequest(), kind, cid, form)
     if kind == "message":
@@ -239,7 +245,18 @@ def _as_json(data: Raw, form: FrameForm) -> Raw | None:
         return None if data in _NO_JSON else data
     if data in (_ABSENT, _MESSAGE_PACK_NIL):
         return None
-    return Raw(_to_json(msgspec.msgpack.decode(data)))
+    return Raw(to_json(_of_message_pack(data)))
+
+
+def _of_message_pack(data: Raw) -> object:
+    """Raises ValueError. A text may have half of a surrogate pair."""
+    try:
+        return msgspec.msgpack.decode(data)
+    except UnicodeDecodeError:
+        try:
+            return msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
+        except msgpack.UnpackException as error:
+            raise ValueError(str(error)) from error
 
 
 def json_text(data: Raw) -> bytes:

@@ -1,6 +1,7 @@
 """CBOR as JSON: values without an equivalent in JSON are refused, and so are small ones that would become large."""
 
 import json
+import math
 
 import cbor2
 import pytest
@@ -40,11 +41,60 @@ def test_any_bytes_are_cbor_or_refused(payload: bytes) -> None:
 
 
 @each_row("value", [b"\x00", b"\x60", b"\x80", b"\x82\x00\x00", b"\x41a", b"\x61a", b"\xa0"])
-def test_every_tag_is_refused(value: bytes) -> None:
-    for tag in (*range(2000), 43_000, 55_799, 65_535, 2**32):
+def test_every_tag_but_those_of_numbers_is_refused(value: bytes) -> None:
+    for tag in (0, 1, *range(6, 2000), 43_000, 65_535, 2**32):
         tagged = cbor2.dumps(cbor2.CBORTag(tag, None))[:-1] + value
         with pytest.raises(BadRequest):
             cbor_to_json(tagged)
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (cbor2.CBORTag(2, b"\x01\x00"), "256"),
+        (cbor2.CBORTag(3, b"\x01\x00"), "-257"),
+        (cbor2.CBORTag(2, b"\xff" * 8), str(2**64 - 1)),
+        (cbor2.CBORTag(2, b"\x01" + bytes(12)), str(2**96)),
+        (cbor2.CBORTag(4, [-2, 27315]), "273.15"),
+        (cbor2.CBORTag(4, [2, 3]), "300"),
+        (cbor2.CBORTag(4, [-1, 30]), "3"),
+        (cbor2.CBORTag(4, [-400, 1]), "0.0"),
+        (cbor2.CBORTag(4, [-(2**63), -1]), "0.0"),
+        (cbor2.CBORTag(4, [2**63, 0]), "0"),
+        (cbor2.CBORTag(5, [-1, 3]), "1.5"),
+        (cbor2.CBORTag(5, [-2, cbor2.CBORTag(2, b"\x05")]), "1.25"),
+        (cbor2.CBORTag(55_799, {"a": cbor2.CBORTag(55_799, 1)}), '{"a":1}'),
+        # What no number holds, as JSON has no number for it.
+        (cbor2.CBORTag(2, b"\xff" * 1000), '"Infinity"'),
+        (cbor2.CBORTag(3, b"\xff" * 1000), '"-Infinity"'),
+        (cbor2.CBORTag(4, [2**63, -1]), '"-Infinity"'),
+        (cbor2.CBORTag(4, [400, 1]), '"Infinity"'),
+        (cbor2.CBORTag(5, [1100, -1]), '"-Infinity"'),
+        (cbor2.CBORTag(4, [1, cbor2.CBORTag(2, b"\xff" * 1000)]), '"Infinity"'),
+        ({"d": math.nan, "e": [math.inf, None], "f": -math.inf}, '{"d":"NaN","e":["Infinity",null],"f":"-Infinity"}'),
+    ],
+)
+def test_numbers_with_tags_and_those_that_are_not_finite(payload: object, text: str) -> None:
+    """Issue 44, 6."""
+    assert cbor_to_json(cbor2.dumps(payload)).decode() == text
+
+
+@each_row(
+    "value",
+    [b"\x01", b"\x60", b"\x81\x01", b"\x83\x01\x01\x01", b"\x82\xf9\x3e\x00\x01", b"\x82\x01\x60", b"\x82\x01\xf5"],
+)
+def test_what_is_no_fraction_is_refused(value: bytes) -> None:
+    for tag in (4, 5):
+        with pytest.raises(BadRequest):
+            cbor_to_json(bytes((0xC0 | tag,)) + value)
+
+
+def test_half_of_a_surrogate_pair_is_kept_for_the_manifest_to_drop() -> None:
+    """As an escape in JSON is. Bytes that are not UTF-8 otherwise are refused, as in JSON."""
+    half, other = b"\xa2\x61a\x63\xed\xa0\x80\x61b\x42\xed\xa0", b"\xa1\x61a\x61\xff"
+    assert cbor_to_json(half) == b'{"a":"' + b"\\ud800" * 3 + b'","b":"7aA="}'
+    with pytest.raises(BadRequest):
+        cbor_to_json(other)
 
 
 def test_an_array_that_contains_itself_is_refused() -> None:

@@ -1,6 +1,7 @@
 """The resources of reference 17, datagram by datagram."""
 
 import json
+import math
 
 import cbor2
 import pytest
@@ -20,7 +21,7 @@ from protocols.coap.session import SessionRank
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
-from tests.factories import ADA_TOKEN, BOBS_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World, build_world
+from tests.factories import ADA_TOKEN, BOBS_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, NOW_MS, World, build_world
 from tests.fakes import BreakableEngine
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer, disable_kitchen, error, option, revoke_kitchen_token
@@ -62,6 +63,26 @@ class TestPost:
         mid = json.loads(answer.payload)["data"]["mid"]
         stored = await _stored(services, mid)
         assert (stored.sdid, stored.data) == (KITCHEN, '{"state":true}')
+
+    @each_row(
+        ("value", "message"),
+        [
+            (math.inf, "is not a Double"),
+            (cbor2.CBORTag(4, [999, 1]), "is not a Double"),
+            (cbor2.CBORTag(4, [-1, 5]), None),
+        ],
+    )
+    async def test_what_no_number_holds_is_named(
+        self, peer: Peer, services: Services, value: object, message: str | None
+    ) -> None:
+        """Issue 44, 6: as JSON's 1e400 in the trail of the device."""
+        body = cbor2.dumps({"data": {"temperature": value, "intensity": 3}})
+        answer = await _posted(peer, HALL_TOKEN, body, _format(CBOR))
+        stored = await _stored(services, cbor2.loads(answer.payload)["data"]["mid"])
+        assert json.loads(stored.data) == {"intensity": 3} | ({"temperature": 0.5} if message is None else {})
+        hall = await services.devices.registry.find(HALL)
+        named = [(one.field, one.message) for one in services.messages.ingest.lost_fields.of(hall)]
+        assert named == ([("temperature", message)] if message else named)
 
     async def test_is_answered_only_after_the_commit(self, peer: Peer, services: Services) -> None:
         await _posted(peer, KITCHEN_TOKEN, STATE)

@@ -1,6 +1,7 @@
 """Frames of the device channel: those that clients may write, and those of the server, byte for byte."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -11,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from broker.errors import BadRequest, DomainError, PermissionDenied
+from broker.errors import BadRequest, DomainError, PermissionDenied, ValidationFailed
 from config.limits import JSON_NESTING_MAX
 from protocols.websocket.errors import WrongCid
 from protocols.websocket.frames import (
@@ -100,6 +101,25 @@ def compact(frame: ClientFrame) -> ClientFrame:
 def test_frame(members: object, frame: ClientFrame, write: object, form: FrameForm) -> None:
     assert callable(write)
     assert compact(decode_client_frame(write(members))) == msgspec.structs.replace(frame, form=form)
+
+
+def test_what_json_has_not_is_kept_for_the_manifest_to_drop() -> None:
+    """Issue 44, 6: a number that is not finite, and half of a surrogate pair."""
+    data = {"d": math.nan, "e": [-math.inf, None], "i": 1, "t": "\ud800"}
+    frame = decode_client_frame(msgpack.packb({"data": data}, unicode_errors="surrogatepass"))
+    assert frame == MessageFrame(
+        None, Raw(b'{"d":"NaN","e":["-Infinity",null],"i":1,"t":"\\ud800"}'), form=FrameForm.MESSAGE_PACK
+    )
+    alone = decode_client_frame(msgpack.packb({"data": math.inf}))
+    assert alone == MessageFrame(None, Raw(b'"Infinity"'), form=FrameForm.MESSAGE_PACK)
+
+
+def test_an_action_with_a_number_that_is_not_finite_is_refused_by_name() -> None:
+    actions = {"actions": [{"name": "setOn", "parameters": {"level": math.nan}}]}
+    frame = decode_client_frame(msgpack.packb({"ddid": "t", "data": actions, "cid": "c"}))
+    assert isinstance(frame, RefusedFrame)
+    assert isinstance(frame.error, ValidationFailed)
+    assert [finding.field for finding in frame.error.findings] == ["data.actions.0.parameters.level"]
 
 
 def test_data_is_kept_as_it_was_written() -> None:

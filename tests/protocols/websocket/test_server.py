@@ -1,6 +1,7 @@
 """The WebSocket server with the real services: handshakes, the device channel on the wire, and every way to end."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -392,6 +393,10 @@ async def test_an_acknowledgement_names_the_fields_that_were_not_kept(peers: Pee
     assert lost["warnings"] == [{"field": "data", "message": "nothing remained after normalization"}, unknown]
     await socket.send_message(msgpack.packb({"data": {"opne": 1}}))
     assert msgpack.unpackb(await socket.get_message())["warnings"] == lost["warnings"]
+    await socket.send_message(msgpack.packb({"data": {"temperature": math.nan, "intensity": 1}}))
+    assert msgpack.unpackb(await socket.get_message())["warnings"] == [
+        {"field": "temperature", "message": "is not a Double"}
+    ]
 
 
 async def test_wrong_cid(peers: Peers) -> None:

@@ -51,7 +51,13 @@ def is_within(path: ResourcePath, asked: ResourcePath) -> bool:
 
 def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
     """The value as a resource of this kind holds it: numbers of its type, times in milliseconds. Raises Unreadable."""
+    if isinstance(value, str) and not value.isascii():
+        _check_text(path, value)
     if kind is None:
+        if isinstance(value, float):
+            return _finite(path, value)
+        if isinstance(value, int) and value not in _INTEGERS:
+            raise Unreadable(f"has a number at {shown(path)} of more than 64 bits")
         return value
     match kind, value:
         case Kind.BOOLEAN, bool():
@@ -74,6 +80,13 @@ def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
         case Kind.OPAQUE, str() as text:  # LWM2M JSON has bytes as BASE64 in a string
             return from_base64(path, text)
     raise Unreadable(f"has {value!r:.40} at {shown(path)}, which should be {kind.value}")
+
+
+def _check_text(path: ResourcePath, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Unreadable(f"has text at {shown(path)} with half of a surrogate pair") from None
 
 
 def _finite(path: ResourcePath, number: float) -> float:

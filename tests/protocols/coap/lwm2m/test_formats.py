@@ -175,6 +175,28 @@ class TestAnObjectInstance:
             with pytest.raises(Unreadable, match="which should be a"):
                 values_of(format_, (payload % (text, number)).encode(), DEVICE)
 
+    @each_row(
+        ("tagged", "value"),
+        [
+            (cbor2.CBORTag(4, [-2, 2150]), 21.5),
+            (cbor2.CBORTag(5, [-1, 43]), 21.5),
+            (cbor2.CBORTag(2, b"\x15"), 21.0),
+            (cbor2.CBORTag(55_799, 21.5), 21.5),
+        ],
+    )
+    def test_numbers_with_tags_of_cbor(self, tagged: object, value: float) -> None:
+        payload = cbor2.dumps(cbor2.CBORTag(55_799, [{-2: "/3303/0/", 0: "5700", 2: tagged}]))
+        assert values_of(SENML_CBOR, payload, (3303, 0)) == {(3303, 0, 5700): value}
+
+    @each_row("path", [(3303, 0, 5700), (4242, 0, 1)])
+    def test_what_no_number_and_no_text_holds_is_named(self, path: ResourcePath) -> None:
+        name = "/".join(map(str, path))
+        for value in (math.nan, math.inf, cbor2.CBORTag(4, [999, 1])):
+            with pytest.raises(Unreadable, match=f"/{name} that is not finite"):
+                values_of(SENML_CBOR, cbor2.dumps([{0: f"/{name}", 2: value}]), path[:2])
+        with pytest.raises(Unreadable, match=f"/{name} with half of a surrogate pair"):
+            values_of(SENML_CBOR, cbor2.dumps([{0: f"/{name}", 3: "xxx"}]).replace(b"xxx", b"\xed\xa0\x80"), path[:2])
+
     def test_without_any_resource(self) -> None:
         assert values_of(TLV, b"", DEVICE) == {}
         assert values_of(LWM2M_JSON, b'{"e":[]}', DEVICE) == {}
