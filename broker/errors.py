@@ -52,6 +52,11 @@ BOOLEAN_ONLY: Final = "Boolean field only"
 NUMERIC_ONLY: Final = "Numeric field only"
 
 
+def invalid(reason: str) -> str:
+    """The text of a finding for which there is no other: `reason` says what would be right."""
+    return f"{INVALID}: {reason}"
+
+
 def too_short(least: int) -> str:
     return f"Minimum length {least}"
 

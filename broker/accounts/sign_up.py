@@ -11,6 +11,7 @@ from broker.accounts.users import LOCAL
 from broker.clock import Clock
 from broker.errors import EmailTaken, Finding, NotFound, ValidationFailed
 from broker.ids import new_id
+from broker.names import name_problem
 from broker.trace.audit import AuditEvent, note
 from broker.trace.origin import address_key
 from config.limits import (
@@ -112,9 +113,10 @@ async def check_account(*, email: str, password: str, full_name: str) -> None:
 
 def check_full_name(full_name: str) -> Finding | None:
     """What is wrong with a display name; None when nothing is."""
-    if len(full_name) > NAME_MAX_CHARACTERS or not full_name.isprintable():
+    if len(full_name) > NAME_MAX_CHARACTERS:
         return Finding("fullName", (f"A name has at most {NAME_MAX_CHARACTERS} characters.",))
-    return None
+    problem = name_problem(full_name)
+    return None if problem is None else Finding("fullName", (f"A name {problem}.",))
 
 
 def is_email(text: str) -> bool:

@@ -12,7 +12,17 @@ from broker.accounts.issuance import Issuance
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device, Devices
-from broker.errors import INVALID, Conflict, DeviceNotFound, Finding, ValidationFailed, too_long, too_low, too_short
+from broker.errors import (
+    INVALID,
+    Conflict,
+    DeviceNotFound,
+    Finding,
+    ValidationFailed,
+    invalid,
+    too_long,
+    too_low,
+    too_short,
+)
 from broker.facts import (
     DeviceCreated,
     DeviceDeleted,
@@ -25,8 +35,9 @@ from broker.facts import (
     TokenRevoked,
 )
 from broker.ids import new_id
+from broker.names import plain_name_problem
 from broker.trace.audit import AuditEvent, note
-from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
+from config.limits import NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
 from storage.records import NEW_KEY, DeviceRecord, DeviceTypeRecord, UserRecord
@@ -242,9 +253,8 @@ def name_findings(name: str) -> list[Finding]:
         return [Finding("name", (too_short(1),))]
     if len(name) > NAME_MAX_CHARACTERS:
         return [Finding("name", (too_long(NAME_MAX_CHARACTERS),))]
-    if not FORBIDDEN_IN_NAMES.isdisjoint(name) or not name.isprintable():
-        return [Finding("name", (INVALID,))]
-    return []
+    problem = plain_name_problem(name)
+    return [] if problem is None else [Finding("name", (invalid(problem),))]
 
 
 def _check(type_: DeviceType, name: str | None, manifest_version: int | None) -> None:

@@ -11,6 +11,7 @@ from broker.accounts.sign_up import has_email_form, is_password
 from broker.ids import is_device_type_id, is_id, is_unique_name
 from broker.messages.retention import LONGEST_DAYS
 from broker.monetization.plans import is_price
+from broker.names import name_problem, plain_name_problem
 from broker.subscriptions.addresses import is_stream_key, is_stream_name, is_stream_region, is_stream_secret
 from broker.topics.space import SERVICE
 from broker.topics.tree import is_filter
@@ -56,13 +57,11 @@ def _characters(least: int, most: int, verb: str = "must have") -> Form:
 def _full_name(text: str) -> str | None:
     if not 1 <= len(text) <= NAME_MAX_CHARACTERS:
         return f"must have 1 to {NAME_MAX_CHARACTERS} characters"
-    return None if text.isprintable() else "must not contain control characters"
+    return name_problem(text)
 
 
 def _name(text: str) -> str | None:
-    if not FORBIDDEN_IN_NAMES.isdisjoint(text):
-        return f"must not contain any of {' '.join(sorted(FORBIDDEN_IN_NAMES))}"
-    return _full_name(text)
+    return plain_name_problem(text) or _full_name(text)
 
 
 def _password(text: str) -> str | None:
@@ -108,8 +107,8 @@ UNIQUE_NAME: Final = _must(
 NAME: Final = Form(_name, {**_LENGTH, "pattern": f"^[^{re.escape(''.join(sorted(FORBIDDEN_IN_NAMES)))}]*$"})
 #: Unlike other names, with apostrophes, which names of people have.
 FULL_NAME: Final = Form(_full_name, _LENGTH)
-#: A name without forbidden characters.
-PLAIN_NAME: Final = _characters(1, NAME_MAX_CHARACTERS, "must be")
+#: Of rules, scenes and vendors.
+PLAIN_NAME: Final = FULL_NAME
 KEY: Final = Form(_full_name, _LENGTH)
 TOPIC: Final = _must(
     lambda text: is_filter(text.encode()) and not text.encode().startswith(SERVICE),

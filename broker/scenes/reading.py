@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.errors import REQUIRED, TEXT_ONLY, Finding, too_long
+from broker.errors import REQUIRED, TEXT_ONLY, Finding, invalid, too_long
+from broker.names import name_problem
 from broker.scenes.actions import SceneAction, read_actions
 from config.limits import NAME_MAX_CHARACTERS, SCENE_DESCRIPTION_MAX_CHARACTERS
 
@@ -43,6 +44,8 @@ def _text(member: str, given: object, findings: list[Finding], *, required: bool
         findings.append(Finding(member, (TEXT_ONLY,)))
     elif len(given) > _LONGEST[member]:
         findings.append(Finding(member, (too_long(_LONGEST[member]),)))
+    elif member == "name" and (problem := name_problem(given)) is not None:
+        findings.append(Finding(member, (invalid(problem),)))
     else:
         return given
     return None

@@ -26,6 +26,7 @@ from broker.errors import (
     BadRequest,
     Finding,
     ValidationFailed,
+    invalid,
     too_high,
     too_long,
     too_low,
@@ -65,6 +66,13 @@ class Valid:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """In `Annotated`: a value of which `problem` says what is wrong is refused. `problem` gives None if nothing is."""
+
+    problem: Callable[[Any], str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """In `Annotated`: a rule about a member and the members before it. The rule may also raise a DomainError."""
 
@@ -98,10 +106,11 @@ class _MemberReader:
         if any(bound.gt is not None or bound.lt is not None or bound.multiple_of is not None for bound in self._bounds):
             raise TypeError(f"{field.name}: no finding says what is wrong with this bound")
         self._valid = [note for note in notes if isinstance(note, Valid)]
+        self._checked = [note for note in notes if isinstance(note, Checked)]
         self.is_payload = any(isinstance(note, Payload) for note in notes)
         self._rules = [note for note in notes if isinstance(note, Rule)]
         self.is_required_raw = self.is_required and annotation is Raw
-        self.has_rules = bool(self._valid or self._rules or self.is_required_raw)
+        self.has_rules = bool(self._valid or self._checked or self._rules or self.is_required_raw)
 
     @property
     def default(self) -> Any:
@@ -122,6 +131,9 @@ class _MemberReader:
         value = given.values[self.name]
         if value is not None and not all(one.holds(value) for one in self._valid):
             yield Finding(self.wire, (INVALID,))
+        if value is not None:
+            problems = (one.problem(value) for one in self._checked)
+            yield from (Finding(self.wire, (invalid(problem),)) for problem in problems if problem is not None)
         if self.is_required_raw and value is not None and not has_value(value):
             yield Finding(self.wire, (REQUIRED,))
         for rule in self._rules:

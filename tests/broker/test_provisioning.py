@@ -489,7 +489,7 @@ REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
     (lambda: given("device_types", retention_days=36_501), "device_types[0].retention_days", "0 (for ever) to 36500"),
     (lambda: given("device_types", tags=["a,b"]), "device_types[0].tags", "must not contain commas"),
     (lambda: given("device_types", tags=["home", ""]), "device_types[0].tags", "must have 1 to 64 characters"),
-    (lambda: given("device_types", vid=""), "device_types[0].vid", "must be 1 to 64 characters"),
+    (lambda: given("device_types", vid=""), "device_types[0].vid", "must have 1 to 64 characters"),
     (
         lambda: given("device_types", description="x" * 1501),
         "device_types[0].description",

@@ -12,12 +12,13 @@ from broker.device_management.room import DeviceManagementRoom
 from broker.device_management.tasks import FAILED_KEPT_DAYS
 from broker.device_types.room import DeviceTypesRoom
 from broker.limits.room import LimitsRoom
+from broker.names import plain_name_problem
 from broker.subscriptions.room import SubscriptionsRoom
 from broker.subscriptions.subscription import Subscription
-from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
+from config.limits import NAME_MAX_CHARACTERS
 from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.reading import Valid
+from protocols.http.reading import Checked
 from protocols.http.rest.task_shapes import TaskObject, task_members
 from protocols.http.schema import (
     Amount,
@@ -42,11 +43,7 @@ DEVELOPER: Final = Chapter(
 )
 
 
-def is_name(given: str) -> bool:
-    return FORBIDDEN_IN_NAMES.isdisjoint(given) and given.isprintable() and not given.isspace()
-
-
-CheckedName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX_CHARACTERS), Valid(is_name)]
+CheckedName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX_CHARACTERS), Checked(plain_name_problem)]
 
 
 class _DayUsage(Shape):

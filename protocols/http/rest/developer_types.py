@@ -18,11 +18,12 @@ from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.errors import INVALID, Finding, ValidationFailed
 from broker.ids import is_unique_name
+from broker.names import plain_name_problem
 from config.limits import DESCRIPTION_MAX_CHARACTERS, MAX_DATA_BYTES
 from protocols.http.calls import USER, USER_OR_APPLICATION, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule, Valid
-from protocols.http.rest.developer import DEVELOPER, CheckedName, is_name
+from protocols.http.rest.developer import DEVELOPER, CheckedName
 from protocols.http.rest.named import Named
 from protocols.http.schema import (
     Amount,
@@ -54,7 +55,7 @@ def _tags_are_names(given: Given) -> Iterator[Finding]:
     for index, tag in enumerate((given.values["tags"] or ())[: _TAGS_MAX + 1]):
         if index == _TAGS_MAX:
             yield Finding("tags", (f"At most {_TAGS_MAX}",))
-        elif not 1 <= len(tag) <= 64 or "," in tag or not is_name(tag):
+        elif not 1 <= len(tag) <= 64 or "," in tag or plain_name_problem(tag):
             yield Finding(f"tags.{index}", (INVALID,))
 
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from broker.errors import Finding
+from broker.names import name_problem
 from broker.rules.replay import Replayed, Triggered
 from broker.rules.rule import CallHttp, Outgoing, SendAction, SendMail
 from broker.rules.rulebook import SCOPES, THIS_APPLICATION
@@ -13,6 +14,7 @@ from broker.rules.showing import ShownRule, Standing
 from broker.rules.why import ConditionWhy, Why
 from config.limits import NAME_MAX_CHARACTERS, RULE_DESCRIPTION_MAX_CHARACTERS
 from protocols.http.openapi import samples
+from protocols.http.reading import Checked
 from protocols.http.schema import (
     Amount,
     Id,
@@ -48,7 +50,9 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "state": "running",
 }
 
-_Name = Annotated[str, Meta(min_length=1, max_length=NAME_MAX_CHARACTERS, description="Of the rule")]
+_Name = Annotated[
+    str, Meta(min_length=1, max_length=NAME_MAX_CHARACTERS, description="Of the rule"), Checked(name_problem)
+]
 _Description = Annotated[str, Meta(max_length=RULE_DESCRIPTION_MAX_CHARACTERS, description="For people")]
 _Scope = Annotated[
     Literal["allApplications", "thisApplication"], about("Which applications of the user see the whole rule")

@@ -9,6 +9,7 @@ from msgspec import Meta, UnsetType
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.errors import INVALID, REQUIRED, TEXT_ONLY, Finding, too_long
+from broker.names import name_problem
 from broker.trials.invitations import NewInvitation
 from broker.trials.roles import STOPPED, TrialRole
 from broker.trials.room import TrialsRoom
@@ -24,7 +25,7 @@ from config.limits import (
 )
 from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Rule
+from protocols.http.reading import Checked, Given, Rule
 from protocols.http.rest.named import NAMED_USER
 from protocols.http.schema import (
     Count,
@@ -116,7 +117,9 @@ def _place(member: str, inner: str) -> str:
 
 _Name = Annotated[str, text("Also in invitations", longest=NAME_MAX_CHARACTERS)]
 _Description = Annotated[str, text("What the trial is about", longest=DESCRIPTION_MAX_CHARACTERS)]
-_CheckedName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX_CHARACTERS, description="Also in invitations")]
+_CheckedName = Annotated[
+    str, Meta(min_length=1, max_length=NAME_MAX_CHARACTERS, description="Also in invitations"), Checked(name_problem)
+]
 _CheckedDescription = Annotated[str, Meta(max_length=DESCRIPTION_MAX_CHARACTERS, description="What the trial is about")]
 _Type = {"type": "object", "required": ["dtid"], "properties": {"dtid": {"type": "string"}}}
 _Invited = {

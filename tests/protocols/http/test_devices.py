@@ -237,7 +237,12 @@ NAME_REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"name": ""}, "name", "Minimum length 1"),
     ({"name": "x" * 65}, "name", "Maximum length 64"),
     ({"name": 7}, "name", "Text field only"),
-    *[({"name": f"a{character}b"}, "name", "Invalid value") for character in "<>&'\"\n\x00"],
+    *[
+        ({"name": f"a{character}b"}, "name", "Invalid value: must not contain any of \" & ' < >")
+        for character in "<>&'\""
+    ],
+    ({"name": "a\nb"}, "name", "Invalid value: must not contain control characters"),
+    ({"name": "\u200d "}, "name", "Invalid value: must not be blank"),
     ({"manifestVersion": 0}, "manifestVersion", "Minimum value 1"),
     ({"manifestVersion": -1}, "manifestVersion", "Minimum value 1"),
     ({"manifestVersion": 2}, "manifestVersion", "Invalid value"),

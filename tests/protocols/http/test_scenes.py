@@ -442,7 +442,7 @@ async def test_a_user_has_at_most_200_scenes(
 async def test_a_scene_goes_out_and_in_as_one_text(api: httpx.AsyncClient, services: Services, lamp: str) -> None:
     ada = bearer(ADA_TOKEN)
     action = {"ddid": lamp, "action": "set", "parameters": ALL_PARAMETERS}
-    scene = await made(api, action, ON | {"parameters": None}, name='Say "é"\n', description="#\t")
+    scene = await made(api, action, ON | {"parameters": None}, name='Say "é"', description="#\t")
     answer = await api.get(f"/scenes/{scene['id']}/provision", headers=ada)
     assert answer.headers["content-type"] == "application/toml; charset=utf-8"
     document = tomllib.loads(answer.text)
