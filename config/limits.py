@@ -262,4 +262,5 @@ FAILING_DAYS: Final = 5  # reference 11.2: then a subscription is suspended
 DELIVERY_DAYS: Final = 30  # reference 11.5: how long the delivery log is kept
 DELIVERY_BYTES: Final = 1024 * 1024 * 1024
 REPLAY_NOTIFICATIONS: Final = 1_000  # of one call
-WEBHOOK_SECRET_OVERLAP_HOURS: Final = 24  # reference 11.4: while the old secret signs, too
+WEBHOOK_SECRET_OVERLAP_HOURS: Final = 24  # reference 11.4: while a former secret signs, too
+WEBHOOK_SECRETS: Final = 3  # reference 11.4: so many sign at the same time

@@ -38,8 +38,8 @@ class SubscriptionRecord:
     handshake_tries: int
     handshake_on: int | None  # when the handshake is tried next; None: it is over
     webhook_secret: bytes | None
-    old_webhook_secret: bytes | None
-    old_secret_until: int | None
+    old_webhook_secret: bytes | None  # the former ones (broker/subscriptions/secrets.py)
+    old_secret_until: int | None  # until when the latest of them signs
     status: str
     created_on: int
     modified_on: int

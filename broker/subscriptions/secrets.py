@@ -2,6 +2,8 @@
 
 import secrets
 from base64 import b64encode
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from broker.clock import Clock
@@ -22,6 +24,28 @@ def new_webhook_secret() -> str:
     return "whsec_" + b64encode(secrets.token_bytes(32)).decode()
 
 
+@dataclass(frozen=True, slots=True)
+class FormerSecret:
+    """A secret that signs until a time, because the receiver may not know the next one yet."""
+
+    secret: str
+    until_ms: int
+
+
+def packed_former(former: Iterable[FormerSecret]) -> str:
+    """Former secrets as one text, which is sealed as a whole."""
+    return "\n".join(f"{one.secret} {one.until_ms}" for one in former)
+
+
+def former_secrets(text: str, *, until_ms: int) -> list[FormerSecret]:
+    """What `packed_former` made. `until_ms`: of a text without a time, which an older version stored."""
+    found = []
+    for line in text.splitlines():
+        secret, _, until = line.partition(" ")
+        found.append(FormerSecret(secret, int(until) if until else until_ms))
+    return found
+
+
 def masked(secret: str) -> str:
     """Eight stars and the last four characters (reference 11.1)."""
     return "*" * 8 + secret[-4:]
@@ -39,15 +63,16 @@ class Signers:
         self._opened: dict[bytes, str] = {}
 
     async def callback(self, subscription: Subscription) -> Callback:
-        record = subscription.record
-        secrets = [record.webhook_secret]
-        if record.old_secret_until is not None and record.old_secret_until > self._clock.now_ms():
-            secrets.append(record.old_webhook_secret)
+        record, now_ms = subscription.record, self._clock.now_ms()
+        secrets = [] if record.webhook_secret is None else [self.opened(record.webhook_secret)]
+        if record.old_webhook_secret is not None and (record.old_secret_until or 0) > now_ms:
+            former = former_secrets(self.opened(record.old_webhook_secret), until_ms=record.old_secret_until or 0)
+            secrets += [one.secret for one in former if one.until_ms > now_ms]
         return Callback(
             record.callback_url or "",
             subscription.names.application_id,
             await self._client_secret(record.application),
-            tuple(self.opened(one) for one in secrets if one is not None),
+            tuple(secrets),
         )
 
     async def _client_secret(self, key: ApplicationKey) -> str:

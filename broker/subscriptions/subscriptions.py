@@ -20,10 +20,11 @@ from broker.errors import Conflict, NotFound, PermissionDenied
 from broker.ids import new_id
 from broker.secrets import Vault
 from broker.subscriptions.creation import Creation, NewSubscription
-from broker.subscriptions.secrets import OVERLAP_MS, new_webhook_secret
+from broker.subscriptions.secrets import OVERLAP_MS, FormerSecret, former_secrets, new_webhook_secret, packed_former
 from broker.subscriptions.storing import add, new_record, removed, standing
 from broker.subscriptions.subscription import COLLECTING, Subscription, SubscriptionStatus
 from broker.trace.audit import AuditEvent, note
+from config.limits import WEBHOOK_SECRETS
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, UserKey
 from storage.records import ApplicationRecord, UserRecord
@@ -190,7 +191,7 @@ class Subscriptions:
         return await self._database.write(work, announce=self.put)
 
     async def renew_secret(self, subscription: Subscription) -> tuple[Subscription, str]:
-        """Make a secret for the Standard Webhooks headers. The one before signs, too, for a day (reference 11.4).
+        """Make a secret for the Standard Webhooks headers. The two before sign, too, for a day each (reference 11.4).
 
         Raises NotFound.
         """
@@ -199,12 +200,12 @@ class Subscriptions:
 
         def work(tx: Transaction) -> Subscription:
             record = standing(tx, subscription.key)
-            old = record.webhook_secret
+            former = self._former(record, now_ms)
             record = replace(
                 record,
                 webhook_secret=sealed,
-                old_webhook_secret=old,
-                old_secret_until=None if old is None else now_ms + OVERLAP_MS,
+                old_webhook_secret=self._vault.seal(packed_former(former)) if former else None,
+                old_secret_until=former[0].until_ms if former else None,
                 modified_on=now_ms,
             )
             tx.subscriptions.put(record)
@@ -212,6 +213,17 @@ class Subscriptions:
             return Subscription(record, subscription.names)
 
         return await self._database.write(work, announce=self.put), secret
+
+    def _former(self, record: SubscriptionRecord, now_ms: int) -> list[FormerSecret]:
+        """The secrets that sign beside the next one, the latest first."""
+        if record.webhook_secret is None:
+            return []
+        former = [FormerSecret(self._vault.open(record.webhook_secret), now_ms + OVERLAP_MS)]
+        if record.old_webhook_secret is not None:
+            until_ms = record.old_secret_until or 0
+            before = former_secrets(self._vault.open(record.old_webhook_secret), until_ms=until_ms)
+            former += [one for one in before if one.until_ms > now_ms]
+        return former[: WEBHOOK_SECRETS - 1]
 
     # For the deliveries
 

@@ -1,7 +1,8 @@
 """/subscriptions and /notifications over REST (reference 2.7 and 11)."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from broker.services import Services
 from broker.subscriptions.addresses import is_allowed_callback
 from broker.subscriptions.port import Outcome
-from storage.keys import Position
+from storage.keys import Milliseconds, Position
 from storage.records import GrantRecord
 from tests.builders import ServicesOpener
 from tests.callbacks import URL, FakeCallbacks, ada_of, sent, settled, subscribed
@@ -24,6 +25,7 @@ from tests.factories import (
     HALL,
     KITCHEN,
     LIGHT_TYPE,
+    NOW_MS,
     PANEL,
     World,
     allow,
@@ -32,6 +34,8 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
+
+HOUR_MS: Final = 3_600_000
 
 USER, APPLICATION = bearer(ADA_TOKEN), bearer(APPLICATION_TOKEN)
 BASIC = {"messageType": "message", "uid": ADA, "callbackUrl": URL}
@@ -339,3 +343,53 @@ async def test_an_application_has_a_bounded_number_of_subscriptions_for_a_user(
         await created(api)
     error_of(await api.post("/subscriptions", json=BASIC, headers=USER), 409)
     assert (await ada_of(services)).application == world.application
+
+
+async def test_three_secrets_sign_and_each_former_one_for_a_day(
+    services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
+) -> None:
+    """Whoever renews the secret twice in a day has receivers that know the first one, the second one, or the third."""
+    subscription = await subscribed(services)
+    secrets: list[str] = []
+
+    async def renew() -> None:
+        current, secret = await services.subscriptions.subscriptions.renew_secret(subscription)
+        assert secret not in repr(current)
+        secrets.append(secret)
+
+    async def signing() -> list[int]:
+        """Which of the secrets sign the next notification, by the order in which they were made."""
+        before = len(callbacks.received)
+        await sent(services)
+        await callbacks.wait_received(before + 1)
+        return [secrets.index(one) for one in callbacks.received[before].callback.webhook_secrets]
+
+    assert await signing() == []
+    for expected in ([0], [1, 0], [2, 1, 0], [3, 2, 1]):
+        await renew()
+        assert await signing() == expected
+        fake_clock.advance(HOUR_MS)
+    fake_clock.advance(22 * HOUR_MS)  # the second secret was replaced 24 hours ago with this
+    assert await signing() == [3, 2]
+    fake_clock.advance(HOUR_MS)
+    assert await signing() == [3]
+
+
+async def test_a_former_secret_of_an_older_version_signs_until_its_time(
+    services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
+) -> None:
+    """It was stored alone, without a time of its own."""
+    subscription = await subscribed(services)
+    (_, first) = await services.subscriptions.subscriptions.renew_secret(subscription)
+    (renewed, second) = await services.subscriptions.subscriptions.renew_secret(subscription)
+    until = Milliseconds(NOW_MS + HOUR_MS)
+    older = replace(renewed.record, old_webhook_secret=services.core.vault.seal(first), old_secret_until=until)
+    await services.core.database.write(lambda tx: tx.subscriptions.put(older))
+    services.subscriptions.subscriptions.put(replace(renewed, record=older))
+    (_, third) = await services.subscriptions.subscriptions.renew_secret(subscription)
+    for expected in ((third, second, first), (third, second)):
+        before = len(callbacks.received)
+        await sent(services)
+        await callbacks.wait_received(before + 1)
+        assert callbacks.received[before].callback.webhook_secrets == expected
+        fake_clock.advance(HOUR_MS)
