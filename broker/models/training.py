@@ -15,7 +15,7 @@ from broker.loops import Wakeup, repeat
 from broker.models.definition import Definition, ModelStatus, ModelType, judge
 from broker.models.errors import LearningFailed
 from broker.models.learner import Learner
-from broker.models.series import read_series
+from broker.models.series import LARGEST, History, read_series
 from broker.models.shelf import Shelf
 from broker.models.state import Job
 from config.limits import MODEL_RETRY_SECONDS, MODEL_VALUES_MIN
@@ -60,6 +60,13 @@ def reason_against(definition: Definition, user: UserKey, devices: Mapping[str, 
             return f'Device "{did}" is no longer shared'
     findings = judge(definition, devices)
     return findings[0].messages[0] if findings else ""
+
+
+def _too_large(history: History, name: str) -> str:
+    return (
+        f"{history.beyond[name]} of {history.beyond[name] + len(history.series[name])} values of {name} are beyond"
+        f" {LARGEST:g}, and nothing is learned from these"
+    )
 
 
 class Training:
@@ -204,12 +211,14 @@ class Training:
         if reason := reason_against(definition, record.user, devices):
             raise LearningFailed(reason)
         known = {did: device for did, device in devices.items() if device is not None}
-        series = await read_series(self._database, definition, known, now_ms)
-        name = definition.target.name
+        history = await read_series(self._database, definition, known, now_ms)
+        series, name = history.series, definition.target.name
         if len(series[name]) < MODEL_VALUES_MIN:
-            return replace(
-                record, status=ModelStatus.TRAINING, reason=IS_TRAINING, next_training_on=_soon(record, now_ms)
-            )
+            reason = f"{IS_TRAINING}: {_too_large(history, name)}" if history.beyond[name] else IS_TRAINING
+            return replace(record, status=ModelStatus.TRAINING, reason=reason, next_training_on=_soon(record, now_ms))
+        for source, values in series.items():
+            if not values and history.beyond[source]:
+                raise LearningFailed(_too_large(history, source))
         if not self._learner.is_installed:
             raise LearningFailed("the extra learning is not installed")
         is_ahead = record.type == ModelType.PREDICTION

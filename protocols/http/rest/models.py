@@ -103,6 +103,7 @@ class ModelObject(Shape, kw_only=True):
     training_cron: Annotated[str, about("When it is trained again: at 03:00 GMT")]
     origin: Annotated[str, one_of(("user", "rule"))]
     status: Annotated[str, one_of(tuple(ModelStatus))]
+    reason: Annotated[str, about("Why it is not ready; absent when it is")] | UnsetType = UNSET
     created_on: Timestamp
 
 
@@ -230,5 +231,6 @@ def _object(model: Model) -> ModelObject:
         training_cron=_CRON,
         origin="user" if record.rule is None else "rule",
         status=record.status,
+        reason=record.reason or UNSET,
         created_on=record.created_on,
     )

@@ -100,6 +100,45 @@ async def test_fewer_than_50_values_keep_a_model_training_and_more_make_it_ready
     assert (answer.value, answer.confidence) == (21.5, 0.75)
 
 
+async def test_a_model_says_that_values_are_too_large_to_learn_from(
+    services: Services, ada: Caller, learner: TaughtLearner
+) -> None:
+    """It would wait for ever, and nobody would know why."""
+    device = await services.devices.registry.find(KITCHEN)
+    for number in range(60):
+        payload = b'{"temperature":%d}' % (7 if number < 10 else -(10**16))
+        services.messages.ingest.submit(device, payload, NOW_MS - (60 - number) * 60_000)
+    await services.messages.ingest.wait_committed()
+    made = await services.models.models.create(ada, definition())
+    with trio.fail_after(10):
+        while (await stored(services, made.record.id)).next_training_on == NOW_MS:
+            await trio.lowlevel.checkpoint()
+    expected = f"is training: 50 of 60 values of {INPUT} are beyond 1e+15, and nothing is learned from these"
+    assert (await stored(services, made.record.id)).reason == expected
+    with pytest.raises(Conflict, match="50 of 60 values"):
+        services.models.models.predict(await services.models.models.find(ada, made.record.id), [])
+    # As one of several sources, beside one with enough values.
+    await send_wave(services, HALL, count=60)
+    target = {"did": HALL, "field": "temperature"}
+    other = await services.models.models.create(ada, definition(TARGET, target, target=target))
+    record = await ended(services, other.record.id, ModelStatus.READY)
+    assert record.reason == ""  # ten of the first source's values are learned from
+    assert [len(one.series[INPUT]) for one in learner.jobs] == [10]
+
+
+async def test_a_source_of_which_every_value_is_too_large_is_an_error_that_names_it(
+    services: Services, ada: Caller, learner: TaughtLearner
+) -> None:
+    device = await services.devices.registry.find(KITCHEN)
+    services.messages.ingest.submit(device, b'{"temperature":1e16}', NOW_MS - 60_000)
+    await send_wave(services, HALL, count=60)
+    target = {"did": HALL, "field": "temperature"}
+    made = await services.models.models.create(ada, definition(TARGET, target, target=target))
+    record = await ended(services, made.record.id, ModelStatus.ERROR)
+    assert record.reason == f"1 of 1 values of {INPUT} are beyond 1e+15, and nothing is learned from these"
+    assert learner.jobs == []
+
+
 @pytest.mark.parametrize(
     ("now_ms", "expected"), [(THREE - 1, THREE), (THREE, THREE + DAY_MS), (THREE + 1, THREE + DAY_MS)]
 )

@@ -86,6 +86,7 @@ async def test_every_call_answers_the_model(api: httpx.AsyncClient, services: Se
         "trainingCron": "0 3 * * * *",
         "origin": "user",
         "status": "training",
+        "reason": "is training",
         "createdOn": NOW_MS,
     }
     path = f"/ml/models/{model['id']}"
