@@ -254,6 +254,13 @@ class DeviceTypeStore:
         )
         return [ManifestRecord(**{**dict(row), "approved": bool(row["approved"])}) for row in rows]
 
+    def newest_manifest(self, device_type: DeviceTypeKey) -> ManifestRecord | None:
+        row = self._db.execute(
+            "SELECT * FROM manifest WHERE device_type = :device_type ORDER BY version DESC LIMIT 1",
+            {"device_type": device_type},
+        ).one()
+        return None if row is None else ManifestRecord(**{**dict(row), "approved": bool(row["approved"])})
+
     def add_manifest(self, manifest: ManifestRecord) -> None:
         self._db.execute(
             "INSERT INTO manifest (device_type, version, document, approved, created_on)"

@@ -101,6 +101,8 @@ class FairPlaces:
         if not self._held[key]:
             del self._held[key]
         if self._lines:
+            if key in self._lines:
+                self._lines.move_to_end(key)
             self._serve()
 
     def _give(self, key: Hashable) -> float:

@@ -9,7 +9,7 @@ import trio
 
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
-from broker.device_types.manifest_parser import parse_manifest
+from broker.device_types.documents import Document, Documents
 from broker.device_types.manifests import UploadedManifest, put_manifest
 from broker.device_types.transform import TransformFailedError
 from broker.errors import BadRequest, Conflict, NotFound, ValidationFailed
@@ -47,7 +47,10 @@ class Tried:
 
 
 class TypeMaking:
-    def __init__(self, database: Database, clock: Clock, catalog: DeviceTypes, router: Router) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, catalog: DeviceTypes, router: Router, documents: Documents
+    ) -> None:
+        self._documents = documents
         self._database = database
         self._clock = clock
         self._catalog = catalog
@@ -105,10 +108,10 @@ class TypeMaking:
 
         Raises ValidationFailed with every problem of the document, Conflict.
         """
-        now_ms = self._clock.now_ms()
+        now_ms, read = self._clock.now_ms(), await self._documents.read(document)
 
         def work(tx: Transaction) -> UploadedManifest:
-            record, is_new = put_manifest(tx, type_.key, document, approve=False, now_ms=now_ms)
+            record, is_new = put_manifest(tx, type_.key, read, approve=False, now_ms=now_ms)
             if is_new and record.version > MANIFEST_VERSIONS_MAX:
                 raise Conflict(TOO_MANY_VERSIONS)
             if is_new:
@@ -123,13 +126,16 @@ class TypeMaking:
                 self._router.publish(DeviceTypeChanged(type_.key))
         return uploaded
 
+    async def try_out(self, document: Mapping[str, Any], payload: bytes) -> Tried:
+        """What the Manifest makes of a payload, without storing anything.
 
-def try_out(document: Mapping[str, Any], payload: bytes) -> Tried:
-    """What the Manifest makes of a payload. Nothing is stored. An expression has the bounds that it has for messages.
+        An expression has the bounds that it has for messages. Raises ValidationFailed with every problem.
+        """
+        return await self._documents.run(document, lambda: _tried(document, payload))
 
-    Raises ValidationFailed with every problem of the document.
-    """
-    version = ManifestVersion(0, parse_manifest(msgspec.json.decode(msgspec.json.encode(document))))
+
+def _tried(document: Mapping[str, Any], payload: bytes) -> Tried:
+    version = ManifestVersion(0, Document.of(document).manifest)
     try:
         data = version.normalize(payload)
     except TransformFailedError as failure:

@@ -13,7 +13,7 @@ import trio
 
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes
-from broker.device_types.manifest_parser import parse_manifest
+from broker.device_types.documents import Document, Documents
 from broker.errors import DeviceTypeNotFound, NotFound
 from broker.facts import DeviceTypeChanged, Router
 from broker.trace.audit import AuditEvent, note
@@ -58,7 +58,10 @@ class FailedMessage:
 
 
 class Manifests:
-    def __init__(self, database: Database, clock: Clock, device_types: DeviceTypes, router: Router) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, device_types: DeviceTypes, router: Router, documents: Documents
+    ) -> None:
+        self._documents = documents
         self._router = router
         self._database = database
         self._clock = clock
@@ -77,11 +80,11 @@ class Manifests:
 
         Raises DeviceTypeNotFound, and ValidationFailed with every problem of the document.
         """
-        now_ms = self._clock.now_ms()
+        now_ms, read = self._clock.now_ms(), await self._documents.read(document)
 
         def work(tx: Transaction) -> UploadedManifest:
             found = _type(id_or_name, tx)
-            record, is_new = put_manifest(tx, found.key, document, approve=approve, now_ms=now_ms)
+            record, is_new = put_manifest(tx, found.key, read, approve=approve, now_ms=now_ms)
             return UploadedManifest(found.id, record.version, record.approved, is_new)
 
         return await self._change(work)
@@ -144,13 +147,12 @@ class Manifests:
 
 
 def put_manifest(
-    tx: Transaction, device_type: DeviceTypeKey, document: Mapping[str, Any], *, approve: bool, now_ms: int
+    tx: Transaction, device_type: DeviceTypeKey, document: Document, *, approve: bool, now_ms: int
 ) -> tuple[ManifestRecord, bool]:
-    """Make a document the newest version. Returns its record, and whether anything changed. Raises ValidationFailed."""
-    text = msgspec.json.encode(document)
-    manifest = parse_manifest(msgspec.json.decode(text))
-    is_approved = approve or manifest.transform is None
-    newest = max(tx.device_types.manifests(device_type), key=lambda known: known.version, default=None)
+    """Make a document the newest version. Returns its record, and whether anything changed."""
+    text = document.text
+    is_approved = approve or document.manifest.transform is None
+    newest = tx.device_types.newest_manifest(device_type)
     if newest is not None and _canonical(newest.document) == _canonical(text):
         if newest.approved or not is_approved:
             return newest, False

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from broker.core import Core
 from broker.device_types.catalog import DeviceTypes
+from broker.device_types.documents import Documents
 from broker.device_types.lists import DeviceTypeLists
 from broker.device_types.making import TypeMaking
 from broker.device_types.manifests import Manifests
@@ -18,10 +19,10 @@ class DeviceTypesRoom:
 
 
 async def open_device_types(core: Core) -> DeviceTypesRoom:
-    catalog = DeviceTypes(core.database)
+    catalog, documents = DeviceTypes(core.database), Documents()
     return DeviceTypesRoom(
         catalog=catalog,
         lists=DeviceTypeLists(core.database),
-        manifests=Manifests(core.database, core.clock, catalog, core.router),
-        making=TypeMaking(core.database, core.clock, catalog, core.router),
+        manifests=Manifests(core.database, core.clock, catalog, core.router, documents),
+        making=TypeMaking(core.database, core.clock, catalog, core.router, documents),
     )

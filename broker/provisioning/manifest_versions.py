@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from broker.device_types.documents import Document
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.manifests import is_same_document, put_manifest
 from broker.errors import Finding, ValidationFailed
@@ -59,7 +60,7 @@ def put_file_manifest(
             " put it into the file, or use --force",
         )
         return []
-    record, is_new = put_manifest(run.tx, key, document, approve=True, now_ms=run.now_ms)
+    record, is_new = put_manifest(run.tx, key, Document.of(document), approve=True, now_ms=run.now_ms)
     _mark(run, device_type, record.version)
     return (
         [ChangedKey("manifest", *(f"version {one}" if one else None for one in (known, record.version)))]

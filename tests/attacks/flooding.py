@@ -57,3 +57,27 @@ def flood(address: tuple[str, int], hellos: list[bytes], data: bytes) -> None:
                 with suppress(OSError):
                     flooder.socket.close()
                 again.append((time.monotonic() + _PAUSE_SECONDS, hello))
+
+
+def ask_each(address: tuple[str, int], requests: list[bytes]) -> None:
+    """Send each request on a connection of its own, and again as soon as an answer comes. Never returns."""
+    os.nice(10)
+    chosen = selectors.DefaultSelector()
+    again = [(0.0, one) for one in requests]
+    while True:
+        while again and again[0][0] <= time.monotonic():
+            _, one = again.pop(0)
+            opened = socket.create_connection(address, timeout=10)
+            opened.sendall(one)
+            chosen.register(opened, selectors.EVENT_READ, one)
+        for key, _ in chosen.select(_PAUSE_SECONDS):
+            answered, one = key.fileobj, key.data
+            assert isinstance(answered, socket.socket)
+            try:
+                if not answered.recv(1 << 20):
+                    raise ConnectionResetError
+                answered.sendall(one)
+            except OSError:
+                chosen.unregister(answered)
+                answered.close()
+                again.append((time.monotonic() + _PAUSE_SECONDS, one))

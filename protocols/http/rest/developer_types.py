@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
-import trio
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.organizations import DEVELOPERS, Membership
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType
-from broker.device_types.making import TOO_MANY, TOO_MANY_VERSIONS, TypeChanges, try_out
+from broker.device_types.making import TOO_MANY, TOO_MANY_VERSIONS, TypeChanges
 from broker.device_types.manifest_parser import MAX_DOCUMENT_BYTES
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
@@ -251,7 +250,7 @@ class DeveloperTypeCalls(RestCalls):
                 payload = binascii.unhexlify("".join(body.payload.split()))
             except ValueError as error:
                 raise ValidationFailed.of("payload", "not a hexadecimal text") from error
-        tried = await trio.to_thread.run_sync(try_out, body.manifest, payload)
+        tried = await self._making.try_out(body.manifest, payload)
         return Data(_Tried(reason=tried.reason) if tried.reason else _Tried(data=tried.data))
 
 
