@@ -6,8 +6,16 @@ RFC 7252 took its response codes from HTTP: status 404 is code 4.04.
 from dataclasses import dataclass
 from typing import Any
 
-from broker.errors import DomainError
+from broker.errors import BadRequest, DomainError
 from protocols.refusals import device_text
+
+
+@dataclass(eq=False)
+class Unfit(BadRequest):
+    """A parameter or a body that cannot be read. `reason` is a sentence without its full stop."""
+
+    template = "Bad Request: {reason}"
+    reason: str
 
 
 @dataclass(eq=False)

@@ -17,12 +17,17 @@ def option_of(message: CoapMessage, number: int) -> bytes | None:
     return None
 
 
+class ChangedMeanwhile(Unreadable):
+    """The blocks are not of one body: between two of them, its format or its ETag has changed."""
+
+
 class Blocks:
     """The body of one answer so far."""
 
     def __init__(self) -> None:
         self.body = b""
         self._etag: bytes | None = None
+        self._format: bytes | None = None
         self._exponent = 0
 
     def take(self, answer: CoapMessage) -> bool:
@@ -30,6 +35,7 @@ class Blocks:
 
         Raises:
             Unreadable: it is not the block that was asked for, or the body is too long.
+            ChangedMeanwhile: it is of another body than the blocks before.
         """
         encoded = option_of(answer, Option.BLOCK2)
         if encoded is None:
@@ -42,14 +48,18 @@ class Blocks:
         unit = 1024 if self._exponent == _BERT else 16 << self._exponent
         if number * unit != len(self.body):
             raise Unreadable(f"has block {number}, and block {len(self.body) // unit} was asked for")
-        etag = option_of(answer, Option.ETAG)
+        etag, format_ = option_of(answer, Option.ETAG), option_of(answer, Option.CONTENT_FORMAT)
         if self.body and etag != self._etag:
-            raise Unreadable("has changed while its blocks were fetched")
+            raise ChangedMeanwhile("has changed while its blocks were fetched")
+        if self.body and format_ not in (None, self._format):
+            raise ChangedMeanwhile("has blocks of different content-formats")
         size = len(answer.payload)
         is_whole = size == unit or (self._exponent == _BERT and size > 0 and size % unit == 0)
         if has_more and not is_whole:
             raise Unreadable(f"has {size} bytes in block {number}, which should be full")
         self._etag = etag
+        if not self.body:
+            self._format = format_
         self.body += answer.payload
         if len(self.body) > ANSWER_BYTES:
             raise Unreadable(f"has more than {ANSWER_BYTES} bytes")

@@ -165,7 +165,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
                 self._answer(session, incoming, refusal(error))
         except DomainError as error:
             enter(session.origin)
-            self._server.note_refusal(error)
+            self._server.note_refusal(session, error)
             self._answer(session, incoming, refusal(error))
 
     def _collected(self, session: DeviceSession, request: DeviceRequest) -> DeviceRequest | Answer:
@@ -190,7 +190,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
         try:
             return await self._server.answer_stored(session, request)
         except DomainError as error:
-            self._server.note_refusal(error)
+            self._server.note_refusal(session, error)
             return refusal(error)
 
     def _stored(

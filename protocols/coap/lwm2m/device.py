@@ -24,7 +24,7 @@ from broker.device_management.sessions import (
 )
 from broker.devices.registry import Device
 from config.limits import DEVICE_VALUE_BYTES
-from protocols.coap.lwm2m.blocks import Blocks, option_of
+from protocols.coap.lwm2m.blocks import Blocks, ChangedMeanwhile, option_of
 from protocols.coap.lwm2m.exchanges import TOKEN_BYTES, DeviceLink, Exchange
 from protocols.coap.lwm2m.formats.content import (
     LWM2M_JSON,
@@ -270,13 +270,19 @@ class RegisteredDevice:
                 answer = await self._ask(Code.GET, path, ((int(Option.OBSERVE), b""),), token=token)
                 is_observed = option_of(answer, Option.OBSERVE) is not None
                 body, answer = await self._rest(path, answer)
-            format_ = _number(option_of(answer, Option.CONTENT_FORMAT))
-            return decode(format_, body, path, self._now_ms(), self._kinds)
+        except ChangedMeanwhile:
+            # Some devices choose another format for an observation than for the plain requests of its further blocks.
+            return await self.read(path)
         except Unreadable as error:
             raise _unreadable("Observe", path, error) from error
         finally:
             if not is_observed:
                 self._observed.pop(token, None)
+        try:
+            format_ = _number(option_of(answer, Option.CONTENT_FORMAT))
+            return decode(format_, body, path, self._now_ms(), self._kinds)
+        except Unreadable as error:
+            raise _unreadable("Observe", path, error) from error
 
     async def _change(
         self,
@@ -295,12 +301,17 @@ class RegisteredDevice:
     async def _get(self, path: ResourcePath, operation: str, *options: tuple[int, bytes]) -> tuple[bytes, CoapMessage]:
         async with self._turn:
             try:
-                return await self._rest(path, await self._ask(Code.GET, path, options))
+                return await self._rest(path, await self._ask(Code.GET, path, options), options)
             except Unreadable as error:
                 raise _unreadable(operation, path, error) from error
 
-    async def _rest(self, path: ResourcePath, answer: CoapMessage) -> tuple[bytes, CoapMessage]:
-        """The whole body of an answer whose first block has come, and the answer. Raises Unreadable."""
+    async def _rest(
+        self, path: ResourcePath, answer: CoapMessage, options: tuple[tuple[int, bytes], ...] = ()
+    ) -> tuple[bytes, CoapMessage]:
+        """The whole body of an answer whose first block has come, and the answer. Raises Unreadable.
+
+        The requests for the further blocks have the options of the first one (RFC 7959, 2.4).
+        """
         blocks, first = Blocks(), answer
         while True:
             if answer.code != Code.CONTENT:
@@ -308,7 +319,7 @@ class RegisteredDevice:
                 raise Unreadable(f"is {_code(answer)} instead of 2.05")
             if not blocks.take(answer):
                 return blocks.body, first
-            answer = await self._ask(Code.GET, path, (blocks.next,))
+            answer = await self._ask(Code.GET, path, (*options, blocks.next))
 
     async def _ask(
         self,
@@ -369,7 +380,8 @@ class RegisteredDevice:
         if message.code != Code.CONTENT:
             del self._observed[message.token]
             return None
-        if not observed.is_new(message, self._now()):
+        # RFC 8323, 7.1: over TCP the number says nothing.
+        if not self._link.is_stream and not observed.is_new(message, self._now()):
             return None
         if Blocks().take(message):
             return observed.path, None

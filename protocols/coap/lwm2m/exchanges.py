@@ -56,6 +56,10 @@ class DeviceLink(Protocol):
     @property
     def is_closed(self) -> bool: ...
 
+    @property
+    def is_stream(self) -> bool:
+        """TCP and TLS: messages come once and in their order."""
+
     async def ask(self, exchange: Exchange) -> CoapMessage:
         """Send a request and wait for its answer. Raises SessionLostError."""
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from broker.errors import BadRequest
 from protocols.coap.blockwise import BlockOption
-from protocols.coap.errors import BadOption, ProxyingNotSupported, UnsupportedFormat
+from protocols.coap.errors import BadOption, ProxyingNotSupported, Unfit, UnsupportedFormat
 from protocols.coap.lwm2m.formats.values import Unreadable
 from protocols.coap.lwm2m.links import Offer, parse_offer
 from protocols.coap.messages import LINK_FORMAT, CoapMessage, Option
@@ -91,7 +91,7 @@ def read_parameters(request: DeviceRequest) -> Parameters:
         try:
             parts = query.decode().split("&")  # some devices put all parameters into one option
         except UnicodeDecodeError:
-            raise BadRequest from None
+            raise Unfit("A parameter is not UTF-8") from None
         for part in parts:
             name, _, value = part.partition("=")
             given[name.strip().lower()] = value.strip()
@@ -111,7 +111,7 @@ def _lifetime(text: str | None) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise BadRequest
+        raise Unfit("lt is not a number of seconds")
     return min(max(int(text), _SHORTEST_SECONDS), _LONGEST_SECONDS)
 
 
@@ -123,4 +123,4 @@ def _offer(request: DeviceRequest) -> Offer | None:
     try:
         return parse_offer(request.payload)
     except Unreadable as error:
-        raise BadRequest from error
+        raise Unfit(f"The list of objects {error}") from error

@@ -16,7 +16,6 @@ from broker.accounts.tokens import Caller
 from broker.device_management.sessions import Registrations
 from broker.devices.registry import Device
 from broker.errors import (
-    BadRequest,
     DeviceNotFound,
     DomainError,
     NotFound,
@@ -30,7 +29,7 @@ from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
 from protocols.coap.containment import contain
-from protocols.coap.errors import MethodNotAllowed, UnsupportedFormat
+from protocols.coap.errors import MethodNotAllowed, Unfit, UnsupportedFormat
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import DeviceLink
 from protocols.coap.lwm2m.formats.content import SENML_CBOR, SENML_JSON, decode
@@ -198,7 +197,7 @@ class Lwm2mServer:
             readings = decode(request.format, request.payload, (), self._clock.now_ms(), self._kinds)
         except Unreadable as error:
             self._sequence.unreadable += 1
-            raise BadRequest from error
+            raise Unfit(f"The Send {error}") from error
         self._notifications += 1
         registered.heard(peer)
         self._rooms.devices.presence.touch(registered.device.key)
@@ -222,10 +221,11 @@ class Lwm2mServer:
         self._rooms.devices.presence.touch(registered.device.key)
         self._sequence.begin(registered)
 
-    def note_refusal(self, error: DomainError) -> None:
+    def note_refusal(self, peer: Peer, error: DomainError) -> None:
         """A request of a device was refused."""
         self._refused += 1
-        note_refusal(self.refusals, "lwm2m", error)
+        about = {} if peer.registered is None else {"device": peer.registered.device.id}
+        note_refusal(self.refusals, "lwm2m", error, **about)
 
     async def register(self, peer: Peer, request: DeviceRequest) -> Answer:
         """Register a device. Call `begin` after the answer was sent. Raises DomainError and StoreError."""

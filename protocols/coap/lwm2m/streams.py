@@ -185,7 +185,7 @@ class DeviceStream:
                 return answer
             return self._server.answer(self, request)
         except DomainError as error:
-            self._server.note_refusal(error)
+            self._server.note_refusal(self, error)
             return refusal(error)
 
     # --- server.Peer -------------------------------------------------------------------------------------------------

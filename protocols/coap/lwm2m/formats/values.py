@@ -51,14 +51,10 @@ def is_within(path: ResourcePath, asked: ResourcePath) -> bool:
 
 def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
     """The value as a resource of this kind holds it: numbers of its type, times in milliseconds. Raises Unreadable."""
-    if isinstance(value, str) and not value.isascii():
-        _check_text(path, value)
+    if isinstance(value, str):
+        value = _text(path, value)
     if kind is None:
-        if isinstance(value, float):
-            return _finite(path, value)
-        if isinstance(value, int) and value not in _INTEGERS:
-            raise Unreadable(f"has a number at {shown(path)} of more than 64 bits")
-        return value
+        return _storable(path, value)
     match kind, value:
         case Kind.BOOLEAN, bool():
             return value
@@ -82,11 +78,23 @@ def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
     raise Unreadable(f"has {value!r:.40} at {shown(path)}, which should be {kind.value}")
 
 
-def _check_text(path: ResourcePath, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise Unreadable(f"has text at {shown(path)} with half of a surrogate pair") from None
+def _text(path: ResourcePath, text: str) -> str:
+    """The text without the end of a text of C, which some devices send."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Unreadable(f"has text at {shown(path)} with half of a surrogate pair") from None
+    return text.rstrip("\0")
+
+
+def _storable(path: ResourcePath, value: Scalar) -> Scalar:
+    """A value of an unknown kind."""
+    if isinstance(value, float):
+        return _finite(path, value)
+    if isinstance(value, int) and value not in _INTEGERS:
+        raise Unreadable(f"has a number at {shown(path)} of more than 64 bits")
+    return value
 
 
 def _finite(path: ResourcePath, number: float) -> float:

@@ -197,6 +197,18 @@ class TestAnObjectInstance:
         with pytest.raises(Unreadable, match=f"/{name} with half of a surrogate pair"):
             values_of(SENML_CBOR, cbor2.dumps([{0: f"/{name}", 3: "xxx"}]).replace(b"xxx", b"\xed\xa0\x80"), path[:2])
 
+    def test_a_text_ends_before_its_last_nul(self) -> None:
+        """Issue 44, 12: a version that ends with one would never be the version of an image."""
+        version = (3, 0, 3)
+        for format_, payload in (
+            (TLV, tlv((3, 3, b"2.0\0"))),
+            (TEXT, b"2.0\0"),
+            (SENML_JSON, b'[{"n":"/3/0/3","vs":"2.0\\u0000"}]'),
+            (LWM2M_JSON, b'{"bn":"/3/0/3","e":[{"sv":"2.0\\u0000"}]}'),
+        ):
+            asked = version if format_ == TEXT else DEVICE
+            assert values_of(format_, payload, asked) == {version: "2.0"}
+
     def test_without_any_resource(self) -> None:
         assert values_of(TLV, b"", DEVICE) == {}
         assert values_of(LWM2M_JSON, b'{"e":[]}', DEVICE) == {}

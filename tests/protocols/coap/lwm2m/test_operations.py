@@ -174,6 +174,62 @@ class TestOneAtATime:
         assert device.requests == ["GET /3/0/9", "GET /3/0/0"]
 
 
+class TestBlocksOfTwoBodies:
+    """Issue 44, 11."""
+
+    def _observed_in_cbor(self, device: ScriptedDevice) -> Answerer:
+        """An observation is answered in SenML CBOR, and the plain requests for its further blocks in TLV."""
+        observed = in_blocks(device, SENML_CBOR, senml_cbor(senml()), 2)
+        plain = in_blocks(device, TLV, EXAMPLE_TLV, 2)
+
+        def answer(request: aiocoap.Message) -> aiocoap.Message:
+            if request.opt.observe is None:
+                return plain(request)
+            found = observed(request)
+            assert found is not None
+            found.opt.observe = 1
+            device.observed["/3/0"] = request.token
+            return found
+
+        return answer
+
+    async def test_an_observation_is_read_again_plainly(self, device: ScriptedDevice, management: Management) -> None:
+        device.replies["GET /3/0"] = self._observed_in_cbor(device)
+        await device.register(payload=b"</3/0>")
+        await management.session()
+        assert management.values == EXAMPLE
+        assert device.requests[1:3] == ["GET /3/0 observe", "GET /3/0 block 1"]
+        management.values.clear()
+        await device.notify("/3/0", 2, content(TLV, tlv((3, 9, b"\x2a"))))  # the observation goes on
+        await management.wait(lambda: management.values == {LEVEL: 42})
+
+    async def test_a_read_says_so(self, device: ScriptedDevice, session: ManagedSession) -> None:
+        formats = iter((SENML_CBOR, TLV))
+
+        def answer(request: aiocoap.Message) -> aiocoap.Message:
+            return in_blocks(device, next(formats), EXAMPLE_TLV, 2)(request)
+
+        device.replies["GET /3/0"] = answer
+        with pytest.raises(UnreadableAnswerError) as raised:
+            await session.read(DEVICE)
+        assert raised.value.reason == "The answer to Read /3/0 has blocks of different content-formats."
+
+    async def test_further_blocks_are_asked_for_with_the_same_options(
+        self, device: ScriptedDevice, session: ManagedSession
+    ) -> None:
+        accepts = []
+        links = b",".join(b"</3303/%d>" % number for number in range(20))
+
+        def answer(request: aiocoap.Message) -> aiocoap.Message:
+            accepts.append(request.opt.accept)
+            return in_blocks(device, 40, links, 2)(request)
+
+        device.replies["GET /3303"] = answer
+        assert isinstance(session, RegisteredDevice)
+        assert len(await session.discover((3303,))) == 20
+        assert set(accepts) == {40}
+
+
 class TestUnknownTypes:
     """Issue 44, 5: where no model says what a resource holds, a format is asked for that does."""
 

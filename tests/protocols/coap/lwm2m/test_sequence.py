@@ -348,7 +348,13 @@ class TestSend:
         assert (await device.send(SENML_JSON, b"[]")).code == aiocoap.NOT_FOUND
         await device.register()
         await management.session()
-        assert (await device.send(SENML_JSON, b"{")).code == aiocoap.BAD_REQUEST
+        with capture_logs() as logs:
+            refused = await device.send(SENML_JSON, b"{")
+        assert (refused.code, refused.payload) == (aiocoap.BAD_REQUEST, b"Bad Request: The Send is not JSON")
+        # Issue 44, 12: the log says why, and of which device.
+        assert [(line["event"], line["reason"], line["device"]) for line in logs] == [
+            ("lwm2m_refused", "Bad Request: The Send is not JSON", KITCHEN)
+        ]
         assert (await device.send(TLV, b"")).code == aiocoap.UNSUPPORTED_CONTENT_FORMAT
 
     async def test_is_answered_when_it_is_stored(

@@ -238,3 +238,16 @@ class TestSignalling:
         await transport.stream.send_all(encode_frame(CSM, b"") + b"\x0f\x01")
         await device.has_ended.wait()
         assert [int(one.code) for one in device.signals] == [CSM, ABORT]
+
+
+async def test_notifications_come_in_their_order_whatever_their_numbers(
+    device: ScriptedDevice, management: Management
+) -> None:
+    """Issue 44, 8 (RFC 8323, 7.1): three of these five were dropped."""
+    await device.register(*WITH_TOKEN)
+    await management.session()
+    management.readings.clear()
+    for number in (253, 254, 6, 7, 8, 8, None):
+        await device.notify("/3/0", number, content(TLV, tlv((3, 9, bytes(((number or 0) % 100,))))))
+        await wait_all_tasks_blocked()
+    assert [reading.values[LEVEL] for reading in management.readings] == [53, 54, 6, 7, 8, 8, 0]
