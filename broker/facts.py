@@ -125,6 +125,16 @@ class DeviceDeleted(DeviceFact):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceHandedOver(DeviceFact):
+    """device.deleted, for the former owner: the device has another one. `owner` is the former one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTakenOver(DeviceFact):
+    """device.new, for the user whose the device is from now on."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceActionFact(DeviceFact):
     """An Action for a third party has ended. `mid` is the Action's."""
 

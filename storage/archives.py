@@ -41,6 +41,9 @@ PARTS: Final[Mapping[str, str]] = {
     " WHERE d.owner = :user ORDER BY d.created_on, d.id",
     "shares": "SELECT s.id, d.id AS device, CASE WHEN s.uid IS NULL THEN s.email END AS email, s.uid, s.status,"
     " s.shared_on FROM device_share AS s JOIN device AS d ON d.key = s.device WHERE d.owner = :user ORDER BY s.key",
+    "transfers": "SELECT d.id AS device, CASE WHEN t.uid IS NULL THEN t.email END AS email, t.uid, t.offered_on,"
+    " t.expires_on FROM device_transfer AS t JOIN device AS d ON d.key = t.device WHERE d.owner = :user"
+    " ORDER BY t.device",
     "shared_with_me": "SELECT s.id, d.id AS device, s.status, s.shared_on FROM device_share AS s"
     " JOIN device AS d ON d.key = s.device JOIN user AS u ON u.key = :user"
     " WHERE d.deleted_on IS NULL AND (s.user = u.key OR (s.user IS NULL AND s.email = u.email"

@@ -61,6 +61,7 @@ from storage.snapshots import SnapshotStore
 from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, StoreError, StoreFullError
 from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
+from storage.transfers import TransferStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
 from storage.trials import TrialStore
@@ -147,6 +148,7 @@ class Transaction:
         self.device_management = DeviceManagementStore(connection)
         self.tasks = TaskStore(connection)
         self.firmware = FirmwareStore(connection)
+        self.transfers = TransferStore(connection)
         self.trials = TrialStore(connection)
         self.trial_invitations = TrialInvitationStore(connection)
         self.trial_sessions = TrialSessionStore(connection)

@@ -28,6 +28,7 @@ OWN_ROWS: Final = (
     ("membership", "user"),
     ("connector_state", "user"),
     ("device_share", "user"),
+    ("device_transfer", "user"),
     ("trial_device", "user"),
     ("trial_session", "user"),
     ("trial_member", "user"),
@@ -49,6 +50,7 @@ OBJECTS: Final = (
 )
 _BY_ADDRESS: Final = (
     ("device_share", "email"),
+    ("device_transfer", "email"),
     ("trial_invitation", "email"),
     ("invitation", "email"),
     ("mail", "recipient"),

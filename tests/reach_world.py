@@ -135,6 +135,9 @@ async def build_reach_world(services: Services, world: World) -> ReachWorld:
         else:
             share = await services.devices.shares.offer(device, email="carol@example.org")
         assert share is not None
+        await services.devices.transfers.offer(
+            device, email="ada@example.org" if holder == "shared" else "carol@example.org"
+        )
         shares[holder, type_] = share.id
     types = {name: (await services.device_types.catalog.find(id_)).key for name, id_ in TYPE_IDS.items()}
     return ReachWorld(services, world, types, ids, shares)

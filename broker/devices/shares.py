@@ -34,6 +34,7 @@ from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, ShareRecord, UserRecord
 from storage.shares import OfferRow
 
+THE_OWNER: Final = "Device cannot be shared with its owner"
 ALREADY_SHARED: Final = "Device already shared with this address"
 
 
@@ -91,7 +92,7 @@ class Shares:
             UserNotFound: no user has the id.
             Conflict: the address is the owner's own, or has the share already, or there are too many shares.
         """
-        owner, invitee, address = await self._invited(device, email, uid)
+        owner, invitee, address = await invited(self._database, device, email, uid)
         code = new_id()
         mail = DeviceShareInvitation(device=device.record.name, owner=owner.full_name, code=code)
         letter = self._mails.compose(address, mail, cause=owner.id)
@@ -121,37 +122,13 @@ class Shares:
 
         return await self._database.write(work)
 
-    async def _invited(
-        self, device: Device, email: str | None, uid: str | None
-    ) -> tuple[UserRecord, UserRecord | None, str]:
-        """The owner, the invited user if the address has an account, and the address."""
-        member, text = ("email", email) if email is not None else ("uid", uid)
-        if text is None:
-            raise ValidationFailed.of("email", REQUIRED)
-        address = invited_address(member, text) if member == "email" or "@" in text else None
-
-        def work(tx: Transaction) -> tuple[UserRecord | None, UserRecord | None]:
-            found = tx.accounts.user_by_id(text) if address is None else tx.accounts.user_by_email(address)
-            return tx.accounts.user(device.owner), found
-
-        owner, invitee = await self._database.read(work)
-        if address is None:
-            address = None if invitee is None else invitee.email
-        elif invitee is not None and invitee.email_verified_on is None and invitee.key != device.owner:
-            invitee = None  # the account has not proved that the address is its own
-        if owner is None or address is None:
-            raise UserNotFound
-        if invitee is not None and invitee.key == owner.key:
-            raise Conflict("Device cannot be shared with its owner")
-        return owner, invitee, address
-
     async def of_device(self, device: Device, *, offset: int, count: int) -> tuple[list[ShareRecord], int]:
         """A page of the device's shares, and their total number."""
         return await self._database.read(lambda tx: tx.shares.page_of(device.key, offset=offset, limit=count))
 
     async def types_offered_to(self, user: UserRecord) -> set[DeviceTypeKey]:
         """The types of the devices that were offered to the user."""
-        return await self._database.read(lambda tx: tx.shares.types_offered_to(user.key, _address_of(user)))
+        return await self._database.read(lambda tx: tx.shares.types_offered_to(user.key, address_of(user)))
 
     async def offered_to(
         self,
@@ -165,7 +142,7 @@ class Shares:
         """A page of the shares of devices of these types that were offered to the user, and their total number."""
         return await self._database.read(
             lambda tx: tx.shares.offered_to(
-                user.key, _address_of(user), statuses=statuses, types=types, offset=offset, limit=count
+                user.key, address_of(user), statuses=statuses, types=types, offset=offset, limit=count
             )
         )
 
@@ -252,7 +229,35 @@ class Shares:
         self._router.publish(SharesChanged(device.key))
 
 
-def _address_of(user: UserRecord) -> str:
+async def invited(
+    database: Database, device: Device, email: str | None, uid: str | None
+) -> tuple[UserRecord, UserRecord | None, str]:
+    """The owner, the invited user if the address has an account, and the address.
+
+    Raises ValidationFailed, UserNotFound; Conflict: the owner is invited.
+    """
+    member, text = ("email", email) if email is not None else ("uid", uid)
+    if text is None:
+        raise ValidationFailed.of("email", REQUIRED)
+    address = invited_address(member, text) if member == "email" or "@" in text else None
+
+    def work(tx: Transaction) -> tuple[UserRecord | None, UserRecord | None]:
+        found = tx.accounts.user_by_id(text) if address is None else tx.accounts.user_by_email(address)
+        return tx.accounts.user(device.owner), found
+
+    owner, invitee = await database.read(work)
+    if address is None:
+        address = None if invitee is None else invitee.email
+    elif invitee is not None and invitee.email_verified_on is None and invitee.key != device.owner:
+        invitee = None  # the account has not proved that the address is its own
+    if owner is None or address is None:
+        raise UserNotFound
+    if invitee is not None and invitee.key == owner.key:
+        raise Conflict(THE_OWNER)
+    return owner, invitee, address
+
+
+def address_of(user: UserRecord) -> str:
     """A user with an unverified address does not see what was offered to that address."""
     return user.email if user.email_verified_on is not None else ""
 

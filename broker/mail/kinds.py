@@ -89,6 +89,26 @@ class DeviceShareInvitation(Mail):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTransferOffer(Mail):
+    """Whoever gets it answers in the console. The cause is the owner."""
+
+    kind = "device_transfer_offer"
+    device: str
+    owner: str
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTransferAnswered(Mail):
+    """The mail to the owner who offered the device. The cause is the user who answered."""
+
+    kind = "device_transfer_answered"
+    device: str
+    user: str
+    answer: Literal["accepted", "declined"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceQuotaUsedUp(Mail):
     """The cause is the device, so that each device causes at most one of these mails a day.
 

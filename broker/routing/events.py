@@ -25,6 +25,8 @@ from broker.facts import (
     DeviceDisabled,
     DeviceEnabled,
     DeviceFact,
+    DeviceHandedOver,
+    DeviceTakenOver,
     DeviceUpdated,
     FactPhase,
     Router,
@@ -44,6 +46,8 @@ _NAMES: Final[Mapping[type[DeviceFact], str]] = {
     DeviceEnabled: "device.connected",
     DeviceDisabled: "device.disconnected",
     DeviceDeleted: "device.deleted",
+    DeviceHandedOver: "device.deleted",
+    DeviceTakenOver: "device.new",
     DeviceActionDelivered: "device.action.delivered",
     DeviceActionFailed: "device.action.failed",
 }

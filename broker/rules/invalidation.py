@@ -10,6 +10,8 @@ from broker.facts import (
     DeviceCreated,
     DeviceDeleted,
     DeviceFact,
+    DeviceHandedOver,
+    DeviceTakenOver,
     DeviceTypeChanged,
     DeviceUpdated,
     FactPhase,
@@ -51,6 +53,8 @@ class Invalidation:
         self._invalidated = 0
         router.subscribe(DeviceCreated, self._members_changed, FactPhase.EFFECT)
         router.subscribe(DeviceDeleted, self._members_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceHandedOver, self._members_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceTakenOver, self._members_changed, FactPhase.EFFECT)
         router.subscribe(DeviceDeleted, self._device_changed, FactPhase.EFFECT)
         router.subscribe(DeviceUpdated, self._device_changed, FactPhase.EFFECT)
         router.subscribe(SharesChanged, self._device_changed, FactPhase.EFFECT)

@@ -12,6 +12,7 @@ from broker.clock import Clock
 from broker.errors import ValidationFailed
 from broker.facts import (
     DeviceDeleted,
+    DeviceHandedOver,
     FactPhase,
     GrantsChanged,
     ProviderAuthRemoved,
@@ -44,6 +45,7 @@ class Endings:
         self._subscriptions = subscriptions
         self._wakeup = Wakeup()
         router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.STATE)
+        router.subscribe(DeviceHandedOver, self._device_handed_over, FactPhase.STATE)
         router.subscribe(ProviderAuthRemoved, self._provider_auth_removed, FactPhase.STATE)
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
 
@@ -105,6 +107,9 @@ class Endings:
 
     def _device_deleted(self, fact: DeviceDeleted) -> None:
         self._end_of_device(fact.device, "the device was deleted")
+
+    def _device_handed_over(self, fact: DeviceHandedOver) -> None:
+        self._end_of_device(fact.device, "the device has another owner")
 
     def _provider_auth_removed(self, fact: ProviderAuthRemoved) -> None:
         self._end_of_device(fact.device, "the device's authorization was revoked")

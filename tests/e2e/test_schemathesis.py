@@ -64,6 +64,7 @@ OUT_OF_REACH: Final = {
     "GET /devices/registrations/{rid}/status": "a device with a certificate",
     "DELETE /devices/{did}/registrations": "a device with a certificate",
     "PUT /devices/{did}/shares/{shareId}": "the one who is invited",
+    "PUT /devices/{did}/transfer": "the one to whom it is offered",
     "GET /messages/export/{exportId}/result": "an export that is done",
     "GET /pricing/devices/{did}/revenueshare/upgradepath": "a plan that the operator approved",
     "PUT /pricing/devices/{did}/pricingtiers": "a plan that the operator approved",

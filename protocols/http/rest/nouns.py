@@ -17,6 +17,7 @@ from protocols.http.rest.device_shares import DeviceShareCalls
 from protocols.http.rest.device_status import DeviceStatusCalls
 from protocols.http.rest.device_tokens import DeviceTokenCalls
 from protocols.http.rest.device_trail import DeviceTrailCalls
+from protocols.http.rest.device_transfers import DeviceTransferCalls
 from protocols.http.rest.device_types import DeviceTypeCalls
 from protocols.http.rest.devices import DeviceCalls
 from protocols.http.rest.export import ExportCalls
@@ -56,6 +57,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DeviceStatusCalls,
     DeviceTrailCalls,
     DeviceShareCalls,
+    DeviceTransferCalls,
     RegistrationCalls,
     DeviceTypeCalls,
     ManifestCalls,

@@ -100,6 +100,11 @@ GET /devices/{device}/shares 4001
 GET /devices/{device}/shares/{share} -
 PUT /devices/{lent}/shares/{invitation} 400
 DELETE /devices/{device}/shares/{share} -
+POST /devices/{device}/transfer 400
+GET /devices/{device}/transfer -
+PUT /devices/{handed}/transfer 400
+DELETE /devices/{device}/transfer -
+GET /users/{user}/transfers -
 GET /devices/registrations/{registration}/status -
 DELETE /devices/{device}/registrations -
 GET /devicetypes/{type} -
@@ -268,6 +273,8 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         (await services.devices.shares.offer(device, uid=uid)).id
         for device, uid in ((kitchen, BOB), (bobs, ADA), (bobs, CAROL))
     ]
+    for device, uid in ((kitchen, BOB), (bobs, ADA)):
+        await services.devices.transfers.offer(device, uid=uid)
     upload, certificate = await approved_list(services)
     subscriptions = [await a_subscription(services, caller) for caller in (bob, ada)]
     return {
@@ -277,6 +284,7 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "session": Named(ID, *await sessions(services, BOB, ADA)),
         "lent": Named(ID, KITCHEN, BOBS),
         "invitation": Named(ID, to_bob, to_ada),
+        "handed": Named(ID, KITCHEN, BOBS),
         "registration": Named(ID, *await registrations(services, bob, ada)),
         "type": Named(UNKNOWN_TYPE, FOREIGN_TYPE, LIGHT_TYPE),
         "version": Named("9", "1", "1"),

@@ -56,6 +56,7 @@ DELETE /users/{}/applications/{}
 GET /users/{}/devices
 GET /users/{}/devicetypes
 GET /users/{}/shares
+GET /users/{}/transfers
 PUT /users/{}
 DELETE /users/{}
 POST /users/{}/archive
@@ -93,6 +94,10 @@ GET /devices/{}/shares
 GET /devices/{}/shares/{}
 PUT /devices/{}/shares/{}
 DELETE /devices/{}/shares/{}
+POST /devices/{}/transfer
+GET /devices/{}/transfer
+PUT /devices/{}/transfer
+DELETE /devices/{}/transfer
 PUT /devices/registrations/pin
 GET /devices/registrations/{}/status
 DELETE /devices/{}/registrations

@@ -67,6 +67,10 @@ IN_PATH: Final[Mapping[str, Needs]] = {
     "GET /devices/{did}/shares/{shareId}": ("WRITE", "READ"),
     "PUT /devices/{did}/shares/{shareId}": (None, "WRITE"),
     "DELETE /devices/{did}/shares/{shareId}": WRITE,
+    "POST /devices/{did}/transfer": OWNER,
+    "GET /devices/{did}/transfer": OWNER,
+    "PUT /devices/{did}/transfer": (None, "WRITE"),
+    "DELETE /devices/{did}/transfer": OWNER,
     "DELETE /devices/{did}/registrations": OWNER,
     "GET /pricing/devices/{did}/revenueshare/upgradepath": MONEY,
     "GET /pricing/devices/{did}/pricingtiers": MONEY,
@@ -122,6 +126,7 @@ LISTS: Final = {
     "GET /devices/status",
     "GET /users/{uid}/devices",
     "GET /users/{uid}/shares",
+    "GET /users/{uid}/transfers",  # test_device_transfers.py
     "GET /messages/export/history",
     "GET /messages/export/{exportId}/status",
     "GET /messages/export/{exportId}/result",

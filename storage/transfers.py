@@ -1,0 +1,91 @@
+"""Devices that are offered to another user for good. The caller holds the transaction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from storage.keys import DeviceKey, Milliseconds, UserKey
+from storage.sql import StoreConnection
+
+#: What ends when a device changes hands: it was the former owner's, or given by the former owner.
+_OF_THE_OWNER: Final = ("device_transfer", "device_share", "trial_device", "upgrade_token", "connector_state")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRecord:
+    """An offer to `user`, or without one to whoever has the address. `uid`: the user id by which it was made."""
+
+    device: DeviceKey
+    id: str
+    email: str
+    user: UserKey | None
+    uid: str | None
+    offered_on: Milliseconds
+    expires_on: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDevice:
+    """An offer as the user sees it to whom it was made."""
+
+    transfer: TransferRecord
+    device_id: str
+    device_name: str
+    owner_id: str
+    owner_name: str
+
+
+_NAMES: Final = tuple(field.name for field in fields(TransferRecord))
+_OPEN: Final = (
+    " FROM device_transfer AS t JOIN device AS d ON d.key = t.device AND d.deleted_on IS NULL"
+    " JOIN user AS u ON u.key = d.owner WHERE t.expires_on > :now"
+)
+
+
+class TransferStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def put(self, transfer: TransferRecord, *, now_ms: int) -> None:
+        """Add an offer, or replace the one of the device. Forgets those whose time is over."""
+        self._db.execute("DELETE FROM device_transfer WHERE expires_on <= :now", {"now": now_ms})
+        self._db.put_many("device_transfer", _NAMES, ("device",), [tuple(getattr(transfer, name) for name in _NAMES)])
+
+    def of_device(self, device: DeviceKey, *, now_ms: int) -> TransferRecord | None:
+        row = self._db.execute(
+            f"SELECT t.*{_OPEN} AND t.device = :device",
+            {"device": device, "now": now_ms},
+        ).one()
+        return None if row is None else _transfer(row)
+
+    def count_of_owner(self, owner: UserKey, *, now_ms: int) -> int:
+        row = self._db.execute(
+            f"SELECT count(*) AS n{_OPEN} AND d.owner = :owner",
+            {"owner": owner, "now": now_ms},
+        ).one()
+        return int(row["n"]) if row else 0
+
+    def offered_to(self, user: UserKey, email: str, *, now_ms: int) -> list[OfferedDevice]:
+        """Those for the user, or without a user for the address, oldest first."""
+        rows = self._db.execute(
+            "SELECT t.*, d.id AS device_id, d.name AS device_name, u.id AS owner_id, u.full_name AS owner_name"
+            f"{_OPEN} AND (t.user = :user OR (t.user IS NULL AND t.email = :email)) ORDER BY t.offered_on, t.device",
+            {"user": user, "email": email, "now": now_ms},
+        )
+        return [
+            OfferedDevice(_transfer(row), row["device_id"], row["device_name"], row["owner_id"], row["owner_name"])
+            for row in rows
+        ]
+
+    def remove(self, device: DeviceKey) -> None:
+        self._db.execute("DELETE FROM device_transfer WHERE device = :device", {"device": device})
+
+    def hand_over(self, device: DeviceKey, owner: UserKey) -> None:
+        """Give a device another owner, without what the former one gave to others."""
+        for table in _OF_THE_OWNER:
+            self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
+        self._db.execute("UPDATE device SET owner = :owner WHERE key = :device", {"owner": owner, "device": device})
+
+
+def _transfer(row: Mapping[str, Any]) -> TransferRecord:
+    return TransferRecord(**{name: row[name] for name in _NAMES})
