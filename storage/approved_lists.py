@@ -77,19 +77,25 @@ class ApprovedListStore:
         ).one()
         return _upload(row) if row else None
 
-    def next_upload(self) -> ApprovedUploadRecord | None:
-        """The oldest upload that is not done."""
-        row = self._db.execute(
-            "SELECT * FROM approved_list_upload WHERE status = 'Processing' ORDER BY key LIMIT 1"
-        ).one()
-        return _upload(row) if row else None
+    def next_uploads(self) -> list[tuple[int, ApprovedUploadRecord]]:
+        """The oldest upload that is not done, of each organization, with a key of it."""
+        rows = self._db.execute(
+            "SELECT * FROM (SELECT u.*, t.organization AS of, row_number() OVER (PARTITION BY t.organization"
+            " ORDER BY u.key) AS turn FROM approved_list_upload AS u JOIN device_type AS t ON t.key = u.device_type"
+            " WHERE u.status = 'Processing') AS waiting WHERE turn = 1 ORDER BY key"
+        )
+        return [(row["of"] or 0, _upload(row)) for row in rows]
 
-    def waiting_uploads(self, device_type: DeviceTypeKey) -> int:
+    def waiting_uploads(self, device_type: DeviceTypeKey) -> tuple[int, int]:
+        """How many uploads of a device type, and of all types of its organization, are not done."""
         row = self._db.execute(
-            "SELECT count(*) AS n FROM approved_list_upload WHERE device_type = :key AND status = 'Processing'",
+            "SELECT count(CASE WHEN u.device_type = :key THEN 1 END) AS of_type, count(*) AS of_organization"
+            " FROM approved_list_upload AS u JOIN device_type AS t ON t.key = u.device_type"
+            " WHERE u.status = 'Processing'"
+            " AND t.organization = (SELECT organization FROM device_type WHERE key = :key)",
             {"key": device_type},
         ).one()
-        return int(row["n"]) if row else 0
+        return (int(row["of_type"]), int(row["of_organization"])) if row else (0, 0)
 
     def add_upload(self, device_type: DeviceTypeKey, id_: str, content: bytes, *, now_ms: int) -> None:
         self._db.execute(

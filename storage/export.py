@@ -1,6 +1,7 @@
 """Exports: the request, the progress and the outcome. The caller holds the transaction."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from storage.keys import ApplicationKey, UserKey
@@ -8,6 +9,15 @@ from storage.records import ExportRecord
 from storage.sql import StoreConnection
 
 _NAMES = ExportRecord.__slots__
+
+
+@dataclass(frozen=True, slots=True)
+class ExportsOf:
+    """What somebody has: exports that are not finished, the bytes of archives, and when the first of them expires."""
+
+    waiting: int
+    kept_bytes: int
+    first_expires_on: int
 
 
 class ExportStore:
@@ -28,6 +38,43 @@ class ExportStore:
             "SELECT * FROM export WHERE status = :status ORDER BY key LIMIT 1", {"status": status}
         ).one()
         return _record(row) if row else None
+
+    def first_of_each_owner(self, statuses: Sequence[str]) -> list[ExportRecord]:
+        """The oldest export in one of two statuses of each user, and of each application for itself."""
+        rows = self._db.execute(
+            "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY user, CASE WHEN user IS NULL THEN application END"
+            " ORDER BY key) AS turn FROM export WHERE status IN (:one, :other)) AS waiting WHERE turn = 1 ORDER BY key",
+            dict(zip(("one", "other"), statuses, strict=True)),
+        )
+        return [_record(row) for row in rows]
+
+    def of_owner(self, export: ExportRecord, to_do: Sequence[str], kept: Sequence[str]) -> ExportsOf:
+        """What the user has, or the application for itself. `to_do` and `kept` are two statuses each."""
+        condition = "e.user = :user" if export.user is not None else "e.user IS NULL AND e.application = :application"
+        return self._count(condition, export, to_do, kept)
+
+    def of_organization(self, export: ExportRecord, to_do: Sequence[str], kept: Sequence[str]) -> ExportsOf:
+        """What all applications of the organization of the export's application have; without one, nothing."""
+        condition = (
+            "e.application IN (SELECT key FROM application WHERE organization ="
+            " (SELECT organization FROM application WHERE key = :application))"
+        )
+        return self._count(condition, export, to_do, kept)
+
+    def _count(self, condition: str, export: ExportRecord, to_do: Sequence[str], kept: Sequence[str]) -> ExportsOf:
+        row = self._db.execute(
+            "SELECT count(CASE WHEN e.status IN (:begun, :waits) THEN 1 END) AS waiting,"  # noqa: S608 - constants
+            " coalesce(sum(CASE WHEN e.status IN (:done, :served) THEN e.file_size END), 0) AS kept_bytes,"
+            " coalesce(min(CASE WHEN e.status IN (:done, :served) THEN e.expires_on END), 0) AS first_expires_on"
+            f" FROM export AS e WHERE e.status IN (:begun, :waits, :done, :served) AND {condition}",
+            {
+                "user": export.user,
+                "application": export.application,
+                **dict(zip(("begun", "waits"), to_do, strict=True)),
+                **dict(zip(("done", "served"), kept, strict=True)),
+            },
+        ).one()
+        return ExportsOf(**dict(row)) if row else ExportsOf(0, 0, 0)
 
     def that_expired(self, status: str, now_ms: int) -> list[ExportRecord]:
         rows = self._db.execute(

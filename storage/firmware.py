@@ -47,6 +47,16 @@ class FirmwareStore:
         counted = self._db.execute("SELECT count(*) AS n FROM firmware_image WHERE device_type = :type", given).one()
         return found, int(counted["n"]) if counted else 0
 
+    def of_organization(self, device_type: DeviceTypeKey) -> tuple[int, int]:
+        """How many images the organization of a device type has, and their bytes."""
+        row = self._db.execute(
+            "SELECT count(*) AS n, coalesce(sum(i.size), 0) AS bytes FROM firmware_image AS i"
+            " JOIN device_type AS t ON t.key = i.device_type"
+            " WHERE t.organization = (SELECT organization FROM device_type WHERE key = :type)",
+            {"type": device_type},
+        ).one()
+        return (int(row["n"]), int(row["bytes"])) if row else (0, 0)
+
     def ids(self) -> set[str]:
         return {row["id"] for row in self._db.execute("SELECT id FROM firmware_image")}
 

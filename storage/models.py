@@ -120,11 +120,14 @@ class ModelStore:
         ).one()
         return int(sure(row)["n"])
 
-    def due(self, now_ms: int, *, latest_ms: int) -> ModelRecord | None:
-        """The model whose training is due, the longest waiting first. A training is due, too, when it was set for later
-        than `latest_ms`: the clock was wrong then."""
-        return self._one(
-            "m.next_training_on <= :now OR m.next_training_on > :latest ORDER BY m.next_training_on, m.key LIMIT 1",
+    def due(self, now_ms: int, *, latest_ms: int) -> list[ModelRecord]:
+        """Of each user the model whose training is due, the longest waiting first. A training is due, too, when it was
+        set for later than `latest_ms`: the clock was wrong then."""
+        return self._all(
+            "m.key IN (SELECT key FROM (SELECT key, row_number() OVER"
+            " (PARTITION BY user ORDER BY next_training_on, key) AS turn FROM model"
+            " WHERE next_training_on <= :now OR next_training_on > :latest) AS waiting WHERE turn = 1)"
+            " ORDER BY m.next_training_on, m.key",
             {"now": now_ms, "latest": latest_ms},
         )
 

@@ -16,12 +16,16 @@ from broker.disk import room_in
 from broker.errors import INVALID, REQUIRED, BodyTooLarge, Conflict, NotFound, StorageUnavailable, ValidationFailed
 from broker.ids import is_id, new_id
 from broker.trace.audit import AuditEvent, note
-from config.limits import IMAGES_MAX
+from config.limits import IMAGE_BYTES_OF_ORGANIZATION, IMAGES_MAX, IMAGES_OF_ORGANIZATION
 from storage.database import Database, Transaction
 from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceTypeKey
 
 TOO_MANY: Final = f"A device type has at most {IMAGES_MAX} images"
+TOO_MANY_OF_ORGANIZATION: Final = (
+    f"An organization has at most {IMAGES_OF_ORGANIZATION} images,"
+    f" and {IMAGE_BYTES_OF_ORGANIZATION // 1024**3} GiB of them"
+)
 T = TypeVar("T")
 _CHUNK_BYTES: Final = 1024 * 1024
 _LOOK_BYTES: Final = 4 * 1024 * 1024  # after so many, it is looked how much room the disk has
@@ -132,13 +136,17 @@ class Images:
         return self._folder / image.id
 
 
-def _check_number(tx: Transaction, device_type: DeviceTypeKey) -> None:
+def _check_number(tx: Transaction, device_type: DeviceTypeKey, size: int = 0) -> None:
+    """`size`: of the image to add, once it is known. Raises Conflict."""
     if tx.firmware.images(device_type, offset=0, limit=0)[1] >= IMAGES_MAX:
         raise Conflict(TOO_MANY)
+    count, total = tx.firmware.of_organization(device_type)
+    if count >= IMAGES_OF_ORGANIZATION or total + size > IMAGE_BYTES_OF_ORGANIZATION:
+        raise Conflict(TOO_MANY_OF_ORGANIZATION)
 
 
 def _put(tx: Transaction, record: FirmwareImageRecord, type_: DeviceType) -> None:
-    _check_number(tx, record.device_type)
+    _check_number(tx, record.device_type, record.size)
     tx.firmware.put(record)
     details = {"device_type": type_.record.id, "version": record.version, "sha256": record.sha256}
     note(tx, AuditEvent.IMAGE_UPLOADED, f"image {record.id}", now_ms=record.created_on, **details)

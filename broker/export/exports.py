@@ -1,7 +1,8 @@
-"""Exports from their creation to their expiry, and the one worker that writes them (reference 10).
+"""Exports from their creation to their expiry, and the worker that writes them (reference 10).
 
-The worker takes one export at a time, the oldest first. A step is one archive entry: a worker thread reads, formats,
-compresses and syncs it, then the progress is saved. After a restart the worker goes on after the last saved step.
+The worker takes one export of each owner at a time, the oldest first, and a step of one of them after the other, so
+that nobody waits for the exports of others. A step is one archive entry: a worker thread reads, formats, compresses and
+syncs it, then the progress is saved. After a restart the worker goes on after the last saved step.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,7 +19,8 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
-from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, UserNotFound, ValidationFailed
+from broker.disk import room_in
+from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, TryLater, UserNotFound, ValidationFailed
 from broker.export.requests import ExportPlan, ExportRequest, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
 from broker.export.writer import ArchiveWriter
@@ -26,9 +28,18 @@ from broker.ids import new_id
 from broker.loops import Wakeup, repeat
 from broker.mail import ExportFinished, Letter, Mails
 from broker.messages.mids import Mids
-from config.limits import EXPORT_KEPT_HOURS
+from config.limits import (
+    EXPORT_BYTES_OF_ORGANIZATION,
+    EXPORT_BYTES_OF_USER,
+    EXPORT_KEPT_HOURS,
+    EXPORTS_AT_ONCE,
+    EXPORTS_WAITING_OF_ORGANIZATION,
+    EXPORTS_WAITING_OF_USER,
+)
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Position, UserKey
+from storage.export import ExportsOf
+from storage.fair_places import FairPlaces
+from storage.keys import ApplicationKey, DeviceKey, Position, UserKey
 from storage.records import ExportRecord
 from storage.sql import StoreError
 
@@ -38,8 +49,21 @@ _LOOK_SECONDS = 60.0  # between two looks for expired exports
 _STORE_SECONDS = 5.0
 _LOG_SECONDS = 5.0
 _KEPT_MS = EXPORT_KEPT_HOURS * 3_600_000
+_TRY_LATER_SECONDS: Final = 60
+_NEARLY_FULL: Final = "the disk is nearly full: exports leave room for the store"
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False)
+class TooManyExports(TryLater):
+    """A user or an organization has as many exports, or bytes of their archives, as it may have at a time."""
+
+    template = "Too many exports. Try again in {retry_seconds} seconds"
+
+
+#: Whose export it is: the user, or the application when it asks for itself.
+_Owner = tuple[UserKey | None, ApplicationKey | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +111,11 @@ class Exports:
         self._planner = planner
         self._folder = folder
         self._wakeup = Wakeup()
+        self._nursery: trio.Nursery | None = None
+        #: The owners one of whose exports is written now; and when an export of each was begun last.
+        self._at_work: set[_Owner] = set()
+        self._begun: dict[_Owner, float] = {}
+        self._steps = FairPlaces(1)
         self._finished = self._failed = self._messages = 0
 
     # Calls
@@ -94,7 +123,7 @@ class Exports:
     async def create(self, caller: Caller, request: ExportRequest) -> str:
         """Accept an export; return its id.
 
-        Raises ValidationFailed, NotFound for an unknown id in a list, PermissionDenied.
+        Raises ValidationFailed, NotFound for an unknown id in a list, PermissionDenied, TooManyExports.
         """
         now_ms = self._clock.now_ms()
         request.check(now_ms)
@@ -114,6 +143,7 @@ class Exports:
         def add(tx: Transaction) -> None:
             if caller.user is not None and tx.accounts.user(caller.user) is None:  # deleted meanwhile
                 raise UserNotFound
+            self._require_budget(tx, record, now_ms)
             # Messages that are acknowledged by now are exported; later ones are not.
             tx.exports.put(replace(record, head=tx.messages.head()))
 
@@ -121,6 +151,16 @@ class Exports:
         self._wakeup.set()
         _log.info("export_received", export_id=record.id)
         return record.id
+
+    def _require_budget(self, tx: Transaction, record: ExportRecord, now_ms: int) -> None:
+        """Raises TooManyExports."""
+        of_owner, of_organization = _budgets(tx, record)
+        if of_owner.waiting >= EXPORTS_WAITING_OF_USER or of_organization.waiting >= EXPORTS_WAITING_OF_ORGANIZATION:
+            raise TooManyExports(_TRY_LATER_SECONDS)
+        for budget, most in ((of_owner, EXPORT_BYTES_OF_USER), (of_organization, EXPORT_BYTES_OF_ORGANIZATION)):
+            if budget.kept_bytes >= most:
+                seconds = (budget.first_expires_on - now_ms) // 1000 + 1
+                raise TooManyExports(max(_TRY_LATER_SECONDS, seconds))
 
     async def find(self, caller: Caller, export_id: str) -> Export:
         """An export of the caller. Raises NotFound, PermissionDenied."""
@@ -187,23 +227,41 @@ class Exports:
     # The worker
 
     async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        # After a failure the export goes on after the last saved step.
-        await repeat(
-            self._work,
-            every=_LOOK_SECONDS,
-            wakeup=self._wakeup,
-            at_once=True,
-            failure="export_not_saved",
-            retry_seconds=_STORE_SECONDS,
-        )
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await repeat(
+                self._begin,
+                every=_LOOK_SECONDS,
+                wakeup=self._wakeup,
+                at_once=True,
+                failure="export_not_saved",
+                retry_seconds=_STORE_SECONDS,
+            )
 
-    async def _work(self) -> bool:
+    async def _begin(self) -> None:
+        """Begin the oldest export of each owner, first of those who have waited longest for one."""
         await self.expire()
-        record = await self._database.read(_next)
-        if record is not None:
-            await self._export(record)
-        return record is not None
+        first = await self._database.read(lambda tx: tx.exports.first_of_each_owner(TO_DO))
+        self._begun = {owner: self._begun.get(owner, 0.0) for owner in map(_owner_of, first)}
+        for record in sorted(first, key=lambda one: self._begun[_owner_of(one)]):
+            owner = _owner_of(record)
+            if owner not in self._at_work and len(self._at_work) < EXPORTS_AT_ONCE and self._nursery is not None:
+                self._at_work.add(owner)
+                self._begun[owner] = trio.current_time()
+                self._nursery.start_soon(self._serve, owner, record.id)
+
+    async def _serve(self, owner: _Owner, export_id: str) -> None:
+        try:
+            record = await self._database.read(lambda tx: tx.exports.by_id(export_id))
+            if record is not None and record.status in TO_DO:  # it may have ended since it was found
+                await self._export(record)
+        except StoreError as error:  # the export goes on after the last saved step
+            _log.warning("export_not_saved", reason=str(error))
+            await trio.sleep(_STORE_SECONDS)
+        finally:
+            self._at_work.discard(owner)
+            self._wakeup.set()
 
     async def expire(self) -> None:
         """Expire exports that are older than 24 hours, and delete their files."""
@@ -257,10 +315,11 @@ class Exports:
         logged_at = trio.current_time()
         try:
             while not writer.is_done:
-                await self._database.read(writer.step)
+                async with self._steps.of(_owner_of(record)):
+                    await self._database.read(partial(_step, writer, self._folder))
                 self._messages += writer.record.total_messages - record.total_messages
                 record = writer.record
-                if not await self._database.write(partial(_put, record)):
+                if not await self._database.write(partial(self._put_step, record)):
                     self._remove(record)
                     return
                 if trio.current_time() - logged_at >= _LOG_SECONDS:
@@ -269,6 +328,16 @@ class Exports:
         finally:
             writer.close()
         await self._succeed(writer.record, request, plan.recipients)
+
+    def _put_step(self, record: ExportRecord, tx: Transaction) -> bool:
+        """As `_put`. Raises OSError when the archives of the owner or the organization have become too large."""
+        size = self._path(record).stat().st_size
+        for budget, most in zip(
+            _budgets(tx, record), (EXPORT_BYTES_OF_USER, EXPORT_BYTES_OF_ORGANIZATION), strict=True
+        ):
+            if budget.kept_bytes + size > most:
+                raise _TooLargeError(f"the archives that are kept would have more than {most} bytes")
+        return _put(record, tx)
 
     async def _still_there(self, keys: Iterable[DeviceKey]) -> dict[DeviceKey, Device]:
         """The devices with these keys, without those deleted meanwhile."""
@@ -312,11 +381,24 @@ class Exports:
         return ExportStatistics(self._finished, self._failed, self._messages)
 
 
-def _next(tx: Transaction) -> ExportRecord | None:
-    for status in TO_DO:
-        if (record := tx.exports.next_with(status)) is not None:
-            return record
-    return None
+class _TooLargeError(OSError):
+    """The text is one line."""
+
+
+def _owner_of(record: ExportRecord) -> _Owner:
+    return (record.user, None) if record.user is not None else (None, record.application)
+
+
+def _budgets(tx: Transaction, record: ExportRecord) -> tuple[ExportsOf, ExportsOf]:
+    """What the owner of an export has, and what the organization of its application has."""
+    return tx.exports.of_owner(record, TO_DO, WITH_RESULT), tx.exports.of_organization(record, TO_DO, WITH_RESULT)
+
+
+def _step(writer: ArchiveWriter, folder: Path, tx: Transaction) -> None:
+    """In a thread. Raises OSError."""
+    if room_in(folder) < 0:
+        raise _TooLargeError(_NEARLY_FULL)
+    writer.step(tx)
 
 
 def _expired(status: ExportStatus, now_ms: int, tx: Transaction) -> list[ExportRecord]:

@@ -81,6 +81,7 @@ class Training:
         self._wakeup, self._changes = Wakeup(), Wakeup()
         self._changed: dict[DeviceKey, None] = {}
         self._is_stale = True
+        self._turns: dict[UserKey, int] = {}  # by user: the turn that a model of the user had last
         self._trained = self._failed = 0
         router.subscribe(DeviceDeleted, self._deleted, FactPhase.STATE)
         router.subscribe(SharesChanged, self._shares_changed, FactPhase.STATE)
@@ -151,9 +152,14 @@ class Training:
         """Train the model that is due; return whether another one may be."""
         now_ms = self._clock.now_ms()
         due = await self._database.read(lambda tx: tx.models.due(now_ms, latest_ms=now_ms + _DAY_MS))
-        if due is None:
+        if not due:
             return False
-        await self._train(due, now_ms)
+        # In turns: nobody waits for all models of another user.
+        chosen = min(due, key=lambda one: self._turns.get(one.user, 0))
+        users = {one.user for one in due}
+        self._turns = {user: turn for user, turn in self._turns.items() if user in users}
+        self._turns[chosen.user] = max(self._turns.values(), default=0) + 1
+        await self._train(chosen, now_ms)
         return True
 
     async def judged(self, record: ModelRecord) -> ModelRecord:

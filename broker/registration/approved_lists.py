@@ -21,7 +21,12 @@ from broker.ids import new_id
 from broker.registration.certificates import BadCertificate, public_key, read_signer
 from broker.registration.uploads import Uploads
 from broker.trace.audit import AuditEvent, note
-from config.limits import APPROVED_CERTIFICATES_MAX, APPROVED_UPLOADS_KEPT, APPROVED_UPLOADS_WAITING
+from config.limits import (
+    APPROVED_CERTIFICATES_MAX,
+    APPROVED_UPLOADS_KEPT,
+    APPROVED_UPLOADS_OF_ORGANIZATION,
+    APPROVED_UPLOADS_WAITING,
+)
 from storage.database import Database, Transaction
 from storage.keys import DeviceTypeKey
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
@@ -98,7 +103,8 @@ class ApprovedLists:
 
         def work(tx: Transaction) -> None:
             lists = tx.approved_lists
-            if lists.waiting_uploads(type_.key) >= APPROVED_UPLOADS_WAITING:
+            of_type, of_organization = lists.waiting_uploads(type_.key)
+            if of_type >= APPROVED_UPLOADS_WAITING or of_organization >= APPROVED_UPLOADS_OF_ORGANIZATION:
                 raise Conflict(TOO_MANY_UPLOADS)
             lists.forget_uploads(type_.key, keep=APPROVED_UPLOADS_KEPT - 1)
             lists.add_upload(type_.key, upload_id, content, now_ms=now_ms)

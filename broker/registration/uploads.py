@@ -1,7 +1,7 @@
 """The CSV files of approved lists: their parsing, and the worker that adds their rows to the lists.
 
-The worker processes one upload at a time, oldest first, some rows in each transaction. The counts are saved in the same
-transaction, so a restart continues after the last saved rows.
+The worker processes some rows of one upload in each transaction: of each organization the oldest upload, in turns. The
+counts are saved in the same transaction, so the worker goes on after the last saved rows, also after a restart.
 """
 
 import re
@@ -67,6 +67,7 @@ class Uploads:
         self._clock = clock
         self._router = router
         self._wakeup = Wakeup()
+        self._served: dict[int, int] = {}  # by organization: the turn that it had last
         self._files = self._refused = self._taken = self._rejected = 0
 
     def wake(self) -> None:
@@ -84,12 +85,16 @@ class Uploads:
         )
 
     async def _process_next(self) -> bool:
-        upload = await self._database.read(lambda tx: tx.approved_lists.next_upload())
-        if upload is not None:
-            await self._process(upload)
-        return upload is not None
+        waiting = await self._database.read(lambda tx: tx.approved_lists.next_uploads())
+        if waiting:
+            organization, upload = min(waiting, key=lambda one: self._served.get(one[0], 0))
+            known = {one for one, _upload in waiting}
+            self._served = {one: turn for one, turn in self._served.items() if one in known}
+            self._served[organization] = max(self._served.values(), default=0) + 1
+            await self._process_some(upload)
+        return bool(waiting)
 
-    async def _process(self, upload: ApprovedUploadRecord) -> None:
+    async def _process_some(self, upload: ApprovedUploadRecord) -> None:
         try:
             rows = await trio.to_thread.run_sync(read_rows, upload.content or b"")
         except BadList as refusal:
@@ -98,10 +103,12 @@ class Uploads:
             self._refused += 1
             return
         upload = replace(upload, total=len(rows))
-        while (done := upload.succeeded + upload.failed) < len(rows):
+        if (done := upload.succeeded + upload.failed) < len(rows):
             some = rows[done : done + _ROWS_AT_ONCE]
             taking = partial(_take, upload, some, self._clock.now_ms())
             upload = await self._database.write(taking, announce=self._tell)
+        if upload.succeeded + upload.failed < len(rows):
+            return
         await self._save(replace(upload, status="Completed"))
         self._files += 1
         self._taken += upload.succeeded

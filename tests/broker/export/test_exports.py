@@ -18,8 +18,8 @@ from trio.testing import MockClock
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import Conflict, Gone, NotFound, PermissionDenied, ValidationFailed
-from broker.export import merging, writer
-from broker.export.exports import Export
+from broker.export import exports, merging, writer
+from broker.export.exports import Export, TooManyExports
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus, may_follow
 from broker.messages.history import Search
@@ -446,3 +446,63 @@ async def test_exports_that_expire_while_the_daemon_runs_are_removed(
     fake_clock.advance(DAY_MS + HOUR_MS)
     await trio.sleep(61)
     assert list((tmp_path / "exports").iterdir()) == []
+
+
+# Shared out between users, with bounds
+
+
+async def test_the_exports_of_one_user_hold_up_no_other_user(
+    services: Services, ada: Caller, kitchen: Device, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "EXPORT_ENTRY_MESSAGES", 2)
+    await send(services, *((kitchen, NOW_MS - number, {"intensity": number % 100}) for number in range(40)))
+    bob = await services.accounts.tokens.caller(BOB_TOKEN)
+    of_ada = [await services.export.create(ada, asking(uids=ADA)) for _ in range(10)]
+    await finished(services, bob, await services.export.create(bob, asking(uids=BOB)))
+    statuses = [(await services.export.find(ada, one)).status for one in of_ada]
+    assert statuses.count(ExportStatus.SUCCESS) <= 1
+    for one in of_ada:
+        assert (await finished(services, ada, one)).status is ExportStatus.SUCCESS
+
+
+async def test_exports_of_a_user_that_wait_are_bounded(
+    services: Services, ada: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "EXPORTS_WAITING_OF_USER", 2)
+    async with trio.open_nursery() as nursery:  # of ten at once; the worker may end some meanwhile
+        refused: list[int] = []
+
+        async def create() -> None:
+            try:
+                await services.export.create(ada, asking(uids=ADA))
+            except TooManyExports as error:
+                refused.append(error.retry_seconds)
+
+        for _ in range(10):
+            nursery.start_soon(create)
+    assert refused == [60] * 8
+
+
+async def test_archives_of_a_user_are_bounded(
+    services: Services, ada: Caller, kitchen: Device, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(services, (kitchen, NOW_MS, {"intensity": 1}))
+    export = await finished(services, ada, await services.export.create(ada, asking(uids=ADA)))
+    assert export.record.file_size is not None
+    monkeypatch.setattr(exports, "EXPORT_BYTES_OF_USER", export.record.file_size + 1)
+    failed = await finished(services, ada, await services.export.create(ada, asking(uids=ADA)))
+    assert failed.status is ExportStatus.FAILURE
+    assert "archives that are kept" in (failed.record.last_error or "")
+    monkeypatch.setattr(exports, "EXPORT_BYTES_OF_USER", export.record.file_size)
+    with pytest.raises(TooManyExports) as caught:
+        await services.export.create(ada, asking(uids=ADA))
+    assert caught.value.retry_seconds == DAY_MS // 1000 + 1
+
+
+async def test_an_export_leaves_the_reserve_on_the_disk(
+    services: Services, ada: Caller, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "room_in", lambda _folder: -1)
+    export = await finished(services, ada, await services.export.create(ada, asking(uids=ADA)))
+    assert (export.status, "disk" in (export.record.last_error or "")) == (ExportStatus.FAILURE, True)
+    assert not (services.core.settings.state_dir / "exports" / f"{export.record.id}.tgz").exists()

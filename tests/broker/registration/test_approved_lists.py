@@ -157,7 +157,7 @@ async def test_a_restart_continues_after_the_last_saved_rows(
     def half_done(tx):  # type: ignore[no-untyped-def]
         lists = tx.approved_lists
         lists.add_upload(meters.key, "ab" * 16, body, now_ms=1)
-        kept = lists.next_upload()
+        ((_, kept),) = lists.next_uploads()
         for vdid in rows[:500]:
             lists.add_entry(meters.key, vdid, now_ms=1)
         lists.save_upload(replace(kept, total=1000, succeeded=500))
@@ -166,6 +166,18 @@ async def test_a_restart_continues_after_the_last_saved_rows(
     async with opener() as restarted:
         done = await finished(restarted.registration.approved_lists, meters, "ab" * 16)
     assert (done.status, done.succeeded, done.failed, done.content) == ("Completed", 1000, 0, None)
+
+
+async def test_uploads_of_one_organization_hold_up_no_other(
+    services: Services, lists: ApprovedLists, meters: DeviceType
+) -> None:
+    entry = {"id": "dt" + "0e" * 16, "unique_name": "other.meter", "organization": "Other", "published": True}
+    await services.provisioning.apply({"organizations": [{"name": "Other"}], "device_types": [entry]})
+    other = await services.device_types.catalog.find(entry["id"])  # type: ignore[arg-type]
+    body = "\n".join(("vdid", *(f"meter-{number}" for number in range(5_000)))).encode()
+    long = [await lists.upload(meters, body) for _ in range(3)]
+    assert (await upload(lists, other, ["quick"])).succeeded == 1
+    assert [(await lists.upload_status(meters, one)).status for one in long] == ["Processing"] * 3
 
 
 async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceType) -> None:

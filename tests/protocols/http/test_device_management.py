@@ -391,6 +391,15 @@ async def test_a_value_that_is_no_number_of_64_bits_or_a_double_is_refused(ada: 
     assert answer["error"]["errors"] == [[{"field": field, "messages": [INVALID]}]]
 
 
+async def test_images_of_an_organization_are_bounded(ada: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await ada("POST", f"{IMAGES}?version=1", content=IMAGE)
+    monkeypatch.setattr(images, "IMAGE_BYTES_OF_ORGANIZATION", 2 * len(IMAGE) - 1)
+    answer = await ada("POST", f"{IMAGES}?version=2", 409, content=IMAGE)
+    assert answer["error"]["message"] == images.TOO_MANY_OF_ORGANIZATION
+    monkeypatch.setattr(images, "IMAGES_OF_ORGANIZATION", 1)
+    await ada("POST", f"{IMAGES}?version=2", 409, content=b"x")
+
+
 async def test_an_image_leaves_the_reserve_on_the_disk(
     ada: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
