@@ -57,7 +57,7 @@ from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
 from protocols.outbound.tracing import MessageTraces, otlp_provider
 from protocols.reload import Load, Reloading
-from protocols.state import open_state
+from protocols.state import forget_copies, open_state
 from protocols.time_sync import is_clock_synchronized
 from protocols.tls import PeerContext, RenewableContext
 from protocols.websocket.alarms import Alarms
@@ -117,11 +117,11 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         state = stack.enter_context(open_state(settings))
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish="stop the daemon and run: trunkline key rotate")
-        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
-        database, traces = (
-            Database(engine, asked_by=on_whose_account, ballast=Ballast(settings.state_dir / "ballast")),
-            None,
+        engine = SqliteEngine(
+            state.database, synchronous=settings.storage.synchronous, progress=systemd.tell_of_upgrade
         )
+        database = Database(engine, asked_by=on_whose_account, ballast=Ballast(settings.state_dir / "ballast"))
+        traces = None
         if settings.tracing.endpoint:
             traces = MessageTraces(otlp_provider(settings.tracing), settings.tracing.per_minute)
             stack.push_async_callback(traces.end)
@@ -152,6 +152,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         reloading = Reloading(settings, load)
         hang_ups = None if load is None else stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
         async with trio.open_nursery() as workers:
+            workers.start_soon(forget_copies, state.database)
             workers.start_soon(systemd.feed_watchdog, services.core.database, engine.damage.is_met)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as listeners:

@@ -2,16 +2,21 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import structlog
+import trio
 
 from broker.secrets import Vault
 from config.settings import Settings
 from protocols.key_file import KeyFile, KeyFileError
+from storage.engines.sqlite_upgrade import copies_of
 
 _CREDENTIAL = "trunkline.key"
 _LOCK = "lock"
@@ -19,6 +24,7 @@ STORE = "store.sqlite"
 #: Of SQLite's write-ahead log (sqlite.org/fileformat2.html, 4.1): before the frames, and before the page in each.
 _WAL_HEADER_BYTES = 32
 _WAL_FRAME_BYTES = 24
+_COPY_SECONDS: Final = 86_400
 
 _log = structlog.get_logger(__name__)
 
@@ -72,9 +78,9 @@ def lock_state(settings: Settings) -> Iterator[Path]:
             _close_to_others(directory)
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             held.callback(os.close, lock)
-            if os.geteuid() == 0:  # a command of root: the daemon's user must be able to open it
-                owner = directory.stat()
-                os.fchown(lock, owner.st_uid, owner.st_gid)
+            owner = directory.stat()
+            if os.geteuid() == 0 and owner.st_uid != 0:  # a command of root
+                held.callback(_give_away, directory, owner)
             itself = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, itself)
         except OSError as error:
@@ -82,6 +88,23 @@ def lock_state(settings: Settings) -> Iterator[Path]:
         _take(lock, itself, directory)
         _look_at_log(directory / STORE)
         yield directory
+
+
+async def forget_copies(store: Path) -> None:
+    """Delete what upgrades have kept beside the store a day later: it has all data of that time."""
+    for copy in copies_of(store):
+        age = time.time() - copy.stat().st_mtime
+        await trio.sleep(max(0.0, _COPY_SECONDS - age))
+        await trio.to_thread.run_sync(partial(copy.unlink, missing_ok=True))
+        _log.info("copy_of_upgrade_deleted", copy=str(copy))
+
+
+def _give_away(directory: Path, owner: os.stat_result) -> None:
+    """What root has made in the directory belongs to the daemon's user, who must be able to open it."""
+    for folder, _, names in os.walk(directory):
+        for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118 - of os.walk
+            if os.lstat(path).st_uid == 0:
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _close_to_others(directory: Path) -> None:

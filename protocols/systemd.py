@@ -13,6 +13,8 @@ from storage.sql import StoreError, StoreFullError
 
 #: Counts the writes of the watchdog.
 _WRITES: Final = "watchdog"
+#: An upgrade tells of itself every five seconds; a disk may stand still for longer.
+_UPGRADE_SECONDS: Final = 120
 
 _log = structlog.get_logger(__name__)
 
@@ -30,6 +32,12 @@ def notify(state: str) -> None:
             channel.sendall(state.encode())
     except OSError as error:
         _log.warning("systemd_notification_failed", error=str(error))
+
+
+def tell_of_upgrade(text: str) -> None:
+    """Tell the log and systemd what an upgrade of the store is at, and that it takes longer than a usual start."""
+    notify(f"EXTEND_TIMEOUT_USEC={_UPGRADE_SECONDS * 1_000_000}\nSTATUS=Upgrading the store: {text}")
+    _log.info("upgrading_store", doing=text)
 
 
 def watchdog_seconds() -> float | None:

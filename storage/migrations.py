@@ -5,14 +5,13 @@ A step is a file in `storage/schema/`; the store remembers its name without the 
 
 import secrets
 from collections.abc import Iterable
-from importlib.metadata import version
 from importlib.resources import files
 from typing import Final
 
 import sqlite_utils
 from sqlite_utils import Migrations
 
-VERSION: Final = version("trunkline")
+from config import build
 
 migrations = Migrations("trunkline")
 
@@ -31,6 +30,8 @@ def _step(name: str, statements: str) -> None:
 
 _FILES: Final = [file for file in (files("storage") / "schema").iterdir() if file.name.endswith(".sql")]
 _NAMES: Final = {file.name.removesuffix(".sql") for file in _FILES}
+#: This version as operators see it, in refusals and backups: "0.1.0 (4f2c1ab6d0, schema 0041)".
+VERSION: Final = f"{build.VERSION} ({', '.join(filter(None, (build.commit(), f'schema {max(_NAMES)[:4]}')))})"
 for _file in sorted(_FILES, key=lambda found: found.name):
     _step(_file.name.removesuffix(".sql"), _file.read_text(encoding="utf-8"))
 

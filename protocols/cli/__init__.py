@@ -19,6 +19,7 @@ _COMMANDS = {
     "limits": "limits",
     "key": "key",
     "retention": "retention",
+    "migrate": "store",
     "store": "store",
     "simulate": "simulate",
     "tail": "tail",
@@ -46,6 +47,7 @@ _FIRST_SENTENCES = {
     "limits": "List what devices, users, applications and organizations have used on this day and in this month.",
     "key": "The key that seals the secrets in the store.",
     "retention": "What is deleted for being old.",
+    "migrate": "Bring the store of a stopped daemon to this version.",
     "store": "The file that holds everything.",
     "simulate": "Send plausible messages as a device and print the Actions it receives.",
     "tail": "Print each message of the live feed as it is stored, one line of JSON each.",
@@ -103,7 +105,16 @@ class _Commands(click.Group):
             ctx.exit(_INTERRUPTED)
 
 
+def _show_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        version = importlib.import_module("storage.migrations").VERSION  # takes a moment, so only for who asks
+        click.echo(f"trunkline {version}")
+        context.exit()
+
+
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="trunkline")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Version and exit."
+)
 def main() -> None:
     """Trunkline, a device data cloud in one process."""

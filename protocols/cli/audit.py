@@ -88,7 +88,7 @@ def _read(settings: Settings, wanted: AuditFilter) -> list[AuditRecord]:
     if not database.exists():
         raise CommandError(f"{settings.state_dir}: there is no store")
     with open_state(settings) as state:
-        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous, upgrades=False)
         engine.migrate()
         connection = engine.open(read_only=True)
         try:

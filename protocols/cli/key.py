@@ -70,7 +70,7 @@ def rotate_key(settings: Settings, key_path: Path | None = None) -> Resealing:
             keys = state.keys if len(state.keys) > 1 else (Vault.new_key(), *state.keys)
             state.key_file.write(*keys)
             # In a context of its own: the origin that the audit log gets is the origin of this work only.
-            done = copy_context().run(_reseal, SqliteEngine(state.database), Vault(*keys))
+            done = copy_context().run(_reseal, SqliteEngine(state.database, upgrades=False), Vault(*keys))
             state.key_file.write(keys[0])
         except KeyFileError as error:
             raise StateError(str(error)) from error

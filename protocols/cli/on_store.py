@@ -16,8 +16,14 @@ from storage.engines.sqlite import SqliteEngine
 
 
 async def run_on_store(settings: Settings, state: StateDirectory, command: str, arguments: Mapping[str, Any]) -> Any:
-    """The data of the command's answer. Raises DomainError: the command is refused."""
-    engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+    """The data of the command's answer.
+
+    Raises:
+        DomainError: the command is refused.
+        StoreError: the store cannot be used, or an older version has made it: the daemon and `trunkline migrate`
+            upgrade it.
+    """
+    engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous, upgrades=False)
     enter(Origin("command line", f"operator {os.getuid()}"))
     services_of_store = open_services(settings, Database(engine), state.vault, streams=cloud_streams(settings))
     async with services_of_store as services:

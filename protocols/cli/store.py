@@ -1,6 +1,7 @@
-"""`trunkline store salvage`: a new store from what can be read of a damaged one, while no daemon runs."""
+"""`trunkline migrate` and `trunkline store`: the store of a stopped daemon, upgraded, put back, or salvaged."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -12,8 +13,42 @@ from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.state import StateError, StateInUseError, open_state
 from storage.engines.salvage import LAST, SalvagedTable, salvage
+from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite_upgrade import copies_of, undo_upgrade
+from storage.migrations import VERSION
 
 _LOST = 1  # the exit status when something is lost
+
+
+@click.command()
+@click.option("--no-copy", is_flag=True, help="Keep no copy of the store: you have a backup, or the disk has no room.")
+@config_option
+def migrate(no_copy: bool, config: Path | None) -> None:
+    """Bring the store of a stopped daemon to this version, as the daemon does when it starts.
+
+    A copy of the store is kept beside it for a day; `trunkline store undo-upgrade` puts it back.
+    """
+    with _stopped(config) as store:
+        engine = SqliteEngine(store, progress=None if no_copy else lambda text: click.echo(text, err=True))
+        engine.migrate()
+        click.echo(f"{store} is a store of Trunkline {VERSION}")
+        if copies := copies_of(store):
+            click.echo(f"the store of before is {copies[-1]}")
+
+
+@contextmanager
+def _stopped(config: Path | None) -> Iterator[Path]:
+    """The store of a daemon that does not run, and cannot start meanwhile."""
+    with failures_reported():
+        settings = load_settings(config)
+        configure_logging("warning", settings.log.format)
+        try:
+            with open_state(settings) as state:
+                if not state.database.exists():
+                    raise StateError(f"{state.database}: there is no store")
+                yield state.database
+        except StateInUseError as error:
+            raise CommandError(f"{error}: stop the daemon first", 4) from error
 
 
 @click.group()
@@ -29,25 +64,30 @@ def salvage_(context: click.Context, config: Path | None) -> None:
 
     Stop the daemon first. The damaged store stays as it is. Exits with 1 when something is lost, and says what.
     """
-    with failures_reported():
-        settings = load_settings(config)
-        configure_logging("warning", settings.log.format)
-        try:
-            with open_state(settings) as state:
-                if not state.database.exists():
-                    raise StateError(f"{state.database}: there is no store")
-                new = state.database.with_name("store.salvaged.sqlite")
-                found = salvage(state.database, new)
-        except StateInUseError as error:
-            raise CommandError(f"{error}: stop the daemon before its store is salvaged", 4) from error
+    with _stopped(config) as damaged:
+        new = damaged.with_name("store.salvaged.sqlite")
+        found = salvage(damaged, new)
     for line in _report(found):
         click.echo(line)
-    damaged = state.database
     click.echo(f"{new} is complete. To use it:")
     aside = damaged.parent / "damaged"
     click.echo(f"  mkdir {aside} && mv {damaged}* {aside} && mv {new} {damaged}")
     if not all(one.is_whole for one in found):
         context.exit(_LOST)
+
+
+@store.command(name="undo-upgrade")
+@click.option("--force", is_flag=True, help="Also when messages came after the upgrade: they are lost.")
+@config_option
+def undo_upgrade_(force: bool, config: Path | None) -> None:
+    """Put back the copy of the store that the last upgrade has kept, for the version of before.
+
+    Stop the daemon first. The upgraded store stays beside it.
+    """
+    with _stopped(config) as upgraded:
+        copy, aside = undo_upgrade(upgraded, force=force)
+    click.echo(f"{copy.name} is the store again; the upgraded one is {aside}")
+    click.echo("Install the version of before, then start the daemon.")
 
 
 def _report(found: Sequence[SalvagedTable]) -> list[str]:

@@ -5,7 +5,6 @@ import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +14,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from config.build import VERSION, commit
 from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Part
 from protocols.metrics.vitals import Vitals
 from storage.durations import BOUNDS, Durations
 
 _PREFIX: Final = "trunkline_"
 _STARTED: Final = time.time()
-_VERSION: Final = version("trunkline")
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 _MEMORY: Final = Path("/proc/self/statm")
 
@@ -80,8 +79,10 @@ class _Everything(Collector):
         if self.available_bytes is not None:
             help_ = "Free bytes on the disk of state_dir."
             yield GaugeMetricFamily(f"{_PREFIX}disk_available_bytes", help_, value=self.available_bytes)
-        build = GaugeMetricFamily(f"{_PREFIX}build_info", "The version, as a label.", labels=("version",))
-        build.add_metric((_VERSION,), 1)
+        build = GaugeMetricFamily(
+            f"{_PREFIX}build_info", "Version and commit, as labels.", labels=("version", "commit")
+        )
+        build.add_metric((VERSION, commit()), 1)
         yield build
         yield from _process()
 

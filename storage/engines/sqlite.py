@@ -16,6 +16,7 @@ import structlog
 
 from storage.damage import Damage
 from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
+from storage.engines.sqlite_upgrade import Progress, apply_steps, keep_copy
 from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
 from storage.sql import EncodedRows, StoreDamagedError, StoreError, StoreFullError
 
@@ -228,6 +229,10 @@ class SqliteSnapshot:
             raise _store_error(error, "", self._damage) from error
 
 
+def _untold(_text: str) -> None:
+    """The progress of an upgrade that nobody follows."""
+
+
 def _path(parameter: str) -> str:
     # Every name is quoted, so that `a[0]` is a field name and not a path. Field names contain no quotes.
     return f"""'$."' || replace(:{parameter}, '.', '"."') || '"'"""
@@ -247,18 +252,31 @@ def _store_error(error: sqlite3.Error, sql: str, damage: Damage) -> StoreError:
 
 
 class SqliteEngine:
-    """Opens connections to one database file."""
+    """Opens connections to one database file.
 
-    def __init__(self, path: Path, *, synchronous: str = "full") -> None:
+    Args:
+        path: of the file.
+        synchronous: how commits wait for the disk, as SQLite's pragma.
+        upgrades: whether a store of an older version is brought to this one, or refused.
+        progress: told of the schema steps of such a store. With it, a copy is kept before they begin.
+    """
+
+    def __init__(
+        self, path: Path, *, synchronous: str = "full", upgrades: bool = True, progress: Progress | None = None
+    ) -> None:
         self.path = path
         self.damage = Damage()
         self._synchronous = synchronous
+        self._upgrades = upgrades
+        self._progress = progress
 
     def migrate(self) -> None:
         """Apply the schema steps that this file has not seen yet.
 
         Raises:
-            StoreError: the file cannot be used, or a newer version of Trunkline has made it.
+            StoreError: the file cannot be used, a newer version of Trunkline has made it, or an older one and this
+                engine does not upgrade.
+            StoreFullError: the disk has no room for the copy.
         """
         try:
             self._close_to_others()
@@ -269,10 +287,13 @@ class SqliteEngine:
                         f"{self.path}: Trunkline {version_of(db)} has made this store, and {VERSION} cannot read it:"
                         f" install {version_of(db)} or a newer one"
                     )
-                if migrations.applied(db) and (steps := migrations.pending(db)):  # which may take a while
-                    _log.info("migrating", store=str(self.path), steps=[step.name for step in steps])
+                applied = [step.name for step in migrations.applied(db)]
+                steps = [step.name for step in migrations.pending(db)] if applied else []
+                if steps:
+                    self._prepare_upgrade(connection, max(applied), steps, version_of(db))
                 self.damage.set_aside = set_aside_damaged(connection)
                 try:
+                    apply_steps(db, steps, self._progress or _untold)
                     migrations.apply(db)
                 except sqlite3.DatabaseError as error:
                     if error.sqlite_errorcode not in _NO_STORE:
@@ -282,6 +303,17 @@ class SqliteEngine:
                 note_version(db)
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
+
+    def _prepare_upgrade(self, connection: sqlite3.Connection, last: str, steps: Sequence[str], made_by: str) -> None:
+        if not self._upgrades:
+            raise StoreError(
+                f"{self.path}: Trunkline {made_by} has made this store, and it lacks {len(steps)} schema steps:"
+                f" start the daemon, or run once: trunkline migrate"
+            )
+        _log.info("migrating", store=str(self.path), steps=list(steps))
+        if self._progress is not None:
+            copy = keep_copy(self.path, connection, last, self._progress)
+            _log.info("store_copied_before_upgrade", copy=str(copy), undo="trunkline store undo-upgrade")
 
     def _close_to_others(self) -> None:
         """The files of the store are 0600, whatever the umask is: the directory may be opened to others one day.

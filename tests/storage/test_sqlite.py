@@ -1,6 +1,7 @@
 """The SQLite engine: opening files, errors as StoreError, and conditions on JSON."""
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -84,7 +85,9 @@ def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path)
             " VALUES ('trunkline', '9999_of_tomorrow', '2099-01-01')"
         )
         db.execute("UPDATE store_version SET version = '99.1.0'")
-    with pytest.raises(StoreError, match=rf"Trunkline 99\.1\.0 has made this store, and {VERSION} cannot read it"):
+    with pytest.raises(
+        StoreError, match=rf"Trunkline 99\.1\.0 has made this store, and {re.escape(VERSION)} cannot read it"
+    ):
         SqliteEngine(path).migrate()
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT version FROM store_version").fetchall() == [("99.1.0",)]
