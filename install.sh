@@ -4,18 +4,24 @@
 #
 # Tried with DESTDIR; with a running systemd it is untried.
 #
-#   sudo ./install.sh                       into /opt/trunkline, with the units, and starts the service
+#   sudo ./install.sh                       into /opt, with the units, and starts the service
 #   sudo ./install.sh --extras tracing      with more optional parts of pyproject.toml than learning and streams
-#   sudo ./install.sh --extras none         without learning and streams: no models and no cloud streams, 250 MB less
+#   sudo ./install.sh --extras none         without learning and streams: no models and no cloud streams, 300 MB less
 #   sudo ./install.sh --uninstall           removes the program; configuration and data stay
 #   DESTDIR=/tmp/here ./install.sh          the same files below /tmp/here; starts nothing and needs no root
 #
-# PYTHON names another Python from 3.11 on. What pip reads from its environment counts, such as PIP_INDEX_URL.
+# An upgrade builds /opt/trunkline-<version> beside the running one, checks it, and then moves the link /opt/trunkline.
+# Interrupted at any moment, or when anything fails, the version of before is in place; it stays until the next upgrade.
+#
+# PYTHON names another Python from 3.11 on. SYSTEMCTL names another program than systemctl. What pip reads from its
+# environment counts, such as PIP_INDEX_URL.
 set -eu
 
 cd "$(dirname "$0")"
 root=${DESTDIR:-}
-home=/opt/trunkline
+opt=$root/opt
+link=$opt/trunkline
+config=$root/etc/trunkline/trunkline.toml
 python=${PYTHON:-python3}
 extras=learning,streams
 uninstall=false
@@ -37,13 +43,14 @@ while [ $# -gt 0 ]; do
 done
 
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "run it as root, or with DESTDIR"
-has_systemd() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
+has_systemd() { [ -n "${SYSTEMCTL:-}" ] || { [ -z "$root" ] && [ -d /run/systemd/system ]; }; }
+systemctl() { if [ -n "${SYSTEMCTL:-}" ]; then "$SYSTEMCTL" "$@"; else command systemctl "$@"; fi; }
 
 if $uninstall; then
   if has_systemd; then
     systemctl disable --now trunkline-backup.timer trunkline.service || true
   fi
-  rm -rf "$root$home"
+  rm -rf "$link" "$opt"/trunkline-*
   rm -f "$root/usr/local/bin/trunkline"
   for unit in systemd/*.service systemd/*.timer; do rm -f "$root/etc/systemd/system/$(basename "$unit")"; done
   if has_systemd; then systemctl daemon-reload; fi
@@ -56,34 +63,93 @@ fi
 "$python" -c 'import ensurepip, venv' 2>/dev/null \
   || fail "$python has no venv: install it (Debian: python3-venv)"
 
-# Beside the installed one, so that a failure leaves that as it is. A virtual environment knows its own path: the final
-# one is told to pip by moving the old one away first.
-old=
-if [ -e "$root$home" ]; then
-  old=$root$home.old
-  rm -rf "$old"
-  mv "$root$home" "$old"
+# The version in use: the target of the link, or the folder that an older install.sh has made.
+former=
+if [ -L "$link" ]; then
+  former=$opt/$(readlink "$link")
+elif [ -d "$link" ]; then
+  former=$opt/trunkline-before
+elif [ -d "$opt/trunkline-before" ]; then # interrupted between the two renames below
+  mv "$opt/trunkline-before" "$link"
+  former=$opt/trunkline-before
 fi
-restore() {
-  rm -rf "$root$home"
-  [ -z "$old" ] || mv "$old" "$root$home"
-  fail "nothing was changed: see above"
+
+# What an interrupted run has left, and versions before the former one.
+forget_others() {
+  for one in "$opt"/trunkline-*; do
+    [ "$one" = "$former" ] || [ "$one" = "${new:-}" ] || [ ! -e "$one" ] || rm -rf "$one"
+  done
 }
-mkdir -p "$root$home"
-"$python" -m venv "$root$home" || restore
-"$root$home/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt ".${extras:+[$extras]}" || restore
+new=
+forget_others
 
-mkdir -p "$root/usr/local/bin" "$root/etc/systemd/system" "$root/etc/trunkline"
-ln -sf "$home/bin/trunkline" "$root/usr/local/bin/trunkline"
-for unit in systemd/*.service systemd/*.timer; do
-  install -m 0644 "$unit" "$root/etc/systemd/system/"
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+commit=$(git rev-parse --short=10 HEAD 2>/dev/null) || commit=$(date -u +%Y%m%d%H%M%S)
+new=$opt/trunkline-$version-$commit
+number=1
+while [ -e "$new" ]; do
+  number=$((number + 1))
+  new=$opt/trunkline-$version-$commit-$number
 done
-[ -e "$root/etc/trunkline/trunkline.toml" ] || install -m 0644 config/example.toml "$root/etc/trunkline/trunkline.toml"
 
+nothing_changed() {
+  rm -rf "$new"
+  fail "${*:-nothing was changed: see above}"
+}
+echo "Building $new"
+mkdir -p "$new"
+"$python" -m venv "$new" || nothing_changed
+"$new/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt ".${extras:+[$extras]}" \
+  || nothing_changed
+
+# With the configuration of this machine, or with the one that it gets now. The store is only read.
+wanted=$config
+[ -e "$config" ] || wanted=config/example.toml
+echo "Trying it"
+"$new/bin/trunkline" serve --check --config "$wanted" || nothing_changed
+"$new/bin/trunkline" serve --dry-start --config "$wanted" || nothing_changed
+
+switch_to() { # a folder in $opt; rename(2) replaces the link in one step
+  ln -sfn "$(basename "$1")" "$opt/.trunkline-link"
+  mv -T "$opt/.trunkline-link" "$link"
+}
+units=$root/etc/systemd/system
+mkdir -p "$root/usr/local/bin" "$units" "$root/etc/trunkline"
+[ -e "$config" ] || install -m 0644 config/example.toml "$config"
+kept=$(mktemp -d)
+trap 'rm -rf "$kept"' EXIT
+for unit in systemd/*.service systemd/*.timer; do
+  [ ! -e "$units/$(basename "$unit")" ] || cp "$units/$(basename "$unit")" "$kept/"
+done
+if [ -d "$link" ] && [ ! -L "$link" ]; then mv -T "$link" "$former"; fi
+switch_to "$new"
+ln -sfn /opt/trunkline/bin/trunkline "$root/usr/local/bin/trunkline"
+for unit in systemd/*.service systemd/*.timer; do
+  install -m 0644 "$unit" "$units/"
+done
+
+go_back() {
+  echo "install.sh: the new version does not start; going back to $former" >&2
+  systemctl stop trunkline.service || true
+  # A store that the new version has upgraded is refused by the one before. Nothing came since: it never listened.
+  "$former/bin/trunkline" serve --check --config "$config" >/dev/null 2>&1 \
+    || "$new/bin/trunkline" store undo-upgrade --config "$config" || true
+  for unit in "$kept"/*; do
+    [ ! -e "$unit" ] || install -m 0644 "$unit" "$units/"
+  done
+  switch_to "$former"
+  systemctl daemon-reload
+  systemctl restart trunkline.service || fail "the version of before does not start either: see systemctl status trunkline"
+  nothing_changed "the new version did not start: see journalctl -u trunkline; the version of before runs"
+}
 if has_systemd; then
   systemctl daemon-reload
   systemctl enable trunkline.service
-  systemctl restart trunkline.service || fail "the service does not start: see systemctl status trunkline"
+  # Returns when the daemon is ready (Type=notify).
+  if ! systemctl restart trunkline.service; then
+    [ -z "$former" ] || go_back
+    fail "the service does not start: see systemctl status trunkline"
+  fi
 fi
-[ -z "$old" ] || rm -rf "$old"
-echo "Installed. The configuration is $root/etc/trunkline/trunkline.toml; trunkline-backup.timer makes backups once enabled."
+forget_others
+echo "Installed. The configuration is $config; trunkline-backup.timer makes backups once enabled."

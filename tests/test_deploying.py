@@ -1,8 +1,11 @@
 """install.sh below another folder, with a stand-in for pip, which leaves the machine; and what the image is made of."""
 
 import os
+import random
 import re
+import signal
 import subprocess
+import time
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from deploy.build_deb import extras_of
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parent.parent
-#: Makes an environment whose Python is pip, and fails when it is told to.
+#: Makes an environment whose Python is pip, and whose program says which one it is. Each fails when it is told to.
 _PYTHON = r"""#!/bin/sh
 case "$*" in
 *"-m venv "*)
@@ -24,12 +27,18 @@ case "$*" in
 #!/bin/sh
 echo "\$@" >> "$ASKED"
 [ -z "\$PIP_FAILS" ] || exit 1
-echo new > "$last/bin/trunkline"
+printf '#!/bin/sh\necho "\$0 \$*" >> "$ASKED"\n[ -z "\$TRYING_FAILS" ] || exit 2\n' > "$last/bin/trunkline"
+chmod +x "$last/bin/trunkline"
 END
   chmod +x "$last/bin/python"
   ;;
 *ensurepip*) [ -z "$NO_VENV" ] || exit 1 ;;
 esac
+"""
+#: Notes what it is asked, and does not start a version whose folder is named in a file.
+_SYSTEMCTL = r"""#!/bin/sh
+echo "systemctl $*" >> "$ASKED"
+[ "$1" != restart ] || [ "$(readlink "$DESTDIR/opt/trunkline")" != "$(cat "$BROKEN" 2>/dev/null)" ]
 """
 
 
@@ -38,13 +47,19 @@ class Machine:
         self.root, self.asked = folder / "root", folder / "asked"
         self.python = folder / "python"
         self.python.write_text(_PYTHON, encoding="utf-8")
-        self.python.chmod(0o755)
+        self.systemctl, self.broken = folder / "systemctl", folder / "broken"
+        self.systemctl.write_text(_SYSTEMCTL, encoding="utf-8")
+        for program in (self.python, self.systemctl):
+            program.chmod(0o755)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        given = {"DESTDIR": self.root, "PYTHON": self.python, "ASKED": self.asked, "BROKEN": self.broken}
+        return {"PATH": os.environ["PATH"], **{name: str(value) for name, value in given.items()}, **more}
 
     def install(self, *words: str, status: int = 0, **more: str) -> str:
-        environment = {"DESTDIR": str(self.root), "PYTHON": str(self.python), "ASKED": str(self.asked), **more}
         run = subprocess.run(
             [ROOT / "install.sh", *words],
-            env={"PATH": os.environ["PATH"], **environment},
+            env=self.environment(**more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -55,8 +70,15 @@ class Machine:
         return run.stdout
 
     @property
-    def program(self) -> str:
-        return (self.root / "opt/trunkline/bin/trunkline").read_text(encoding="utf-8")
+    def version(self) -> str:
+        """The folder of the version in use, whose program runs."""
+        link = self.root / "opt/trunkline"
+        subprocess.run([link / "bin/trunkline"], env=self.environment(), check=True, timeout=60)
+        return str(link.readlink())
+
+    @property
+    def versions(self) -> set[str]:
+        return {path.name for path in (self.root / "opt").iterdir() if not path.is_symlink()}
 
 
 @pytest.fixture
@@ -66,7 +88,10 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_it_installs_what_the_readme_says(machine: Machine) -> None:
     machine.install()
-    assert machine.asked.read_text(encoding="utf-8").endswith(" -c constraints.txt .[learning,streams]\n")
+    pip, checked, tried = machine.asked.read_text(encoding="utf-8").splitlines()
+    assert pip.endswith(" -c constraints.txt .[learning,streams]")
+    assert "serve --check --config config/example.toml" in checked
+    assert "serve --dry-start --config config/example.toml" in tried
     units = {path.name for path in (machine.root / "etc/systemd/system").iterdir()}
     assert units == {"trunkline.service", "trunkline-backup.service", "trunkline-backup.timer"}
     assert (machine.root / "usr/local/bin/trunkline").readlink() == Path("/opt/trunkline/bin/trunkline")
@@ -76,7 +101,7 @@ def test_it_installs_what_the_readme_says(machine: Machine) -> None:
 @pytest.mark.parametrize(("extras", "wanted"), [("tracing", ".[learning,streams,tracing]"), ("none", ".")])
 def test_more_and_less_can_be_installed(machine: Machine, extras: str, wanted: str) -> None:
     machine.install("--extras", extras)
-    assert machine.asked.read_text(encoding="utf-8").endswith(f" -c constraints.txt {wanted}\n")
+    assert f" -c constraints.txt {wanted}\n" in machine.asked.read_text(encoding="utf-8")
 
 
 def test_models_and_streams_are_installed_on_every_way() -> None:
@@ -92,21 +117,83 @@ def test_models_and_streams_are_installed_on_every_way() -> None:
     assert "\nextras=learning,streams\n" in ways[0]
 
 
-def test_an_upgrade_keeps_the_configuration_and_a_failed_one_the_program(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("fails", "said"), [("PIP_FAILS", "nothing was changed"), ("TRYING_FAILS", "nothing was changed")]
+)
+def test_an_upgrade_keeps_the_configuration_and_a_failed_one_the_program(
+    machine: Machine, fails: str, said: str
+) -> None:
     machine.install()
     config = machine.root / "etc/trunkline/trunkline.toml"
     config.write_text("# mine\n", encoding="utf-8")
-    (machine.root / "opt/trunkline/bin/trunkline").write_text("old\n", encoding="utf-8")
-    assert "nothing was changed" in machine.install(status=1, PIP_FAILS="1")
-    assert machine.program == "old\n"
+    first = machine.version
+    assert said in machine.install(status=1, **{fails: "1"})
+    assert (machine.version, machine.versions) == (first, {first})
     machine.install()
-    assert (machine.program, config.read_text(encoding="utf-8")) == ("new\n", "# mine\n")
-    assert sorted(path.name for path in (machine.root / "opt").iterdir()) == ["trunkline"]
+    second = machine.version
+    assert second != first
+    assert machine.versions == {first, second}
+    assert config.read_text(encoding="utf-8") == "# mine\n"
+    machine.install()
+    assert machine.versions == {second, machine.version}
+
+
+def test_the_folder_of_an_older_install_script_becomes_a_version(machine: Machine) -> None:
+    old = machine.root / "opt/trunkline/bin"
+    old.mkdir(parents=True)
+    (old / "trunkline").write_text("#!/bin/sh\n", encoding="utf-8")
+    machine.install()
+    assert machine.versions == {"trunkline-before", machine.version}
+
+
+def test_a_version_that_does_not_start_is_taken_back(machine: Machine) -> None:
+    machine.install()
+    first, unit = machine.version, machine.root / "etc/systemd/system/trunkline.service"
+    unit.write_text("# of the version before\n", encoding="utf-8")
+    machine.install(SYSTEMCTL=str(machine.systemctl))
+    second = machine.version
+    assert second != first
+    unit.write_text("# of the version before\n", encoding="utf-8")
+    machine.broken.write_text(first, encoding="utf-8")  # its folder is gone, so the next version gets its name
+    said = machine.install(status=1, SYSTEMCTL=str(machine.systemctl))
+    assert "the version of before runs" in said
+    assert machine.version == second
+    assert unit.read_text(encoding="utf-8") == "# of the version before\n"
+    assert machine.asked.read_text(encoding="utf-8").count("systemctl restart trunkline.service") == 3
+
+
+def test_an_upgrade_that_is_killed_at_any_moment_leaves_a_version_that_works(machine: Machine) -> None:
+    """And the next one is not hindered by what it has left."""
+    machine.install()
+    seed = random.Random(46)  # noqa: S311 - of a test
+    began = time.monotonic()
+    machine.install()
+    takes = time.monotonic() - began
+    for _ in range(50):
+        before = machine.version
+        process = subprocess.Popen(
+            [ROOT / "install.sh"],
+            env=machine.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            process.wait(takes * seed.uniform(0.0, 1.1))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert machine.version in machine.versions
+        assert before in machine.versions
+    assert "nothing was changed" in machine.install(status=1, PIP_FAILS="1")
+    assert machine.version
+    machine.install()
+    assert len(machine.versions) == 2
 
 
 def test_a_failed_first_installation_leaves_nothing(machine: Machine) -> None:
     machine.install(status=1, PIP_FAILS="1")
-    assert not (machine.root / "opt/trunkline").exists()
+    assert list((machine.root / "opt").iterdir()) == []
 
 
 def test_uninstalling_leaves_configuration_and_data(machine: Machine) -> None:

@@ -17,6 +17,7 @@ from config.settings import Address, Settings, SettingsError, load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.daemon import run_daemon
+from protocols.dry_start import dry_start
 from protocols.start_check import problems
 
 _log = structlog.get_logger(__name__)
@@ -24,12 +25,13 @@ _log = structlog.get_logger(__name__)
 
 @click.command()
 @click.option("--check", is_flag=True, help="Look at configuration, certificates, key and store, and exit.")
+@click.option("--dry-start", "dry", is_flag=True, help="Start once on a copy of the schema, on free ports, and exit.")
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The configuration file; without it, only the TRUNKLINE_… environment variables count.",
 )
-def serve(check: bool, config: Path | None) -> None:
+def serve(check: bool, dry: bool, config: Path | None) -> None:
     """Serve devices and applications until SIGTERM or SIGINT. SIGHUP reloads certificates, log level, rates and limits.
 
     Exit status: 0 after a graceful stop, 2 for a bad configuration, 3 when a listener cannot be opened, 4 when the
@@ -44,6 +46,11 @@ def serve(check: bool, config: Path | None) -> None:
         if check:
             configure_logging("warning", settings.log.format)
             _check(settings)
+            return
+        if dry:
+            configure_logging("warning", settings.log.format)
+            trio.run(dry_start, settings)
+            click.echo(f"a daemon with this configuration starts: {', '.join(settings.listeners)}")
             return
         configure_logging(settings.log.level, settings.log.format)
         try:

@@ -1,6 +1,7 @@
-"""A copy of what a store knows of users, devices and so on, without its log: for trying out what a change would do."""
+"""A copy of a store without its log, or of its schema alone: for trying out what a change or a new version would do."""
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -14,26 +15,37 @@ _LOGS: Final = frozenset(
     {"message", "action", "failed_message", "rollup", "snapshot", "audit_entry", "notification", "task_history"}
     | {"recent_call", "mail", "export", "rule_request"}
 )
+#: The steps that the store has, its version, and the key of its message ids.
+_OF_SCHEMA: Final = frozenset({"_sqlite_migrations", "store_version", "secret"})
 
 
 def copy_without_log(store: Path, target: Path) -> None:
     """Make a new store at `target`. Nothing beside `store` is written. Raises StoreError."""
+    _make(store, target, lambda table: table not in _LOGS)
+
+
+def copy_schema(store: Path, target: Path) -> None:
+    """As `copy_without_log`, but without anybody's data: for a start that does nothing for anybody."""
+    _make(store, target, _OF_SCHEMA.__contains__)
+
+
+def _make(store: Path, target: Path, with_rows: Callable[[str], bool]) -> None:
     try:
         with opened_to_read(store) as source, closing(sqlite3.connect(target, isolation_level=None)) as copy:
             copy.execute("PRAGMA journal_mode=OFF")
             copy.execute("BEGIN")
-            _copy(source, copy)
+            _copy(source, copy, with_rows)
             copy.execute("COMMIT")
     except sqlite3.Error as error:
         raise StoreError(f"{target}: {error}") from error
 
 
-def _copy(source: sqlite3.Connection, copy: sqlite3.Connection) -> None:
+def _copy(source: sqlite3.Connection, copy: sqlite3.Connection, with_rows: Callable[[str], bool]) -> None:
     parts = source.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     for kind, name, sql in parts:
         if kind == "table" and not name.startswith(("sqlite_", SET_ASIDE)):
             copy.execute(sql)
-            if name not in _LOGS:
+            if with_rows(name):
                 rows = source.execute(f'SELECT * FROM "{name}"')  # noqa: S608 - a name of the store's own
                 marks = ", ".join("?" * len(rows.description))
                 copy.executemany(f'INSERT INTO "{name}" VALUES ({marks})', rows)  # noqa: S608 - as above
