@@ -10,15 +10,18 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from functools import cache
 from importlib import resources
 from string import Template
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 from urllib.parse import quote
 
 from config.rates import Rate
 
 VALUE_CHARACTERS = 2000
+#: Read once at the start: an upgrade may replace the files under a running daemon.
+_TEXTS: Final = {
+    file.name: file.read_text(encoding="utf-8") for file in (resources.files("broker.mail") / "templates").iterdir()
+}
 _LINE_ENDERS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
@@ -228,10 +231,8 @@ def _text(text: str) -> str:
     ).rstrip()
 
 
-@cache
 def _template(kind: str) -> tuple[str, tuple[str, ...]]:
-    text = resources.files("broker.mail").joinpath("templates", f"{kind}.txt").read_text(encoding="utf-8")
-    subject, _, body = text.partition("\n\n")
+    subject, _, body = _TEXTS[f"{kind}.txt"].partition("\n\n")
     return subject.removeprefix("Subject: "), tuple(body.splitlines())
 
 

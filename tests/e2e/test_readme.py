@@ -83,6 +83,7 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "operate/backup-upgrade: Backup 1": backed_up,
     "operate/backup-upgrade: Backup 2": every_night,
     "operate/backup-upgrade: Restore 1": restored,
+    "operate/backup-upgrade: Upgrade 1": "needs an upgrade; tests/storage/test_upgrade.py makes one",
     "operate/troubleshooting: Doctor 1": examined,
 }
 

@@ -7,7 +7,6 @@ from importlib.resources import files
 from typing import Final
 from urllib.parse import urlsplit
 
-import jinja2
 import structlog
 from quart import Blueprint, Response, g, request
 from werkzeug.exceptions import HTTPException
@@ -17,6 +16,7 @@ from broker.errors import DomainError, StorageUnavailable, TryLater, ValidationF
 from broker.ids import new_id
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.errors import app_refusals, route_of_request
+from protocols.http.templates import templates_of
 from protocols.refusals import note_refusal
 from storage.sql import StoreError
 
@@ -30,13 +30,7 @@ _RETRY_SECONDS: Final = 5
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 
 _log = structlog.get_logger(__name__)
-_templates: Final = jinja2.Environment(
-    loader=jinja2.PackageLoader("protocols.http.accounts"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_templates: Final = templates_of("protocols.http.accounts")
 
 
 def pages_blueprint(name: str) -> Blueprint:

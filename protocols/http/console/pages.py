@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import jinja2
 from quart import Blueprint, Response, request
 from werkzeug.exceptions import NotFound
 
@@ -23,19 +22,14 @@ from protocols.http.console.connecting import Connecting
 from protocols.http.console.doors import HOME, PROOF, add_doors, sign_in_address
 from protocols.http.console.static_files import StaticFiles
 from protocols.http.rest.nouns import TO_COME
+from protocols.http.templates import templates_of
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " form-action 'self'; frame-ancestors 'none'; base-uri 'none'; require-trusted-types-for 'script';"
     " trusted-types 'none'"
 )
-_templates: Final = jinja2.Environment(
-    loader=jinja2.PackageLoader("protocols.http.console"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_templates: Final = templates_of("protocols.http.console")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-import jinja2
 import msgspec
 from quart import Blueprint, Response
 
@@ -20,6 +19,7 @@ from protocols.http.docs.objects import objects_guide
 from protocols.http.docs.prose import sections, with_code
 from protocols.http.openapi.serving import described
 from protocols.http.rest.nouns import TO_COME
+from protocols.http.templates import templates_of
 
 _CALLS: Final = f"{DOCS}/api"
 _POLICY: Final = (
@@ -27,13 +27,7 @@ _POLICY: Final = (
     "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
 )
 _STATIC: Final = {"docs.css": "text/css; charset=utf-8", "docs.js": "text/javascript; charset=utf-8"}
-_templates: Final = jinja2.Environment(
-    loader=jinja2.PackageLoader("protocols.http.docs"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_templates: Final = templates_of("protocols.http.docs")
 
 
 @cache  # every listener serves the same files

@@ -63,7 +63,7 @@ def test_a_running_daemon_is_left_alone(settings: Settings) -> None:
     with open_state(settings):
         result = salvaged(settings)
     assert result.exit_code == 4
-    assert "stop the daemon before its store is salvaged" in result.stderr
+    assert "stop the daemon first" in result.stderr
     assert not (settings.state_dir / "store.salvaged.sqlite").exists()
 
 

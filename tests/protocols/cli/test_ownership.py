@@ -1,0 +1,83 @@
+"""What root's commands make in the state directory of a service belongs to the service's user, who can open it."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlite_utils
+from click.testing import CliRunner
+
+from protocols.cli import main
+from storage.migrations import migrations
+from tests.rows import each_row
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root: only root makes files for others")
+USER = 65534  # nobody
+PROVISIONED = """
+[[organizations]]
+name = "Acme"
+[[users]]
+email = "ada@example.org"
+organization = "Acme"
+role = "administrator"
+"""
+
+
+def run(config: Path, *words: str) -> None:
+    done = CliRunner().invoke(main, [*words, "--config", str(config)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+def make_older(state: Path) -> None:
+    store = state / "store.sqlite"
+    with closing(sqlite3.connect(store)) as connection:
+        db = sqlite_utils.Database(connection)
+        migrations.apply(db, stop_before=[step.name for step in migrations.pending(db)][-1])
+
+
+def provision(config: Path) -> None:
+    file = config.with_name("gateway.toml")
+    file.write_text(PROVISIONED, encoding="utf-8")
+    run(config, "provision", str(file))
+
+
+def older(config: Path) -> None:
+    provision(config)
+    state = config.with_name("state")
+    (state / "store.sqlite").unlink()
+    make_older(state)
+
+
+def backed_up(config: Path) -> None:
+    provision(config)
+    run(config, "backup", str(config.with_name("backup.tar.gz")))
+    for path in config.with_name("state").iterdir():
+        path.unlink() if path.is_file() else path.rmdir()
+
+
+@each_row(
+    ("prepare", "words"),
+    [
+        (provision, ("user", "list")),
+        (provision, ("store", "salvage")),
+        (provision, ("key", "rotate")),
+        (older, ("migrate",)),
+        (backed_up, ("restore", "{folder}/backup.tar.gz")),
+    ],
+)
+def test_the_service_can_open_what_root_has_made(
+    tmp_path_factory: pytest.TempPathFactory, prepare: Callable[[Path], None], words: tuple[str, ...]
+) -> None:
+    folder = tmp_path_factory.mktemp("gateway")
+    config, state = folder / "trunkline.toml", folder / "state"
+    state.mkdir(mode=0o700)
+    os.chown(state, USER, USER)
+    config.write_text(f'state_dir = "{state}"\n[http]\nbind = "127.0.0.1:0"\n', encoding="utf-8")
+    prepare(config)
+    run(config, *(word.format(folder=folder) for word in words))
+    owners = {path.name: path.lstat().st_uid for path in (state, *state.rglob("*"))}
+    assert len(owners) > 2
+    assert set(owners.values()) == {USER}, owners
