@@ -57,7 +57,8 @@ from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
 from protocols.outbound.tracing import MessageTraces, otlp_provider
 from protocols.reload import Load, Reloading
-from protocols.state import forget_copies, open_state
+from protocols.state import open_state
+from protocols.store_copies import forget_copies
 from protocols.time_sync import is_clock_synchronized
 from protocols.tls import PeerContext, RenewableContext
 from protocols.websocket.alarms import Alarms

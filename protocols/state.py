@@ -2,21 +2,16 @@
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Final
 
 import structlog
-import trio
 
 from broker.secrets import Vault
 from config.settings import Settings
 from protocols.key_file import KeyFile, KeyFileError
-from storage.engines.sqlite_upgrade import copies_of
 
 _CREDENTIAL = "trunkline.key"
 _LOCK = "lock"
@@ -24,7 +19,6 @@ STORE = "store.sqlite"
 #: Of SQLite's write-ahead log (sqlite.org/fileformat2.html, 4.1): before the frames, and before the page in each.
 _WAL_HEADER_BYTES = 32
 _WAL_FRAME_BYTES = 24
-_COPY_SECONDS: Final = 86_400
 
 _log = structlog.get_logger(__name__)
 
@@ -88,15 +82,6 @@ def lock_state(settings: Settings) -> Iterator[Path]:
         _take(lock, itself, directory)
         _look_at_log(directory / STORE)
         yield directory
-
-
-async def forget_copies(store: Path) -> None:
-    """Delete what upgrades have kept beside the store a day later: it has all data of that time."""
-    for copy in copies_of(store):
-        age = time.time() - copy.stat().st_mtime
-        await trio.sleep(max(0.0, _COPY_SECONDS - age))
-        await trio.to_thread.run_sync(partial(copy.unlink, missing_ok=True))
-        _log.info("copy_of_upgrade_deleted", copy=str(copy))
 
 
 def _give_away(directory: Path, owner: os.stat_result) -> None:

@@ -47,7 +47,7 @@ _FIRST_SENTENCES = {
     "limits": "List what devices, users, applications and organizations have used on this day and in this month.",
     "key": "The key that seals the secrets in the store.",
     "retention": "What is deleted for being old.",
-    "migrate": "Bring the store of a stopped daemon to this version.",
+    "migrate": "Bring the store of a stopped daemon to this version, as the daemon does when it starts.",
     "store": "The file that holds everything.",
     "simulate": "Send plausible messages as a device and print the Actions it receives.",
     "tail": "Print each message of the live feed as it is stored, one line of JSON each.",

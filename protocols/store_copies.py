@@ -1,0 +1,24 @@
+"""The copies of the store that upgrades keep beside it (storage/engines/sqlite_upgrade.py) have an end."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from storage.engines.sqlite_upgrade import copies_of
+
+_KEPT_SECONDS: Final = 86_400
+
+_log = structlog.get_logger(__name__)
+
+
+async def forget_copies(store: Path) -> None:
+    """Delete each copy a day after its upgrade: it takes as much room as the store, and has all data of that time."""
+    for copy in copies_of(store):
+        age = time.time() - copy.stat().st_mtime
+        await trio.sleep(max(0.0, _KEPT_SECONDS - age))
+        await trio.to_thread.run_sync(partial(copy.unlink, missing_ok=True))
+        _log.info("copy_of_upgrade_deleted", copy=str(copy))
