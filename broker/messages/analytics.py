@@ -7,7 +7,9 @@ which this limit falls is read from the log, too.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import product
+from zoneinfo import ZoneInfo
 
 from broker.clock import Clock
 from broker.device_types.manifest import ValueClass
@@ -21,10 +23,13 @@ from broker.messages.intervals import (
     HISTOGRAM_RANGE_MS,
     LAST_MS,
     MINUTE_MS,
+    MINUTES_KEPT_MS,
     PRESENCE_RANGE_MS,
     Interval,
+    LocalInterval,
     Span,
     spans,
+    spans_of,
 )
 from broker.messages.projections import Projector
 from broker.messages.rollups import EVERY_MESSAGE, Buckets, Cells, aggregate_of, collect
@@ -78,15 +83,26 @@ class Analytics:
         return AggregatesAnswer(start_ms, end_ms, merge_all(aggregate for _, aggregate in buckets))
 
     async def histogram(
-        self, device: Device, field: str, interval: Interval, *, start_ms: Milliseconds, end_ms: Milliseconds
+        self,
+        device: Device,
+        field: str,
+        interval: Interval,
+        *,
+        start_ms: Milliseconds,
+        end_ms: Milliseconds,
+        zone: ZoneInfo | None = None,
     ) -> HistogramAnswer:
-        """A summary of a numeric field for each interval. Raises ValidationFailed as `aggregates` does."""
+        """A summary of a numeric field for each interval, as the clocks of a time zone have it, by default UTC.
+
+        Raises ValidationFailed as `aggregates` does.
+        """
         _check_numeric(device, field)
-        _check_range(start_ms, end_ms, HISTOGRAM_RANGE_MS[interval])
-        start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
+        division = _division(interval, zone)
+        _check_range(start_ms, end_ms, HISTOGRAM_RANGE_MS[interval], division)
+        start_ms, end_ms = division.start_of(start_ms), division.start_of(end_ms)
         found: dict[int, Aggregate] = {}
-        for bucket_ms, aggregate in await self._buckets(device, field, interval, start_ms, end_ms):
-            start = interval.start_of(bucket_ms)
+        for bucket_ms, aggregate in await self._buckets(device, field, division, start_ms, end_ms):
+            start = division.start_of(bucket_ms)
             found[start] = found[start].merged(aggregate) if start in found else aggregate
         return HistogramAnswer(start_ms, end_ms, tuple(sorted(found.items())))
 
@@ -98,19 +114,21 @@ class Analytics:
         field: str | None,
         start_ms: Milliseconds,
         end_ms: Milliseconds,
+        zone: ZoneInfo | None = None,
     ) -> PresenceAnswer:
-        """The intervals with a message of any of the devices, or with a message that has the field.
+        """The intervals with a message of any of the devices, or with a message that has the field; zones as above.
 
         Raises ValidationFailed naming `fieldPresence`, `startDate` or `endDate`.
         """
         if field is not None and devices and not any(_declares(device, field) for device in devices):
             raise ValidationFailed.of("fieldPresence", INVALID)
-        _check_range(start_ms, end_ms, PRESENCE_RANGE_MS[interval])
-        start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
-        looked_at = _LookedAt.of(self._settled_ms(), interval, start_ms, end_ms)
+        division = _division(interval, zone)
+        _check_range(start_ms, end_ms, PRESENCE_RANGE_MS[interval], division)
+        start_ms, end_ms = division.start_of(start_ms), division.start_of(end_ms)
+        looked_at = _LookedAt.of(self._settled_ms(), division, start_ms, end_ms)
         keys = [device.key for device in devices]
         held = self._held(keys)
-        found = await self._database.read(lambda tx: _Presence(_Sight(tx, held), keys, field, interval).of(looked_at))
+        found = await self._database.read(lambda tx: _Presence(_Sight(tx, held), keys, field, division).of(looked_at))
         return PresenceAnswer(start_ms, end_ms, tuple(sorted(found)))
 
     def _settled_ms(self) -> Milliseconds:
@@ -118,7 +136,12 @@ class Analytics:
         return Milliseconds(self._clock.now_ms() - SETTLED_MS)
 
     async def _buckets(
-        self, device: Device, field: str, coarsest: Interval, start_ms: Milliseconds, end_ms: Milliseconds
+        self,
+        device: Device,
+        field: str,
+        coarsest: Interval | LocalInterval,
+        start_ms: Milliseconds,
+        end_ms: Milliseconds,
     ) -> list["_Bucket"]:
         looked_at = _LookedAt.of(self._settled_ms(), coarsest, start_ms, end_ms)
         held = self._held([device.key])
@@ -140,11 +163,14 @@ class _LookedAt:
 
     @classmethod
     def of(
-        cls, settled_ms: Milliseconds, coarsest: Interval, start_ms: Milliseconds, end_ms: Milliseconds
+        cls, settled_ms: Milliseconds, coarsest: Interval | LocalInterval, start_ms: Milliseconds, end_ms: Milliseconds
     ) -> "_LookedAt":
         cut = max(start_ms, min(end_ms, Interval.MINUTE.start_of(settled_ms)))
         minute = Range(cut, settled_ms) if cut <= settled_ms and cut < end_ms else None
-        return cls(tuple(spans(start_ms, cut, coarsest)), minute)
+        if isinstance(coarsest, Interval):
+            return cls(tuple(spans(start_ms, cut, coarsest)), minute)
+        minutes_from_ms = settled_ms - MINUTES_KEPT_MS
+        return cls(tuple(spans_of(coarsest, start_ms, cut, minutes_from_ms)), minute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +255,9 @@ class _Presence:
     So many devices cost little more than the busiest of them; silent devices cost one search of each span.
     """
 
-    def __init__(self, sight: _Sight, devices: Sequence[DeviceKey], field: str | None, interval: Interval) -> None:
+    def __init__(
+        self, sight: _Sight, devices: Sequence[DeviceKey], field: str | None, interval: Interval | LocalInterval
+    ) -> None:
         self._sight = sight
         self._tx = sight.tx
         self._devices = devices
@@ -306,7 +334,14 @@ def _check_numeric(device: Device, path: str) -> None:
         raise ValidationFailed.of("field", NUMERIC_ONLY)
 
 
-def _check_range(start_ms: Milliseconds, end_ms: Milliseconds, longest_ms: int) -> None:
+def _division(interval: Interval, zone: ZoneInfo | None) -> Interval | LocalInterval:
+    return interval if zone is None or interval is Interval.MINUTE else LocalInterval(interval, zone)
+
+
+def _check_range(
+    start_ms: Milliseconds, end_ms: Milliseconds, longest_ms: int, division: Interval | LocalInterval = Interval.MINUTE
+) -> None:
+    """With a time zone, a range may be too long because the clock went back in it, but not by the clock."""
     for name, value in (("startDate", start_ms), ("endDate", end_ms)):
         if value < 0:
             raise ValidationFailed.of(name, too_low(0))
@@ -314,5 +349,8 @@ def _check_range(start_ms: Milliseconds, end_ms: Milliseconds, longest_ms: int) 
             raise ValidationFailed.of(name, too_high(LAST_MS))
     if start_ms > end_ms:
         raise ValidationFailed.of("startDate", INVALID)
-    if end_ms - start_ms > longest_ms:
+    length, longest = timedelta(milliseconds=end_ms - start_ms), timedelta(milliseconds=longest_ms)
+    if isinstance(division, LocalInterval):
+        length = min(length, division.local(end_ms) - division.local(start_ms))
+    if length > longest:
         raise ValidationFailed.of("endDate", INVALID)

@@ -1,10 +1,14 @@
-"""Time buckets from the minute to the year, in UTC, and the longest range of a search for each (reference 9.5)."""
+"""Time buckets from the minute to the year, in UTC or in a time zone, and the longest range of a search for each.
+
+Reference 9.5.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import MAXYEAR, UTC, datetime
+from datetime import MAXYEAR, UTC, date, datetime, timedelta
 from enum import StrEnum
 from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 from storage.keys import Milliseconds
 
@@ -12,6 +16,8 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 YEAR_MS = 366 * DAY_MS
+#: Rollups of minutes are kept a day longer (broker/messages/retention.py).
+MINUTES_KEPT_MS = 399 * DAY_MS
 FIRST_MS = Milliseconds(0)
 #: The end of the year 9999, the last year of `datetime`.
 LAST_MS = Milliseconds(253_402_300_799_999)
@@ -47,6 +53,84 @@ _MONTHS = 12
 
 def _month_ms(year: int, month: int) -> Milliseconds:
     return Milliseconds(int(datetime(year, month, 1, tzinfo=UTC).timestamp()) * 1000)
+
+
+class LocalInterval:
+    """An interval as the clocks of a time zone have it: a day in it may have 23 or 25 hours.
+
+    Buckets begin at whole minutes of UTC. An hour that the clock shows twice is two buckets.
+    """
+
+    def __init__(self, interval: Interval, zone: ZoneInfo) -> None:
+        self.interval = interval
+        self._zone = zone
+        self._known = (0, 0)  # the bucket that was asked for last
+
+    def start_of(self, ts: int) -> Milliseconds:
+        return Milliseconds(self._bucket(ts)[0])
+
+    def end_of(self, ts: int) -> Milliseconds:
+        return Milliseconds(self._bucket(ts)[1])
+
+    def _bucket(self, ts: int) -> tuple[int, int]:
+        start, end = self._known
+        if not start <= ts < end:
+            self._known = self._by_date(ts) if self.interval in _BY_DATE else self._by_clock(ts)
+        return self._known
+
+    def _by_date(self, ts: int) -> tuple[int, int]:
+        day = self.local(ts).date()
+        if self.interval is Interval.DAY:
+            first, following = day, None if day == date.max else day + timedelta(days=1)
+        else:
+            first = day.replace(day=1, month=day.month if self.interval is Interval.MONTH else 1)
+            month = first.month % _MONTHS + 1 if self.interval is Interval.MONTH else 1
+            year = first.year + (month == 1)
+            following = None if year > MAXYEAR else date(year, month, 1)
+        return self._midnight(first), LAST_MS + 1 if following is None else self._midnight(following)
+
+    def _midnight(self, day: date) -> int:
+        """The first moment of a local date; of one that the calendar leaves out, that of the next one."""
+        moment = datetime(day.year, day.month, day.day, tzinfo=self._zone)
+        return max(0, int(moment.replace(tzinfo=UTC).timestamp()) * 1000 - _offset_ms(moment))
+
+    def _by_clock(self, ts: int) -> tuple[int, int]:
+        """The hour or minute, cut where the clock changes within it."""
+        width, offset = _FIXED[self.interval], self._offset_ms(ts)
+        start = (ts + offset) // width * width - offset
+        end = start + width
+        if self._offset_ms(start) != offset:
+            start = self._change_between(start, ts)
+        if self._offset_ms(end - 1) != offset:
+            end = self._change_between(ts, end - 1)
+        return max(0, start), end
+
+    def _change_between(self, before: int, after: int) -> int:
+        """The minute from which on the clock has the offset of `after`."""
+        low, high, offset = before // MINUTE_MS, after // MINUTE_MS, self._offset_ms(after)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._offset_ms(middle * MINUTE_MS) == offset else (middle, high)
+        return high * MINUTE_MS
+
+    def _offset_ms(self, ts: int) -> int:
+        try:
+            return _offset_ms(datetime.fromtimestamp(ts // 1000, self._zone))
+        except (OverflowError, ValueError):  # beyond the year 9999 there
+            return 0
+
+    def local(self, ts: int) -> datetime:
+        """What the clock shows."""
+        return datetime.fromtimestamp(min(ts + self._offset_ms(ts), LAST_MS) // 1000, UTC)
+
+
+def _offset_ms(moment: datetime) -> int:
+    """The distance from UTC, in whole minutes: until 1972, Liberia's had seconds."""
+    offset = moment.utcoffset()
+    return 0 if offset is None else round(offset.total_seconds() / 60) * MINUTE_MS
+
+
+_BY_DATE = {Interval.DAY, Interval.MONTH, Interval.YEAR}
 
 
 #: The longest range of a histogram and of a presence search, in ms.
@@ -87,3 +171,23 @@ def spans(start_ms: Milliseconds, end_ms: Milliseconds, coarsest: Interval = Int
         if start_ms < edge:
             yield Span(level, start_ms, edge)
             start_ms = edge
+
+
+def spans_of(
+    buckets: LocalInterval, start_ms: Milliseconds, end_ms: Milliseconds, minutes_from_ms: int
+) -> Iterator[Span]:
+    """Cover whole minutes so that no row is in two of the buckets.
+
+    Rollups of minutes are not kept as long as those of hours. Before `minutes_from_ms`, an hour belongs to the bucket
+    in which it begins.
+    """
+    start = start_ms
+    while start < end_ms:
+        end = min(buckets.end_of(start), end_ms)
+        low, high = (_whole_hours(edge, minutes_from_ms) for edge in (start, end))
+        yield from spans(low, high, buckets.interval)
+        start = end
+
+
+def _whole_hours(edge: Milliseconds, minutes_from_ms: int) -> Milliseconds:
+    return edge if edge >= minutes_from_ms else Milliseconds(-(-edge // HOUR_MS) * HOUR_MS)

@@ -15,7 +15,7 @@ import trio
 
 from broker.clock import Clock
 from broker.loops import repeat
-from broker.messages.intervals import DAY_MS, Interval
+from broker.messages.intervals import DAY_MS, MINUTES_KEPT_MS, Interval
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.retention import LogTable
@@ -24,7 +24,7 @@ from storage.sql import StoreDamagedError
 RETENTION_SWEEP_SECONDS = 600.0
 FAILED_DAYS = 7
 #: The least, and at least twice the days of messages. Ten years is the longest range of a presence search.
-ROLLUP_DAYS = {Interval.MINUTE: 400, Interval.HOUR: 3_700, Interval.DAY: 3_700}
+ROLLUP_DAYS = {Interval.MINUTE: MINUTES_KEPT_MS // DAY_MS + 1, Interval.HOUR: 3_700, Interval.DAY: 3_700}
 LONGEST_DAYS = 36_500
 _STEP_POSITIONS = 1_000
 _PAUSE_SECONDS = 0.01

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from functools import lru_cache
 from operator import ge, gt, le, lt
 from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
+from broker.zones import zone_named
 from storage.keys import Milliseconds
 
 MINUTE_MS: Final = 60_000
@@ -22,7 +22,6 @@ _FIRST_YEAR: Final = 1970
 _LAST_YEAR: Final = 2099
 _SKIPPED_MINUTES_MAX: Final = 180  # no clock changes by more than this
 
-_ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,31}(?:/[A-Za-z0-9_+-]{1,32}){0,2}")
 _PART: Final = re.compile(r"(?P<first>\w+)(?:-(?P<last>\w+))?(?:/(?P<step>[0-9]{1,4}))?")
 _DAYS: Final = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _WEEKDAYS: Final = {name[:length]: number for number, name in enumerate(_DAYS) for length in (3, len(name))}
@@ -76,14 +75,11 @@ class _Position:
         return self.first + self.mask.bit_length() - 1
 
 
-@lru_cache(maxsize=256)
 def time_zone(name: str) -> ZoneInfo:
     """A time zone by its name in the tz database. Raises InvalidScheduleError."""
-    if _ZONE.fullmatch(name) is None:
-        raise InvalidScheduleError(name)
     try:
-        return ZoneInfo(name)
-    except (ValueError, OSError, KeyError) as error:  # a folder of the database is no zone, either
+        return zone_named(name)
+    except ValueError as error:
         raise InvalidScheduleError(name) from error
 
 

@@ -1,6 +1,7 @@
 """/messages/analytics, /messages/presence and /messages/snapshots (reference 9.4 and 9.5)."""
 
 from typing import Annotated, Any, Final
+from zoneinfo import ZoneInfo
 
 from msgspec import UNSET, UnsetType
 
@@ -8,10 +9,11 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import REQUIRED
+from broker.errors import REQUIRED, ValidationFailed
 from broker.messages.aggregates import Aggregate
 from broker.messages.intervals import Interval
 from broker.messages.room import MessagesRoom
+from broker.zones import zone_named
 from protocols.http.calls import ANY_TOKEN, NOTHING, Chapter, InQuery, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Query
@@ -29,6 +31,10 @@ _Field = Annotated[str, text("A numeric field, groups separated by dots", patter
 _Start = Annotated[int, time_ms("From this time on", example=samples.TS)]
 _End = Annotated[int, time_ms("Before this time", example=samples.TS + 3_600_000)]
 _Interval = Annotated[Interval, about("Any case", example="hour")]
+_Zone = Annotated[
+    str,
+    text("Intervals by the clocks of this zone of the tz database; by default UTC", longest=98, example="Europe/Paris"),
+]
 _Time = Annotated[int, integer()]
 _Size = Annotated[Amount, about("Entries in data")]
 
@@ -46,6 +52,7 @@ class _OfFieldByInterval(Shape, kw_only=True):
     interval: _Interval
     start_date: _Start
     end_date: _End
+    timezone: _Zone | None = None
 
 
 class _ByInterval(Shape, kw_only=True):
@@ -57,6 +64,7 @@ class _ByInterval(Shape, kw_only=True):
     interval: _Interval
     start_date: _Start
     end_date: _End
+    timezone: _Zone | None = None
 
 
 class _Snapshots(Shape):
@@ -88,7 +96,7 @@ class _Aggregates(Shape):
     data: Annotated[list[_Summary], about("Empty when there are no messages")]
 
 
-class _Histogram(Shape):
+class _Histogram(Shape, kw_only=True):
     example = {
         "sdid": samples.DID,
         "field": "steps",
@@ -102,6 +110,7 @@ class _Histogram(Shape):
     end_date: _Time
     field: Annotated[str, about("As asked for")]
     interval: Annotated[str, one_of(_NAMES)]
+    timezone: Annotated[str, about("When given")] | UnsetType = UNSET
     size: _Size
     data: list[_Bucket]
 
@@ -116,6 +125,7 @@ class _Presence(Shape, kw_only=True):
     sdid: Annotated[Id, about("When given")] | UnsetType = UNSET
     field_presence: Annotated[str, about("When given")] | UnsetType = UNSET
     interval: Annotated[str, one_of([name.upper() for name in _NAMES])]
+    timezone: Annotated[str, about("When given")] | UnsetType = UNSET
     start_date: _Time
     end_date: _Time
     size: _Size
@@ -143,7 +153,7 @@ class AnalyticsCalls(RestCalls):
     chapter = Chapter(
         "Analytics",
         "What messages say in sum. Aggregates, histograms and presence count messages that are at least a minute old; "
-        "dates are rounded down to the start of the minute or of the interval, in UTC.",
+        "dates are rounded down to the start of the minute or of the interval, in UTC or in `timezone`.",
     )
 
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
@@ -213,9 +223,19 @@ class AnalyticsCalls(RestCalls):
             query.interval,
             start_ms=Milliseconds(query.start_date),
             end_ms=Milliseconds(query.end_date),
+            zone=_zone(query.timezone),
         )
         data = [_Bucket(**_summary(aggregate), ts=start) for start, aggregate in found.buckets]
-        return _Histogram(device.id, found.start_ms, found.end_ms, query.field, query.interval.value, len(data), data)
+        return _Histogram(
+            sdid=device.id,
+            start_date=found.start_ms,
+            end_date=found.end_ms,
+            field=query.field,
+            interval=query.interval.value,
+            timezone=absent_if_none(query.timezone),
+            size=len(data),
+            data=data,
+        )
 
     @RestCall(
         "GET",
@@ -233,17 +253,29 @@ class AnalyticsCalls(RestCalls):
             field=query.field_presence,
             start_ms=Milliseconds(query.start_date),
             end_ms=Milliseconds(query.end_date),
+            zone=_zone(query.timezone),
         )
         data = [_Present(start) for start in found.buckets]
         return _Presence(
             sdid=absent_if_none(query.sdid),
             field_presence=absent_if_none(query.field_presence),
             interval=query.interval.value.upper(),
+            timezone=absent_if_none(query.timezone),
             start_date=found.start_ms,
             end_date=found.end_ms,
             size=len(data),
             data=data,
         )
+
+
+def _zone(name: str | None) -> ZoneInfo | None:
+    """Raises ValidationFailed."""
+    if name is None or name == "UTC":
+        return None
+    try:
+        return zone_named(name)
+    except ValueError:
+        raise ValidationFailed.of("timezone", "No time zone of the tz database, such as Europe/Paris") from None
 
 
 def _summary(found: Aggregate) -> dict[str, Any]:

@@ -7,11 +7,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import product
 from math import isclose
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -52,6 +55,65 @@ async def send(services: Services, device: Device, data: Mapping[str, object], t
 
 def findings(error: pytest.ExceptionInfo[ValidationFailed]) -> list[tuple[str, str]]:
     return [(finding.field, *finding.messages) for finding in error.value.findings]  # type: ignore[misc]
+
+
+# Time zones
+
+
+async def test_local_buckets_have_what_the_local_calendar_puts_there(
+    services: Services, kitchen: Device, fake_clock: FakeClock
+) -> None:
+    """Messages every 97 minutes while the clocks of all these zones change; a part of them is still in memory."""
+    fake_clock.now = round(datetime(2026, 12, 1, tzinfo=UTC).timestamp() * 1000)
+    first, last = (round(datetime(2026, *day, tzinfo=UTC).timestamp() * 1000) for day in ((9, 28), (11, 5)))
+    sent = list(enumerate(range(first, last, 97 * MINUTE_MS)))
+    for number, ts in sent:
+        services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % number, ts)
+        if number == len(sent) // 2:
+            await services.messages.ingest.wait_committed()
+            await services.messages.projector.flush()
+    await services.messages.ingest.wait_committed()
+    analytics, shown = services.messages.analytics, {Interval.HOUR: 13, Interval.DAY: 10, Interval.MONTH: 7}
+    for zone in ("Europe/Paris", "America/Los_Angeles", "Asia/Kolkata", "Australia/Lord_Howe", "America/Havana"):
+        there = ZoneInfo(zone)
+        for interval, days in product(
+            (Interval.HOUR, Interval.DAY, Interval.MONTH, Interval.YEAR), ((10, 4), (10, 25))
+        ):
+            begin = datetime(2026, *days, tzinfo=there)
+            if interval is Interval.MONTH or interval is Interval.YEAR:
+                begin = datetime(2026, 1, 1, tzinfo=there)
+            end = {Interval.HOUR: begin + timedelta(days=1), Interval.DAY: begin + timedelta(days=9)}.get(
+                interval, datetime(2027, 1, 1, tzinfo=there)
+            )
+            start_ms, end_ms = (Milliseconds(round(one.timestamp()) * 1000) for one in (begin, end))
+            expected: dict[str, list[int]] = defaultdict(list)
+            for number, ts in sent:
+                if start_ms <= ts < end_ms:
+                    local = datetime.fromtimestamp(ts / 1000, there)
+                    offset = str(local.utcoffset()) if interval is Interval.HOUR else ""
+                    expected[local.isoformat()[: shown.get(interval, 4)] + offset].append(number)
+            times: dict[str, Any] = {"start_ms": start_ms, "end_ms": end_ms, "zone": there}
+            found = await analytics.histogram(kitchen, "intensity", interval, **times)
+            summed = [(one.count, one.sum) for _, one in found.buckets]
+            assert summed == [(len(one), sum(one)) for one in expected.values()], (zone, interval, begin)
+            present = await analytics.presence([kitchen], interval, field=None, **times)
+            assert present.buckets == tuple(bucket for bucket, _ in found.buckets)
+
+
+async def test_a_local_october_is_no_longer_than_a_month(services: Services, kitchen: Device) -> None:
+    start, end = (
+        Milliseconds(round(datetime(2026, month, 1, tzinfo=ZoneInfo("Europe/Paris")).timestamp()) * 1000)
+        for month in (10, 11)
+    )
+    analytics = services.messages.analytics
+    for zone, is_refused in ((None, True), (ZoneInfo("Europe/Paris"), False), (ZoneInfo("Asia/Kolkata"), True)):
+        ask = partial(analytics.histogram, kitchen, "intensity", Interval.DAY, start_ms=start, end_ms=end, zone=zone)
+        if is_refused:
+            with pytest.raises(ValidationFailed):
+                await ask()
+        else:
+            found = await ask()
+            assert (found.start_ms, found.end_ms) == (start, end)
 
 
 # What counts

@@ -43,7 +43,10 @@ T = TypeVar("T")
 
 LIGHTS: Final = ("11" * 16, "12" * 16, "13" * 16)
 FIRST_MS: Final = NOW_MS - HOUR_MS
-RANGE: Final = {"start_ms": Milliseconds(FIRST_MS - 9 * MINUTE_MS), "end_ms": Milliseconds(FIRST_MS + 9 * MINUTE_MS)}
+RANGE: Final[dict[str, Any]] = {
+    "start_ms": Milliseconds(FIRST_MS - 9 * MINUTE_MS),
+    "end_ms": Milliseconds(FIRST_MS + 9 * MINUTE_MS),
+}
 #: What the bounds of the projector and of the folds are drawn from.
 BOUNDS: Final = (
     (projections, "_HELD_ROWS", (5, 20, 50_000)),
@@ -201,7 +204,7 @@ class Model:
                 for one in some:
                     self._check(one, durable, snapshots[one.key], snapshot)
             case 1:
-                day = {"start_ms": Milliseconds(NOW_MS - DAY_MS), "end_ms": NOW_MS}
+                day: dict[str, Any] = {"start_ms": Milliseconds(NOW_MS - DAY_MS), "end_ms": NOW_MS}
                 summary = (await messages.analytics.aggregates(device, "intensity", **day)).aggregate
                 found = (summary.count, summary.sum) if summary is not None else (0, 0)
                 self._check(device, durable, found, count_and_sum)

@@ -6,11 +6,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import pytest
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from tests.browser import Chromium
 from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, TRUNKLINE, device_id
@@ -289,3 +292,25 @@ def test_signing_out_leaves_nothing_to_see(ada: User) -> None:
     # What the page had asked for meanwhile was refused at once.
     complaints = ada.browser.traffic().complaints
     assert [one for one in complaints if "401" not in one and "HTTP Authentication failed" not in one] == []
+
+
+@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Kolkata", "Pacific/Auckland"])
+def test_the_days_of_a_chart_are_those_of_the_viewer(ada: User, site: Site, zone: str) -> None:
+    ts = round(time.time() * 1000) - 3 * 86_400_000
+    site.of_ada("POST", "/messages", json={"sdid": device_id(31), "data": {"intensity": 7}, "ts": ts})
+    day = datetime.fromtimestamp(ts / 1000, ZoneInfo(zone)).date()
+    driver = ada.browser.driver
+    driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": zone})
+    try:
+        ada.open(f"/devices/{device_id(31)}")
+        for span, first in (("Month", day), ("Year", day.replace(day=1))):
+            ada.click(span)
+            ada.sees("7", ".chart .latest")
+            driver.execute_script(
+                "Array.from(document.querySelectorAll('.chart')).find((one) => one.textContent.startsWith('intensity'))"
+                ".querySelector('canvas').focus()"
+            )
+            ada.browser.keys(Keys.ARROW_LEFT)
+            ada.sees(f"{first:%b} {first.day}, {first.year}, 12:00:00", ".chart .latest")
+    finally:
+        driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})

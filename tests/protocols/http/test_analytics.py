@@ -223,3 +223,29 @@ async def test_snapshots_of_more_than_100_devices_are_refused(api: httpx.AsyncCl
     assert await findings(api, "/messages/snapshots", {"sdids": KITCHEN, "includeTimestamp": "maybe"}) == [
         ("includeTimestamp", "Boolean field only")
     ]
+
+
+# Time zones
+
+
+async def test_a_time_zone_is_echoed_and_a_wrong_one_named(api: httpx.AsyncClient, steps: None) -> None:
+    params: dict[str, Any] = {
+        "sdid": KITCHEN,
+        "interval": "day",
+        "startDate": NOW_MS - DAY_MS,
+        "endDate": NOW_MS + DAY_MS,
+    }
+    for path, more in (("/messages/analytics/histogram", {"field": "intensity"}), ("/messages/presence", {})):
+        here = await api.get(path, params=params | more | {"timezone": "Asia/Kolkata"}, headers=ADA)
+        assert here.status_code == 200, here.text
+        found = here.json()
+        assert found["timezone"] == "Asia/Kolkata"
+        (bucket,) = found["data"]
+        assert bucket.get("ts", bucket.get("startDate")) % DAY_MS == DAY_MS - 5.5 * HOUR_MS
+        assert "timezone" not in (await api.get(path, params=params | more, headers=ADA)).json()
+        for zone in ("Mars/Base", "Europe", "../../etc/passwd", "x" * 200, ""):
+            answer = await api.get(path, params=params | more | {"timezone": zone}, headers=ADA)
+            if zone:
+                assert [one["field"] for one in answer.json()["error"]["errors"][0]] == ["timezone"], zone
+            else:
+                assert answer.status_code == 200

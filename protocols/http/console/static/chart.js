@@ -125,8 +125,11 @@ export class Chart {
     const step = STEPS_MS.find((one) => span / one <= this.frame.width / 80) ?? STEPS_MS.at(-1);
     const format = new Intl.DateTimeFormat(undefined, step >= 86400000 ? { month: "short", day: "numeric" }
       : step >= 60000 ? { hour: "2-digit", minute: "2-digit" } : { minute: "2-digit", second: "2-digit" });
-    const shift = new Date(this.range[0]).getTimezoneOffset() * 60000;  // ticks on round hours and days of this zone
-    for (let t = Math.ceil((this.range[0] - shift) / step) * step + shift; t <= this.range[1]; t += step) {
+    // Ticks on round hours and days of this zone, also where its clocks change within the range
+    const tick = (t) => t + (new Date(t).getTimezoneOffset() - new Date(this.range[0]).getTimezoneOffset()) * (step >= 3600000 ? 60000 : 0);
+    const shift = new Date(this.range[0]).getTimezoneOffset() * 60000;
+    for (let even = Math.ceil((this.range[0] - shift) / step) * step + shift; even <= this.range[1]; even += step) {
+      const t = tick(even);
       const x = this.x(t);
       if (x > LEFT + 18 && x < width - RIGHT - 16) pen.fillText(format.format(t), x, TOP + this.frame.height + 7);
     }

@@ -8,15 +8,29 @@ import { isDrawn, isNumber, valueAt } from "./manifest.js";
 const LIVE_MS = 300000;
 const MOST_POINTS = 10000;
 const AT_FIRST = 3;
-const BUCKET_MS = { minute: 60000, hour: 3600000, day: 86400000 };
+const BUCKET_MS = { minute: 60000, hour: 3600000 };
 // The longest range that the histogram takes for each interval (reference 9.5)
 const LONGEST_MS = { minute: 3600000, hour: 86400000, day: 31 * 86400000, month: 365 * 86400000 };
 
-// The histogram leaves out the bucket in which the range ends: so it ends where the next one begins, in UTC.
+const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone;  // hours, days and months are those of the viewer
+
+// The histogram leaves out the bucket in which the range ends: so it ends where the next one begins.
 function nextBucket(interval, ms) {
-  if (interval !== "month") return Math.ceil(ms / BUCKET_MS[interval]) * BUCKET_MS[interval];
-  const day = new Date(ms);
-  return Date.UTC(day.getUTCFullYear(), day.getUTCMonth() + 1, 1);
+  if (interval === "minute") return Math.ceil(ms / BUCKET_MS.minute) * BUCKET_MS.minute;
+  const at = new Date(ms);
+  if (interval === "hour") at.setMinutes(0, 0, 0);
+  else at.setHours(0, 0, 0, 0);
+  if (interval === "month") at.setMonth(at.getMonth() + 1, 1);
+  else if (at < ms) interval === "day" ? at.setDate(at.getDate() + 1) : at.setTime(at.getTime() + BUCKET_MS.hour);
+  return at.getTime();
+}
+
+function firstBucket(interval, end) {
+  const at = new Date(end);
+  if (interval === "month") at.setFullYear(at.getFullYear() - 1);
+  else if (interval === "day") at.setDate(at.getDate() - 31);
+  else return end - LONGEST_MS[interval];
+  return at.getTime();
 }
 
 export class Drawing {
@@ -113,8 +127,8 @@ export class Drawing {
   async load() {
     const mine = this.asked += 1;
     const end = nextBucket(this.interval, this.end || Date.now());
-    const start = end - LONGEST_MS[this.interval];
-    const query = { sdid: this.did, startDate: start, endDate: end, interval: this.interval };
+    const start = firstBucket(this.interval, end);
+    const query = { sdid: this.did, startDate: start, endDate: end, interval: this.interval, timezone: ZONE };
     $("#span").textContent = `${fullTime(start)} to ${fullTime(end)}`;
     $("#forth").disabled = this.end === 0;
     this.loaded = new Map();
