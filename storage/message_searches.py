@@ -36,11 +36,15 @@ class Match:
     """Conditions that a row's `data` must all meet. Paths are dotted."""
 
     field: str | None = None
+    fields: tuple[str, ...] = ()  # as `field`, more of them
     values: tuple[tuple[str, str], ...] = ()  # path and text; `StoreConnection.json_matches` says when they match
     action: str | None = None  # the name of an Action in the row
+    source: DeviceKey | None = None  # of an Action: the device that sent it
 
 
 EVERYTHING = Match()
+#: No row has it.
+NO_DEVICE = DeviceKey(0)
 
 SortKey = tuple[Milliseconds, Position]  # (ts, position): the order of searches
 Place = SortKey | Position  # `by_arrival`, the position alone
@@ -97,7 +101,8 @@ class Range:
         start, end = self.bounds()
         parameters: dict[str, Any] = {"start": start, "end": end, "behind": self.behind, "limit": self.limit}
         parameters["until"] = self.until
-        parameters |= {"field": self.match.field, "action": self.match.action}
+        parameters |= {"field": self.match.field, "action": self.match.action, "source": self.match.source}
+        parameters |= {f"field_{index}": path for index, path in enumerate(self.match.fields)}
         if self.after is not None:
             parameters |= {"after_ts": self.after[0], "after_position": self.after[1]}
         if self.before is not None:
@@ -439,10 +444,14 @@ def _are_before(rows: Sequence[_Row], found: _Found[_Row], place: tuple[int, ...
 def _matching(db: StoreConnection, match: Match) -> Iterator[str]:
     if match.field is not None:
         yield db.json_has("data", "field")
+    for index in range(len(match.fields)):
+        yield db.json_has("data", f"field_{index}")
     for index in range(len(match.values)):
         yield db.json_matches("data", f"path_{index}", f"text_{index}", f"number_{index}")
     if match.action is not None:
         yield db.json_any_named("data", "actions", "action")
+    if match.source is not None:
+        yield "source = :source"
 
 
 def _position(row: MessageRow | ActionRow) -> Position:

@@ -4,7 +4,7 @@ import hmac
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -14,8 +14,10 @@ from broker.devices.registry import Device, Devices
 from broker.envelope import Action, Message
 from broker.errors import INVALID, DeviceNotFound, ValidationFailed
 from broker.messages.mids import Mids
+from broker.trace.origin import on_whose_account
 from config.limits import CURSOR_MAX_CHARACTERS, SEARCH_ROWS
 from storage.database import Database, Transaction
+from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import EVERYTHING, Match, MessageSearches, Part, Range, SortKey, sort_key
 from storage.records import ActionRow, FailedMessageRow, MessageRow
@@ -23,8 +25,10 @@ from storage.records import ActionRow, FailedMessageRow, MessageRow
 SortOrder = Literal["asc", "desc"]
 _Row = TypeVar("_Row", MessageRow, ActionRow)
 _Entry = TypeVar("_Entry", Message, Action)
+T = TypeVar("T")
 _DEVICES_PER_STATEMENT = 100
 _LOOKED_BEHIND: Final = 1_000  # rows
+_SEARCHES_AT_ONCE: Final = 2  # with conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class History:
         self._devices = devices
         self._mids = mids
         self._cursors = cursors
+        self._searching = FairPlaces(_SEARCHES_AT_ONCE, of_one=1)
 
     async def by_mid(self, mid: str) -> tuple[Message, Device] | None:
         """A message and its device; None when the message does not exist or was deleted."""
@@ -139,7 +144,7 @@ class History:
         devices = {device.key: device for device in search.devices}  # a device that is given twice counts once
         backwards, bound = self._cursors.read(search.cursor) if search.cursor not in {"", "0"} else (False, None)
         statements = _Statements(find, tuple(devices), search)
-        found = await self._database.read(partial(_page, statements, bound=bound, backwards=backwards))
+        found = await self._read(search.match, partial(_page, statements, bound=bound, backwards=backwards))
         return (
             devices,
             found.rows,
@@ -147,12 +152,20 @@ class History:
             None if found.before is None else self._cursors.text(backwards=True, bound=found.before),
         )
 
+    async def _read(self, match: Match, work: Callable[[Transaction], T]) -> T:
+        """Searches with conditions take a processor for a moment: those of one user follow each other."""
+        if match == EVERYTHING:
+            return await self._database.read(work)
+        async with self._searching.of(on_whose_account()):
+            return await self._database.read(work)
+
     async def latest(self, devices: Sequence[Device], *, count: int, field: str | None = None) -> tuple[Message, ...]:
         """The messages received last from all of `devices` together, newest first; with a `field`, those that have it
         among as many of the newest ones as one call may look at."""
         by_key = {device.key: device for device in devices}
-        rows = await self._database.read(
-            lambda tx: tx.message_searches.latest(tuple(by_key), limit=count, field_path=field, most=SEARCH_ROWS)
+        rows = await self._read(
+            Match(field),
+            lambda tx: tx.message_searches.latest(tuple(by_key), limit=count, field_path=field, most=SEARCH_ROWS),
         )
         return tuple(self.view(row, by_key[row.device]) for row in rows)
 

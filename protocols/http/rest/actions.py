@@ -20,7 +20,7 @@ from protocols.http.rest.searching import ByMid, Found, InRange, Searches, Searc
 from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewAction, Sending, Sent
 from protocols.http.schema import Amount, Data, Id, Shape, TypeId, about, absent_if_none, one_of, time_ms
 from protocols.rendering import action_entry
-from storage.message_searches import Match
+from storage.message_searches import NO_DEVICE, Match
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "type": "action",
@@ -75,6 +75,7 @@ class _ActionsInRange(InRange, kw_only=True):
         Annotated[Id, about("The device that they are for; without it, all devices of the user", example=samples.DID)]
         | None
     ) = None
+    sdid: Annotated[Id, about("Only Actions that this device sent", example=samples.DID)] | None = None
     action: Annotated[str, about("Only Actions of this name")] | None = None
     name: Annotated[str, about("The same as `action`"), Rule(_names_agree)] | None = None
 
@@ -91,6 +92,7 @@ class ActionCalls(RestCalls):
 
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
         history = messages.history
+        self._devices = devices.registry
         self._sending = Sending(accounts, devices, messages)
         self._searches: Searches[Action] = Searches(
             accounts, devices, "ddid", history.action_by_mid, history.actions, action_entry
@@ -122,13 +124,18 @@ class ActionCalls(RestCalls):
         on=InQuery(_chosen),
         summary="Find Actions",
         about="One by its id, or those for a device or a user between two times, page by page. "
-        "With `action` or `name` each call looks at about 10,000 of them, so a page may be short or empty and still "
-        "have `next`.",
+        "With `sdid`, `action` or `name` each call looks at about 10,000 of them, so a page may be short or empty and "
+        "still have `next`.",
         is_timed=True,
     )
     async def search(self, caller: Caller, chosen: SearchScope, query: ByMid | _ActionsInRange) -> _ActionsFound:
         if isinstance(query, ByMid):
             _, members = await self._searches.by_mid(caller, chosen, query.mid)
             return _ActionsFound(**members)
-        members = await self._searches.in_range(chosen, query, Match(action=query.action or query.name))
+        source = None
+        if query.sdid is not None:
+            device = (await self._devices.find_all([query.sdid]))[query.sdid]
+            source = NO_DEVICE if device is None else device.key
+        match = Match(action=query.action or query.name, source=source)
+        members = await self._searches.in_range(chosen, query, match)
         return _ActionsFound(ddid=absent_if_none(chosen.device_id), **members)

@@ -77,8 +77,12 @@ class MessageObject(Shape):
     sdid: Annotated[Id, about("The device")]
 
 
+#: `(+_exists_:a +_exists_:b)`; the plus signs of a query may have become blanks.
+_EXIST: Final = re.compile(rf"\(?(\s*\+?\s*_exists_:{FIELD_PATTERN[1:-1]})+\s*\)?")
+
+
 def _are_pairs(given: Sequence[str]) -> bool:
-    pairs = [item.partition("=") for item in given]
+    pairs = [item.partition("=") for item in given if not _EXIST.fullmatch(item)]
     return all(re.fullmatch(FIELD_PATTERN, path.strip()) and value.strip() for path, _, value in pairs)
 
 
@@ -90,7 +94,11 @@ class _MessagesInRange(InRange, kw_only=True):
     field_presence: FieldPresence | None = None
     filter: Annotated[
         tuple[str, ...],
-        about("field=value pairs, separated by commas; all must match", type="string"),
+        about(
+            "field=value pairs, separated by commas, which must all match; `(+_exists_:a +_exists_:b)` is the presence "
+            "of both fields",
+            type="string",
+        ),
         Valid(_are_pairs),
     ] = ()
 
@@ -164,7 +172,7 @@ class MessageCalls(RestCalls):
         if isinstance(query, ByMid):
             message, members = await self._searches.by_mid(caller, chosen, query.mid)
             return _MessagesFound(sdid=UNSET if message is None else message.sdid, **members)
-        match = Match(query.field_presence, tuple(map(_pair, query.filter)))
+        match = _match(query.field_presence, query.filter)
         members = await self._searches.in_range(chosen, query, match)
         return _MessagesFound(sdid=absent_if_none(chosen.device_id), **members)
 
@@ -181,6 +189,12 @@ class MessageCalls(RestCalls):
         devices = await self._readable.listed(caller, query.sdids)
         messages = await self._history.latest(devices, count=query.count, field=query.field_presence)
         return _Last(",".join(query.sdids), query.count, len(messages), spliced(map(message_entry, messages)))
+
+
+def _match(field: str | None, wanted: Sequence[str]) -> Match:
+    exist = [item for item in wanted if _EXIST.fullmatch(item)]
+    fields = tuple(path for item in exist for path in re.findall(r"_exists_:([^\s)]+)", item))
+    return Match(field, fields, tuple(_pair(item) for item in wanted if item not in exist))
 
 
 def _pair(item: str) -> tuple[str, str]:

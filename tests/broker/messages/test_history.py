@@ -2,8 +2,10 @@
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +13,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from broker.devices.registry import Device
 from broker.envelope import Message
@@ -18,6 +21,7 @@ from broker.errors import ValidationFailed
 from broker.messages import history
 from broker.messages.history import Cursors, Page, Search
 from broker.services import Services
+from broker.trace.origin import Origin, enter, on_whose_account
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage import log_index, message_searches
 from storage.database import Transaction
@@ -369,6 +373,35 @@ async def test_a_page_may_be_empty_and_say_where_the_search_goes_on(
         cursor = found.next
     assert sizes == [0] * (len(sizes) - 1) + [1]
     assert 5 < len(sizes) <= 11  # a page may look once more at what is around its cursor
+
+
+async def test_searches_with_conditions_of_one_user_follow_each_other(
+    services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, running, most = trio.Event(), Counter[str | None](), Counter[str | None]()
+    read = services.core.database.read
+
+    async def slow(work: Callable[[Transaction], object]) -> object:
+        user = on_whose_account()
+        running[user] += 1
+        most[user] = max(most[user], running[user])
+        await may_end.wait()
+        running[user] -= 1
+        return await read(work)
+
+    monkeypatch.setattr(services.core.database, "read", slow)
+    async with trio.open_nursery() as nursery:
+        for user in ("eve", "eve", "eve", "ada"):
+            enter(Origin("192.0.2.1", user))
+            nursery.start_soon(partial(page, services, [kitchen], match=_INTENSE))
+        await wait_all_tasks_blocked()
+        assert running == {"eve": 1, "ada": 1}
+        enter(Origin("192.0.2.1", "eve"))
+        nursery.start_soon(page, services, [kitchen])  # without conditions
+        await wait_all_tasks_blocked()
+        assert running == {"eve": 2, "ada": 1}
+        may_end.set()
+    assert most == {"eve": 2, "ada": 1}
 
 
 async def test_latest_with_a_field_looks_at_so_many_of_the_newest_messages(

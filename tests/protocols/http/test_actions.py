@@ -152,6 +152,13 @@ async def test_by_name(api: httpx.AsyncClient, mids: list[str], parameter: str) 
     assert found(await search(api, **{parameter: "' OR 1 --"}, **ALL)) == []
 
 
+async def test_by_the_device_that_sent_them(api: httpx.AsyncClient, mids: list[str]) -> None:
+    assert found(await search(api, sdid=HALL, **ALL)) == [mids[0], mids[2]]
+    assert found(await search(api, sdid=HALL, ddid=KITCHEN, **ALL)) == [mids[0]]
+    assert found(await search(api, sdid=HALL, action="setOff", **ALL)) == [mids[2]]
+    assert found(await search(api, sdid="ff" * 16, **ALL)) == []
+
+
 async def test_pages_stay_as_they_are_while_actions_arrive(
     api: httpx.AsyncClient, services: Services, lights: tuple[Device, Device], mids: list[str]
 ) -> None:
@@ -245,6 +252,11 @@ async def sent(services: Services, lights: tuple[Device, Device]) -> None:
         ({"filter": "text=as,intensity=4"}, []),
         ({"filter": "text=%"}, []),
         ({"filter": "text=as", "fieldPresence": "temperature"}, [2]),
+        ({"filter": "(+_exists_:intensity +_exists_:temperature)"}, [1]),
+        ({"filter": "( _exists_:intensity  _exists_:text)"}, [0]),
+        ({"filter": "(+_exists_:colorRGB.r)"}, [2]),
+        ({"filter": "+_exists_:text,intensity=48"}, [0]),
+        ({"filter": "(+_exists_:text +_exists_:nothing)"}, []),
     ],
 )
 async def test_messages_by_content(
