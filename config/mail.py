@@ -11,16 +11,20 @@ User and password are percent-decoded. No error text repeats the URL, because th
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from email.headerregistry import Address
 from enum import Enum
 from ipaddress import ip_address
 from urllib.parse import SplitResult, unquote, urlsplit
 
+import idna
+
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u0080-\U0010ffff]+"
 _LOCAL_PART = re.compile(rf"{_ATOM}(?:\.{_ATOM})*")
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_DOMAIN_CHARACTERS = 253  # of a domain in ASCII (RFC 1035, 2.3.4); one in other letters is shorter
 _NAMED = re.compile(r"(?P<name>[^<>]*)<(?P<address>[^<>]*)>")
 
 
@@ -33,10 +37,7 @@ def mail_address(text: str) -> str:
         ValueError: the text is not an address.
     """
     local, at, domain = text.rpartition("@")
-    try:
-        domain = domain.encode("idna").decode("ascii").lower()
-    except UnicodeError:
-        domain = ""
+    domain = _ascii_domain(domain) or ""
     if (
         not at
         or not text.isprintable()
@@ -47,6 +48,33 @@ def mail_address(text: str) -> str:
     ):
         raise ValueError("not a mail address")
     return f"{local}@{domain}"
+
+
+def folded_address(text: str) -> str:
+    """The form in which addresses are compared: two that have the same are one (reference 5.1).
+
+    Without regard to case and composition in all of Unicode (Unicode 3.13, canonical caseless matching), and with the
+    domain as the domain name system has it (RFC 5891). For text that is no address, too.
+    """
+    local, at, domain = text.strip().rpartition("@")
+    return f"{_caseless(local)}{at}{_ascii_domain(domain) or _caseless(domain)}"
+
+
+def _caseless(text: str) -> str:
+    folded = unicodedata.normalize("NFD", text).casefold()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", folded).casefold())
+
+
+def _ascii_domain(domain: str) -> str | None:
+    """In lower case, with labels of other alphabets as `xn--`; None when the text is no domain."""
+    if domain.isascii():
+        return domain.lower()
+    if len(domain) > _DOMAIN_CHARACTERS:
+        return None
+    try:
+        return idna.encode(domain, uts46=True).decode("ascii").lower()
+    except UnicodeError:  # idna.IDNAError is one
+        return None
 
 
 @dataclass(frozen=True, slots=True)

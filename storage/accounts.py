@@ -4,8 +4,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from config.mail import folded_address
 from storage.keys import ApplicationKey, OrganizationKey, UserKey
-from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord
+from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord, user_record
 from storage.sql import StoreConnection, sure
 
 # A key is never given again: what is remembered of a removed user would change hands.
@@ -103,7 +104,16 @@ class AccountStore:
         return self._user("id = :value", id_)
 
     def user_by_email(self, email: str) -> UserRecord | None:
-        return self._user("email = :value", email)
+        """By the address as it is written in the account, else by its form for comparison (reference 5.1)."""
+        return self._user("email = :value", email) or self._user("email_key = :value", folded_address(email))
+
+    def without_address_key(self, *, limit: int) -> list[tuple[UserRecord, UserRecord | None]]:
+        """The first accounts of an older store whose address is that of another account, and the other one."""
+        rows = list(
+            self._db.execute("SELECT * FROM user WHERE email_key IS NULL ORDER BY key LIMIT :limit", {"limit": limit})
+        )
+        found = [user_record(row) for row in rows]
+        return [(one, self._user("email_key = :value", folded_address(one.email))) for one in found]
 
     def user_named(self, name: str) -> UserRecord | None:
         return self._user("name = :value", name)
@@ -114,7 +124,7 @@ class AccountStore:
             f"SELECT * FROM user WHERE {condition} AND key NOT IN (SELECT user FROM leaving_user)",  # noqa: S608 - constants
             {"value": value},
         ).one()
-        return UserRecord(**dict(row)) if row else None
+        return user_record(row) if row else None
 
     def users(self, *, limit: int) -> list[UserRecord]:
         """The first users, by e-mail address."""
@@ -122,14 +132,14 @@ class AccountStore:
             "SELECT * FROM user WHERE key NOT IN (SELECT user FROM leaving_user) ORDER BY email LIMIT :limit",
             {"limit": limit},
         )
-        return [UserRecord(**dict(row)) for row in rows]
+        return [user_record(row) for row in rows]
 
     def add_user(self, user: UserRecord) -> UserRecord:
         """Add a user; the store gives the key. Raises StoreError when the id, address or name is taken."""
         row = self._db.execute(
             "INSERT INTO user (key, id, email, name, full_name, account_type, password_hash, created_on, modified_on,"  # noqa: S608 - constants
-            f" email_verified_on) VALUES ({_NEXT_USER}, :id, :email, :name, :full_name, :account_type, :password_hash,"
-            " :created_on, :modified_on, :email_verified_on) RETURNING *",
+            f" email_verified_on, email_key) VALUES ({_NEXT_USER}, :id, :email, :name, :full_name, :account_type,"
+            " :password_hash, :created_on, :modified_on, :email_verified_on, :email_key) RETURNING *",
             {
                 "id": user.id,
                 "email": user.email,
@@ -140,9 +150,10 @@ class AccountStore:
                 "created_on": user.created_on,
                 "modified_on": user.modified_on,
                 "email_verified_on": user.email_verified_on,
+                "email_key": folded_address(user.email),
             },
         ).one()
-        return UserRecord(**dict(sure(row)))
+        return user_record(sure(row))
 
     def verify_email(self, user: UserKey, *, now_ms: int) -> None:
         """Note that the user has proved to own the address."""
@@ -153,9 +164,16 @@ class AccountStore:
 
     def change_user(self, user: UserKey, *, email: str, full_name: str, password_hash: str | None, now_ms: int) -> None:
         self._db.execute(
-            "UPDATE user SET email = :email, full_name = :full_name, password_hash = :password_hash,"
-            " modified_on = :now WHERE key = :key",
-            {"key": user, "email": email, "full_name": full_name, "password_hash": password_hash, "now": now_ms},
+            "UPDATE user SET email_key = CASE WHEN email = :email THEN email_key ELSE :email_key END, email = :email,"
+            " full_name = :full_name, password_hash = :password_hash, modified_on = :now WHERE key = :key",
+            {
+                "key": user,
+                "email": email,
+                "email_key": folded_address(email),
+                "full_name": full_name,
+                "password_hash": password_hash,
+                "now": now_ms,
+            },
         )
 
     def rename_user(self, user: UserKey, full_name: str, *, now_ms: int) -> None:
@@ -181,7 +199,8 @@ class AccountStore:
         What other stores have of the user ends by itself; here: memberships, properties and names at providers.
         """
         self._db.execute(
-            "UPDATE user SET id = :id, email = :email, name = :name, password_hash = NULL, disabled_on = :disabled_on,"
+            "UPDATE user SET id = :id, email = :email, email_key = :email, name = :name, password_hash = NULL,"
+            " disabled_on = :disabled_on,"
             " modified_on = :disabled_on WHERE key = :key",
             {"key": user, "id": id_, "email": email, "name": name, "disabled_on": disabled_on},
         )

@@ -46,7 +46,7 @@ PARTS: Final[Mapping[str, str]] = {
     " ORDER BY t.device",
     "shared_with_me": "SELECT s.id, d.id AS device, s.status, s.shared_on FROM device_share AS s"
     " JOIN device AS d ON d.key = s.device JOIN user AS u ON u.key = :user"
-    " WHERE d.deleted_on IS NULL AND (s.user = u.key OR (s.user IS NULL AND s.email = u.email"
+    " WHERE d.deleted_on IS NULL AND (s.user = u.key OR (s.user IS NULL AND s.email_key = u.email_key"
     " AND u.email_verified_on IS NOT NULL)) ORDER BY s.key",
     "rules": "SELECT r.id, r.name, r.description, APPLICATION(r), r.scope, r.body, r.enabled,"
     " r.created_on, r.modified_on, r.invalidated_on, r.stopped_on, r.stop_reason FROM rule AS r WHERE r.owner = :user"

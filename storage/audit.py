@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from config.mail import folded_address
 from storage.records import AuditFilter, AuditRecord
 from storage.sql import StoreConnection
 
@@ -58,7 +59,12 @@ class AuditStore:
 
     def _id_for(self, name: str) -> str:
         row = (
-            self._db.execute("SELECT id FROM user WHERE email = :email", {"email": name}).one() if "@" in name else None
+            self._db.execute(
+                "SELECT id FROM user WHERE email = :email OR email_key = :key ORDER BY email <> :email LIMIT 1",
+                {"email": name, "key": folded_address(name)},
+            ).one()
+            if "@" in name
+            else None
         )
         return name if row is None else row["id"]
 

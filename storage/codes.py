@@ -3,6 +3,10 @@
 The caller holds the transaction. A code is stored as its SHA-256.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from config.mail import folded_address
 from storage.keys import UserKey
 from storage.records import InvitationRecord, PasswordResetRecord
 from storage.sql import StoreConnection
@@ -37,26 +41,33 @@ class CodeStore:
     def put_invitation(self, invitation: InvitationRecord) -> None:
         """Add or replace the one invitation of this address; an earlier code becomes invalid."""
         self._db.execute(
-            "INSERT INTO invitation (email, hash, organization, role, expires_on)"
-            " VALUES (:email, :hash, :organization, :role, :expires_on)"
-            " ON CONFLICT (email) DO UPDATE SET hash = excluded.hash, organization = excluded.organization,"
+            "INSERT INTO invitation (email, email_key, hash, organization, role, expires_on)"
+            " VALUES (:email, :email_key, :hash, :organization, :role, :expires_on)"
+            " ON CONFLICT (email) DO UPDATE SET email_key = excluded.email_key, hash = excluded.hash,"
+            " organization = excluded.organization,"
             " role = excluded.role, expires_on = excluded.expires_on",
-            {name: getattr(invitation, name) for name in InvitationRecord.__slots__},
+            {
+                "email_key": folded_address(invitation.email),
+                **{name: getattr(invitation, name) for name in InvitationRecord.__slots__},
+            },
         )
 
     def invitation(self, hash_: bytes, *, now_ms: int) -> InvitationRecord | None:
         row = self._db.execute(
             "SELECT * FROM invitation WHERE hash = :hash AND expires_on > :now", {"hash": hash_, "now": now_ms}
         ).one()
-        return InvitationRecord(**dict(row)) if row else None
+        return _invitation(row) if row else None
 
     def invitation_of(self, email: str) -> InvitationRecord | None:
         """The invitation of this address, expired or not."""
-        row = self._db.execute("SELECT * FROM invitation WHERE email = :email", {"email": email}).one()
-        return InvitationRecord(**dict(row)) if row else None
+        row = self._db.execute(
+            "SELECT * FROM invitation WHERE email_key = :email ORDER BY expires_on DESC LIMIT 1",
+            {"email": folded_address(email)},
+        ).one()
+        return _invitation(row) if row else None
 
     def remove_invitation(self, email: str) -> None:
-        self._db.execute("DELETE FROM invitation WHERE email = :email", {"email": email})
+        self._db.execute("DELETE FROM invitation WHERE email_key = :email", {"email": folded_address(email)})
 
     # External identity providers
 
@@ -105,3 +116,7 @@ class CodeStore:
 
     def purge_external_sign_ins(self, *, now_ms: int) -> None:
         self._db.execute("DELETE FROM external_sign_in WHERE expires_on <= :now", {"now": now_ms})
+
+
+def _invitation(row: Mapping[str, Any]) -> InvitationRecord:
+    return InvitationRecord(**{name: row[name] for name in InvitationRecord.__slots__})

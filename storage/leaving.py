@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from config.mail import folded_address
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.records import UserRecord
 from storage.sql import StoreConnection
@@ -49,10 +50,10 @@ OBJECTS: Final = (
     ("trial", "owner"),
 )
 _BY_ADDRESS: Final = (
-    ("device_share", "email"),
+    ("device_share", "email_key"),
     ("device_transfer", "email"),
-    ("trial_invitation", "email"),
-    ("invitation", "email"),
+    ("trial_invitation", "email_key"),
+    ("invitation", "email_key"),
     ("mail", "recipient"),
 )
 
@@ -85,7 +86,8 @@ class LeavingStore:
             {"user": user.key, "now": now_ms, **names},
         )
         self._db.execute(
-            "UPDATE user SET email = id || '@deleted', name = id || '@deleted', full_name = '', password_hash = NULL,"
+            "UPDATE user SET email = id || '@deleted', email_key = id || '@deleted', name = id || '@deleted',"
+            " full_name = '', password_hash = NULL,"
             " disabled_on = :now WHERE key = :user",
             {"user": user.key, "now": now_ms},
         )
@@ -122,7 +124,8 @@ class LeavingStore:
     def shares_with(self, user: UserKey, email: str) -> list[str]:
         """The ids of the shares that the user accepted, and of those that were offered to the user."""
         rows = self._db.execute(
-            "SELECT id FROM device_share WHERE user = :user OR email = :email", {"user": user, "email": email}
+            "SELECT id FROM device_share WHERE user = :user OR email_key = :email",
+            {"user": user, "email": folded_address(email)},
         )
         return [row["id"] for row in rows]
 
@@ -168,7 +171,8 @@ class LeavingStore:
         """Remove what was sent or offered to an address. An accepted share stays until it is ended."""
         for table, column in _BY_ADDRESS:
             kept = " AND status <> 'ACCEPTED'" if table == "device_share" else ""
-            self._db.execute(f"DELETE FROM {table} WHERE {column} = :email{kept}", {"email": email})  # noqa: S608
+            named = folded_address(email) if column == "email_key" else email
+            self._db.execute(f"DELETE FROM {table} WHERE {column} = :email{kept}", {"email": named})  # noqa: S608
         self._db.execute(
             "UPDATE monetization_plan SET contact_email = '', contact_phone = '' WHERE contact_email = :email",
             {"email": email},

@@ -12,6 +12,7 @@ import sqlite_utils
 from sqlite_utils import Migrations
 
 from config import build
+from storage.folded_addresses import fold_addresses
 
 migrations = Migrations("trunkline")
 
@@ -21,6 +22,8 @@ def _step(name: str, statements: str) -> None:
         for statement in statements.split(";\n"):
             if statement.strip():
                 db.execute(statement)
+        if name == "0043_folded_addresses":
+            fold_addresses(db.conn)
         if name == "0001_the_main_job":
             # The key of the message ids is in the store, so that messages keep their ids in a restored backup.
             db["secret"].insert({"name": "mid", "value": secrets.token_bytes(32)})  # type: ignore[union-attr]

@@ -39,6 +39,11 @@ class UserRecord:
     disabled_on: int | None = None  # None: the user may sign in
 
 
+def user_record(row: Mapping[str, Any]) -> UserRecord:
+    """A row of `user`, without the form in which its address is compared."""
+    return UserRecord(**{name: row[name] for name in UserRecord.__slots__})
+
+
 @dataclass(frozen=True, slots=True)
 class ApplicationRecord:
     key: ApplicationKey

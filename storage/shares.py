@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from config.mail import folded_address
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import ShareRecord
 from storage.sql import StoreConnection
@@ -14,7 +15,7 @@ from storage.sql import StoreConnection
 _FROM = " FROM device_share AS s JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE "
 _SELECT = f"SELECT s.*{_FROM}"
 # A share is offered to the user it names; without one, to the user who has its address.
-_OFFERED_TO = "(s.user = :user OR (s.user IS NULL AND s.email = :email))"
+_OFFERED_TO = "(s.user = :user OR (s.user IS NULL AND s.email_key = :email))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class ShareStore:
     def standing(self, device: DeviceKey, email: str, user: UserKey | None) -> ShareRecord | None:
         """A share that this user has not refused, sent to the user's present address or to an earlier one."""
         return self._one(
-            "s.device = :device AND s.status <> 'REJECTED' AND (s.email = :email OR s.user = :user)",
-            {"device": device, "user": user, "email": email},
+            "s.device = :device AND s.status <> 'REJECTED' AND (s.email_key = :email OR s.user = :user)",
+            {"device": device, "user": user, "email": folded_address(email)},
         )
 
     def _one(self, condition: str, parameters: Mapping[str, object]) -> ShareRecord | None:
@@ -77,7 +78,7 @@ class ShareStore:
         """The types of the devices that are, or were, offered to this user."""
         rows = self._db.execute(
             f"SELECT DISTINCT d.device_type{_FROM}{_OFFERED_TO}",
-            {"user": user, "email": email},
+            {"user": user, "email": folded_address(email)},
         )
         return {row["device_type"] for row in rows}
 
@@ -97,7 +98,7 @@ class ShareStore:
         of_types = {f"type_{index}": key for index, key in enumerate(types)}
         condition += f" AND d.device_type IN ({', '.join(f':{name}' for name in of_types)})"
         named |= of_types
-        parameters = {"user": user, "email": email, "offset": offset, "limit": limit, **named}
+        parameters = {"user": user, "email": folded_address(email), "offset": offset, "limit": limit, **named}
         rows = self._db.execute(
             "SELECT s.*, d.id AS device_id, d.name AS device_name,"  # noqa: S608 - constants
             f" (SELECT u.id FROM user AS u WHERE u.key = d.owner) AS owner_id{_FROM}{condition}"
@@ -122,14 +123,15 @@ class ShareStore:
     def put(self, share: ShareRecord) -> None:
         """Add a share, or change the user and the status of the share with its id."""
         self._db.execute(
-            "INSERT INTO device_share (id, device, email, user, status, shared_on, code_hash, uid)"
-            " VALUES (:id, :device, :email, :user, :status, :shared_on, :code_hash, :uid)"
+            "INSERT INTO device_share (id, device, email, email_key, user, status, shared_on, code_hash, uid)"
+            " VALUES (:id, :device, :email, :email_key, :user, :status, :shared_on, :code_hash, :uid)"
             " ON CONFLICT (id) DO UPDATE SET user = excluded.user, status = excluded.status,"
             " code_hash = excluded.code_hash",
             {
                 "id": share.id,
                 "device": share.device,
                 "email": share.email,
+                "email_key": folded_address(share.email),
                 "user": share.user,
                 "status": share.status,
                 "shared_on": share.shared_on,

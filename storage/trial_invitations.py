@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
+from config.mail import folded_address
 from storage.keys import Milliseconds
 from storage.sql import StoreConnection
 
@@ -43,10 +44,14 @@ class TrialInvitationStore:
         """Add an invitation, or change the state and the code of the one with its id."""
         names = _INVITATION[1:]
         self._db.execute(
-            f"INSERT INTO trial_invitation ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"  # noqa: S608 - constants
+            f"INSERT INTO trial_invitation (email_key, {', '.join(names)})"  # noqa: S608 - constants
+            f" VALUES (:email_key, {', '.join(f':{name}' for name in names)})"
             " ON CONFLICT (id) DO UPDATE SET status = excluded.status, accepted_on = excluded.accepted_on,"
             " revoked_on = excluded.revoked_on, code_hash = excluded.code_hash",
-            {name: getattr(invitation, name) for name in names},
+            {
+                "email_key": folded_address(invitation.email),
+                **{name: getattr(invitation, name) for name in names},
+            },
         )
 
     def by_id(self, id_: str) -> TrialInvitationRecord | None:
@@ -57,8 +62,8 @@ class TrialInvitationStore:
 
     def open(self, trial: int, email: str, role: str, *, now_ms: int) -> TrialInvitationRecord | None:
         return self._one(
-            f"trial = :trial AND email = :email AND role = :role{_STATE['sent']}",
-            {"trial": trial, "email": email, "role": role, "now": now_ms},
+            f"trial = :trial AND email_key = :email AND role = :role{_STATE['sent']}",
+            {"trial": trial, "email": folded_address(email), "role": role, "now": now_ms},
         )
 
     def count_open(self, trial: int, *, now_ms: int) -> int:
@@ -91,12 +96,16 @@ class TrialInvitationStore:
         where = " FROM trial_invitation WHERE trial = :trial" + ("" if status is None else _STATE[status])
         given = {"trial": trial, "now": now_ms, "offset": offset, "limit": limit}
         rows = self._db.execute(f"SELECT *{where} ORDER BY key LIMIT :limit OFFSET :offset", given)
-        return [TrialInvitationRecord(**dict(row)) for row in rows], self._count(where, given)
+        return [_invitation(row) for row in rows], self._count(where, given)
 
     def _one(self, condition: str, parameters: Mapping[str, object]) -> TrialInvitationRecord | None:
         row = self._db.execute(f"SELECT * FROM trial_invitation WHERE {condition}", parameters).one()  # noqa: S608 - constants
-        return TrialInvitationRecord(**dict(row)) if row else None
+        return _invitation(row) if row else None
 
     def _count(self, where: str, given: Mapping[str, object]) -> int:
         row = self._db.execute(f"SELECT count(*) AS n{where}", given).one()
         return int(row["n"]) if row else 0
+
+
+def _invitation(row: Mapping[str, Any]) -> TrialInvitationRecord:
+    return TrialInvitationRecord(**{name: row[name] for name in _INVITATION})

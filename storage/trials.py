@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
-from storage.records import UserRecord
+from storage.records import UserRecord, user_record
 from storage.sql import StoreConnection, sure
 
 
@@ -224,7 +224,7 @@ class TrialStore:
         where = " FROM trial_member AS m JOIN user AS u ON u.key = m.user WHERE m.trial = :trial AND m.role = :role"
         given = {"trial": trial, "role": role, "offset": offset, "limit": limit}
         rows = self._db.execute(f"SELECT u.*{where} ORDER BY m.key LIMIT :limit OFFSET :offset", given)
-        return [UserRecord(**dict(row)) for row in rows], self._count(where, given)
+        return [user_record(row) for row in rows], self._count(where, given)
 
     # Device types
 

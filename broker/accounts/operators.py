@@ -2,6 +2,7 @@
 
 from broker.accounts.tokens import Caller
 from broker.errors import PermissionDenied
+from config.mail import folded_address
 from storage.database import Database
 from storage.records import UserRecord
 
@@ -11,10 +12,10 @@ class Operators:
 
     def __init__(self, database: Database, addresses: tuple[str, ...]) -> None:
         self._database = database
-        self._addresses = frozenset(one.lower() for one in addresses)
+        self._addresses = frozenset(map(folded_address, addresses))
 
     def has(self, user: UserRecord) -> bool:
-        return user.email_verified_on is not None and user.email.lower() in self._addresses
+        return user.email_verified_on is not None and folded_address(user.email) in self._addresses
 
     async def require(self, caller: Caller) -> None:
         """The caller is an operator at the console: no application gets this right. Raises PermissionDenied."""

@@ -28,7 +28,7 @@ from broker.accounts.sessions import Sessions
 from broker.accounts.sign_up import SignUp
 from broker.accounts.token_endpoints import TokenEndpoints
 from broker.accounts.tokens import Tokens
-from broker.accounts.users import Users
+from broker.accounts.users import Users, report_same_addresses
 from broker.accounts.wrong_tokens import WrongTokens
 from broker.core import Core
 from broker.mail import Mails
@@ -73,6 +73,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     tokens = Tokens(database, clock, core.router, Lifetimes.of(settings), wrong)
     permissions = Permissions(database, core.router)
     sessions = Sessions(database, clock, core.router, hashing, vault, factor_check)
+    await report_same_addresses(database)
     claims = Claims(database)
     core.life.worker("token expiry", tokens.end_expired_forever)
     return AccountsRoom(

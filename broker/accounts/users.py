@@ -2,10 +2,15 @@
 
 from typing import Final
 
+import structlog
+
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import PermissionDenied, UserNotFound
 from storage.database import Database, Transaction
 from storage.records import UserRecord
+
+_REPORTED: Final = 100
+_log = structlog.get_logger(__name__)
 
 LOCAL: Final = "LOCAL"  # the account type of users with a password here; else it is the provider's name
 
@@ -49,3 +54,16 @@ class Users:
 def user_named(tx: Transaction, name: str) -> UserRecord | None:
     """The user with this e-mail address, id or user name."""
     return tx.accounts.user_by_email(name) or tx.accounts.user_by_id(name) or tx.accounts.user_named(name)
+
+
+async def report_same_addresses(database: Database) -> None:
+    """Log which accounts of an older store have the address of another one, written differently (reference 5.1)."""
+    for user, holder in await database.read(lambda tx: tx.accounts.without_address_key(limit=_REPORTED)):
+        _log.warning(
+            "same_address",
+            account=user.id,
+            user_name=user.name,
+            has_the_address_of=holder.id if holder is not None else None,
+            advice="It can be signed in to with its user name, or its address as it is written in it: delete one of the"
+            " two, or give one another address by its id in the provision file.",
+        )

@@ -28,6 +28,7 @@ from broker.secrets import token_hash
 from broker.site import Site
 from broker.trace.audit import AuditEvent, note
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
+from config.mail import folded_address
 from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, InvitationRecord, TokenRecord, UserRecord
 
@@ -98,7 +99,7 @@ class AccountTables:
             self._join(at, entry, key)
             return self._run.created(at, key, entry.email)
         wanted = replace(known, **given(entry, "full_name"))
-        if entry.email.lower() != known.email.lower():  # addresses that differ in case only are the same
+        if folded_address(entry.email) != folded_address(known.email):
             wanted = replace(wanted, email=entry.email)
         keys = compared(known, wanted, ("email", "full_name"))
         if keys:
@@ -175,7 +176,7 @@ class AccountTables:
         if entry.role is not None and entry.organization is None:
             raise at.refusal("organization", "required with a role")
         place = None if entry.organization is None else self._run.organization_named(at, entry.organization).key
-        identity = entry.email.lower()
+        identity = folded_address(entry.email)
         holder = self._run.tx.accounts.user_by_email(entry.email)
         if holder is not None and holder.email_verified_on is not None:
             return self._run.found(at, identity, entry.email)

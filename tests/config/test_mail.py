@@ -1,8 +1,10 @@
 """Mail addresses and the mail server's URL."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from config.mail import MailSecurity, Sender, SmtpServer, mail_address
+from config.mail import MailSecurity, Sender, SmtpServer, folded_address, mail_address
 from config.settings import SettingsError, load_settings
 from tests.rows import each_row
 
@@ -143,3 +145,47 @@ def test_a_wrong_smtp_url_is_an_error_that_does_not_show_the_password(url: str) 
 def test_a_wrong_sender_is_an_error() -> None:
     with pytest.raises(SettingsError, match=r"^environment: outbound\.mail_from: not a mail address$"):
         load_settings(None, {"TRUNKLINE_STATE_DIR": "/tmp", "TRUNKLINE_OUTBOUND_MAIL_FROM": "me"})  # noqa: S108
+
+
+@each_row(
+    ("one", "other"),
+    [
+        ("JÖRG@exämple.org", "jörg@exämple.org"),
+        ("jörg@exämple.org", "jörg@xn--exmple-cua.org"),
+        ("JO\u0308RG@EXA\u0308MPLE.ORG", "jörg@exämple.org"),
+        ("Ada@Example.ORG", "ada@example.org"),
+        (" ada@example.org ", "ada@example.org"),
+        ("STRASSE@example.org", "straße@example.org"),
+        ("ΣΊΣΥΦΟΣ@example.org", "σίσυφος@example.org"),
+        ("a@ｅｘａｍｐｌｅ.org", "a@example.org"),
+        ("a@exämple。org", "a@exämple.org"),
+        ("Ångström@example.org", "A\u030angstro\u0308m@example.org"),
+    ],
+)
+def test_one_address_in_different_writings(one: str, other: str) -> None:
+    assert folded_address(one) == folded_address(other)
+
+
+@each_row(
+    ("one", "other"),
+    [
+        ("ada@example.org", "ada@example.com"),
+        ("a.da@example.org", "ada@example.org"),
+        ("ada+x@example.org", "ada@example.org"),
+        ("a@straße.example", "a@strasse.example"),  # two domains (RFC 5891)
+        ("jörg@example.org", "jorg@example.org"),
+        ("ada@a@example.org", "ada@example.org"),
+    ],
+)
+def test_different_addresses(one: str, other: str) -> None:
+    assert folded_address(one) != folded_address(other)
+
+
+def test_a_mail_goes_to_the_domain_that_is_compared() -> None:
+    assert mail_address("a@straße.example") == folded_address("a@straße.example") == "a@xn--strae-oqa.example"
+
+
+@given(st.text(max_size=40))
+@example("ᾳ\u0301@x")
+def test_folding_twice_changes_nothing(text: str) -> None:
+    assert folded_address(folded_address(text)) == folded_address(text)
