@@ -27,6 +27,9 @@ from config.limits import (
     DEVICE_CODE_SECONDS,
     DEVICE_POLL_SECONDS,
     IMAGE_MAX_BYTES,
+    MQTT_OPEN_PACKET_BYTES,
+    MQTT_OPEN_PACKET_BYTES_MAX,
+    MQTT_PACKET_BYTES,
     MQTT_SESSION_SECONDS,
     PASSWORD_MEMORY_MIB,
     REFRESH_WINDOW_DAYS,
@@ -155,6 +158,12 @@ class Mqtt(_Table, frozen=True):
     topics: Literal["service", "open"] = "service"
     persistent_sessions: Literal["off", "on"] = "off"
     session_max_seconds: int = MQTT_SESSION_SECONDS
+    packet_max_bytes: int = MQTT_OPEN_PACKET_BYTES
+
+    @property
+    def packet_bytes(self) -> int:
+        """The largest packet of a device that is known; the setting is for open topics."""
+        return self.packet_max_bytes if self.topics == "open" else MQTT_PACKET_BYTES
 
 
 class Coap(_Table, frozen=True):
@@ -527,6 +536,9 @@ def _checked(settings: Settings, where: str) -> Settings:
     ):
         if not value >= lowest:  # also refuses NaN
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
+    if not MQTT_PACKET_BYTES <= settings.mqtt.packet_max_bytes <= MQTT_OPEN_PACKET_BYTES_MAX:
+        bounds = f"{MQTT_PACKET_BYTES} to {MQTT_OPEN_PACKET_BYTES_MAX}"
+        raise SettingsError(f"{where}: mqtt.packet_max_bytes: must be {bounds}")
     _check_proxies(settings.http, where)
     if not re.fullmatch(r"(https?://[^\s@]+)?", settings.tracing.endpoint):
         raise SettingsError(f"{where}: tracing.endpoint: expected http://… or https://… without a password")

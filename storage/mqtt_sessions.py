@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.keys import DeviceKey, Milliseconds, Position, UserKey
 from storage.sql import StoreConnection
 
 _TABLES: Final = ("mqtt_delivery", "mqtt_received", "mqtt_subscription", "mqtt_session")
@@ -101,6 +101,11 @@ class MqttSessionStore:
         row = self._db.execute("SELECT count(*) AS n FROM mqtt_session").one()
         return int(row["n"]) if row else 0
 
+    def owners(self) -> dict[DeviceKey, UserKey]:
+        """The owner of each device that has a session."""
+        rows = self._db.execute("SELECT d.key, d.owner FROM device AS d JOIN mqtt_session AS s ON s.device = d.key")
+        return {row["key"]: row["owner"] for row in rows}
+
     # --- Subscriptions ---
 
     def subscriptions(self, device: DeviceKey) -> dict[bytes, SubscriptionRecord]:
@@ -121,12 +126,16 @@ class MqttSessionStore:
             for row in rows
         ]
 
-    def subscribe(self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord) -> None:
+    def subscribe(self, device: DeviceKey, subscriptions: Mapping[bytes, SubscriptionRecord]) -> None:
+        """`subscriptions` are by filter."""
         self._db.put_many(
             "mqtt_subscription",
             ("device", "filter", *SubscriptionRecord.__slots__),
             ("device", "filter"),
-            [(device, filter_, *(int(getattr(subscription, name)) for name in SubscriptionRecord.__slots__))],
+            [
+                (device, filter_, *(int(getattr(one, name)) for name in SubscriptionRecord.__slots__))
+                for filter_, one in subscriptions.items()
+            ],
         )
 
     def unsubscribe(self, device: DeviceKey, filter_: bytes) -> None:
@@ -168,16 +177,17 @@ class MqttSessionStore:
         )
 
     def trim(self, device: DeviceKey, *, count: int, size: int) -> int:
-        """Keep the newest deliveries, so many and of so many bytes at most; return how many were removed."""
+        """Keep the newest deliveries, so many and of so many bytes at most, and one of any size; return how many were
+        removed."""
         rows = self._db.execute(
             "SELECT number, length(topic) + length(payload) + length(properties) AS size FROM mqtt_delivery"
             " WHERE device = :device ORDER BY number DESC",
             {"device": device},
         )
         surplus = []
-        for row in rows:
+        for index, row in enumerate(rows):
             count, size = count - 1, size - row["size"]
-            if count < 0 or size < 0:
+            if index and (count < 0 or size < 0):
                 surplus.append(row["number"])
         if surplus:
             self._db.execute(

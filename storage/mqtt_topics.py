@@ -3,21 +3,23 @@
 from dataclasses import dataclass
 from typing import Final
 
-from storage.keys import Milliseconds
+from storage.keys import Milliseconds, UserKey
 from storage.sql import StoreConnection
 
-_COLUMNS: Final = ("topic", "payload", "qos", "properties", "expires_on")
+_COLUMNS: Final = ("topic", "payload", "qos", "properties", "expires_on", "owner")
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedRecord:
-    """A row of `mqtt_retained`. `properties` are encoded, empty when there are none."""
+    """A row of `mqtt_retained`. `properties` are encoded, empty when there are none. `owner` is the user whose device
+    has sent it; None where that is not known."""
 
     topic: bytes
     payload: bytes
     qos: int
     properties: bytes
     expires_on: Milliseconds | None
+    owner: UserKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,12 @@ class MqttTopicStore:
         """Every retained message. Their number is bounded (reference 16.6)."""
         return [
             RetainedRecord(
-                bytes(row["topic"]), bytes(row["payload"]), row["qos"], bytes(row["properties"]), row["expires_on"]
+                bytes(row["topic"]),
+                bytes(row["payload"]),
+                row["qos"],
+                bytes(row["properties"]),
+                row["expires_on"],
+                row["owner"],
             )
             for row in self._db.execute("SELECT * FROM mqtt_retained ORDER BY topic")
         ]

@@ -6,7 +6,7 @@ the last Action that it has seen, and the message log has the others. So an Acti
 the daemon is killed, and a session that is away costs nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -122,22 +122,23 @@ class DeviceSessions:
     def subscribe(
         self,
         session: DeviceSession,
-        filter_: bytes,
-        subscription: SubscriptionRecord,
+        subscriptions: Mapping[bytes, SubscriptionRecord],
         *,
         actions_from: Position | None,
     ) -> None:
-        """Remember a subscription. `actions_from`: Actions after this position wait for the device, unless those after
-        an earlier one do so already; None: Actions do not wait for it."""
-        session.subscriptions[filter_] = subscription
+        """Remember subscriptions, by filter. `actions_from`: Actions after this position wait for the device, unless
+        those after an earlier one do so already; None: Actions do not wait for it."""
+        session.subscriptions |= subscriptions
         if actions_from is None or session.actions_after is None:
             session.actions_after = actions_from
-        self._write(session, steps.subscribe, filter_, subscription, session.actions_after)
+        size = sum(map(len, subscriptions))
+        self._write(session, steps.subscribe, subscriptions, session.actions_after, size=size)
 
-    def unsubscribe(self, session: DeviceSession, filter_: bytes, *, wants_actions: bool) -> None:
-        session.subscriptions.pop(filter_, None)
+    def unsubscribe(self, session: DeviceSession, filters: Sequence[bytes], *, wants_actions: bool) -> None:
+        for filter_ in filters:
+            session.subscriptions.pop(filter_, None)
         session.actions_after = session.actions_after if wants_actions else None
-        self._write(session, steps.unsubscribe, filter_, session.actions_after)
+        self._write(session, steps.unsubscribe, filters, session.actions_after)
 
     def deliver(
         self, session: DeviceSession, action: Action, topic: bytes, payload: bytes, qos: int

@@ -1,6 +1,6 @@
 """What sessions read and write, each step within a transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from broker.device_sessions.session import DeviceSession, Written
@@ -67,7 +67,9 @@ def take_actions(
         session.next_number += 1
         session.actions_after = position
     size = sum(one.size for one in session.deliveries)
-    while session.deliveries and (len(session.deliveries) > MQTT_WAITING_MESSAGES or size > MQTT_WAITING_BYTES):
+    while len(session.deliveries) > 1 and (
+        len(session.deliveries) > MQTT_WAITING_MESSAGES or size > MQTT_WAITING_BYTES
+    ):
         oldest = session.deliveries.pop(0)
         size -= oldest.size
         tx.mqtt_sessions.remove_delivery(session.device, oldest.number)
@@ -75,17 +77,17 @@ def take_actions(
 
 def subscribe(
     device: DeviceKey,
-    filter_: bytes,
-    subscription: SubscriptionRecord,
+    subscriptions: Mapping[bytes, SubscriptionRecord],
     actions_after: Position | None,
     tx: Transaction,
 ) -> None:
-    tx.mqtt_sessions.subscribe(device, filter_, subscription)
+    tx.mqtt_sessions.subscribe(device, subscriptions)
     tx.mqtt_sessions.set_actions_after(device, actions_after)
 
 
-def unsubscribe(device: DeviceKey, filter_: bytes, actions_after: Position | None, tx: Transaction) -> None:
-    tx.mqtt_sessions.unsubscribe(device, filter_)
+def unsubscribe(device: DeviceKey, filters: Sequence[bytes], actions_after: Position | None, tx: Transaction) -> None:
+    for filter_ in filters:
+        tx.mqtt_sessions.unsubscribe(device, filter_)
     tx.mqtt_sessions.set_actions_after(device, actions_after)
 
 

@@ -12,17 +12,22 @@ from typing import Final
 
 from broker.clock import Clock
 from broker.device_sessions.sessions import WRITE_BYTES, DeviceSessions
+from broker.devices.registry import Device
 from broker.errors import DomainError
 from broker.limits.overhead import Overhead, Pace
 from broker.topics.tree import SHARED, Group, TopicTree, is_filter, pattern_of, split_shared
 from config.limits import (
+    MQTT_ARRIVING_BYTES,
     MQTT_RETAINED_BYTES,
+    MQTT_RETAINED_BYTES_OF_USER,
     MQTT_RETAINED_MAX,
+    MQTT_RETAINED_OF_USER,
+    MQTT_SUBSCRIBED_BYTES,
     MQTT_SUBSCRIPTIONS_MAX,
     MQTT_WAITING_MESSAGES,
 )
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Milliseconds
+from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.mqtt_sessions import SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 
@@ -39,14 +44,30 @@ _RETAINED_BYTES_OF_A_FRAME: Final = 4_096
 SERVICE: Final = (b"/v1.1/", b"v1.1/")
 
 
+_MIB: Final = 1024 * 1024
+
+
 class TooManyRetained(DomainError):
     status = 429
-    template = "No more retained messages are taken"
+    template = (
+        f"No more retained messages are taken: there are {MQTT_RETAINED_MAX}, or {MQTT_RETAINED_BYTES // _MIB} MiB"
+    )
+
+
+class TooManyRetainedOfUser(TooManyRetained):
+    template = (
+        "No more retained messages of your devices are taken:"
+        f" there are {MQTT_RETAINED_OF_USER}, or {MQTT_RETAINED_BYTES_OF_USER // _MIB} MiB"
+    )
 
 
 class TooManySubscriptions(DomainError):
     status = 429
-    template = "A device may subscribe to 100 topic filters"
+    template = f"A device may subscribe to {MQTT_SUBSCRIPTIONS_MAX} topic filters"
+
+
+class TooLongSubscriptions(TooManySubscriptions):
+    template = f"The topic filters of your devices may take {MQTT_SUBSCRIBED_BYTES // _MIB} MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,29 @@ class TopicStatistics:
 Search = Iterator[RetainedRecord | None]
 
 
+class Arriving:
+    """The memory for packets over the usual size that have begun to come, which all devices of a user share."""
+
+    __slots__ = ("_held", "_user")
+
+    def __init__(self, held: dict[UserKey, int], user: UserKey) -> None:
+        self._held = held
+        self._user = user
+
+    def take(self, size: int) -> bool:
+        """Hold so many bytes; False, and nothing held, when there is no room. One packet always has room."""
+        held = self._held.get(self._user, 0)
+        if held and held + size > MQTT_ARRIVING_BYTES:
+            return False
+        self._held[self._user] = held + size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self._held[self._user] -= size
+        if not self._held[self._user]:
+            del self._held[self._user]
+
+
 class TopicSpace:
     def __init__(self, database: Database, clock: Clock, sessions: DeviceSessions) -> None:
         self._database = database
@@ -85,7 +129,11 @@ class TopicSpace:
         self._retained_bytes = 0
         self._all_retained: tuple[RetainedRecord, ...] | None = ()  # None when it is to be made again
         self._first_expiry = math.inf  # of retained messages, or earlier
+        self._retained_of: dict[UserKey, tuple[int, int]] = {}  # how many each user has, and their bytes
         self._subscriptions: dict[DeviceKey, dict[bytes, SubscriptionRecord]] = {}
+        self._owners: dict[DeviceKey, UserKey] = {}  # of devices with subscriptions
+        self._subscribed: dict[UserKey, int] = {}  # the bytes of each user's subscriptions
+        self._arriving: dict[UserKey, int] = {}
         self._messages = self._deliveries = 0
         self._paces: dict[DeviceKey, Pace] = {}
         sessions.on_end(self.forget)
@@ -95,10 +143,11 @@ class TopicSpace:
         retained = await self._database.read(lambda tx: tx.mqtt_topics.retained())
         for message in retained:
             self._keep(message)
+        owners = await self._database.read(lambda tx: tx.mqtt_sessions.owners())
         for session in self._sessions.away():
             for filter_, subscription in session.subscriptions.items():
-                if not filter_.startswith(SERVICE):
-                    self._add(session.device, filter_, subscription)
+                if not filter_.startswith(SERVICE) and (owner := owners.get(session.device)) is not None:
+                    self._add(session.device, owner, filter_, subscription)
 
     def pace(self, device: DeviceKey, line: Overhead) -> Pace:
         """The allowance of a device, whose connections share it: here each of them can make the daemon write much."""
@@ -106,10 +155,20 @@ class TopicSpace:
             known = self._paces[device] = line.pace()
         return known
 
+    def arriving(self, device: Device) -> Arriving:
+        """For the packets of a connection of this device."""
+        return Arriving(self._arriving, device.owner)
+
     # --- Subscriptions ---
 
     def subscribe(
-        self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord, *, retain_handling: int
+        self,
+        device: DeviceKey,
+        owner: UserKey,
+        filter_: bytes,
+        subscription: SubscriptionRecord,
+        *,
+        retain_handling: int,
     ) -> Search:
         """Add a subscription, or replace it; return the search for the retained messages to send (MQTT 5.0, 3.3.1.3).
 
@@ -119,7 +178,10 @@ class TopicSpace:
         is_new = filter_ not in own
         if is_new and len(own) >= MQTT_SUBSCRIPTIONS_MAX:
             raise TooManySubscriptions
-        self._add(device, filter_, subscription)
+        owner = self._owners.get(device, owner)  # whoever it counts for stays the same for as long as it has any
+        if is_new and self._subscribed.get(owner, 0) + _weight(filter_) > MQTT_SUBSCRIBED_BYTES:
+            raise TooLongSubscriptions
+        self._add(device, owner, filter_, subscription)
         if filter_.startswith(SHARED) or retain_handling == 2 or (retain_handling == 1 and not is_new):
             return iter(())
         if b"+" not in filter_ and b"#" not in filter_:
@@ -146,37 +208,51 @@ class TopicSpace:
         own = self._subscriptions.get(device, {})
         if own.pop(filter_, None) is None:
             return False
-        self._tree.remove(*_place(filter_, device))
+        self._drop(device, filter_)
+        if not own:
+            self.forget(device)
         return True
+
+    def _drop(self, device: DeviceKey, filter_: bytes) -> None:
+        self._tree.remove(*_place(filter_, device))
+        owner = self._owners[device]
+        self._subscribed[owner] -= _weight(filter_)
+        if not self._subscribed[owner]:
+            del self._subscribed[owner]
 
     def forget(self, device: DeviceKey) -> None:
         """The device's session has ended."""
         for filter_ in self._subscriptions.pop(device, {}):
-            self._tree.remove(*_place(filter_, device))
+            self._drop(device, filter_)
+        self._owners.pop(device, None)
 
-    def _add(self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord) -> None:
-        self._subscriptions.setdefault(device, {})[filter_] = subscription
+    def _add(self, device: DeviceKey, owner: UserKey, filter_: bytes, subscription: SubscriptionRecord) -> None:
+        own = self._subscriptions.setdefault(device, {})
+        if filter_ not in own:
+            self._owners[device] = owner
+            self._subscribed[owner] = self._subscribed.get(owner, 0) + _weight(filter_)
+        own[filter_] = subscription
         inner, _, group = _place(filter_, device)
         self._tree.add(inner, device, subscription, group)
 
     # --- Messages ---
 
-    def distribute(self, message: TopicMessage, source: DeviceKey, pace: Pace) -> None:
+    def distribute(self, message: TopicMessage, source: DeviceKey, owner: UserKey, pace: Pace) -> None:
         """As `publish`; what it costs is spent from the pace. Raises TooManyRetained."""
         if message.retain:
             pace.spend(_RETAINED_FRAMES + len(message.payload) // _RETAINED_BYTES_OF_A_FRAME)
-        reached = self.publish(message, source)
+        reached = self.publish(message, source, owner)
         if reached > _FAN_OUT:
             pace.spend(reached)
 
-    def publish(self, message: TopicMessage, source: DeviceKey) -> int:
+    def publish(self, message: TopicMessage, source: DeviceKey, owner: UserKey) -> int:
         """Deliver a message to all who subscribe to its topic; return what that cost, in deliveries. The topic is
         valid.
 
         What must be durable commits with the open group. Raises TooManyRetained.
         """
         if message.retain:
-            self._retain(message)
+            self._retain(message, owner)
         self._messages += 1
         plain, groups = self._tree.match(message.topic)
         cost, looked_at = 0, sum(map(len, plain))
@@ -226,29 +302,50 @@ class TopicSpace:
 
     # --- Retained messages ---
 
-    def _retain(self, message: TopicMessage) -> None:
+    def _retain(self, message: TopicMessage, owner: UserKey) -> None:
         if not message.payload:
             if (known := self._retained.pop(message.topic, None)) is not None:
                 self._all_retained = None
-                self._retained_bytes -= _size(known)
+                self._count(known, -1)
                 self._database.write_with_next(partial(_forget, message.topic), size=WRITE_BYTES)
             return
-        wanted = RetainedRecord(message.topic, message.payload, message.qos, message.properties, message.expires_on)
-        known = self._retained.get(message.topic)
-        count, size = int(known is None), _size(wanted) - (0 if known is None else _size(known))
-        if not self._has_room(count, size):
+        wanted = RetainedRecord(
+            message.topic, message.payload, message.qos, message.properties, message.expires_on, owner
+        )
+        if self._lacks_room(wanted, owner) is not None:
             self._drop_expired()
-            if not self._has_room(count, size):
-                raise TooManyRetained
+            if (refusal := self._lacks_room(wanted, owner)) is not None:
+                raise refusal
         self._keep(wanted)
         self._database.write_with_next(partial(_retain, wanted), size=_size(wanted) + WRITE_BYTES)
 
-    def _has_room(self, count: int, size: int) -> bool:
-        return len(self._retained) + count <= MQTT_RETAINED_MAX and self._retained_bytes + size <= MQTT_RETAINED_BYTES
+    def _lacks_room(self, wanted: RetainedRecord, owner: UserKey) -> TooManyRetained | None:
+        """Which bound a message would exceed, with what is kept of its topic taken away."""
+        known = self._retained.get(wanted.topic)
+        count, size = int(known is None), _size(wanted) - (0 if known is None else _size(known))
+        of_user, bytes_of_user = self._retained_of.get(owner, (0, 0))
+        if known is not None and known.owner == owner:
+            of_user, bytes_of_user = of_user - 1, bytes_of_user - _size(known)
+        if of_user >= MQTT_RETAINED_OF_USER or bytes_of_user + _size(wanted) > MQTT_RETAINED_BYTES_OF_USER:
+            return TooManyRetainedOfUser()
+        if len(self._retained) + count > MQTT_RETAINED_MAX or self._retained_bytes + size > MQTT_RETAINED_BYTES:
+            return TooManyRetained()
+        return None
+
+    def _count(self, message: RetainedRecord, sign: int) -> None:
+        """Count a message as one that is kept, or no longer kept."""
+        size = sign * _size(message)
+        self._retained_bytes += size
+        if message.owner is not None:
+            many, held = self._retained_of.get(message.owner, (0, 0))
+            self._retained_of[message.owner] = many + sign, held + size
+            if not many + sign:
+                del self._retained_of[message.owner]
 
     def _keep(self, message: RetainedRecord) -> None:
-        known = self._retained.get(message.topic)
-        self._retained_bytes += _size(message) - (0 if known is None else _size(known))
+        if (known := self._retained.get(message.topic)) is not None:
+            self._count(known, -1)
+        self._count(message, 1)
         self._retained[message.topic] = message
         self._all_retained = None
         if message.expires_on is not None:
@@ -261,7 +358,7 @@ class TopicSpace:
         for message in [one for one in self._retained.values() if _has_expired(one, now_ms)]:
             del self._retained[message.topic]
             self._all_retained = None
-            self._retained_bytes -= _size(message)
+            self._count(message, -1)
             self._database.write_with_next(partial(_forget, message.topic))
         expiries = (one.expires_on for one in self._retained.values() if one.expires_on is not None)
         self._first_expiry = min(expiries, default=math.inf)
@@ -296,6 +393,11 @@ def is_subscribable(filter_: bytes) -> bool:
         return is_filter(filter_)
     shared = split_shared(filter_)
     return shared is not None and is_filter(shared[1])
+
+
+def _weight(filter_: bytes) -> int:
+    """The bytes that a subscription takes in memory: itself twice, and a node of the tree for each level."""
+    return 300 + 2 * len(filter_) + 350 * (filter_.count(b"/") + 1)
 
 
 def _size(message: RetainedRecord) -> int:

@@ -191,7 +191,7 @@ class Wills:
             properties=will.properties,
             expires_on=None if expiry is None else Milliseconds(self._core.clock.now_ms() + expiry * 1000),
         )
-        space.distribute(message, device.key, space.pace(device.key, self._overhead))
+        space.distribute(message, device.key, device.owner, space.pace(device.key, self._overhead))
 
     def statistics(self) -> WillStatistics:
         return WillStatistics(len(self._waiting), self._published)

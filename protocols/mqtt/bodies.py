@@ -7,7 +7,6 @@ a connection speaks.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from config.limits import MQTT_FILTERS_MAX
 from protocols.mqtt.fields import Fields
 from protocols.mqtt.packets import (
     MQTT_3_1,
@@ -116,10 +115,10 @@ def _check_connect_flags(flags: int, level: int) -> None:
         raise MalformedPacket("CONNECT with will retain and no will", "MQTT-3.1.2-15")
 
 
-def _check_filters(filters: Sequence[object]) -> None:
+def _check_filters(filters: Sequence[object], most: int) -> None:
     """Before one more is read, so that a packet of thousands costs no more than one of the most."""
-    if len(filters) >= MQTT_FILTERS_MAX:
-        raise TooManyFilters(f"more than {MQTT_FILTERS_MAX} topic filters in one packet")
+    if len(filters) >= most:
+        raise TooManyFilters(f"more than {most} topic filters in one packet")
 
 
 def _decode_subscribe(fields: Fields, level: int) -> Subscribe:
@@ -127,7 +126,7 @@ def _decode_subscribe(fields: Fields, level: int) -> Subscribe:
     properties = decode_properties(fields, In.SUBSCRIBE) if level == MQTT_5 else NO_PROPERTIES
     filters: list[RequestedFilter] = []
     while not fields.is_at_end:
-        _check_filters(filters)
+        _check_filters(filters, fields.most_filters)
         topic = fields.topic("MQTT-3.8.3-1")
         options = fields.byte()
         if options & 3 == 3 or options & (0xC0 if level == MQTT_5 else 0xFC):
@@ -150,7 +149,7 @@ def _decode_unsubscribe(fields: Fields, level: int) -> Unsubscribe:
     properties = decode_properties(fields, In.UNSUBSCRIBE) if level == MQTT_5 else NO_PROPERTIES
     filters: list[bytes] = []
     while not fields.is_at_end:
-        _check_filters(filters)
+        _check_filters(filters, fields.most_filters)
         filters.append(fields.topic("MQTT-3.10.3-1"))
     if not filters:
         raise MalformedPacket("UNSUBSCRIBE without a topic filter", "MQTT-3.10.3-2")

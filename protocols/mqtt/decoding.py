@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from typing import Final, Protocol
 
-from config.limits import MQTT_PACKET_BYTES, PACKETS_PER_TURN
+from config.limits import MQTT_FILTERS_MAX, MQTT_PACKET_BYTES, PACKETS_PER_TURN
 from protocols.mqtt.bodies import DECODERS
 from protocols.mqtt.fields import Fields, check_topic, truncated
 from protocols.mqtt.packets import (
@@ -25,6 +26,7 @@ from protocols.mqtt.packets import (
     PublishWithProperties,
     ReasonCode,
     Subscribe,
+    TooManyArriving,
     Unsubscribe,
     weight_of,
 )
@@ -32,7 +34,16 @@ from protocols.mqtt.properties import In, decode_properties
 
 _NO_ID = b"\x00\x00"
 #: Packets that end the turn of their connection, because each may have many filters.
-_LONG_WORK = frozenset({Subscribe, Unsubscribe})
+_LONG_WORK: Final[frozenset[type[Packet]]] = frozenset({Subscribe, Unsubscribe})
+
+
+class ArrivingPackets(Protocol):
+    """The memory for packets over the usual size that have not come whole, shared with other connections."""
+
+    def take(self, size: int) -> bool:
+        """Hold so many bytes; False, and nothing held, when there is no room."""
+
+    def give_back(self, size: int) -> None: ...
 
 
 class PacketReader:
@@ -41,7 +52,20 @@ class PacketReader:
     After an error the reader cannot go on: every later call raises the same error, without packets.
     """
 
-    __slots__ = ("_fault", "_maximum", "_most", "_needed", "_rest", "_topic", "is_behind", "level")
+    __slots__ = (
+        "_arriving",
+        "_fault",
+        "_held",
+        "_last_of_turn",
+        "_maximum",
+        "_most",
+        "_most_filters",
+        "_needed",
+        "_rest",
+        "_topic",
+        "is_behind",
+        "level",
+    )
 
     def __init__(
         self,
@@ -49,15 +73,40 @@ class PacketReader:
         maximum_packet_size: int = MQTT_PACKET_BYTES,
         level: int = MQTT_3_1_1,
         packets_per_turn: int = PACKETS_PER_TURN,
+        waits_for_admission: bool = False,
     ) -> None:
+        """`waits_for_admission`: what follows CONNECT is read after `admit`, which says how large it may be."""
         self.level = level  # of the last CONNECT; a peer may send more packets before it gets its CONNACK
         self._maximum = maximum_packet_size
         self._most = packets_per_turn
+        self._last_of_turn = _LONG_WORK | {Connect} if waits_for_admission else _LONG_WORK
+        self._most_filters = MQTT_FILTERS_MAX
+        self._arriving: ArrivingPackets | None = None
+        self._held = 0  # bytes for a packet over the usual size that has not come whole
         self._rest = bytearray()
         self._needed = 2
         self._topic: bytes | None = None  # the last valid topic; a device publishes to one topic, so it is checked once
         self._fault: ProtocolError | None = None
         self.is_behind = False  # more packets may have arrived: feed the reader nothing to get them
+
+    def admit(self, *, maximum_packet_size: int, most_filters: int, arriving: ArrivingPackets) -> None:
+        """From now on, larger packets with more filters may come, because the peer is known. `arriving` bounds the
+        memory for those over the usual size."""
+        self._maximum, self._most_filters, self._arriving = maximum_packet_size, most_filters, arriving
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        if self._held and self._arriving is not None:
+            self._arriving.give_back(self._held)
+            self._held = 0
+
+    def _await(self, size: int) -> None:
+        """A packet of so many bytes has not come whole."""
+        self._needed = size
+        if size > MQTT_PACKET_BYTES and self._arriving is not None:
+            if not self._arriving.take(size):
+                raise TooManyArriving("too many large packets of the owner's devices arrive at once")
+            self._held = size
 
     def feed(self, received: bytes | bytearray) -> list[Packet]:
         """The next packets, in order: as many as one turn of a connection may have. The rest is kept for the next call.
@@ -75,6 +124,8 @@ class PacketReader:
             data = bytes(self._rest)
         else:
             data = bytes(received)
+        if self._held:  # the packet has come
+            self.end()
         packets: list[Packet] = []
         try:
             used = self._parse(data, packets)
@@ -116,13 +167,13 @@ class PacketReader:
             if stop - at > maximum:
                 raise PacketTooLarge(f"a packet of {stop - at} bytes, and at most {maximum} are taken")
             if stop > end:
-                self._needed = stop - at
+                self._await(stop - at)
                 break
             if head & 0xF0 != 0x30:
                 append(packet := self._decode(head, data[start:stop]))
                 _spend(turn, packet)
                 # Behind a CONNECT, another version may begin.
-                if type(packet) in _LONG_WORK or (self.level == MQTT_5) is (publish is Publish):
+                if type(packet) in self._last_of_turn or (self.level == MQTT_5) is (publish is Publish):
                     at, self.is_behind = stop, stop < end
                     break
             elif length < 3:
@@ -155,7 +206,7 @@ class PacketReader:
         unused = 0x08 if flags and self.level == MQTT_3_1 else 0
         if head & 0x0F & ~unused != flags:
             raise MalformedPacket(f"the fixed header of packet type {head >> 4} has flags {head & 0x0F:#x}", clause)
-        fields = Fields(body)
+        fields = Fields(body, most_filters=self._most_filters)
         packet = decode(fields, self.level)
         fields.finish()
         if isinstance(packet, Connect):

@@ -5,9 +5,10 @@ subscribe to Actions with QoS 1 and 2: such an Action is sent as soon as it is d
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from itertools import compress
+from typing import Any, Final, NamedTuple
 
 from broker.device_sessions.session import DeviceSession
 from broker.device_sessions.sessions import DeviceSessions
@@ -16,8 +17,9 @@ from broker.envelope import Action
 from broker.errors import DomainError
 from broker.ids import new_id
 from broker.messages.losses import NothingRemained
-from broker.topics.space import SERVICE, Search, is_subscribable
+from broker.topics.space import SERVICE, Search, TopicSpace, is_subscribable
 from broker.topics.tree import without_group
+from config.limits import MQTT_TOPIC_BYTES_MAX, MQTT_TOPIC_LEVELS_MAX
 from protocols.mqtt.errors import error_message
 from protocols.mqtt.flow import WINDOW, Flow
 from protocols.mqtt.messages import packet_of
@@ -35,7 +37,7 @@ from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import MqttSession
 from protocols.mqtt.values import NO_PROPERTIES, Properties
 from protocols.outbox import Outbox
-from protocols.refusals import error_id_of, note_refusal
+from protocols.refusals import SubscribeForbidden, error_id_of, note_refusal
 from storage.keys import Position
 from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
@@ -46,6 +48,21 @@ from storage.sql import StoreError
 _LOOKS_OF_A_FRAME: Final = 50
 _LOOKS_OF_A_TURN: Final = 1_000
 _SENT_IN_A_TURN: Final = 16
+
+
+class InvalidFilter(DomainError):
+    status = 400
+    template = (
+        f"A topic filter has 1 to {MQTT_TOPIC_BYTES_MAX} bytes and at most {MQTT_TOPIC_LEVELS_MAX} levels,"
+        " and wildcards stand for whole levels"
+    )
+
+
+class FilterRefused(NamedTuple):
+    """Why a filter of SUBSCRIBE is refused: what version 5.0 is told, and the rest."""
+
+    code: ReasonCode
+    error: DomainError
 
 
 class Deliveries:
@@ -177,24 +194,31 @@ class Deliveries:
 
     # --- Subscriptions ---
 
-    def subscribe(self, requested: RequestedFilter, subscription_id: int = 0) -> int:
-        """Subscribe to a topic; return the granted QoS, or why it is refused."""
+    def subscribe(self, filters: Sequence[RequestedFilter], subscription_id: int = 0) -> "list[int | FilterRefused]":
+        """Subscribe to topics; return for each the granted QoS, or why it is refused."""
+        taken: dict[bytes, SubscriptionRecord] = {}
+        answers = [self._subscribe(requested, subscription_id, taken) for requested in filters]
+        if taken and self._lasting is not None and self._sessions is not None:
+            self._sessions.subscribe(self._lasting, taken, actions_from=self._actions_from)
+        return answers
+
+    def _subscribe(
+        self, requested: RequestedFilter, subscription_id: int, taken: dict[bytes, SubscriptionRecord]
+    ) -> "int | FilterRefused":
         topics = self._like(requested.topic)
         if topics is None and self._space is not None:
-            return self._subscribe_openly(requested, subscription_id)
+            return self._subscribe_openly(self._space, requested, subscription_id, taken)
         if topics is None:
             if requested.topic.startswith(b"$share/"):
-                return ReasonCode.SHARED_NOT_SUPPORTED
+                return FilterRefused(ReasonCode.SHARED_NOT_SUPPORTED, SubscribeForbidden())
             has_wildcard = b"+" in requested.topic or b"#" in requested.topic
-            return ReasonCode.WILDCARDS_NOT_SUPPORTED if has_wildcard else ReasonCode.NOT_AUTHORIZED
+            code = ReasonCode.WILDCARDS_NOT_SUPPORTED if has_wildcard else ReasonCode.NOT_AUTHORIZED
+            return FilterRefused(code, SubscribeForbidden())
         has_qos = self._lasting is not None and topics is self._actions
         qos = requested.qos if has_qos and self._settings.persistent_sessions == "on" else 0
         topics.pop(requested.topic, None)  # the latest one stands last
         topics[requested.topic] = qos
-        if self._lasting is not None and self._sessions is not None:
-            self._sessions.subscribe(
-                self._lasting, requested.topic, SubscriptionRecord(qos), actions_from=self._actions_from
-            )
+        taken[requested.topic] = SubscriptionRecord(qos)
         return qos
 
     @property
@@ -203,25 +227,31 @@ class Deliveries:
         qos = next(reversed(self._actions.values()), 0)
         return self._ingest.head if qos else None
 
-    def _subscribe_openly(self, requested: RequestedFilter, subscription_id: int) -> int:
+    def _subscribe_openly(
+        self,
+        space: TopicSpace,
+        requested: RequestedFilter,
+        subscription_id: int,
+        taken: dict[bytes, SubscriptionRecord],
+    ) -> "int | FilterRefused":
         """Subscribe in the open topic space."""
-        space, lasting, sessions = self._space, self._lasting, self._sessions
-        if without_group(requested.topic).startswith(SERVICE) or space is None or lasting is None or sessions is None:
-            return ReasonCode.NOT_AUTHORIZED
-        if not is_subscribable(requested.topic):
-            return ReasonCode.TOPIC_FILTER_INVALID
-        if not self._access.may_subscribe(self._device, requested.topic):
-            return ReasonCode.NOT_AUTHORIZED
+        topic, device = requested.topic, self._device
+        if without_group(topic).startswith(SERVICE):
+            return FilterRefused(ReasonCode.NOT_AUTHORIZED, SubscribeForbidden())
+        if not is_subscribable(topic):
+            return FilterRefused(ReasonCode.TOPIC_FILTER_INVALID, InvalidFilter())
+        if not self._access.may_subscribe(device, topic):
+            return FilterRefused(ReasonCode.NOT_AUTHORIZED, SubscribeForbidden())
         subscription = SubscriptionRecord(
             requested.qos, requested.no_local, requested.retain_as_published, subscription_id
         )
         try:
             search = space.subscribe(
-                self._device.key, requested.topic, subscription, retain_handling=requested.retain_handling
+                device.key, device.owner, topic, subscription, retain_handling=requested.retain_handling
             )
-        except DomainError:
-            return ReasonCode.QUOTA_EXCEEDED
-        sessions.subscribe(lasting, requested.topic, subscription, actions_from=self._actions_from)
+        except DomainError as error:
+            return FilterRefused(ReasonCode.QUOTA_EXCEEDED, error)
+        taken[topic] = subscription
         self._searches.append((subscription, search))
         return requested.qos
 
@@ -261,17 +291,20 @@ class Deliveries:
                 expires_on=message.expires_on,
             )
 
-    def unsubscribe(self, topic: bytes) -> ReasonCode:
+    def unsubscribe(self, filters: Sequence[bytes]) -> list[ReasonCode]:
+        """The answer for each filter."""
+        existed = [self._unsubscribe(topic) for topic in filters]
+        ended = list(compress(filters, existed))
+        if ended and self._lasting is not None and self._sessions is not None:
+            self._sessions.unsubscribe(self._lasting, ended, wants_actions=self._actions_from is not None)
+        return [ReasonCode.SUCCESS if one else ReasonCode.NO_SUBSCRIPTION_EXISTED for one in existed]
+
+    def _unsubscribe(self, topic: bytes) -> bool:
+        """Returns whether there was such a subscription."""
         topics = self._like(topic)
         if topics is None and self._space is not None:
-            existed = self._space.unsubscribe(self._device.key, topic)
-        else:
-            existed = topics is not None and topics.pop(topic, None) is not None
-        if not existed:
-            return ReasonCode.NO_SUBSCRIPTION_EXISTED
-        if self._lasting is not None and self._sessions is not None:
-            self._sessions.unsubscribe(self._lasting, topic, wants_actions=self._actions_from is not None)
-        return ReasonCode.SUCCESS
+            return self._space.unsubscribe(self._device.key, topic)
+        return topics is not None and topics.pop(topic, None) is not None
 
     def _like(self, topic: bytes) -> dict[bytes, int] | None:
         """Where subscriptions to this topic are; None when the device may not subscribe to it."""

@@ -21,9 +21,9 @@ from broker.routing.connections import CloseReason
 from broker.topics.space import SERVICE
 from broker.topics.tree import is_topic
 from broker.trace.refusals import Refusals
-from config.limits import MAX_DATA_BYTES, MQTT_TOPIC_ALIASES, MQTT_TOPIC_BYTES_MAX
+from config.limits import MAX_DATA_BYTES, MQTT_FILTERS_MAX, MQTT_TOPIC_ALIASES, MQTT_TOPIC_BYTES_MAX
 from protocols.mqtt.answers import Reason, Reasons
-from protocols.mqtt.deliveries import Deliveries
+from protocols.mqtt.deliveries import Deliveries, FilterRefused
 from protocols.mqtt.errors import CLOSE_CODES, publish_reason
 from protocols.mqtt.messages import message_of, will_record, with_topic
 from protocols.mqtt.negotiation import session_seconds
@@ -54,7 +54,7 @@ from protocols.mqtt.session import (
     UnsubscribeRequested,
 )
 from protocols.outbox import Outbox
-from protocols.refusals import PublishForbidden, SubscribeForbidden, device_text
+from protocols.refusals import PublishForbidden, device_text
 from storage.mqtt_wills import WillRecord
 from storage.sql import StoreError
 
@@ -323,7 +323,8 @@ class MqttExchange:
             raise PublishForbidden
         if not self._rooms.topics.access.may_publish(self._device, packet.topic):
             raise PublishForbidden
-        space.distribute(message_of(packet, self._rooms.core.clock.now_ms()), self._device.key, self.pace)
+        message = message_of(packet, self._rooms.core.clock.now_ms())
+        space.distribute(message, self._device.key, self._device.owner, self.pace)
 
     def _refuse(self, packet: Publish, error: DomainError) -> None:
         self.pace.spend()
@@ -391,17 +392,18 @@ class MqttExchange:
     def _subscribe(self, packet: Subscribe, refusal: RateLimitExceeded | None) -> None:
         """Answer each filter with the granted QoS, or with the reason of its refusal (reference 16.3)."""
         if refusal is not None:
-            codes = [ReasonCode.QUOTA_EXCEEDED] * len(packet.filters)
-            self._outbox.put(self._answers.suback(packet.packet_id, codes, device_text(refusal)))
+            over = [ReasonCode.QUOTA_EXCEEDED] * len(packet.filters)
+            self._outbox.put(self._answers.suback(packet.packet_id, over, device_text(refusal)))
             self.deliveries.tell(refusal)
             return
         subscription_id = (*packet.properties.subscription_ids, 0)[0]
-        granted = [self.deliveries.subscribe(requested, subscription_id) for requested in packet.filters]
-        refused = sum(code >= ReasonCode.UNSPECIFIED for code in granted)
-        text = str(SubscribeForbidden()) if refused else ""
-        self._outbox.put(self._answers.suback(packet.packet_id, granted, text))
-        for _ in range(refused):
-            self.deliveries.tell(SubscribeForbidden())
+        answers = self.deliveries.subscribe(packet.filters, subscription_id)
+        refused = [one.error for one in answers if isinstance(one, FilterRefused)]
+        codes: list[int] = [one.code if isinstance(one, FilterRefused) else one for one in answers]
+        text = "; ".join(dict.fromkeys(map(device_text, refused)))
+        self._outbox.put(self._answers.suback(packet.packet_id, codes, text))
+        for error in refused[:MQTT_FILTERS_MAX]:  # the codes are in SUBACK
+            self.deliveries.tell(error)
         self._search()
 
     def _search(self) -> None:
@@ -409,7 +411,7 @@ class MqttExchange:
             self.pace.spend(cost)
 
     def _unsubscribe(self, packet: Unsubscribe) -> None:
-        codes = [self.deliveries.unsubscribe(topic) for topic in packet.filters]
+        codes = self.deliveries.unsubscribe(packet.filters)
         self._outbox.put(self._answers.unsuback(packet.packet_id, codes))
 
     def _acknowledge(

@@ -1,5 +1,6 @@
 """The fields of a packet's body, read one after the other. Not for the hot path."""
 
+from config.limits import MQTT_FILTERS_MAX
 from protocols.mqtt.packets import MalformedPacket
 
 _NO_ID = b"\x00\x00"
@@ -26,11 +27,14 @@ def check_topic(topic: bytes, clause: str) -> None:
 
 
 class Fields:
-    __slots__ = ("_body", "at")
+    """`most_filters`: how many topic filters the packet may have."""
 
-    def __init__(self, body: bytes, at: int = 0) -> None:
+    __slots__ = ("_body", "at", "most_filters")
+
+    def __init__(self, body: bytes, at: int = 0, most_filters: int = MQTT_FILTERS_MAX) -> None:
         self._body = body
         self.at = at
+        self.most_filters = most_filters
 
     @property
     def is_at_end(self) -> bool:

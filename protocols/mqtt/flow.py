@@ -95,8 +95,10 @@ class Flow:
         return self._fill()
 
     def _bound(self) -> None:
-        """Of too many that wait, drop the oldest."""
-        while len(self._waiting) > MQTT_WAITING_MESSAGES or self._waiting_bytes > MQTT_WAITING_BYTES:
+        """Of too many that wait, drop the oldest. One may be as large as a packet may be."""
+        while len(self._waiting) > 1 and (
+            len(self._waiting) > MQTT_WAITING_MESSAGES or self._waiting_bytes > MQTT_WAITING_BYTES
+        ):
             self._dropped(self._next().number)
 
     def puback(self, packet_id: bytes) -> bytes | None:

@@ -1,6 +1,6 @@
 """What the server tells a client that speaks 5.0 in CONNACK (MQTT 5.0, 3.2.2.3; reference 16.2)."""
 
-from config.limits import MQTT_PACKET_BYTES, MQTT_TOPIC_ALIASES
+from config.limits import MQTT_TOPIC_ALIASES
 from config.settings import Mqtt
 from protocols.mqtt.packets import MQTT_5, Connect
 from protocols.mqtt.session import RECEIVE_MAXIMUM
@@ -33,7 +33,7 @@ def connack_properties(connect: Connect, client_id: str, settings: Mqtt) -> Prop
         session_expiry=session_seconds(connect, settings),
         receive_maximum=RECEIVE_MAXIMUM,
         retain_available=is_open,
-        maximum_packet_size=MQTT_PACKET_BYTES,
+        maximum_packet_size=settings.packet_bytes,
         assigned_client_id=None if connect.client_id else client_id,
         topic_alias_maximum=MQTT_TOPIC_ALIASES if is_open else 0,
         wildcard_available=is_open,

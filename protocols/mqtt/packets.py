@@ -245,3 +245,10 @@ class TooManyFilters(ProtocolError):
     """A SUBSCRIBE or UNSUBSCRIBE has more topic filters than are taken (reference 16.2)."""
 
     code: ReasonCode = ReasonCode.QUOTA_EXCEEDED
+
+
+@dataclass(eq=False)
+class TooManyArriving(ProtocolError):
+    """Too much memory is held for packets over the usual size that have not come whole (reference 16.6)."""
+
+    code: ReasonCode = ReasonCode.QUOTA_EXCEEDED

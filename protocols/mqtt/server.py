@@ -18,7 +18,7 @@ from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel, Meter
 from broker.routing.connections import DeviceLink
 from broker.trace.origin import concerning
-from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
+from config.limits import MQTT_CONNECT_SECONDS, MQTT_OPEN_FILTERS_MAX, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
 from protocols.hub import Hub
 from protocols.listeners import Entrance, end_gently, sender_at_once, serve_tcp
@@ -119,7 +119,9 @@ class _Connection:
         self._stream = stream
         # In the open topic space, each packet may become many deliveries.
         is_open = rooms.topics.space is not None
-        self._reader = PacketReader(packets_per_turn=OPEN_PACKETS_PER_TURN if is_open else PACKETS_PER_TURN)
+        self._reader = PacketReader(
+            packets_per_turn=OPEN_PACKETS_PER_TURN if is_open else PACKETS_PER_TURN, waits_for_admission=is_open
+        )
         self._session = MqttSession()
         self._send_at_once = sender_at_once(stream)
         self._outbox = Outbox(stream.send_all, send_now=None if self._send_at_once is None else self._send_now)
@@ -155,6 +157,7 @@ class _Connection:
         finally:
             self._tasks = None  # commits may still acknowledge what the peer has sent
             self._outbox.end()
+            self._reader.end()
             if self._writing is not None:
                 self._writing.cancel()
 
@@ -272,6 +275,12 @@ class _Connection:
         caller.act()
         exchange = MqttExchange(self._rooms, device, meter, self._session, self._outbox, self._end_reading)
         exchange.left = packets
+        if (space := self._rooms.topics.space) is not None:
+            self._reader.admit(
+                maximum_packet_size=self._rooms.core.settings.mqtt.packet_bytes,
+                most_filters=MQTT_OPEN_FILTERS_MAX,
+                arriving=space.arriving(device),
+            )
         self._exchange, self._connect = exchange, connect
         return self._rooms.routing.connections.connect(
             device,

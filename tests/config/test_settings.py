@@ -58,6 +58,7 @@ _VARIABLES = [
     ("MQTT_TOPICS", "open", "mqtt.topics", "open"),
     ("MQTT_PERSISTENT_SESSIONS", "on", "mqtt.persistent_sessions", "on"),
     ("MQTT_SESSION_MAX_SECONDS", "60", "mqtt.session_max_seconds", 60),
+    ("MQTT_PACKET_MAX_BYTES", "70000", "mqtt.packet_max_bytes", 70_000),
     ("MQTT_KEEP_ALIVE_MAX_SECONDS", "60", "mqtt.keep_alive_max_seconds", 60),
     ("COAP_BIND", "h:5", "coap.bind", Address("h", 5)),
     ("COAP_DTLS_BIND", "h:6", "coap.dtls_bind", Address("h", 6)),
@@ -262,6 +263,10 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             "outbound.allow_private_addresses: expected `bool`, got `i",
         ),
         (STATE + "[http]\nbind = 8080", "http.bind: expected host:port or [IPv6]:port, got '8080'"),
+        *(
+            (STATE + f"[mqtt]\npacket_max_bytes = {size}", "mqtt.packet_max_bytes: must be 65536 to 16777216")
+            for size in (-1, 65_535, 16_777_217)
+        ),
         (STATE + "[http]\nbind = []", "http.bind: expected 1 to 16 addresses, got 0"),
         (STATE + f"[http]\nbind = {['h:1'] * 17}", "http.bind: expected 1 to 16 addresses, got 17"),
         (STATE + '[http]\nbind = ["h:1", "*"]', "http.bind: expected host:port or [IPv6]:port, got '*'"),

@@ -1,13 +1,24 @@
 """The open topic space: topics beside the service's own (reference 16.6)."""
 
+import tracemalloc
+
 import pytest
 import trio
 from paho.mqtt.packettypes import PacketTypes
 from trio.testing import wait_all_tasks_blocked
 
 from broker.limits.overhead import FRAMES_AT_ONCE
-from broker.topics.space import Search, TopicMessage, TopicSpace, TopicStatistics
+from broker.topics.space import (
+    Search,
+    TooLongSubscriptions,
+    TooManyRetainedOfUser,
+    TopicMessage,
+    TopicSpace,
+    TopicStatistics,
+)
 from config.limits import (
+    MQTT_OPEN_FILTERS_MAX,
+    MQTT_OPEN_PACKET_BYTES,
     MQTT_RETAINED_MAX,
     MQTT_SUBSCRIPTIONS_MAX,
     MQTT_TOPIC_BYTES_MAX,
@@ -21,13 +32,14 @@ from storage.keys import Milliseconds
 from storage.mqtt_sessions import SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 from tests.builders import ServicesOpener
-from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
+from tests.factories import BOBS, BOBS_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
 from tests.fakes import FakeClock
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.packets_by_paho import from_paho
 from tests.protocols.mqtt.peers import (
     ACTIONS,
     DISCONNECT,
+    ERRORS,
     MESSAGES,
     ON,
     Peer,
@@ -85,7 +97,7 @@ async def dialled(
     will: Will | None = None,
 ) -> Peer:
     """A device that speaks 5.0, or 3.1.1."""
-    token = KITCHEN_TOKEN if device == KITCHEN else HALL_TOKEN
+    token = {KITCHEN: KITCHEN_TOKEN, HALL: HALL_TOKEN, BOBS: BOBS_TOKEN}[device]
     properties = Properties(session_expiry=seconds) if seconds else NO_PROPERTIES
     peer = await server.dial()
     await peer.send(connect(device, token, level=level, client_id=b"c", clean=clean, properties=properties, will=will))
@@ -271,7 +283,8 @@ async def test_retained_messages_are_bounded(server: Server) -> None:
         space._keep(RetainedRecord(b"%d" % number, b"x", 0, b"", None))
     peer = await dialled(server)
     await peer.send(publish_5(1, b"x", topic=b"new", retain=True), publish_5(2, b"y", topic=b"7", retain=True))
-    assert acknowledged(await peer.packet()) == (0x40, 0x97, "No more retained messages are taken")
+    text = "No more retained messages are taken: there are 40000, or 64 MiB"
+    assert acknowledged(await peer.packet()) == (0x40, 0x97, text)
     await peer.expect(puback(2))
     await peer.send(publish_5(3, b"", topic=b"8", retain=True), publish_5(4, b"x", topic=b"new", retain=True))
     await peer.expect(puback(3), puback(4))
@@ -280,15 +293,15 @@ async def test_retained_messages_are_bounded(server: Server) -> None:
 
 async def test_what_changes_during_a_search_is_told_once(server: Server) -> None:
     space, find = space_of(server), server.services.devices.registry.find
-    hall, kitchen = (await find(HALL)).key, (await find(KITCHEN)).key
+    hall, kitchen = await find(HALL), await find(KITCHEN)
     for number in range(4):
         space._keep(RetainedRecord(b"%d" % number, b"old", 0, b"", None))
-    search = space.subscribe(hall, b"#", SubscriptionRecord(0), retain_handling=0)
+    search = space.subscribe(hall.key, hall.owner, b"#", SubscriptionRecord(0), retain_handling=0)
     first = next(search)
     assert first is not None
     assert first.payload == b"old"
-    space.publish(TopicMessage(b"1", b"new", 0, True, b"", None), kitchen)
-    space.publish(TopicMessage(b"2", b"", 0, True, b"", None), kitchen)
+    space.publish(TopicMessage(b"1", b"new", 0, True, b"", None), kitchen.key, kitchen.owner)
+    space.publish(TopicMessage(b"2", b"", 0, True, b"", None), kitchen.key, kitchen.owner)
     assert [one and one.topic for one in search] == [None, None, b"3"]
 
 
@@ -340,11 +353,159 @@ async def test_a_clean_session_leaves_nothing_behind(server: Server) -> None:
 
 
 async def test_a_device_has_a_bounded_number_of_subscriptions(server: Server) -> None:
-    peer = await dialled(server)
-    for part in range(0, MQTT_SUBSCRIPTIONS_MAX, 50):
-        await subscribed(peer, *(b"t/%d" % number for number in range(part, part + 50)))
+    """Ten packets of a thousand, as Home Assistant sends them, and what is one too many."""
+    peer = await dialled(server, seconds=60)
+    await peer.send(subscribe_5(ERRORS, number=9))
+    await peer.packet()
+    for part in range(0, MQTT_SUBSCRIPTIONS_MAX, MQTT_OPEN_FILTERS_MAX):
+        await subscribed(peer, *(b"t/%d" % number for number in range(part, part + MQTT_OPEN_FILTERS_MAX)))
     await peer.send(subscribe_5(b"t/0", b"one/more"))
-    assert suback_of(await peer.packet())[0] == [0, 0x97]
+    text = "A device may subscribe to 10000 topic filters"
+    assert suback_of(await peer.packet()) == ([0, 0x97], text)
+    assert text.encode() in (await heard(peer))[1]
+    await peer.send(unsubscribe_5(*(b"t/%d" % number for number in range(1, MQTT_OPEN_FILTERS_MAX)), b"unknown"))
+    head, body = await peer.packet()
+    assert (head, body[3:]) == (0xB0, bytes(MQTT_OPEN_FILTERS_MAX - 1) + b"\x11")
+    await subscribed(peer, b"one/more")
+    assert space_of(server).statistics().subscriptions == MQTT_SUBSCRIPTIONS_MAX - MQTT_OPEN_FILTERS_MAX + 2
+    await peer.send(subscribe_5(*(b"u/%d" % number for number in range(MQTT_OPEN_FILTERS_MAX + 1))))
+    assert await ended(peer) == (0x97, "more than 1000 topic filters in one packet")
+
+
+async def test_the_subscriptions_of_a_user_are_bounded_in_memory(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.topics.space.MQTT_SUBSCRIBED_BYTES", 10_000)
+    space = space_of(server)
+    kitchen, hall = await dialled(server), await dialled(server, HALL)  # of one owner
+    await subscribed(kitchen, *(b"a/b/c/%d" % number for number in range(5)))
+    await hall.send(subscribe_5(b"a/b/c/0", b"x"))
+    text = TooLongSubscriptions.template
+    assert suback_of(await hall.packet()) == ([0x97, 0], text)
+    bobs = await dialled(server, BOBS)
+    await subscribed(bobs, b"a/b/c/0")  # another user has a bound of his own
+    await kitchen.send(unsubscribe_5(b"a/b/c/4"))
+    await kitchen.packet()
+    await subscribed(hall, b"a/b/c/0")
+    for peer in (kitchen, hall, bobs):
+        await leave(server, peer, DISCONNECT)
+    assert (space._subscribed, space._owners, space._subscriptions) == ({}, {}, {})
+
+
+async def test_the_bound_of_subscriptions_is_about_what_they_take(server: Server) -> None:
+    space, kitchen = space_of(server), await server.services.devices.registry.find(KITCHEN)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2_000):
+            filter_ = b"homeassistant/sensor/%d/state/of/a/thing" % number
+            space.subscribe(kitchen.key, kitchen.owner, filter_, SubscriptionRecord(0), retain_handling=2)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.5 < taken / space._subscribed[kitchen.owner] < 1.1
+
+
+async def test_the_retained_messages_of_a_user_are_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.topics.space.MQTT_RETAINED_OF_USER", 2)
+    monkeypatch.setattr("broker.topics.space.MQTT_RETAINED_BYTES_OF_USER", 50)
+    kitchen, hall, bobs = await dialled(server), await dialled(server, HALL), await dialled(server, BOBS)
+    await kitchen.send(publish_5(1, b"x", topic=b"1", retain=True))
+    await hall.send(publish_5(1, b"x", topic=b"2", retain=True))
+    await kitchen.expect(puback(1))
+    await hall.expect(puback(1))
+    refused = publish_5(2, b"x", topic=b"3", retain=True), publish_5(3, b"x" * 60, topic=b"1", retain=True)
+    await hall.send(*refused, publish_5(4, b"y" * 40, topic=b"1", retain=True))
+    for _ in refused:
+        assert acknowledged(await hall.packet()) == (0x40, 0x97, TooManyRetainedOfUser.template)
+    await hall.expect(puback(4))
+    await bobs.send(publish_5(1, b"x", topic=b"1", retain=True))  # the topic is his now
+    await bobs.expect(puback(1))
+    await kitchen.send(publish_5(5, b"x", topic=b"3", retain=True))
+    await kitchen.expect(puback(5))
+    for peer, topic in ((kitchen, b"1"), (bobs, b"2"), (hall, b"3")):
+        await peer.send(publish_5(9, b"", topic=topic, retain=True))
+        await peer.expect(puback(9))
+    space = space_of(server)
+    assert (space._retained_of, space.statistics().retained_bytes) == ({}, 0)
+
+
+async def test_who_retains_is_known_after_a_restart(opener: ServicesOpener, runner: Runner) -> None:
+    async with running(opener, runner) as server:
+        kitchen = await dialled(server, seconds=60)
+        await subscribed(kitchen, b"a/b", options=1)
+        await kitchen.send(publish_5(1, b"x", topic=b"1", retain=True))
+        await kitchen.expect(puback(1))
+        before = space_of(server)._retained_of, space_of(server)._subscribed, space_of(server)._owners
+        assert all(before)
+    async with running(opener, runner) as server:
+        after = space_of(server)._retained_of, space_of(server)._subscribed, space_of(server)._owners
+        assert after == before
+
+
+# --- Large packets --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_packet_of_one_mebibyte_is_taken_delivered_and_retained(server: Server, qos: int) -> None:
+    topic = b"zigbee2mqtt/bridge/devices"
+    header = len(publish_5(1, b"", qos=qos, topic=topic, retain=True)) + 2  # its length takes two bytes more
+    whole = b"x" * (MQTT_OPEN_PACKET_BYTES - header)
+    hall, kitchen = await dialled(server, HALL), await dialled(server)
+    await subscribed(hall, b"zigbee2mqtt/#", options=min(qos, 1))
+    packet = publish_5(1, whole, qos=qos, topic=topic, retain=True)
+    assert len(packet) == MQTT_OPEN_PACKET_BYTES
+    await kitchen.send(packet)
+    await kitchen.expect(*([b""], [puback(1)], [pubrec(1)])[qos])
+    assert (await heard(hall))[:2] == (topic, whole)
+    bobs = await dialled(server, BOBS)
+    await subscribed(bobs, topic)
+    assert (await heard(bobs))[:2] == (topic, whole)
+    await kitchen.send(publish_5(2, whole + b"x", qos=qos, topic=topic, retain=True))
+    assert (await ended(kitchen))[0] == 0x95
+
+
+async def test_a_large_packet_waits_for_a_device_that_is_away(server: Server) -> None:
+    hall = await dialled(server, HALL, seconds=60)
+    await subscribed(hall, b"a", options=1)
+    await leave(server, hall)
+    kitchen = await dialled(server)
+    for number in (1, 2):
+        await kitchen.send(publish_5(number, b"%d" % number * 700_000, topic=b"a"))
+        await kitchen.expect(puback(number))
+    again = await dialled(server, HALL, clean=False, seconds=60)
+    assert (await heard(again))[1] == b"2" * 700_000  # and the older one had no room any more
+
+
+async def test_a_stranger_sends_no_large_packet(server: Server) -> None:
+    for head in (b"\x30", b"\x10"):
+        peer = await server.dial()
+        await peer.send(head + b"\xf0\xa2\x04" + b"\0\4MQTT\4")  # of 70,000 bytes
+        await peer.expect_end()
+    peer = await server.dial()  # what follows CONNECT at once is of a device that is known by then
+    await peer.send(connect(), publish(1, bytes(70_000), topic=b"a"))
+    await peer.expect(b"\x20\x02\x00\x00", puback(1))
+
+
+async def test_large_packets_that_arrive_at_once_are_bounded_for_each_user(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.topics.space.MQTT_ARRIVING_BYTES", 200_000)
+    large = publish_5(1, bytes(90_000), topic=b"a")
+    kitchen, hall = await dialled(server), await dialled(server, HALL)
+    bobs = await dialled(server, BOBS)
+    for peer in (kitchen, hall, bobs):
+        await peer.send(large[:1_000])
+    await wait_all_tasks_blocked()
+    assert sorted(space_of(server)._arriving.values()) == [len(large), 2 * len(large)]
+    await hall.send(large[1_000:], large[:1_000])  # one after the other
+    await hall.expect(puback(1))
+    await hall.send(large[1_000:], publish_5(2, bytes(120_000), topic=b"a")[:1_000])
+    await hall.expect(puback(1))
+    assert await ended(hall) == (0x97, "too many large packets of the owner's devices arrive at once")
+    await leave(server, kitchen)
+    await leave(server, bobs)
+    assert space_of(server)._arriving == {}
 
 
 async def test_topics_are_short(server: Server) -> None:
