@@ -227,8 +227,9 @@ class MessageSearches:
         return Part(rows[:limit], looking.upto)
 
     def last_ts(self, table: Table, devices: Collection[DeviceKey]) -> dict[DeviceKey, Milliseconds]:
-        """The highest `ts` of each of these devices that has a row."""
-        newest: _Found[Any] = _Found(self._db, self._log, _LOGS[table], Range(None, None, limit=1, descending=True))
+        """The `ts` of the last row, by position, of each of these devices that has one."""
+        last = Range(None, None, limit=1, descending=True, by_arrival=True)
+        newest: _Found[Any] = _Found(self._db, self._log, _LOGS[table], last)
         found: dict[DeviceKey, Milliseconds] = {}
         for device in devices:
             for rows in newest.indexed(device, 1):
@@ -236,17 +237,15 @@ class MessageSearches:
                     found[device] = rows[0].ts
                     break
         wanted = set(devices)
-        for device, ts in self._last_late_ts(table):
-            if device in wanted:
-                found[device] = max(ts, found.get(device, Milliseconds(0)))
-        return found
+        return found | {device: ts for device, ts in self._last_late_ts(table) if device in wanted}
 
     def _last_late_ts(self, table: Table) -> list[tuple[DeviceKey, Milliseconds]]:
-        """The highest `ts` of each device among the rows without an index entry."""
+        """The `ts` of the rows without an index entry that are the last of their devices; those come last."""
         indexed = self._log.counter("indexed")
         try:
             late = self._db.execute(
-                f"SELECT device, max(ts) AS ts FROM {table} WHERE position > :indexed GROUP BY device",  # noqa: S608
+                f"SELECT device, ts FROM {table} WHERE position IN"  # noqa: S608 - constants
+                f" (SELECT max(position) FROM {table} WHERE position > :indexed GROUP BY device)",
                 {"indexed": indexed},
             )
             return [(row["device"], row["ts"]) for row in late]

@@ -116,10 +116,10 @@ class Presence:
         await self.flush()
 
     def _messages_stored(self, fact: MessagesStored) -> None:
-        seen = self._seen
+        seen, now_ms = self._seen, self._clock.now_ms()
         for device, cts in {row.device: row.cts for row in fact.rows}.items():  # the last row of each device
             # The device may have disconnected, or sent a ping, between its message and the commit of the message.
-            if cts > seen.get(device, 0):
+            if not cts <= seen.get(device, 0) <= now_ms:  # a time that is ahead was noted while the clock was ahead
                 seen[device] = cts
 
     def touch(self, device: DeviceKey) -> None:
@@ -136,7 +136,8 @@ class Presence:
         changes = {device: self._change(device) for device in devices}
         stored = await self._database.read(lambda tx: tx.devices.presences(devices))
         return {
-            device: change.applied_to(stored.get(device) or _never_seen(device)) for device, change in changes.items()
+            device: _past(change.applied_to(stored.get(device) or _never_seen(device)), change.now_ms)
+            for device, change in changes.items()
         }
 
     def _change(self, device: DeviceKey) -> "_Change":
@@ -214,6 +215,18 @@ class _Change:
 def _put(records: Sequence[PresenceRecord], tx: Transaction) -> None:
     there = tx.devices.those_stored([one.device for one in records])  # others were removed for good
     tx.devices.put_presences([one for one in records if one.device in there])
+
+
+def _past(record: PresenceRecord, now_ms: int) -> PresenceRecord:
+    """Without times that have not come: they were noted while the clock was ahead."""
+    seen_on, online_on = record.last_seen_on, record.last_time_online
+    if (seen_on or 0) <= now_ms and (online_on or 0) <= now_ms:
+        return record
+    return replace(
+        record,
+        last_seen_on=None if seen_on is None else min(seen_on, now_ms),
+        last_time_online=None if online_on is None else min(online_on, now_ms),
+    )
 
 
 def _never_seen(device: DeviceKey) -> PresenceRecord:

@@ -57,6 +57,6 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         projector=projector,
         snapshots=snapshots,
         analytics=Analytics(database, clock, projector),
-        statuses=Statuses(database, devices.presence, snapshots),
+        statuses=Statuses(database, core.clock, devices.presence, snapshots),
         retention=retention,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from broker.clock import Clock
 from broker.devices.presence import Presence
 from broker.devices.registry import Device
 from broker.messages.folds import Fields
@@ -12,7 +13,10 @@ from storage.database import Database
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """A time is None when there was none; `snapshot` is None when the caller did not ask for it."""
+    """A time is None when there was none; `snapshot` is None when the caller did not ask for it.
+
+    No time is ahead of the clock: what came while the clock was ahead has the time of now.
+    """
 
     last_message_ts: int | None
     last_action_ts: int | None
@@ -24,8 +28,9 @@ class DeviceStatus:
 class Statuses:
     """Callers check permissions."""
 
-    def __init__(self, database: Database, presence: Presence, snapshots: Snapshots) -> None:
+    def __init__(self, database: Database, clock: Clock, presence: Presence, snapshots: Snapshots) -> None:
         self._database = database
+        self._clock = clock
         self._presence = presence
         self._snapshots = snapshots
 
@@ -40,13 +45,18 @@ class Statuses:
             lambda tx: (tx.message_searches.last_ts("message", keys), tx.message_searches.last_ts("action", keys))
         )
         snapshots = await self._snapshots.of_all(keys) if with_snapshot else {}
+        now_ms = self._clock.now_ms()
         return [
             DeviceStatus(
-                last_message_ts=messages.get(key),
-                last_action_ts=actions.get(key),
+                last_message_ts=_past(messages.get(key), now_ms),
+                last_action_ts=_past(actions.get(key), now_ms),
                 availability=presences[key].availability,
                 last_time_online=presences[key].last_time_online,
                 snapshot=snapshots.get(key),
             )
             for key in keys
         ]
+
+
+def _past(at_ms: int | None, now_ms: int) -> int | None:
+    return None if at_ms is None else min(at_ms, now_ms)

@@ -188,8 +188,8 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
             "message", chosen, newest
         )
         for table, rows in log.rows.items():
-            highest = {device: max(ts for _, of, ts in rows if of == device) for device in {of for _, of, _ in rows}}
-            assert log.searches.last_ts(table, chosen) == {key: ts for key, ts in highest.items() if key in devices}
+            last = {device: ts for _, device, ts in sorted(rows)}
+            assert log.searches.last_ts(table, chosen) == {key: ts for key, ts in last.items() if key in devices}
         for device in chosen:
             times = [ts for _, of, ts in log.rows["message"] if of == device]
             assert log.searches.count(device, start_ms=Milliseconds(1), end_ms=Milliseconds(60_000)) == sum(

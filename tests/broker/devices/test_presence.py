@@ -85,8 +85,11 @@ async def test_a_ping_sets_last_seen(services: Services, light: DeviceKey, fake_
         assert (await services.devices.presence.of(light)).last_seen_on == NOW_MS + 30
 
 
-async def test_a_commit_after_the_disconnect_does_not_set_last_seen_back(services: Services, light: DeviceKey) -> None:
+async def test_a_commit_after_the_disconnect_does_not_set_last_seen_back(
+    services: Services, light: DeviceKey, fake_clock: FakeClock
+) -> None:
     services.core.router.publish(DeviceWentOnline(light, "MQTT", NOW_MS))
+    fake_clock.advance(20)
     services.core.router.publish(DeviceWentOffline(light, Milliseconds(NOW_MS + 20)))
     services.core.router.publish(
         MessagesStored([MessageRow(Position(1), light, Milliseconds(1), Milliseconds(NOW_MS + 10), 1, "{}")])

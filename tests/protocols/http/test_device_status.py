@@ -61,12 +61,39 @@ async def test_the_status_of_a_device_that_did(
         assert (data["availability"], data["lastTimeOnline"]) == ("online", NOW_MS + 10)
     fake_clock.advance(10)
     assert await data_of(api) == {
-        "lastMessageTs": 7,
+        "lastMessageTs": 5,
         "lastActionTs": 9,
         "availability": "offline",
         "lastTimeOnline": NOW_MS + 10,
         "snapshot": {"state": {"value": True, "ts": 7}, "colorRGB": {"r": {"value": 1, "ts": 7}}},
     }
+
+
+@pytest.mark.parametrize("ahead_ms", [3_600_000, 365 * 86_400_000])
+async def test_no_time_stays_ahead_after_the_clock_was_set_back(
+    services: Services, world: World, api: httpx.AsyncClient, fake_clock: FakeClock, ahead_ms: int
+) -> None:
+    await data_of(api)  # the registry knows the device
+    fake_clock.advance(ahead_ms)
+    with connected(services, world.kitchen):
+        await api.post("/messages", headers=bearer(KITCHEN_TOKEN), json={"data": {"state": True}})
+        await api.post("/actions", headers=bearer(KITCHEN_TOKEN), json={"data": {"actions": [{"name": "setOn"}]}})
+    fake_clock.advance(-ahead_ms)
+
+    async def times() -> list[int]:
+        data = await data_of(api)
+        answer = await api.get(f"/devices/{KITCHEN}/presence", headers=bearer(KITCHEN_TOKEN))
+        names = ("lastMessageTs", "lastActionTs", "lastTimeOnline")
+        return [*(data[name] for name in names), answer.json()["data"]["lastSeenOn"]]
+
+    assert await times() == [NOW_MS] * 4
+    await services.devices.presence.flush()
+    fake_clock.advance(1_000)
+    await api.post("/messages", headers=bearer(KITCHEN_TOKEN), json={"data": {"state": True}})
+    fake_clock.advance(1_000)
+    message, _, online, seen = await times()
+    assert (message, seen) == (NOW_MS + 1_000, NOW_MS + 1_000)
+    assert online == NOW_MS + 2_000, "it is not known any better"
 
 
 @each_row(
