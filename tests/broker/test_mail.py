@@ -63,8 +63,6 @@ HELLO = RuleMail(subject="Hello", body="It is warm.")
 SAMPLES = (
     ExportFinished(export_id="e" * 32, url="https://app.example.org/done"),
     TrialInvitation(trial="Lamps", role="participant", code="c0de", expires_on=NOW_MS),
-    DeviceTransferOffer(device="Kitchen light", owner="Ada", expires_on=NOW_MS),
-    DeviceTransferAnswered(device="Kitchen light", user="Bob", answer="declined"),
     DeviceShareInvitation(device="Kitchen light", owner="Ada", code="c0de"),
     DeviceQuotaUsedUp(device="Kitchen light", device_id="1" * 32, limit=150, reset_on=NOW_MS),
     MonetizationPlanDecided(device_type="Smart Light", version=2, decision="rejected", comments="Too dear.\nSorry."),
@@ -75,6 +73,8 @@ SAMPLES = (
     PasswordReset(code="c0de", expires_on=NOW_MS),
     AccountInvitation(organization="Acme", code="c0de", expires_on=NOW_MS),
     NoPasswordHere(provider="example"),
+    DeviceTransferOffer(device="Kitchen light", owner="Ada", expires_on=NOW_MS),
+    DeviceTransferAnswered(device="Kitchen light", user="Bob", answer="declined"),
 )
 
 
