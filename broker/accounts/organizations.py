@@ -9,6 +9,7 @@ from broker.accounts.consent import NOT_TYPES
 from broker.accounts.permissions import Role, manages_organization
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
+from broker.conditional import require_unchanged, tag_of
 from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
 from broker.ids import new_id
 from broker.secrets import Vault
@@ -138,6 +139,7 @@ class Organizations:
             known = tx.accounts.application(application.key)
             if known is None:
                 raise NotFound
+            require_unchanged(application_tag(known))
             changed = _changed(tx, known, wanted)
             if changed == known:
                 return known
@@ -163,6 +165,12 @@ class Organizations:
 
         await self._database.write(work)
         return secret
+
+
+def application_tag(application: ApplicationRecord) -> str:
+    """Of what a call can change of an application."""
+    about = (application.methods, application.redirect_uris, application.permissions)
+    return tag_of(application.name, *about, application.manages_organization)
 
 
 def _may_act(caller: Caller, organization: OrganizationKey) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 import trio
 
 from broker.clock import Clock
+from broker.conditional import require_unchanged, tag_of
 from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
 from broker.device_types.documents import Document, Documents
 from broker.device_types.manifests import UploadedManifest, put_manifest
@@ -19,7 +20,7 @@ from broker.trace.audit import AuditEvent, note
 from config.limits import MANIFEST_VERSIONS_MAX, ORGANIZATION_TYPES_MAX
 from storage.database import Database, Transaction
 from storage.keys import DeviceTypeKey
-from storage.records import NEW_KEY, DeviceTypeRecord, OrganizationRecord
+from storage.records import NEW_KEY, DeviceTypeRecord, ManifestRecord, OrganizationRecord
 
 TAKEN: Final = "A device type has this unique name"
 TOO_MANY: Final = f"The organization has {ORGANIZATION_TYPES_MAX} device types"
@@ -111,6 +112,7 @@ class TypeMaking:
         now_ms, read = self._clock.now_ms(), await self._documents.read(document)
 
         def work(tx: Transaction) -> UploadedManifest:
+            require_unchanged(manifest_tag(tx.device_types.newest_manifest(type_.key)))
             record, is_new = put_manifest(tx, type_.key, read, approve=False, now_ms=now_ms)
             if is_new and record.version > MANIFEST_VERSIONS_MAX:
                 raise Conflict(TOO_MANY_VERSIONS)
@@ -161,3 +163,8 @@ def _changed(known: DeviceTypeRecord, wanted: TypeChanges) -> DeviceTypeRecord:
     if wanted.tags is not None:
         given["tags"] = tuple(dict.fromkeys(wanted.tags))
     return replace(known, **given)
+
+
+def manifest_tag(newest: ManifestRecord | None) -> str:
+    """Of what an upload replaces: the newest version of a type's Manifest."""
+    return tag_of(None if newest is None else newest.version)

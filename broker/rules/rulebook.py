@@ -12,6 +12,7 @@ from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind
 from broker.clock import Clock
+from broker.conditional import require_unchanged
 from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
 from broker.ids import new_id
 from broker.rules.judging import Judging
@@ -19,7 +20,7 @@ from broker.rules.language import compile_rule
 from broker.rules.looking_up import LookingUp
 from broker.rules.rule import Rule
 from broker.rules.running import acting, through
-from broker.rules.storing import add_rule, put_rule, rule_text
+from broker.rules.storing import add_rule, put_rule, rule_tag, rule_text
 from broker.rules.transformers import Transformers
 from broker.rules.world import World
 from broker.trace.audit import AuditEvent, note
@@ -180,6 +181,7 @@ class Rulebook:
             ValidationFailed: the body, or the stored one, is not valid.
             NotFound: it was removed meanwhile.
             Conflict: another call changed the body meanwhile.
+            ChangedMeanwhile: it is not the rule that the caller has seen.
         """
         given: dict[str, Any] = {"name": changes.name, "description": changes.description, "enabled": changes.enabled}
         given |= {"scope": changes.scope, "body": None if changes.body is None else rule_text(changes.body)}
@@ -194,6 +196,7 @@ class Rulebook:
             known = tx.rules.rule(record.id)
             if known is None:
                 raise NotFound
+            require_unchanged(rule_tag(known))
             changed = replace(known, **given)
             if changed.body != wanted.body:
                 raise Conflict(CHANGED_MEANWHILE)

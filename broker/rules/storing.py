@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from broker.conditional import tag_of
 from broker.errors import Conflict, ValidationFailed, too_long
 from broker.nesting import check_nesting
 from broker.rules.rule import Rule
@@ -29,6 +30,11 @@ def rule_text(body: bytes) -> str:
         return body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValidationFailed.of("rule", INVALID_RULE) from error
+
+
+def rule_tag(rule: RuleRecord) -> str:
+    """Of what a call can change of a rule."""
+    return tag_of(rule.name, rule.description, rule.body, rule.enabled, rule.scope)
 
 
 def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: Transformers) -> tuple[RuleRecord, RuleState]:

@@ -16,6 +16,7 @@ from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller, TokenKind
 from broker.accounts.users import Users
 from broker.clock import Clock
+from broker.conditional import require_unchanged, tag_of
 from broker.devices.registry import Device
 from broker.errors import (
     INVALID,
@@ -175,6 +176,7 @@ class Scenes:
             known = tx.scenes.scene(scene.record.key)
             if known is None:
                 raise NotFound
+            require_unchanged(scene_tag(known))
             changed = replace(
                 known,
                 name=form.name or known.name,
@@ -297,3 +299,8 @@ def _place(finding: Finding) -> list[tuple[bool, int, str]]:
     A member may have any name, also one of digits that `int` does not take. A longer number is a larger one.
     """
     return [(part.isdigit(), len(part) if part.isdigit() else 0, part) for part in finding.field.split(".")]
+
+
+def scene_tag(scene: SceneRecord) -> str:
+    """Of what a call can change of a scene."""
+    return tag_of(scene.name, scene.description, scene.actions)

@@ -1,5 +1,6 @@
 """What every change of a trial begins and ends with: the trial goes on, and the change is in the audit log."""
 
+from broker.conditional import tag_of
 from broker.errors import Conflict, NotFound
 from broker.trace.audit import AuditEvent, note
 from broker.trials.roles import STOPPED
@@ -21,6 +22,11 @@ def going(tx: Transaction, trial: TrialRecord) -> TrialRecord:
     if current.ended_on is not None:
         raise Conflict(STOPPED)
     return current
+
+
+def trial_tag(trial: TrialRecord) -> str:
+    """Of what a call can change of a trial."""
+    return tag_of(trial.name, trial.description, trial.ended_on)
 
 
 def note_trial(tx: Transaction, event: AuditEvent, trial: TrialRecord, now_ms: int, **details: str | None) -> None:

@@ -12,13 +12,14 @@ from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import Caller, Tokens
 from broker.accounts.users import Users
 from broker.clock import Clock
+from broker.conditional import require_unchanged
 from broker.errors import Conflict, NotFound, PermissionDenied
 from broker.ids import new_id
 from broker.trace.audit import AuditEvent, note
 from broker.trials import access
 from broker.trials.applications import TrialApplications, name_of
 from broker.trials.device_types import TrialTypes, add_type
-from broker.trials.guards import going, note_trial, present
+from broker.trials.guards import going, note_trial, present, trial_tag
 from broker.trials.invitations import Invitations, NewInvitation
 from broker.trials.roles import TooManyTrials, TrialRole
 from config.limits import TRIALS_OF_ONE_USER, TRIALS_PER_DAY
@@ -221,6 +222,7 @@ class Trials:
         def work(issuance: Issuance) -> Trial:
             tx, now_ms = issuance.tx, Milliseconds(issuance.now_ms)
             current = going(tx, trial)
+            require_unchanged(trial_tag(current))
             wanted = replace(
                 current,
                 name=current.name if name is None else name,

@@ -171,6 +171,8 @@ class RestCall:
     body_limit: int = MAX_BODY_BYTES
     needs_certificate: bool = False  # instead of a token; the call is only there on the secure listener
     is_secret: bool = False  # the answer carries a token: it is not stored, and no other origin reads it
+    is_tagged: bool = False  # the answer has an ETag
+    is_conditional: bool = False  # the call takes If-Match, and answers 412 with the present object
     is_timed: bool = False  # a search: its answer says how long it took
     has_token_in_body: bool = False  # the member `token` of the body is the caller's, unless there is one in the header
     capability: str = ""  # not empty: what a later version serves; the call answers 501

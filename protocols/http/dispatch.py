@@ -13,12 +13,14 @@ from typing import Any, Final
 from quart import Quart, Response, request
 
 from broker.accounts.tokens import Caller
+from broker.conditional import expecting
 from broker.errors import BadRequest, NotFound, NotInThisVersion, ValidationFailed
 from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
 from protocols.http.answers import REST_ROOT, Answer, plain_answer, search_answer, secret_answer
 from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder
+from protocols.http.conditional import expected_tags
 from protocols.http.guard import Guard, token_in_header
 from protocols.http.peers import require_certificate
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
@@ -161,8 +163,12 @@ class _Endpoint:
             raise refusal
         texts = {parameter: names[name] for name, parameter in self._call.text_parameters}
         arguments = await self._read(performer, found)
-        with making_room() if self._call.method == "DELETE" else nullcontext():
-            answer = await self._handler(**texts, **arguments)
+        if self._call.is_conditional and (header := this_request().if_match):
+            with expecting(expected_tags(header)):
+                answer = await self._handler(**texts, **arguments)
+        else:
+            with making_room() if self._call.method == "DELETE" else nullcontext():
+                answer = await self._handler(**texts, **arguments)
         return answer if isinstance(answer, Response) else self._rendered(answer, started)
 
     async def _read(self, performer: Caller | ClientCertificate | None, found: object) -> dict[str, Any]:
@@ -191,7 +197,10 @@ class _Endpoint:
     def _rendered(self, answer: Any, started: float) -> Answer:
         if self._call.is_timed:
             return search_answer(answer, started)
-        return secret_answer(answer) if self._call.is_secret else plain_answer(answer)
+        rendered = secret_answer(answer) if self._call.is_secret else plain_answer(answer)
+        if self._call.is_tagged and (tag := this_request().etag):
+            return rendered._replace(headers=(*rendered.headers, ("ETag", f'"{tag}"')))
+        return rendered
 
 
 def _chosen(kinds: tuple[Any, ...], query: Query) -> Any:

@@ -12,7 +12,8 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from broker.errors import BodyTooLarge, DomainError
 from broker.ids import new_id
 from broker.trace.refusals import Refusals
-from protocols.http.answers import Answer
+from protocols.http.answers import Answer, plain_answer
+from protocols.http.conditional import PreconditionFailed
 from protocols.http.scene_errors import scene_members
 from protocols.refusals import (
     error_id_of,
@@ -58,6 +59,9 @@ def refusal_answer(error: DomainError | StoreError, refusals: Refusals, method: 
     if error.status == 503:
         headers["Retry-After"] = str(_RETRY_SECONDS)
     body = rest_refusal_body(error, error_id, scene_members(route, error))
+    if isinstance(error, PreconditionFailed):
+        headers["ETag"] = f'"{error.tag}"'
+        body = b"%s,%s" % (body[:-1], plain_answer({"data": error.present}).body[1:])
     return Answer(body, error.status, tuple(headers.items()))
 
 

@@ -21,7 +21,7 @@ _HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+")
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 #: What makes a request one that is not plain.
 _REFUSED: Final = frozenset(
-    {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
+    {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings", b"if-match"}
 )
 #: Of each of these there is one at most.
 _SINGLE: Final = frozenset({b"authorization", b"connection", b"content-length", b"host"})

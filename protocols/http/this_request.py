@@ -26,6 +26,9 @@ class ThisRequest:
     certificate: ClientCertificate | None
     #: Reads the body, which may have so many bytes. Raises BodyTooLarge, TooManyBodies.
     read_body: Callable[[int], Awaitable[bytes]]
+    if_match: str = ""  # the header, empty without one
+    #: The ETag of the answer, without quotes; empty: it has none.
+    etag: str = ""
     caller: Caller | None = None
     #: The row of the rate limits that the call was counted in, and where the caller stands in it.
     channel: Channel | None = None

@@ -20,6 +20,7 @@ def begin() -> None:
             query=request.query_string,
             certificate=shown if isinstance(shown, ClientCertificate) else None,
             read_body=body_within,
+            if_match=request.headers.get("If-Match", ""),
         )
     )
     enter(Origin(address))  # what the request leads to, comes from its client

@@ -5,6 +5,7 @@ from importlib.resources import files
 from typing import Annotated, Any, Final
 
 from protocols.http.calls import Accepts, CalledBack, Chapter, Counted, RestCall, RestCalls
+from protocols.http.conditional import IF_MATCH
 from protocols.http.openapi.errors import (
     ErrorBody,
     error_example,
@@ -44,6 +45,8 @@ _OWN_HEADERS: Final[Mapping[Counted, tuple[str, ...]]] = {
     Counted.MESSAGES: _RATE_HEADERS + _QUOTA_HEADERS,
 }
 _REQUEST_TIME: Final = Annotated[str, text("Seconds that the search took, with three decimals")]
+_ETAG: Final = Annotated[str, text("The tag of what the object is now, for If-Match")]
+_IF_MATCH: Final = Annotated[str, text("Tags of earlier answers: without one that the object has, nothing is changed")]
 #: What is added to the names of usual refusals, which differ in their headers.
 _REFUSAL_KINDS: Final = {Counted.REST: "", Counted.MESSAGES: "Sending", Counted.NOT: "Uncounted"}
 
@@ -155,6 +158,8 @@ class _Document:
     def _in_headers(self, call: RestCall) -> Iterator[dict[str, Any]]:
         for name, kind in call.headers.items():
             yield _parameter(name, "header", self._schemas.of(kind), is_required=True)
+        if call.is_conditional:
+            yield _parameter(IF_MATCH, "header", self._schemas.of(_IF_MATCH), is_required=False)
 
     def _body(self, call: RestCall) -> dict[str, Any]:
         accepts = call.accepts or Accepts({"application/json": call.body}, example_of(call.body))
@@ -175,7 +180,8 @@ class _Document:
                 media["example"] = answers.example
             elif answers.type is None:
                 media["example"] = example_of(call.answer)
-        own = {"Request-Time": _REQUEST_TIME} if call.is_timed else answers.headers
+        own = {"Request-Time": _REQUEST_TIME} if call.is_timed else dict(answers.headers)
+        own |= {"ETag": _ETAG} if call.is_tagged else {}
         headers = _own_headers(call.counted) | {name: self._header(kind) for name, kind in own.items()}
         return described | ({"headers": headers} if headers else {})
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
+from broker.conditional import ChangedMeanwhile
 from broker.errors import (
     BodyTooLarge,
     EncodingNotTaken,
@@ -25,6 +26,7 @@ USUAL_REASONS: Final = {
     "401": Unauthorized.template,
     "403": str(PermissionDenied("…")),
     "404": NotFound.template,
+    "412": f"{ChangedMeanwhile.template}. `data` is the object as it is now, and ETag its tag.",
     "413": BodyTooLarge.template,
     "415": EncodingNotTaken.template,
     "429": TooManyRequests.template,
@@ -96,6 +98,8 @@ def _expected(call: RestCall) -> Iterator[int]:
         yield from (413, 415)
     if call.names or call.queries or call.headers:
         yield 404
+    if call.is_conditional:
+        yield 412
     yield 429
 
 

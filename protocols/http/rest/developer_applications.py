@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Final
 
 from broker.accounts.applications import Method
-from broker.accounts.organizations import TOO_MANY, ApplicationChanges, Membership
+from broker.accounts.organizations import TOO_MANY, ApplicationChanges, Membership, application_tag
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.errors import INVALID, Finding
 from config.limits import REDIRECT_URIS_MAX
 from protocols.http.calls import USER, RestCall, RestCalls
+from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.developer import DEVELOPER, ORGANIZATION, CheckedName
@@ -173,8 +175,11 @@ class DeveloperApplicationCalls(RestCalls):
         )
         return Data(NewApplicationObject(*_members(made), secret))
 
-    @RestCall("GET", _APPLICATION, tokens=USER, on=_application, summary="An application of an organization")
+    @RestCall(
+        "GET", _APPLICATION, tokens=USER, on=_application, summary="An application of an organization", is_tagged=True
+    )
     async def show(self, application: ApplicationRecord) -> Data[ApplicationObject]:
+        tagged(application_tag(application))
         return Data(ApplicationObject(*_members(application)))
 
     @RestCall(
@@ -185,12 +190,22 @@ class DeveloperApplicationCalls(RestCalls):
         summary="Change an application",
         about="Only the members that are sent change. Tokens that were issued stay. Adding the method "
         "`client_credentials` and changing `managesOrganization` need an administrator.",
+        is_tagged=True,
+        is_conditional=True,
     )
     async def change(
         self, caller: Caller, application: ApplicationRecord, body: _ApplicationChange
     ) -> Data[ApplicationObject]:
-        changed = await self._organizations.change_application(caller, application, _changes(body, name=body.name))
+        async with or_present(partial(self._present, caller, application.id)):
+            changed = await self._organizations.change_application(caller, application, _changes(body, name=body.name))
+        tagged(application_tag(changed))
         return Data(ApplicationObject(*_members(changed)))
+
+    async def _present(self, caller: Caller, aid: str) -> ApplicationObject:
+        """The application as it is now, with its tag. Raises NotFound, PermissionDenied."""
+        found = await self._organizations.application(caller, aid)
+        tagged(application_tag(found))
+        return ApplicationObject(*_members(found))
 
     @RestCall(
         "POST",

@@ -2,6 +2,7 @@
 
 import binascii
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -11,7 +12,7 @@ from broker.accounts.organizations import DEVELOPERS, Membership
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType
-from broker.device_types.making import TOO_MANY, TOO_MANY_VERSIONS, TypeChanges
+from broker.device_types.making import TOO_MANY, TOO_MANY_VERSIONS, TypeChanges, manifest_tag
 from broker.device_types.manifest_parser import MAX_DOCUMENT_BYTES
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
@@ -20,6 +21,7 @@ from broker.ids import is_unique_name
 from broker.names import plain_name_problem
 from config.limits import DESCRIPTION_MAX_CHARACTERS, MAX_DATA_BYTES
 from protocols.http.calls import USER, USER_OR_APPLICATION, RestCall, RestCalls
+from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule, Valid
 from protocols.http.rest.developer import DEVELOPER, CheckedName
@@ -215,10 +217,18 @@ class DeveloperTypeCalls(RestCalls):
         summary="The Manifests of a device type",
         about="Every version with its document, newest first. For administrators, developers and applications of the "
         "organization that owns the type.",
+        is_tagged=True,
     )
     async def documents(self, type_: DeviceType, query: Paging) -> NumberedPage[list[ManifestDocument]]:
         found = await self._manifests.documents(type_.key)
+        tagged(manifest_tag(next(iter(found), None)))
         return numbered(found, query, _document)
+
+    async def _newest(self, type_: DeviceType) -> ManifestDocument | None:
+        """The newest version of the Manifest, with its tag."""
+        newest = next(iter(await self._manifests.documents(type_.key)), None)
+        tagged(manifest_tag(newest))
+        return None if newest is None else _document(newest)
 
     @RestCall(
         "POST",
@@ -229,9 +239,13 @@ class DeveloperTypeCalls(RestCalls):
         about="It is the next version, and in use at once. One with a `transform` waits for an operator's approval.",
         body_limit=2 * MAX_DOCUMENT_BYTES,
         refusals={409: f"{TOO_MANY_VERSIONS}."},
+        is_tagged=True,
+        is_conditional=True,
     )
     async def upload(self, type_: DeviceType, body: _Upload) -> Data[_UploadedManifest]:
-        found = await self._making.upload(type_, body.manifest)
+        async with or_present(partial(self._newest, type_)):
+            found = await self._making.upload(type_, body.manifest)
+        await self._newest(type_)
         return Data(_UploadedManifest(found.version, found.approved, found.is_new))
 
     @RestCall(

@@ -1,5 +1,6 @@
 """/rules: conditions on messages and times, and the Actions that follow (reference 12)."""
 
+from functools import partial
 from typing import Annotated, Final
 
 import trio
@@ -13,10 +14,11 @@ from broker.messages.room import MessagesRoom
 from broker.rules.room import RulesRoom
 from broker.rules.rule import SendAction
 from broker.rules.rulebook import CHANGED_MEANWHILE, OTHER_APPLICATIONS, SCOPES, NewRule, RuleChanges
-from broker.rules.storing import TOO_MANY_RULES
+from broker.rules.storing import TOO_MANY_RULES, rule_tag
 from broker.rules.text import provision_text
 from broker.rules.turns import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chapter, RestCall, RestCalls
+from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import has_value, json_object, members
 from protocols.http.rest.named import NAMED_USER
@@ -202,8 +204,10 @@ class RuleCalls(RestCalls):
         summary="One rule",
         about="Says how the rule stands, when it triggered last, what it waits for, and what went wrong. A rule whose "
         "device is gone has `error` in the place of `rule`.",
+        is_tagged=True,
     )
     async def show(self, caller: Caller, record: RuleRecord, query: RuleQuery) -> Data[RuleObject]:
+        tagged(rule_tag(record))
         return Data(await self._visible(caller, record, with_body=query.include_body, with_waiting=True))
 
     @RestCall(
@@ -216,6 +220,8 @@ class RuleCalls(RestCalls):
         "neither `rule` nor `enabled` changes.",
         refusals={403: "A device or type is not the user's.", 409: CHANGED_MEANWHILE},
         accepts=Accepts({"application/json": RuleChangeBody}, RuleChangeBody.example),
+        is_tagged=True,
+        is_conditional=True,
     )
     async def change(self, caller: Caller, record: RuleRecord, body: bytes) -> Data[RuleObject]:
         try:
@@ -226,7 +232,16 @@ class RuleCalls(RestCalls):
             raise await self._all_findings(error, caller, await self._users.find(record.owner_id), body) from None
         text = bytes(wanted.rule) if has_value(wanted.rule) else None
         changes = RuleChanges(wanted.name, text, wanted.description, wanted.enabled, wanted.scope)
-        return Data(await self._object(await self._rules.rulebook.change(caller, record, changes)))
+        async with or_present(partial(self._present, record.id)):
+            record = await self._rules.rulebook.change(caller, record, changes)
+        tagged(rule_tag(record))
+        return Data(await self._object(record))
+
+    async def _present(self, rule_id: str) -> RuleObject:
+        """The rule as it is now, with its tag. Raises NotFound."""
+        record = await self._rules.rulebook.find(rule_id)
+        tagged(rule_tag(record))
+        return await self._object(record, with_body=True)
 
     @RestCall("DELETE", _RULE, tokens=USER_OR_APPLICATION, on=_own, summary="Delete a rule")
     async def remove(self, record: RuleRecord) -> Data[RuleObject]:

@@ -1,5 +1,6 @@
 """/scenes: named lists of Actions, sent when a scene is activated (reference 12.5)."""
 
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -10,10 +11,11 @@ from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.errors import INVALID, DestinationDeviceDisabled, Finding, ValidationFailed
 from broker.scenes.room import ScenesRoom
-from broker.scenes.scenes import TOO_MANY_SCENES, Scene
+from broker.scenes.scenes import TOO_MANY_SCENES, Scene, scene_tag
 from broker.scenes.text import provision_text
 from config.limits import NAME_MAX_CHARACTERS, SCENE_ACTIONS_MAX, SCENE_BODY_BYTES, SCENE_DESCRIPTION_MAX_CHARACTERS
 from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Accepts, Answers, Chapter, RestCall, RestCalls
+from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.openapi.errors import FindingObject
 from protocols.http.rest.named import NAMED_USER
@@ -189,8 +191,9 @@ class SceneCalls(RestCalls):
         scenes, total = await self._scenes.page(caller, user, offset=query.offset, count=query.count)
         return NumberedPage(_SceneList(list(map(_object, scenes))), total=total, offset=query.offset, count=len(scenes))
 
-    @RestCall("GET", _SCENE, tokens=USER_OR_APPLICATION, on=_readable, summary="Read a scene")
+    @RestCall("GET", _SCENE, tokens=USER_OR_APPLICATION, on=_readable, summary="Read a scene", is_tagged=True)
     async def read(self, scene: Scene) -> Data[SceneObject]:
+        tagged(scene_tag(scene.record))
         return _answer(scene)
 
     @RestCall(
@@ -218,9 +221,20 @@ class SceneCalls(RestCalls):
         about="Members that are left out stay. New `actions` make an invalid scene valid again.",
         body_limit=SCENE_BODY_BYTES,
         accepts=Accepts({"application/json": _SceneChange}, {"name": "Good night", "actions": _ACTIONS[:1]}),
+        is_tagged=True,
+        is_conditional=True,
     )
     async def change(self, caller: Caller, scene: Scene, body: dict[str, Any]) -> Data[SceneObject]:
-        return _answer(await self._scenes.change(caller, scene, body))
+        async with or_present(partial(self._present, caller, scene.record.id)):
+            scene = await self._scenes.change(caller, scene, body)
+        tagged(scene_tag(scene.record))
+        return _answer(scene)
+
+    async def _present(self, caller: Caller, scene_id: str) -> SceneObject:
+        """The scene as it is now, with its tag. Raises NotFound."""
+        scene = await self._scenes.find(caller, scene_id, (Permission.READ,))
+        tagged(scene_tag(scene.record))
+        return _object(scene)
 
     @RestCall("DELETE", _SCENE, tokens=USER_OR_APPLICATION, on=_usable, summary="Delete a scene")
     async def remove(self, scene: Scene) -> Data[SceneObject]:

@@ -1,6 +1,7 @@
 """/trials: a trial, its application and its device types (reference 14.1 and 14.2)."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.errors import INVALID, REQUIRED, TEXT_ONLY, Finding, too_long
 from broker.names import name_problem
+from broker.trials.guards import trial_tag
 from broker.trials.invitations import NewInvitation
 from broker.trials.roles import STOPPED, TrialRole
 from broker.trials.room import TrialsRoom
@@ -24,6 +26,7 @@ from config.limits import (
     TRIALS_OF_ONE_USER,
 )
 from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
+from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import Checked, Given, Rule
 from protocols.http.rest.named import NAMED_USER
@@ -243,8 +246,10 @@ class TrialCalls(RestCalls):
         summary="One trial",
         about="For administrators and participants. `aid` and `clientSecret` are shown to administrators only, and "
         "only through an application that may manage the trial; else the answer is that to a participant.",
+        is_tagged=True,
     )
     async def show(self, caller: Caller, trial: TrialRecord) -> Data[TrialObject]:
+        tagged(trial_tag(trial))
         return Data(trial_object(await self._trials.shown(trial, caller)))
 
     @RestCall(
@@ -256,12 +261,22 @@ class TrialCalls(RestCalls):
         about="Stopping sets `endDate`, deletes open invitations, and ends at once the tokens of the trial's "
         "application, what the participants granted it, and their connections with it. No other change follows.",
         refusals={409: ENDED},
+        is_tagged=True,
+        is_conditional=True,
     )
-    async def change(self, trial: TrialRecord, body: _Change) -> Data[TrialObject]:
-        changed = await self._trials.change(
-            trial, name=body.name, description=body.description, stop=body.status is not None
-        )
+    async def change(self, caller: Caller, trial: TrialRecord, body: _Change) -> Data[TrialObject]:
+        async with or_present(partial(self._present, caller, trial.id)):
+            changed = await self._trials.change(
+                trial, name=body.name, description=body.description, stop=body.status is not None
+            )
+        tagged(trial_tag(changed.record))
         return Data(trial_object(changed))
+
+    async def _present(self, caller: Caller, trial_id: str) -> TrialObject:
+        """The trial as it is now, with its tag. Raises NotFound."""
+        found = await self._trials.find(trial_id)
+        tagged(trial_tag(found))
+        return trial_object(await self._trials.shown(found, caller))
 
     @RestCall(
         "DELETE",

@@ -1,0 +1,56 @@
+"""ETag and If-Match of REST calls (reference 1.5; RFC 9110, 8.8.3 and 13.1.1)."""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from broker.conditional import ANY, ChangedMeanwhile
+from broker.errors import INVALID, DomainError, ValidationFailed
+from protocols.http.this_request import this_request
+
+IF_MATCH: Final = "If-Match"
+_HEADER_CHARACTERS: Final = 1_000
+_TAG: Final = re.compile(r'\s*(W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
+
+
+@dataclass(eq=False)
+class PreconditionFailed(DomainError):
+    """The refusal of a change, with the object as it is now."""
+
+    status = 412
+    template = ChangedMeanwhile.template
+    present: Any = field(repr=False)
+    tag: str = ""
+
+
+def tagged(tag: str) -> None:
+    """The answer has this ETag."""
+    this_request().etag = tag
+
+
+def expected_tags(header: str) -> frozenset[str]:
+    """The tags in If-Match. A weak one matches nothing. Raises ValidationFailed."""
+    text = header.strip()
+    if text == ANY:
+        return frozenset((ANY,))
+    found, place = set(), 0
+    while place < len(text):
+        match = _TAG.match(text, place)
+        if match is None or len(text) > _HEADER_CHARACTERS:
+            raise ValidationFailed.of(IF_MATCH, INVALID)
+        if match[1] is None:
+            found.add(match[2])
+        place = match.end()
+    return frozenset(found)
+
+
+@asynccontextmanager
+async def or_present(present: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
+    """Answer a change of what was changed meanwhile with the present object, which `present` tags, too."""
+    try:
+        yield
+    except ChangedMeanwhile as error:
+        shown = await present()
+        raise PreconditionFailed(shown, this_request().etag) from error
