@@ -34,18 +34,28 @@ _KNOWN: Final = frozenset(
 )
 
 
+_SECRETS: Final = frozenset(
+    {"client_secret", "code", "code_verifier", "device_code", "old_access_token", "refresh_token"}
+)
+#: Published clients send secrets in the address, where proxies log them (RFC 9110, 17.9). They are read all the same.
+_MISPLACED: Final = (
+    '299 - "Secrets belong in the form body, and the client secret in the Authorization header, not in the URI"'
+)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
     """An unchanged request: every value of every parameter, and the Authorization header."""
 
     parameters: Mapping[str, Sequence[str]]
     authorization: str = ""
+    has_secret_in_query: bool = False
 
     @classmethod
     def of(cls, *, query: bytes, body: bytes, authorization: str = "") -> "TokenRequest":
         """Merge form and query; where both have a parameter, the form's counts. Empty parameters are absent."""
-        parameters = _fields(query) | _fields(body)
-        return cls(parameters, authorization)
+        in_query = _fields(query)
+        return cls(in_query | _fields(body), authorization, has_secret_in_query=not _SECRETS.isdisjoint(in_query))
 
 
 def _fields(text: bytes) -> dict[str, list[str]]:
@@ -70,7 +80,7 @@ class TokenEndpoints:
     async def refresh_implicit(self, request: TokenRequest) -> TokenResponse:
         """POST {base_url}/accounts/token: only refreshes tokens of the implicit flow (reference 4.3)."""
         if request.parameters.get("grant_type", ["refresh_token"])[-1] != "refresh_token":
-            return _refusal("unsupported_grant_type", "This API refreshes tokens only")
+            return _told(request, _refusal("unsupported_grant_type", "This API refreshes tokens only"))
         return await self._run(
             request, needs_grant_type=True, work=TokenServer.create_token_response, implicit_only=True
         )
@@ -87,6 +97,17 @@ class TokenEndpoints:
         work: Callable[[TokenServer, TokenServerRequest], Any],
         implicit_only: bool = False,
     ) -> TokenResponse:
+        answer = await self._answer(request, needs_grant_type=needs_grant_type, work=work, implicit_only=implicit_only)
+        return _told(request, answer)
+
+    async def _answer(
+        self,
+        request: TokenRequest,
+        *,
+        needs_grant_type: bool,
+        work: Callable[[TokenServer, TokenServerRequest], Any],
+        implicit_only: bool,
+    ) -> TokenResponse:
         repeated = sorted(name for name in _KNOWN if len(request.parameters.get(name, ())) > 1)
         if repeated:
             return _refusal("invalid_request", f"{repeated[0]} is repeated")
@@ -102,6 +123,13 @@ class TokenEndpoints:
             return answer
 
         return await self._tokens.change(in_transaction)
+
+
+def _told(request: TokenRequest, answer: TokenResponse) -> TokenResponse:
+    """The answer, with a warning where the request had a secret in its address."""
+    if not request.has_secret_in_query:
+        return answer
+    return replace(answer, headers={**answer.headers, "Warning": _MISPLACED})
 
 
 def _authorize_device(server: TokenServer, request: TokenServerRequest) -> Any:

@@ -28,6 +28,7 @@ from protocols.http.accounts.sign_up import sign_up_blueprint
 from protocols.http.accounts.token import token_blueprint
 from protocols.http.accounts.unknown_paths import answer_unknown_paths
 from protocols.http.accounts.upgrade import upgrade_blueprint
+from protocols.http.accounts.withdrawn import tell_of_withdrawal
 from protocols.http.guard import Guard
 
 
@@ -38,6 +39,7 @@ def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot)
     """
     app.config[ROOT_SETTING] = root.path
     app.after_request(forbid_storing)
+    app.after_request(tell_of_withdrawal)
     answer_unknown_paths(app)
     accounts = rooms.accounts
     browsers = Browsers(

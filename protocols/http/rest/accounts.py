@@ -134,7 +134,9 @@ class AccountsCalls(RestCalls):
 
 
 def _with_text_code(answer: TokenResponse) -> Response:
-    if "error" not in answer.body:
-        return json_answer(answer.body, answer.status)
-    error = {"code": answer.body["error"], "message": answer.body.get("error_description", answer.body["error"])}
-    return json_answer({"error": error}, answer.status)
+    body = answer.body
+    if "error" in body:
+        body = {"error": {"code": body["error"], "message": body.get("error_description", body["error"])}}
+    response = json_answer(body, answer.status)
+    response.headers.update(answer.headers)
+    return response

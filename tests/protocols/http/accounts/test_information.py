@@ -138,3 +138,23 @@ async def test_discovery(accounts: httpx.AsyncClient, path: str, issuer: str) ->
     assert about["token_endpoint"] == "http://localhost/accounts/token"
     assert about["code_challenge_methods_supported"] == ["S256"]
     assert answer.headers["access-control-allow-origin"] == "*"
+
+
+@each_row(
+    ("method", "path", "is_withdrawn"),
+    [
+        ("GET", "/signin", True),
+        ("GET", f"/signin?client_id={WEB}&response_type=code", True),
+        ("GET", "/signout", True),
+        ("PUT", "/revokeAccessToken", True),
+        ("POST", "/signin", True),  # 405
+        ("GET", f"/authorize?client_id={WEB}&response_type=code", False),
+        ("GET", "/logout", False),
+        ("POST", "/revokeToken", False),
+        ("GET", "/signin/x", False),
+    ],
+)
+async def test_withdrawn_paths_say_so(accounts: httpx.AsyncClient, method: str, path: str, is_withdrawn: bool) -> None:
+    answer = await accounts.request(method, path)
+    told = (answer.headers.get("deprecation"), answer.headers.get("sunset"))
+    assert told == (("@1522540800", "Sun, 01 Apr 2018 00:00:00 GMT") if is_withdrawn else (None, None))

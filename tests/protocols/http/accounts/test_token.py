@@ -147,3 +147,32 @@ async def test_a_store_that_takes_nothing_is_temporarily_unavailable(
         patch.setattr(services.core.database, "write", fail)
         answer = await accounts.post("/token", data=form, headers={"Authorization": basic(SERVER)})
     assert (answer.status_code, answer.json()["error"]) == (503, "temporarily_unavailable")
+
+
+SECRET_QUERIES = [
+    {"client_id": SERVER, "client_secret": SECRETS[SERVER], "grant_type": "client_credentials"},
+    {"client_id": WEB, "client_secret": "wrong", "grant_type": "client_credentials"},
+    {"client_id": WEB, "code": "0" * 32, "grant_type": "authorization_code"},
+    {"client_id": TV, "device_code": "x", "grant_type": "device_code"},
+    {"refresh_token": "0" * 32, "grant_type": "refresh_token"},
+    {"old_access_token": "0" * 32, "refresh_token": "0" * 32},
+]
+
+
+@each_row("path", ["/accounts/token", "/accounts/device/code", "/v1.1/accounts/token"])
+@each_row("query", SECRET_QUERIES)
+async def test_secrets_in_the_address_are_read_and_answered_with_a_warning(
+    accounts: httpx.AsyncClient, path: str, query: dict[str, str]
+) -> None:
+    url = accounts.base_url.copy_with(path=path)
+    with structlog.testing.capture_logs() as logs:
+        misplaced, right = await accounts.post(url, params=query), await accounts.post(url, data=query)
+    assert misplaced.headers["warning"].startswith('299 - "Secrets belong in the form body')
+    assert "warning" not in right.headers
+    assert misplaced.status_code == right.status_code
+    assert not [name for name in ("client_secret", "code", "refresh_token") if query.get(name, "none") in repr(logs)]
+
+
+async def test_what_is_no_secret_may_stand_in_the_address(accounts: httpx.AsyncClient) -> None:
+    answer = await accounts.post("/device/code", params={"client_id": TV})
+    assert (answer.status_code, "warning" in answer.headers) == (200, False)
