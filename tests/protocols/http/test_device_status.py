@@ -93,7 +93,7 @@ async def test_no_time_stays_ahead_after_the_clock_was_set_back(
     fake_clock.advance(1_000)
     message, _, online, seen = await times()
     assert (message, seen) == (NOW_MS + 1_000, NOW_MS + 1_000)
-    assert online == NOW_MS + 2_000, "it is not known any better"
+    assert online == NOW_MS, "as it was written while it was ahead"
 
 
 @each_row(
