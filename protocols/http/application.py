@@ -30,6 +30,7 @@ from protocols.http.websocket_paths import answer_other_methods
 from protocols.hub import Hub
 from protocols.metrics.vitals import Traffic, Vitals
 from protocols.proxies import TrustedProxies
+from protocols.roots import usual_root
 
 CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
 _BY_ADDRESS: Final = paths_by_address(CALLS)
@@ -144,6 +145,7 @@ def _request_class(image_max_bytes: int) -> type[TrioRequest]:
         def __init__(
             self, method: str, scheme: str, path: str, *more: Any, max_content_length: int | None = None, **named: Any
         ) -> None:
+            path = usual_root(path)
             if method == "POST" and _UPLOAD.fullmatch(path) is not None:
                 max_content_length = image_max_bytes
             super().__init__(method, scheme, path, *more, max_content_length=max_content_length, **named)

@@ -11,6 +11,7 @@ from typing import Final
 
 from config.limits import UNCOUNTED_BODY_BYTES
 from protocols.http.forwarded import Headers
+from protocols.roots import usual_root
 
 _PATH_BYTES: Final = 200
 _HEAD: Final = re.compile(
@@ -67,7 +68,7 @@ def plain_request(received: bytes, *, longest_body: int | None = UNCOUNTED_BODY_
         return None
     return PlainRequest(
         method.decode("ascii"),
-        path.decode("ascii"),
+        usual_root(path.decode("ascii")),
         query,
         single.get(b"authorization", b"").decode("ascii"),
         headers,

@@ -16,6 +16,7 @@ from wsproto.utilities import RemoteProtocolError
 from broker.errors import BadRequest, DomainError
 from broker.trace.refusals import Refusals
 from protocols.refusals import error_id_of, note_refusal, rest_refusal_body, rest_refusal_headers
+from protocols.roots import usual_root
 from protocols.websocket.frames import token_in
 from protocols.websocket.plain_handshake import plain_handshake
 
@@ -142,4 +143,4 @@ def _parsed(target: str, header: bytes, subprotocols: tuple[str, ...]) -> Handsh
     if authorization is None:
         authorization = header.decode("latin-1")
     token = (token_in(authorization) or "") if authorization.strip() else None
-    return HandshakeRequest(path.rstrip("/"), parameters, token, subprotocols)
+    return HandshakeRequest(usual_root(path.rstrip("/")), parameters, token, subprotocols)

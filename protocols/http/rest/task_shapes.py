@@ -15,6 +15,7 @@ from protocols.http.rest.task_requests import TaskProperty, TaskType
 from protocols.http.schema import (
     Amount,
     Id,
+    NumberedPage,
     Shape,
     Timestamp,
     TypeId,
@@ -152,6 +153,11 @@ class CountsByStatus(Shape):
 
 class TaskList(Shape):
     tasks: list[TaskObject]
+    status_counts: CountsByStatus
+
+
+class TasksPage(NumberedPage[TaskList], kw_only=True):
+    # The counts stand at the top, as the specification has them, and inside `data`.
     status_counts: CountsByStatus
 
 

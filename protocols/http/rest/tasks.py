@@ -36,6 +36,7 @@ from protocols.http.rest.task_shapes import (
     TaskObject,
     TaskOfDevice,
     TasksOfDevice,
+    TasksPage,
     TaskWithEntries,
     entry_members,
     task_members,
@@ -99,12 +100,13 @@ class TaskCalls(ManagementCalls):
         on=InQuery(ManagementCalls.chosen_type),
         summary="Tasks of a device type",
     )
-    async def of_type(self, type_: DeviceType, query: TasksQuery) -> NumberedPage[TaskList]:
+    async def of_type(self, type_: DeviceType, query: TasksQuery) -> TasksPage:
         page = page_of(query.offset, query.count, query.status, query.sort, query.order)
         found, total, counts = await self._management.tasks.of_type(type_.record.key, page)
         shown = [TaskObject(**task_members(one, type_), status=one.record.status) for one in found]
         by_status = CountsByStatus(**{str(status): count for status, count in counts.items()})
-        return NumberedPage(TaskList(shown, by_status), total, query.offset, len(shown))
+        tasks = TaskList(shown, by_status)
+        return TasksPage(tasks, total, query.offset, len(shown), status_counts=by_status)
 
     @RestCall("GET", _TASK, tokens=USER_OR_APPLICATION, on=_task, summary="One task")
     async def show(self, task: TaskRecord) -> Data[TaskObject]:

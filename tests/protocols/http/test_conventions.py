@@ -304,3 +304,17 @@ async def test_a_path_that_is_no_path_is_refused(raw: Raw) -> None:
     request = b"GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     for target in (b"*", b"http://other/v1.1/nope", b"/v1.1/%ff%00", b"/v1.1/devices/%2f"):
         assert (await raw(request % target)).split(b" ")[1] == b"404"
+
+
+@pytest.mark.parametrize("more", [{}, {"Connection": "close"}])  # the latter is not plain
+async def test_the_root_with_a_capital_is_the_root(api: httpx.AsyncClient, world: World, more: dict[str, str]) -> None:
+    """A proxy of the original service hard-codes `/V1.1` (reference 2)."""
+    headers = bearer(ADA_TOKEN) | more
+    root = str(api.base_url).rstrip("/").removesuffix("/v1.1") + "/V1.1"
+    sent = await api.post(f"{root}/messages", headers=headers, json={"sdid": KITCHEN, "data": {"state": True}})
+    assert sent.status_code == 200, sent.text
+    found = await api.get(f"{root}/messages/last", params={"sdids": KITCHEN}, headers=headers)
+    assert found.json()["data"][0]["mid"] == sent.json()["data"]["mid"]
+    assert (await api.get(f"{root}/nothing", headers=headers)).status_code == 404
+    assert (await api.delete(f"{root}/messages", headers=headers)).status_code == 405
+    assert (await api.post(f"{root}/websocket", headers=headers)).status_code == 405

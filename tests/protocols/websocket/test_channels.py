@@ -166,3 +166,10 @@ async def test_frames_of_a_subscriber_are_ignored(
         await said(socket)
     assert nothing_said.cancelled_caught
     assert socket.closed is None
+
+
+@pytest.mark.parametrize("path", ["websocket", "live", "events"])
+async def test_the_root_with_a_capital_is_the_root(peers: Peers, path: str) -> None:
+    """Published clients send `/V1.1` (reference 2)."""
+    socket = await peers.connect(f"/V1.1/{path}?Authorization=bearer+{KITCHEN_TOKEN}")
+    await socket.aclose()
