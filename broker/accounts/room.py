@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from broker.accounts.applications import Applications
 from broker.accounts.authorize import Authorize
 from broker.accounts.claims import Claims
+from broker.accounts.confirmations import Confirmations
 from broker.accounts.console import Console
 from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
@@ -55,6 +56,7 @@ class AccountsRoom:
     invitations: Invitations
     resets: PasswordResets
     claims: Claims
+    confirmations: Confirmations
     disabling: Disabling
     external: ExternalSignIn
     console: Console
@@ -95,6 +97,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         invitations=Invitations(database, clock, tokens, hashing, claims),
         resets=PasswordResets(database, clock, tokens, hashing, mails, claims, settings),
         claims=claims,
+        confirmations=Confirmations(database, clock, vault, mails),
         disabling=Disabling(tokens),
         external=ExternalSignIn(database, vault, clock, tokens, claims, settings, providers),
         console=Console(database, clock, core.router, vault, tokens, sessions),

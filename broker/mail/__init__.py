@@ -2,6 +2,7 @@
 
 from broker.mail.kinds import (
     AccountInvitation,
+    AddressConfirmation,
     DeviceQuotaUsedUp,
     DeviceShareInvitation,
     DeviceTransferAnswered,
@@ -29,6 +30,7 @@ from broker.mail.transport import (
 
 __all__ = [
     "AccountInvitation",
+    "AddressConfirmation",
     "DeviceQuotaUsedUp",
     "DeviceShareInvitation",
     "DeviceTransferAnswered",

@@ -204,6 +204,19 @@ class NoPasswordHere(Mail):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AddressConfirmation(Mail):
+    """The cause is the user who asks."""
+
+    kind = "address_confirmation"
+    waits = False
+    path = "account/confirm"
+    per_recipient = Rate(2, 10)
+    per_cause = Rate(2, 10)
+    code: str
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccountInvitation(Mail):
     kind = "account_invitation"
     path = "signup"

@@ -36,6 +36,7 @@ class AuditEvent(StrEnum):
     LOCK_OUT = "lock_out"
     ACCOUNT_OPENED = "account_opened"
     ACCOUNT_CLAIMED = "account_claimed"
+    ADDRESS_PROVED = "address_proved"
     ACCOUNT_DELETED = "account_deleted"
     PROFILE_CHANGED = "profile_changed"
     PASSWORD_CHANGED = "password_changed"  # noqa: S105 - a name

@@ -18,6 +18,7 @@ from broker.clock import Clock
 from broker.errors import ValidationFailed
 from broker.mail import (
     AccountInvitation,
+    AddressConfirmation,
     DeviceQuotaUsedUp,
     DeviceShareInvitation,
     DeviceTransferAnswered,
@@ -72,6 +73,7 @@ SAMPLES = (
     HELLO,
     PasswordReset(code="c0de", expires_on=NOW_MS),
     AccountInvitation(organization="Acme", code="c0de", expires_on=NOW_MS),
+    AddressConfirmation(code="c0de", expires_on=NOW_MS),
     NoPasswordHere(provider="example"),
     DeviceTransferOffer(device="Kitchen light", owner="Ada", expires_on=NOW_MS),
     DeviceTransferAnswered(device="Kitchen light", user="Bob", answer="declined"),
@@ -234,6 +236,7 @@ def test_a_share_invitation_reads_well() -> None:
         (TrialInvitation(trial="t", role="participant", code="a&b=c/ü", expires_on=1), "accept/trial"),
         (PasswordReset(code="a&b=c/ü", expires_on=1), "reset"),
         (AccountInvitation(code="a&b=c/ü", expires_on=1), "signup"),
+        (AddressConfirmation(code="a&b=c/ü", expires_on=1), "account/confirm"),
     ],
 )
 def test_links_lead_to_the_accounts_pages_with_the_code(mail: Mail, path: str) -> None:

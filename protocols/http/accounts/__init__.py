@@ -13,6 +13,7 @@ from protocols.http.accounts.automations import automations_blueprint
 from protocols.http.accounts.browsers import Browsers
 from protocols.http.accounts.caching import ROOT_SETTING, forbid_storing
 from protocols.http.accounts.claims import claims_blueprint
+from protocols.http.accounts.confirm import confirm_blueprint
 from protocols.http.accounts.discovery import discovery_blueprint
 from protocols.http.accounts.external import external_blueprint
 from protocols.http.accounts.go import go_blueprint
@@ -54,6 +55,7 @@ def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot)
         sign_in_code_blueprint(flow, accounts.sessions, browsers),
         account_blueprint(accounts.open_sessions, accounts.second_factors, accounts.claims, browsers),
         claims_blueprint(accounts.claims, browsers),
+        confirm_blueprint(accounts.confirmations, browsers),
         automations_blueprint(rooms.rules.rulebook, rooms.subscriptions.subscriptions, browsers),
         second_factor_blueprint(accounts.second_factors, browsers, root),
         go_blueprint(accounts.device_codes, browsers),
