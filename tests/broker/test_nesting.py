@@ -43,11 +43,20 @@ def test_as_many_levels_as_the_limit_and_one_more(nested: Callable[[int], str]) 
         '["' + "\\\\\\" + '"' + "[" * 5_000 + '"]',
         '"' + "[" * 5_000,
         "]" * 5_000,
-        '"\\"' * 5_000 + "[{" * 5_000,
+        "[" + "[],{}," * 5_000 + "1]",
+        "[" + ("[" * 20 + "]" * 20 + ",") * 5_000 + "1]",
     ],
 )
 def test_brackets_that_open_no_level(text: str) -> None:
     check_nesting(text)
+
+
+@pytest.mark.parametrize("wide", ["", "[],{}," * 5_000, '"[\\"",' * 5_000])
+def test_the_limit_is_exact_in_a_large_text(wide: str) -> None:
+    for unit, closing in (("[", "]"), ('{"a":', "}")):
+        check_nesting("[" + wide + unit * (JSON_NESTING_MAX - 1) + "1" + closing * (JSON_NESTING_MAX - 1) + "]")
+        with pytest.raises(NestedTooDeeplyError):
+            check_nesting("[" + wide + unit * JSON_NESTING_MAX + "1" + closing * JSON_NESTING_MAX + "]")
 
 
 def test_a_text_that_never_ends_is_too_deep() -> None:

@@ -32,3 +32,20 @@ from broker.numbers import number_out_of_range
 )
 def test_numbers_out_of_range(text: str, path: str | None) -> None:
     assert number_out_of_range(text.encode()) == path
+
+
+def test_the_path_of_a_number_is_looked_for_once() -> None:
+    """Not once for each level of a large body: nobody else is served meanwhile."""
+    deep = b'{"a":' * 800 + b'{"p":"' + b"1" * 100_000 + b'","x":1e400}' + b"}" * 800
+    looked_at = 0
+
+    class Counted(bytes):
+        def translate(self, *given: bytes) -> bytes:  # type: ignore[override]
+            nonlocal looked_at
+            looked_at += len(self)
+            return super().translate(*given)
+
+    assert number_out_of_range(Counted(deep)) == "a"
+    small = b'{"a":' * 800 + b'{"x":1e400}' + b"}" * 800
+    assert number_out_of_range(small) == ".".join("a" * 33)
+    assert looked_at <= 4 * len(deep)

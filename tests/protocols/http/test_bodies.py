@@ -1,12 +1,16 @@
 """A body stays with the peer until the call takes it and there is room (reference 21.6)."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
+import httpx
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.accounts.tokens import Caller
 from broker.limits.bodies import BodyBudget, BodyStatistics
 from broker.limits.overhead import Overhead
 from broker.services import Services
@@ -19,12 +23,13 @@ from config.limits import (
     UNCOUNTED_BODY_BYTES,
 )
 from config.settings import Address
+from protocols.http import dispatch, reading
 from protocols.http.bodies import HeldBody
 from protocols.http.hypercorn_stream import HypercornStream
 from protocols.http.peer_timeouts import PeerTimeouts
 from tests.factories import ADA_TOKEN
 from tests.fakes import new_refusals
-from tests.protocols.http.conftest import Raw, receive_all
+from tests.protocols.http.conftest import Raw, bearer, receive_all
 from tests.rows import each_row
 
 FORM = b"grant_type=client_credentials&padding=".ljust(10_000, b"x")
@@ -196,3 +201,21 @@ async def test_a_connection_that_two_tasks_end_at_once_sends_its_answer_and_is_c
             assert await theirs.recv(1_000) == b"HTTP/1.1 401 \r\n\r\n"
             theirs.shutdown(trio.socket.SHUT_WR)
         assert await theirs.recv(1_000) == b""
+
+
+async def test_a_long_body_is_read_beside_the_loop(
+    api: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes up to 0.1 s, in which nobody else would be served."""
+    threads: list[bool] = []
+    members = reading.members
+
+    def noting(body: bytes, kind: type[Any], caller: Caller | None = None) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return members(body, kind, caller)
+
+    monkeypatch.setattr(dispatch, "members", noting)
+    for padding, reads_on_loop in ((10, True), (100_000, False)):
+        answer = await api.post("/devices", json={"nothing": "x" * padding}, headers=bearer(ADA_TOKEN))
+        assert answer.status_code == 400
+        assert threads.pop() is reads_on_loop
