@@ -130,6 +130,13 @@ UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS: Final = 100
 UNAUTHENTICATED_SECONDS: Final = 2  # how long such a connection keeps its place when another one needs it
 UNAUTHENTICATED_WAITING: Final = 1_000  # connections that wait, unread, for a place of their address
 UNAUTHENTICATED_WAIT_SECONDS: Final = 10
+CONNECTIONS_PER_TOKEN: Final = 1_000  # reference 21.8: on which somebody is authenticated, over all protocols
+CONNECTIONS_PER_USER: Final = 1_000
+CONNECTIONS_PER_APPLICATION: Final = 5_000
+CONNECTIONS_PER_DEVICE: Final = 100
+FEEDS_PER_TOKEN: Final = 100  # of those, `/live` and `/events`
+FEEDS_PER_USER: Final = 100
+FEEDS_PER_APPLICATION: Final = 1_000
 CALLS_PER_ADDRESS: Final = 600  # reference 21.1: a minute, where no token is counted
 FREE_MONTHLY_MESSAGES: Final = 100_000  # reference 24: what an organization has without a plan
 

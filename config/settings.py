@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -21,11 +21,18 @@ from config.limits import (
     AUDIT_ENTRIES,
     BIND_ADDRESSES,
     CALLS_PER_ADDRESS,
+    CONNECTIONS_PER_APPLICATION,
+    CONNECTIONS_PER_DEVICE,
+    CONNECTIONS_PER_TOKEN,
+    CONNECTIONS_PER_USER,
     CONNECTOR_PULL_MINUTES,
     DELIVERY_BYTES,
     DELIVERY_DAYS,
     DEVICE_CODE_SECONDS,
     DEVICE_POLL_SECONDS,
+    FEEDS_PER_APPLICATION,
+    FEEDS_PER_TOKEN,
+    FEEDS_PER_USER,
     IMAGE_MAX_BYTES,
     MQTT_OPEN_PACKET_BYTES,
     MQTT_OPEN_PACKET_BYTES_MAX,
@@ -207,6 +214,13 @@ class Tls(_Table, frozen=True):
         return None if self.certificate_rsa is None or self.key_rsa is None else (self.certificate_rsa, self.key_rsa)
 
 
+#: The settings of `limits` that bound connections (reference 21.8).
+SOCKET_LIMITS: Final = (
+    *("connections_per_token", "connections_per_user", "connections_per_application", "connections_per_device"),
+    *("feeds_per_token", "feeds_per_user", "feeds_per_application"),
+)
+
+
 class Limits(_Table, frozen=True):
     """Rates are `minute/day` (reference 21.1), each for one user in one application, or for one device."""
 
@@ -227,12 +241,20 @@ class Limits(_Table, frozen=True):
     calls_per_address: int = CALLS_PER_ADDRESS
     unauthenticated_connections: int = UNAUTHENTICATED_CONNECTIONS
     unauthenticated_connections_per_address: int = UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS
+    connections_per_token: int = CONNECTIONS_PER_TOKEN
+    connections_per_user: int = CONNECTIONS_PER_USER
+    connections_per_application: int = CONNECTIONS_PER_APPLICATION
+    connections_per_device: int = CONNECTIONS_PER_DEVICE
+    feeds_per_token: int = FEEDS_PER_TOKEN
+    feeds_per_user: int = FEEDS_PER_USER
+    feeds_per_application: int = FEEDS_PER_APPLICATION
 
     @property
     def rates(self) -> dict[str, str]:
         """The settings that are rates, by name."""
         names = get_type_hints(Limits).keys()
-        return {name: getattr(self, name) for name in names if name.endswith(("_user", "_device", "_application"))}
+        ends = ("_user", "_device", "_application")
+        return {name: getattr(self, name) for name in names if name.endswith(ends) and name not in SOCKET_LIMITS}
 
 
 class Storage(_Table, frozen=True):
@@ -509,6 +531,7 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
         ("limits.calls_per_address", settings.limits.calls_per_address, 1),
         ("limits.unauthenticated_connections", settings.limits.unauthenticated_connections, 1),
+        *((f"limits.{name}", getattr(settings.limits, name), 1) for name in SOCKET_LIMITS),
         (
             "limits.unauthenticated_connections_per_address",
             settings.limits.unauthenticated_connections_per_address,

@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from broker.life import Life
+from broker.limits.sockets import Sockets
 from broker.limits.strangers import Strangers
 from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
@@ -19,7 +20,7 @@ from protocols.accepting import Episodes, accept_forever, at_once
 from protocols.binding import bound_address
 from protocols.inherited import open_tcp
 from protocols.lingering import LINGERING_BYTES, Lingering
-from protocols.peers import Peer, current_peer, set_peer, turn_of_strangers
+from protocols.peers import Peer, current_peer, ended, set_peer, turn_of_strangers
 from protocols.proxies import TrustedProxies
 from protocols.proxy_protocol import ProxyHeaderError, receive_source
 from protocols.tls import TlsContext, TlsStream, abandon, server_stream
@@ -41,11 +42,12 @@ class Entrance:
 
     strangers: Strangers
     proxies: TrustedProxies
+    sockets: Sockets | None = None
     _refusals: Episodes = field(default_factory=Episodes)
 
     @classmethod
-    def of(cls, strangers: Strangers, settings: Settings) -> "Entrance":
-        return cls(strangers, TrustedProxies.of(settings))
+    def of(cls, strangers: Strangers, sockets: Sockets, settings: Settings) -> "Entrance":
+        return cls(strangers, TrustedProxies.of(settings), sockets)
 
     def admit(self, stream: trio.SocketStream) -> Peer | None:
         """Who has connected; None when the connection has no place, or is not one of a proxy and must be."""
@@ -176,6 +178,7 @@ async def _contain(
         if peer is None:
             return
         peer.turnstile, peer.lingering = turnstile, lingering
+        peer.sockets = None if entrance is None else entrance.sockets
         set_peer(peer)
         enter(Origin(peer.address))
         if ssl_context is not None:
@@ -190,8 +193,8 @@ async def _contain(
         try:
             await turn_of_strangers()  # they may have left at one moment
         finally:
-            if peer is not None and peer.place is not None:
-                peer.place.leave()
+            if peer is not None:
+                ended(peer)
             if isinstance(stream, trio.SSLStream):
                 await abandon(stream)
             socket_stream.socket.close()

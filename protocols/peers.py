@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
+from broker.accounts.tokens import Caller
+from broker.limits.sockets import Held, Holder, Sockets, holders_of
 from broker.limits.strangers import Place
 from protocols.lingering import Lingering
 from protocols.turnstile import Turnstile
@@ -25,6 +27,10 @@ class Peer:
     #: What the listener's connections share.
     turnstile: Turnstile | None = None
     lingering: Lingering | None = None
+    #: Where the connection is counted, and as whose it counts once somebody is authenticated on it.
+    sockets: Sockets | None = None
+    held: Held | None = None
+    held_for: bytes | str = b""
 
 
 _current: Final[ContextVar[Peer]] = ContextVar("peer")
@@ -50,9 +56,28 @@ async def turn_of_strangers(turnstile: Turnstile | None = None) -> None:
         await turnstile.enter()
 
 
-def authenticated() -> None:
-    """The peer has proved who it is: from now on its connection is not one of a stranger (reference 21.6)."""
+def authenticated(caller: Caller | None = None, *, device: str = "", is_feed: bool = False) -> None:
+    """The peer has proved who it is: from now on its connection is not one of a stranger (reference 21.6), and counts
+    for its caller, or for the device of this id (21.8). Where it counted for others, it counts for these instead.
+
+    Raises TooManyConnections; then it is a stranger's as before.
+    """
     peer = _current.get(None)
-    if peer is not None and peer.place is not None:
+    if peer is None:
+        return
+    sockets, held, whose = peer.sockets, peer.held, device if caller is None else caller.token
+    if sockets is not None and whose and (held is None or peer.held_for != whose or held.is_feed != is_feed):
+        holders = (Holder("device", device),) if caller is None else holders_of(caller)
+        peer.held, peer.held_for = sockets.hold(holders, is_feed=is_feed, instead=held), whose
+    if peer.place is not None:
         peer.place.leave()
         peer.place = None
+
+
+def ended(peer: Peer) -> None:
+    """For listeners: the connection has ended."""
+    if peer.place is not None:
+        peer.place.leave()
+    if peer.held is not None:
+        peer.held.release()
+        peer.held = None

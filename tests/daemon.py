@@ -16,7 +16,7 @@ from typing import IO
 
 import trio
 
-from config.settings import Address, load_settings
+from config.settings import SOCKET_LIMITS, Address, load_settings
 from protocols.cli.provision import apply_document, read_provision_file
 from tests.factories import LIGHT_MANIFEST
 from tests.fork_server import ForkedProcess, running
@@ -25,6 +25,9 @@ _COMMAND_SECONDS = 60
 TRUNKLINE = Path(sys.executable).parent / "trunkline"
 #: Options of `trunkline demo` for free ports.
 DEMO_ON_ANY_PORT = ("--http-port", "0", "--mqtt-port", "0", "--coap-port", "0", "--lwm2m-port", "0")
+
+#: Settings of `limits` for one user with thousands of connections and feeds.
+MANY_CONNECTIONS = "".join(f"{name} = 1000000\n" for name in SOCKET_LIMITS)
 
 USER_TOKEN, APPLICATION_TOKEN = "33" * 16, "34" * 16
 ADA_EMAIL, ADA = "ada@example.org", "ada0" * 8

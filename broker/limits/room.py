@@ -2,6 +2,7 @@
 
 import resource
 from dataclasses import dataclass
+from typing import Final
 
 from broker.core import Core
 from broker.devices.room import DevicesRoom
@@ -12,11 +13,14 @@ from broker.limits.meters import Meters, rates_of
 from broker.limits.overhead import Overhead
 from broker.limits.overview import LimitsOverview
 from broker.limits.quotas import Quotas
+from broker.limits.sockets import Sockets
 from broker.limits.strangers import Strangers
 from broker.limits.usage_days import UsageDays
 from broker.mail import Mails
 from config.limits import UNAUTHENTICATED_WAITING
 from config.settings import Limits
+
+_MANY_DESCRIPTORS: Final = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class LimitsRoom:
     addresses: AddressLimit
     overhead: Overhead
     strangers: Strangers
+    sockets: Sockets
     bodies: BodyBudget
     quotas: Quotas
     usage_days: UsageDays
@@ -41,6 +46,7 @@ class LimitsRoom:
             in_all=limits.unauthenticated_connections,
             of_one_address=limits.unauthenticated_connections_per_address,
         )
+        self.sockets.renew(limits)
 
 
 async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsRoom:
@@ -61,6 +67,8 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         waiting=_may_wait(),
     )
     life.observe("unauthenticated connections", strangers.statistics)
+    sockets = Sockets(settings, _descriptors(), core.refusals)
+    life.observe("authenticated connections", sockets.statistics)
     bodies = BodyBudget()
     life.observe("bodies", bodies.statistics)
     quotas = Quotas(core.database, core.clock, ledger, mails, devices.presence.is_connected)
@@ -75,6 +83,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         addresses=addresses,
         overhead=overhead,
         strangers=strangers,
+        sockets=sockets,
         bodies=bodies,
         quotas=quotas,
         usage_days=usage_days,
@@ -85,7 +94,10 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
 
 def _may_wait() -> int:
     """How many connections may wait: each has a descriptor, and most are for those who are known."""
+    return min(UNAUTHENTICATED_WAITING, _descriptors() // 4)
+
+
+def _descriptors() -> int:
+    """How many files the process may have open: the daemon raises its limit to the hard one."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if descriptors == resource.RLIM_INFINITY:
-        return UNAUTHENTICATED_WAITING
-    return min(UNAUTHENTICATED_WAITING, descriptors // 4)
+    return _MANY_DESCRIPTORS if descriptors == resource.RLIM_INFINITY else descriptors

@@ -80,7 +80,7 @@ async def serve_http(
         OSError: the address cannot be bound.
     """
     settings = services.core.settings
-    entrance = Entrance.of(services.limits.strangers, settings)
+    entrance = Entrance.of(services.limits.strangers, services.limits.sockets, settings)
     vitals = vitals or Vitals(services.core)
     app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure, vitals=vitals)
     hsts_seconds = 0 if ssl_context is None else settings.http.hsts_seconds

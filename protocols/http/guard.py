@@ -63,7 +63,7 @@ class Guard:
         request = this_request()
         caller = request.caller = await self._tokens.caller(token)
         caller.act()
-        authenticated()
+        authenticated(caller)
         refusal = None if channel is None else self.count(caller, channel)
         if caller.kind not in accepted:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")

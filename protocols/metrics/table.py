@@ -110,6 +110,11 @@ BROKER: Final[Mapping[str, Part]] = {
         "waiting": _now("overhead_waiting_peers", "Peers beyond their allowance of frames without a message."),
         "delayed": _total("overhead_delayed_frames", "Frames beyond such an allowance."),
     },
+    "authenticated connections": {
+        "connections": _now("authenticated_connections", "Connections on which somebody is authenticated."),
+        "feeds": _now("feed_connections", "Those of them that are feeds: /live and /events."),
+        "refused": _total("authenticated_refused", "Connections that were too many for a token, user or device."),
+    },
     "unauthenticated connections": {
         "connections": _now("unauthenticated_connections", "TCP connections on which nobody is authenticated."),
         "waiting": _now("unauthenticated_waiting", "TCP connections that wait for a place of their address."),

@@ -12,6 +12,7 @@ from broker.errors import (
     ValidationFailed,
 )
 from broker.limits.refusals import RateLimitExceeded
+from broker.limits.sockets import TooManyConnections
 from broker.routing.connections import CloseReason
 from protocols.mqtt.answers import Reason
 from protocols.mqtt.packets import ReasonCode
@@ -33,7 +34,7 @@ def connect_reason(error: DomainError) -> Reason:
     and 3 for all other refusals."""
     if isinstance(error, Unauthorized | DeviceNotFound):  # the device may have gone while it was looked up
         return Reason(ReasonCode.BAD_CREDENTIALS)
-    if isinstance(error, RateLimitExceeded):
+    if isinstance(error, RateLimitExceeded | TooManyConnections):
         return Reason(ReasonCode.QUOTA_EXCEEDED, device_text(error))
     return Reason(ReasonCode.NOT_AUTHORIZED if error.status == 403 else ReasonCode.SERVER_UNAVAILABLE)
 

@@ -69,7 +69,7 @@ async def serve_mqtt(
         refusals=rooms.core.refusals,
         life=rooms.core.life,
         connections=connections,
-        entrance=Entrance.of(rooms.limits.strangers, rooms.core.settings),
+        entrance=Entrance.of(rooms.limits.strangers, rooms.limits.sockets, rooms.core.settings),
         ssl_context=ssl_context,
         task_status=task_status,
     )
@@ -252,7 +252,7 @@ class _Connection:
             # reference 16.2: a device that has used up its rate limit is refused. CONNECT does not count as a message.
             if (meter := self._rooms.limits.meters.of(Channel.MQTT, caller)) is not None:
                 meter.check()
-            authenticated()
+            authenticated(caller)
             return device, caller, meter
         except (DomainError, StoreError) as error:
             refusal = refusal_for(error)

@@ -191,6 +191,8 @@ class DeviceConversation:
             if meter is not None:
                 meter.count()
             device, reach = await self._authorize(request.sdid, request.token)
+            if not self._registrations:  # of several devices, the connection counts for the first
+                authenticated(reach.caller)
         except (DomainError, StoreError) as error:
             refusal = refusal_for(error)
             note_refusal(self._rooms.core.refusals, "websocket", refusal)
@@ -227,7 +229,6 @@ class DeviceConversation:
                 is_allowed=partial(_may_speak_for, reach, device),
             )
         )
-        authenticated()
         self._registrations[device.id] = _Registration(device, reach, token, link)
 
     def _end_link(self, sdid: str, reason: CloseReason) -> None:

@@ -29,6 +29,7 @@ from protocols.websocket.tunnel import Tunnel
 from storage.sql import StoreError
 
 #: The names of MQTT as a subprotocol; the first is that of 3.1.1 and 5.0 [MQTT-6.0.0-3], the second that of 3.1.
+_FEEDS: Final = frozenset({"/v1.1/live", "/v1.1/events"})
 _MQTT_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
 
 #: Serves a protocol on the stream inside a WebSocket.
@@ -85,14 +86,12 @@ async def _shake_hands(
                 return Tunnel(stream, early, rooms.limits.overhead.pace(), shown)
             conversation = await _admit(rooms, request, shown)
             if request.token:
-                await rooms.registration.admission.check_caller(
-                    await rooms.accounts.tokens.caller(request.token), shown
-                )
+                caller = await rooms.accounts.tokens.caller(request.token)
+                await rooms.registration.admission.check_caller(caller, shown)
+                authenticated(caller, is_feed=request.path in _FEEDS)
         except (DomainError, StoreError) as error:
             await handshake.refuse(refusal_for(error))
             return None
-        if request.token:
-            authenticated()
         connection = OpenWebSocket(rooms, alarms, stream, early, conversation, hub)
         # Nothing is awaited from here to the subscription of a feed: a client that has the answer misses nothing.
         connection.say(handshake.acceptance())

@@ -27,7 +27,7 @@ import trio
 
 from tests.benchmarks.load import publish_qos1
 from tests.benchmarks.websocket_load import Drive, Frames, Reader, Sender, connect, masked, result_of
-from tests.daemon import USER_TOKEN, Daemon, device_id, device_token, running_daemon
+from tests.daemon import MANY_CONNECTIONS, USER_TOKEN, Daemon, device_id, device_token, running_daemon
 
 DATA = '{"temperature":21.53,"intensity":48,"state":true,"text":"ok"}'
 LIVE = f"/v1.1/live?Authorization=bearer+{USER_TOKEN}"
@@ -245,7 +245,7 @@ def main() -> None:
     try:
         yardstick = bare_echo(options.seconds)
         print(f"bare trio echo               {yardstick:>9,.0f} frames/s")
-        with running_daemon(folder, devices=_DEVICES + 10) as daemon:
+        with running_daemon(folder, devices=_DEVICES + 10, settings=MANY_CONNECTIONS) as daemon:
             if "ack" in options.what:
                 ack(daemon, options.seconds, yardstick)
             if "fanout" in options.what:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.benchmarks.websocket import cpu_seconds
 from tests.benchmarks.websocket_load import Frames, connect, masked
-from tests.daemon import USER_TOKEN, Daemon, device_id, device_token, running_daemon
+from tests.daemon import MANY_CONNECTIONS, USER_TOKEN, Daemon, device_id, device_token, running_daemon
 
 DEVICES = 10
 _LIVE = f"/v1.1/live?Authorization=bearer+{USER_TOKEN}"
@@ -148,7 +148,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_daemon(Path(folder), devices=DEVICES) as daemon,
+        running_daemon(Path(folder), devices=DEVICES, settings=MANY_CONNECTIONS) as daemon,
     ):
         found = crowd(daemon, subscribers=options.subscribers, rate=options.rate, seconds=options.seconds)
     frames = found.sent * options.subscribers

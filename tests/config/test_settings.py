@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import Address, IdentityProvider, Settings, SettingsError, load_settings
+from config.settings import SOCKET_LIMITS, Address, IdentityProvider, Settings, SettingsError, load_settings
 from tests.rows import each_row
 
 EXPECTED_RATE = "expected minute/day like 100/1000, the first from 1 to 1000000"
@@ -114,6 +114,7 @@ _VARIABLES = [
         "limits.unauthenticated_connections_per_address",
         20,
     ),
+    *((f"LIMITS_{name.upper()}", "7", f"limits.{name}", 7) for name in SOCKET_LIMITS),
     ("LIMITS_CALLS_PER_ADDRESS", "60", "limits.calls_per_address", 60),
     ("LIMITS_QUOTAS", "off", "limits.quotas", "off"),
     ("LIMITS_FUTURE_GRACE_SECONDS", "5", "limits.future_grace_seconds", 5),
@@ -230,6 +231,7 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             STATE + "[limits]\nunauthenticated_connections_per_address = 0",
             "limits.unauthenticated_connections_per_address: must be at least 1",
         ),
+        *((STATE + f"[limits]\n{name} = 0", f"limits.{name}: must be at least 1") for name in SOCKET_LIMITS),
         (STATE + "[limits]\ncalls_per_address = 0", "limits.calls_per_address: must be at least 1"),
         *(
             (STATE + f'[limits]\nmqtt_device = "{text}"', f"limits.mqtt_device: {EXPECTED_RATE}, got '{text}'")

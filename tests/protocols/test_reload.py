@@ -9,7 +9,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from broker.services import Services
-from config.settings import Limits, Log, Metrics, Settings, SettingsError, Storage, Tls
+from config.settings import SOCKET_LIMITS, Limits, Log, Metrics, Settings, SettingsError, Storage, Tls
 from protocols.reload import KEPT_LIMITS, Reloading
 from tests.rows import each_row
 
@@ -66,6 +66,7 @@ def test_each_limit_is_taken_or_needs_a_restart() -> None:
     applied = {
         *Limits().rates,
         "calls_per_address",
+        *SOCKET_LIMITS,
         "future_grace_seconds",
         "unauthenticated_connections",
         "unauthenticated_connections_per_address",

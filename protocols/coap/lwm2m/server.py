@@ -105,7 +105,7 @@ class Lwm2mServer:
         self.refusals = rooms.core.refusals
         self.life = rooms.core.life
         self.new_pace = rooms.limits.overhead.pace
-        self.strangers = rooms.limits.strangers
+        self.strangers, self.sockets = rooms.limits.strangers, rooms.limits.sockets
         self._sequence = Sequence(rooms.core, registrations, pause_seconds)
         self._kinds = kind_of_either(described)
         self._table = RegistrationTable()

@@ -75,7 +75,7 @@ async def serve_lwm2m_tcp(
         connections=connections,
         refusals=server.refusals,
         life=server.life,
-        entrance=Entrance(server.strangers, TrustedProxies()),
+        entrance=Entrance(server.strangers, TrustedProxies(), server.sockets),
         ssl_context=ssl_context,
         task_status=task_status,
     )
@@ -181,7 +181,8 @@ class DeviceStream:
             request: DeviceRequest = read_request(message)
             if self._server.needs_store(request):
                 answer = await self._server.answer_stored(self, request)
-                authenticated()
+                if self.registered is not None:
+                    authenticated(device=self.registered.device.id)
                 return answer
             return self._server.answer(self, request)
         except DomainError as error:

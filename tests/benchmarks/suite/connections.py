@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.benchmarks import mqtt_qos, websocket, websocket_crowd
 from tests.benchmarks.suite.contest import Measure, Row, Sample, UnavailableError, running
-from tests.daemon import running_daemon
+from tests.daemon import MANY_CONNECTIONS, running_daemon
 from tests.protocols.coap.dtls.client import make_certificate
 
 _IDLE_SOCKETS: Final = 2_000
@@ -34,7 +34,10 @@ def rows() -> Iterator[Row]:
 
 @contextmanager
 def idle_sockets() -> Iterator[Measure]:
-    with TemporaryDirectory(dir="/var/tmp") as folder, running_daemon(Path(folder), devices=1) as daemon:
+    with (
+        TemporaryDirectory(dir="/var/tmp") as folder,
+        running_daemon(Path(folder), devices=1, settings=MANY_CONNECTIONS) as daemon,
+    ):
         yield lambda _seconds: Sample(websocket.idle_kib(daemon, sockets=_IDLE_SOCKETS))
 
 
@@ -76,7 +79,10 @@ def _open_sessions(port: int, process: int, _seconds: float) -> Sample:
 def crowd() -> Iterator[Measure]:
     """Who gets every message once and in order, of all who watch the same devices."""
     devices = websocket_crowd.DEVICES
-    with TemporaryDirectory(dir="/var/tmp") as folder, running_daemon(Path(folder), devices=devices) as daemon:
+    with (
+        TemporaryDirectory(dir="/var/tmp") as folder,
+        running_daemon(Path(folder), devices=devices, settings=MANY_CONNECTIONS) as daemon,
+    ):
         assert daemon.process is not None
         process = daemon.process.pid
 

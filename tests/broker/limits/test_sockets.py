@@ -1,0 +1,79 @@
+"""Whose connections are counted, and when one is too many (reference 21.8)."""
+
+import pytest
+
+from broker.limits.sockets import Held, Holder, Sockets, TooManyConnections
+from config.settings import Limits
+from tests.fakes import new_refusals
+
+ADA, BOB = Holder("user", "ada"), Holder("user", "bob")
+LAMP = Holder("device", "lamp")
+DASHBOARD = Holder("application", "dashboard")
+
+
+def limited(*, descriptors: int = 1_000_000, **numbers: int) -> Sockets:
+    return Sockets(Limits(**numbers), descriptors, new_refusals())  # type: ignore[arg-type]
+
+
+def opened(sockets: Sockets, count: int, *holders: Holder, is_feed: bool = False) -> list[Held]:
+    return [sockets.hold(holders, is_feed=is_feed) for _ in range(count)]
+
+
+def refusal(sockets: Sockets, *holders: Holder, is_feed: bool = False) -> str:
+    with pytest.raises(TooManyConnections) as caught:
+        sockets.hold(holders, is_feed=is_feed)
+    return str(caught.value)
+
+
+def test_each_holder_has_a_bound_and_one_that_ends_makes_room() -> None:
+    sockets = limited(connections_per_user=3, connections_per_application=5, connections_per_device=1)
+    first, *_ = opened(sockets, 3, ADA, DASHBOARD)
+    assert refusal(sockets, ADA, DASHBOARD) == "Too many connections of this user: at most 3"
+    opened(sockets, 2, BOB, DASHBOARD)
+    assert refusal(sockets, BOB, DASHBOARD) == "Too many connections of this application: at most 5"
+    opened(sockets, 1, LAMP)
+    assert refusal(sockets, LAMP) == "Too many connections of this device: at most 1"
+    first.release()
+    opened(sockets, 1, ADA, DASHBOARD)
+    statistics = sockets.statistics()
+    assert (statistics.connections, statistics.feeds, statistics.refused) == (6, 0, 3)
+
+
+def test_feeds_have_bounds_of_their_own() -> None:
+    sockets = limited(feeds_per_user=2, feeds_per_application=3)
+    opened(sockets, 2, ADA, DASHBOARD, is_feed=True)
+    assert refusal(sockets, ADA, DASHBOARD, is_feed=True) == "Too many feeds of this user: at most 2"
+    opened(sockets, 1, BOB, DASHBOARD, is_feed=True)
+    assert refusal(sockets, BOB, DASHBOARD, is_feed=True) == "Too many feeds of this application: at most 3"
+    opened(sockets, 5, ADA, DASHBOARD)
+
+
+def test_a_connection_that_serves_somebody_else_counts_for_them_instead() -> None:
+    sockets = limited(connections_per_user=1)
+    held = sockets.hold((ADA, DASHBOARD))
+    held = sockets.hold((ADA,), is_feed=True, instead=held)  # still one
+    held = sockets.hold((BOB,), instead=held)
+    opened(sockets, 1, ADA)
+    assert refusal(sockets, BOB) == "Too many connections of this user: at most 1"
+    held.release()
+    assert sockets.statistics().connections == 1
+
+
+def test_nobody_has_more_than_a_quarter_of_the_descriptors_and_the_last_tenth_is_for_who_has_few() -> None:
+    sockets = limited(descriptors=100)
+    opened(sockets, 25, ADA)
+    assert refusal(sockets, ADA) == "Too many connections of this user: at most 25"
+    for number in range(13):
+        opened(sockets, 5, Holder("user", str(number)))
+    assert refusal(sockets, ADA) == "Too many connections of this user: at most 10"
+    opened(sockets, 5, Holder("user", "0"))
+    assert refusal(sockets, Holder("user", "0")) == "Too many connections of this user: at most 10"
+    opened(sockets, 1, BOB)
+
+
+def test_lower_numbers_end_no_connection() -> None:
+    sockets = limited()
+    opened(sockets, 5, ADA)
+    sockets.renew(Limits(connections_per_user=3))
+    assert sockets.statistics().connections == 5
+    refusal(sockets, ADA)
