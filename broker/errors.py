@@ -4,6 +4,7 @@ Any exception that is not a `DomainError` is a bug. `status` is the HTTP status,
 (reference 3.2 gives some refusals a number of their own), and `str(error)` the REST text.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -46,15 +47,19 @@ class TimestampInFuture(DomainError):
 # The texts of findings
 
 REQUIRED: Final = "Required parameter"
-INVALID: Final = "Invalid value"
 TEXT_ONLY: Final = "Text field only"
 BOOLEAN_ONLY: Final = "Boolean field only"
 NUMERIC_ONLY: Final = "Numeric field only"
 
 
 def invalid(reason: str) -> str:
-    """The text of a finding for which there is no other: `reason` says what would be right."""
-    return f"{INVALID}: {reason}"
+    """The text of a finding for which there is no other: `reason` says what is wrong, or what would be right."""
+    return f"Invalid value: {reason}"
+
+
+def choice(values: Iterable[str]) -> str:
+    """The reason of `invalid` where there is a choice."""
+    return f"must be one of {', '.join(values)}"
 
 
 def too_short(least: int) -> str:

@@ -3,7 +3,7 @@
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller
 from broker.accounts.users import Users
-from broker.errors import INVALID, REQUIRED, Finding, UserNotFound
+from broker.errors import REQUIRED, Finding, UserNotFound, invalid
 from storage.keys import UserKey
 
 
@@ -17,7 +17,7 @@ async def user_in_body(
     if uid is None and caller.user is not None:
         return caller.user
     if not isinstance(uid, str) or not uid:
-        findings.append(Finding("uid", (INVALID if uid else REQUIRED,)))
+        findings.append(Finding("uid", (invalid("must be a text") if uid else REQUIRED,)))
         return None
     try:
         user = (await users.find(uid, caller)).key

@@ -89,6 +89,9 @@ class AuthorizationRequest:
         return _error(self.redirect_uri, error, self.state, fragment=self.implicit)
 
 
+#: The application must not be told, because nobody knows where it is.
+STRANGE_REDIRECT: Final = "Invalid parameter: redirect_uri: it is none of the addresses that the application registered"
+
 AuthorizationOutcome = AuthorizationRequest | Redirect | ErrorPage
 
 
@@ -176,12 +179,12 @@ def _decide(tx: Transaction, query: bytes) -> AuthorizationOutcome:
     # No redirect before the redirect URI is known to be registered: otherwise this is an open redirector.
     application = find_application(tx, given.same("client_id") or "")
     if application is None:
-        return ErrorPage(400, "Invalid parameter: client_id")
+        return ErrorPage(400, "Invalid parameter: client_id: it names no application")
     is_given = bool(given.all("redirect_uri"))
     wanted = given.same("redirect_uri")
     redirect_uri = None if is_given and wanted is None else application.redirect_uri(wanted)
     if redirect_uri is None:
-        return ErrorPage(400, "Invalid parameter: redirect_uri")
+        return ErrorPage(400, STRANGE_REDIRECT)
     implicit, state = _is_implicit(given), given.one("state")
     if (error := _error_in(given, application)) is not None:
         return _error(redirect_uri, error, state, fragment=implicit)

@@ -19,7 +19,7 @@ from broker.connectors.plugin import Phase
 from broker.connectors.port import ThirdPartyUnreachableError
 from broker.connectors.problems import NO_DEVICE, Doing, Problems
 from broker.devices.registry import Device, Devices
-from broker.errors import INVALID, DeviceNotFound, DomainError, TryLater, ValidationFailed
+from broker.errors import DeviceNotFound, DomainError, TryLater, ValidationFailed, invalid
 from broker.facts import ProviderAuthRemoved, Router
 from broker.secrets import Vault, token_hash
 from config.limits import CONNECTOR_SECONDS, CONNECTOR_STATE_SECONDS, CONNECTOR_STATES
@@ -105,7 +105,7 @@ class ProviderAuth:
         """
         connector = self._catalog.of_type(device.type)
         if not await self._database.read(lambda tx: _is_of_application(tx, caller, referer)):
-            raise ValidationFailed.of("Referer", INVALID)
+            raise ValidationFailed.of("Referer", invalid("must be a registered redirect URI of the application"))
         state = secrets.token_urlsafe(32)
         redirect_uri = self._redirect_uri(connector)
         try:
@@ -177,17 +177,17 @@ class ProviderAuth:
         hashed = token_hash(state)
         taken = await self._database.write(lambda tx: tx.connectors.take_state(hashed)) if state else None
         if taken is None or taken.expires_on <= self._clock.now_ms():
-            raise ValidationFailed.of("state", INVALID)
+            raise ValidationFailed.of("state", invalid("is unknown, was used, or has expired"))
         return taken
 
     async def _device_of(self, state: ConnectorStateRecord, device_type: str) -> Device:
         try:
             device = await self._devices.get(state.device)
         except DeviceNotFound as error:
-            raise ValidationFailed.of("state", INVALID) from error
+            raise ValidationFailed.of("state", invalid("is of a device that does not exist any more")) from error
         type_ = device.type.record
         if device.owner != state.user or device_type not in {type_.id, type_.unique_name}:
-            raise ValidationFailed.of("state", INVALID)
+            raise ValidationFailed.of("state", invalid("is of another device type or user"))
         return device
 
     async def _granted(

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from broker.errors import INVALID, ValidationFailed, too_long
+from broker.errors import ValidationFailed, invalid, too_long
 from config.limits import FILTER_MAX_CHARACTERS, FILTER_PAIRS_MAX
 from storage.device_management import PropertyMatch
 
@@ -19,7 +19,7 @@ def parse_filter(text: str) -> list[PropertyMatch]:
         prefix, dot, path = key.strip().partition(".")
         kind = _KINDS.get(prefix)
         if kind is None or not equals or not dot or not path:
-            raise ValidationFailed.of("filter", INVALID)
+            raise ValidationFailed.of("filter", invalid("must be pairs such as serverProperties.site=north"))
         matches.append(PropertyMatch(kind, path, value.strip()))
     if len(matches) > FILTER_PAIRS_MAX:
         raise ValidationFailed.of("filter", too_long(FILTER_PAIRS_MAX))

@@ -13,7 +13,15 @@ import trio
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
 from broker.disk import room_in
-from broker.errors import INVALID, REQUIRED, BodyTooLarge, Conflict, NotFound, StorageUnavailable, ValidationFailed
+from broker.errors import (
+    REQUIRED,
+    BodyTooLarge,
+    Conflict,
+    NotFound,
+    StorageUnavailable,
+    ValidationFailed,
+    invalid,
+)
 from broker.ids import is_id, new_id
 from broker.trace.audit import AuditEvent, note
 from config.limits import IMAGE_BYTES_OF_ORGANIZATION, IMAGES_MAX, IMAGES_OF_ORGANIZATION
@@ -73,7 +81,7 @@ class Images:
             if not size:
                 raise ValidationFailed.of("body", REQUIRED)
             if sha256 is not None and sha256.lower() != digest:
-                raise ValidationFailed.of("sha256", INVALID)
+                raise ValidationFailed.of("sha256", invalid("is not that of the image"))
             record = FirmwareImageRecord(id_, type_.record.key, version, kind, size, digest, self._clock.now_ms())
             await _in_thread(lambda: _keep(part, self.path_of(record)))
             await self._database.write(lambda tx: _put(tx, record, type_))

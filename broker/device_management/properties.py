@@ -18,7 +18,7 @@ from broker.device_management.sessions import Readings, ResourceValue, Values
 from broker.device_types.catalog import DeviceType
 from broker.devices.presence import Presence
 from broker.devices.registry import Device, Devices
-from broker.errors import INVALID, Finding, ValidationFailed, too_long
+from broker.errors import Finding, ValidationFailed, invalid, too_long
 from broker.trace.audit import AuditEvent, note
 from config.limits import DEVICE_PROPERTIES_BYTES, SERVER_PROPERTIES_BYTES, SERVER_PROPERTIES_LEVELS
 from storage.database import Database, Transaction
@@ -153,7 +153,10 @@ def check_server_properties(change: Mapping[str, Any], prefix: str = "", level: 
     """Check names and depth. Raises ValidationFailed."""
     for name, value in change.items():
         if _NAME.fullmatch(name) is None or level > SERVER_PROPERTIES_LEVELS:
-            raise ValidationFailed.of(f"{prefix}{name}", INVALID)
+            raise ValidationFailed.of(
+                f"{prefix}{name}",
+                invalid(f"must have the form {_NAME.pattern}, and at most {SERVER_PROPERTIES_LEVELS} levels"),
+            )
         if isinstance(value, dict):
             check_server_properties(value, f"{prefix}{name}.", level + 1)
 

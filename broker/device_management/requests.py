@@ -10,7 +10,7 @@ import msgspec
 from broker.device_management.objects import PACKAGE_URI, ObjectMap, Property, ValueType
 from broker.device_management.properties import check_server_properties
 from broker.device_management.sessions import ResourcePath, ResourceValue
-from broker.errors import INVALID, REQUIRED, Finding, ValidationFailed, too_high, too_long, too_low
+from broker.errors import REQUIRED, Finding, ValidationFailed, choice, invalid, too_high, too_long, too_low
 from config.limits import (
     DEVICE_VALUE_BYTES,
     PACKAGE_URI_BYTES,
@@ -106,7 +106,7 @@ def check(
 
 def _wrong_choice(request: TaskRequest) -> Iterator[Finding]:
     if request.task_type.lower() not in _OPERATIONS:
-        yield Finding("taskType", (INVALID,))
+        yield Finding("taskType", (invalid(choice(_OPERATIONS)),))
     if request.dids is not None and request.filter is not None:
         yield Finding("filter", ("Cannot be combined with dids",))
     if request.dids is not None and len(request.dids) > TASK_DIDS_MAX:
@@ -122,7 +122,7 @@ def _wrong_times(request: TaskRequest, scheduled_on: int | None, now_ms: Millise
     elif request.expires_after > highest:
         yield Finding("taskParameters.expiresAfter", (too_high(highest),))
     if scheduled_on is not None and not now_ms < scheduled_on <= now_ms + TASK_SCHEDULE_DAYS * _DAY_MS:
-        yield Finding("scheduledOn", (INVALID,))
+        yield Finding("scheduledOn", (invalid(f"must be in the future, and within {TASK_SCHEDULE_DAYS} days"),))
 
 
 def _wrong_property(request: TaskRequest, objects: ObjectMap, properties_enabled: bool) -> Iterator[Finding]:
@@ -131,37 +131,37 @@ def _wrong_property(request: TaskRequest, objects: ObjectMap, properties_enabled
     if (path := request.server_path) is not None:
         yield from _wrong_server_property(request, path)
     elif not request.target.startswith(_DEVICE):
-        yield Finding("property", (INVALID,))
+        yield Finding("property", (invalid("must begin with serverProperties or deviceProperties"),))
     elif not properties_enabled:
         yield Finding("property", ("Device properties are not enabled for the device type",))
     elif request.operation == "R":
         if resource_to_read(request, objects) is None:
-            yield Finding("property", (INVALID,))
+            yield Finding("property", (invalid("is no resource that can be read"),))
     else:
         yield from _wrong_change(request, objects.property_named(request.device_name))
 
 
 def _wrong_server_property(request: TaskRequest, path: str) -> Iterator[Finding]:
     if request.operation == "E":
-        yield Finding("taskType", (INVALID,))
+        yield Finding("taskType", (invalid("server properties are read and written, not executed"),))
     try:
         check_server_properties(nested_value(path, ""))
     except ValidationFailed:
-        yield Finding("property", (INVALID,))
+        yield Finding("property", (invalid("is no server property"),))
     if request.operation == "W" and request.value is None:
         yield Finding("taskParameters.value", (REQUIRED,))
 
 
 def _wrong_change(request: TaskRequest, named: Property | None) -> Iterator[Finding]:
     if named is None or request.operation not in named.resource.operations:
-        yield Finding("property", (INVALID,))
+        yield Finding("property", (invalid("is no resource with this operation"),))
     elif request.operation == "W" and request.value is None:
         yield Finding("taskParameters.value", (REQUIRED,))
     elif request.operation == "W":
         try:
             parse_value(request.value or "", named.resource.type)
         except ValueError:
-            yield Finding("taskParameters.value", (INVALID,))
+            yield Finding("taskParameters.value", (invalid(f"must be of the type {named.resource.type.value}"),))
             return
         longest = PACKAGE_URI_BYTES if named.path == PACKAGE_URI else DEVICE_VALUE_BYTES
         if len((request.value or "").encode()) > longest:

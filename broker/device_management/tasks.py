@@ -29,7 +29,7 @@ from broker.device_management.states import (
 )
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
-from broker.errors import INVALID, Conflict, DeviceNotFound, Finding, NotFound, ValidationFailed
+from broker.errors import Conflict, DeviceNotFound, Finding, NotFound, ValidationFailed, invalid
 from broker.ids import new_id
 from broker.trace.audit import AuditEvent, note
 from config.limits import TASKS_OPEN_MAX
@@ -297,13 +297,13 @@ def _check_references(tx: Transaction, request: TaskRequest, device_type: Device
         if device is None:
             raise DeviceNotFound(did)
         if device.device_type != device_type:
-            raise ValidationFailed((Finding(f"dids.{index}", (INVALID,)),))
+            raise ValidationFailed((Finding(f"dids.{index}", (invalid("is a device of another type"),)),))
     if request.update_id is not None:
         image = tx.firmware.image(request.update_id)
         if image is None:
             raise NotFound
         if image.device_type != device_type:
-            raise ValidationFailed.of("taskParameters.update.updateId", INVALID)
+            raise ValidationFailed.of("taskParameters.update.updateId", invalid("is an image for another device type"))
 
 
 def _shown(tx: Transaction, record: TaskRecord) -> Task:

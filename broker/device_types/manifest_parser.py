@@ -15,7 +15,7 @@ from broker.device_types.reading import DocumentReader, JsonObject
 from broker.device_types.standard_actions import STANDARD_ACTIONS
 from broker.device_types.transform_parser import read_transform
 from broker.device_types.units import unit_text
-from broker.errors import INVALID, REQUIRED, too_long, too_short
+from broker.errors import REQUIRED, choice, invalid, too_long, too_short
 from broker.nesting import NestedTooDeeplyError, check_value_nesting
 
 MAX_DOCUMENT_BYTES: Final = 256 * 1024
@@ -33,6 +33,7 @@ _NOT_A_MANIFEST = "manifest content invalid or empty"
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _TYPE = re.compile(r"[A-Z][A-Z0-9_]*")
 _VALUE_CLASSES = frozenset(ValueClass)
+_NAMES = "must be letters, digits and _, begin with no digit, and be unique among its siblings"
 
 
 def parse_manifest(document: object) -> Manifest:
@@ -55,7 +56,7 @@ class _Parser(DocumentReader):
         if not self._fits(document):
             return NO_MANIFEST
         if self.text(document, "messageFormat", "messageFormat", default="json") not in ("json", None):
-            self.refuse("messageFormat", INVALID)
+            self.refuse("messageFormat", invalid(choice(("json",))))
         if document.get("fields") is None:
             self.refuse("fields", REQUIRED)
         return Manifest(
@@ -92,7 +93,7 @@ class _Parser(DocumentReader):
             self.refuse(f"{path}.type", REQUIRED)
         elif is_standard and type_ is not None:
             if (standard := STANDARD_ACTIONS.get(type_)) is None:
-                self.refuse(f"{path}.type", INVALID)
+                self.refuse(f"{path}.type", invalid(choice(STANDARD_ACTIONS)))
             elif parameters is None:
                 parameters = standard.parameters
         return DeclaredAction(
@@ -122,7 +123,7 @@ class _Parser(DocumentReader):
         is_group = not (children is None or (isinstance(children, list | tuple) and not children))
         is_collection = self.flag(source, f"{path}.isCollection", "isCollection")
         if is_group and is_collection:
-            self.refuse(f"{path}.isCollection", INVALID)
+            self.refuse(f"{path}.isCollection", invalid("a group is no collection"))
         return Field(
             name=self.name(source, path, taken),
             value_class=self.value_class(source, path, is_group=is_group),
@@ -138,7 +139,7 @@ class _Parser(DocumentReader):
 
     def children(self, value: object, path: str, level: int) -> tuple[Field, ...]:
         if level == MAX_LEVELS:
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid(f"at most {MAX_LEVELS} levels of groups"))
             return ()
         return self.siblings(value, path, level=level + 1)
 
@@ -146,12 +147,12 @@ class _Parser(DocumentReader):
         text, path = source.get("valueClass"), f"{path}.valueClass"
         if text is None or is_group:
             if is_group != (text is None):
-                self.refuse(path, INVALID if is_group else REQUIRED)
+                self.refuse(path, invalid("a group has no valueClass") if is_group else REQUIRED)
             return None
         if not self.is_text(text, path):
             return None
         if text not in _VALUE_CLASSES:
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid(choice(sorted(_VALUE_CLASSES))))
             return None
         return ValueClass(text)
 
@@ -177,14 +178,17 @@ class _Parser(DocumentReader):
         if not name:
             self.refuse(path, too_short(1))
         elif name in taken or _NAME.fullmatch(name) is None:
-            self.refuse(path, INVALID)
+            self.refuse(
+                path,
+                invalid(_NAMES),
+            )
         taken.add(name)
         return name
 
     def type(self, source: JsonObject, path: str) -> str | None:
         type_ = self.text(source, f"{path}.type", "type", default=CUSTOM)
         if type_ is not None and _TYPE.fullmatch(type_) is None:
-            self.refuse(f"{path}.type", INVALID)
+            self.refuse(f"{path}.type", invalid("must be upper-case letters, digits and _"))
             return None
         return type_
 

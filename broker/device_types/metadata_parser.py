@@ -5,7 +5,7 @@ from math import inf
 
 from broker.device_types.manifest import Metadata, MetadataScalar, MetadataValue
 from broker.device_types.reading import DocumentReader, JsonObject
-from broker.errors import BOOLEAN_ONLY, INVALID, NUMERIC_ONLY, REQUIRED, TEXT_ONLY
+from broker.errors import BOOLEAN_ONLY, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, choice, invalid
 
 
 def _is_text(value: MetadataScalar) -> bool:
@@ -30,9 +30,9 @@ _NUMERIC_CLASSES = ("DOUBLE", "FLOAT", "INTEGER", "LONG")
 
 # For each type, the check of a value and the finding when it fails; for VALUES_ they apply to each item.
 _METADATA_TYPES: Mapping[str, tuple[Callable[[MetadataScalar], bool], str]] = {
-    "SAMPLE_RATE": (_is_text_or_number, INVALID),
-    "ENCODING": (_is_text_or_number, INVALID),
-    "BYTE_ORDER": (_is_text_or_number, INVALID),
+    "SAMPLE_RATE": (_is_text_or_number, invalid("must be a text or a number")),
+    "ENCODING": (_is_text_or_number, invalid("must be a text or a number")),
+    "BYTE_ORDER": (_is_text_or_number, invalid("must be a text or a number")),
     **{f"{bound}_VALUE_{name}": _NUMERIC for bound in ("MIN", "MAX") for name in _NUMERIC_CLASSES},
     "MIN_VALUE_STRICT": _BOOLEAN,
     "MAX_VALUE_STRICT": _BOOLEAN,
@@ -58,7 +58,7 @@ def _metadatum(reader: DocumentReader, source: JsonObject, path: str, taken: set
     if type_ is None:
         return None
     if type_ in taken or type_ not in _METADATA_TYPES:  # the answers list metadata by type
-        reader.refuse(f"{path}.type", INVALID)
+        reader.refuse(f"{path}.type", invalid(f"must be given once, and {choice(_METADATA_TYPES)}"))
         return None
     taken.add(type_)
     return None if value is None else Metadata(type_, _value(reader, type_, value, f"{path}.value"))

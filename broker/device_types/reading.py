@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeGuard
 
-from broker.errors import BOOLEAN_ONLY, INVALID, TEXT_ONLY, Finding, ValidationFailed, too_long
+from broker.errors import BOOLEAN_ONLY, TEXT_ONLY, Finding, ValidationFailed, invalid, too_long
 
 _MAX_FINDINGS: Final = 1_000  # bounds the answer to a document that is wrong throughout
 
@@ -53,7 +53,7 @@ class DocumentReader:
         if isinstance(value, list | tuple):
             return value
         if value is not None:
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid("must be a list"))
         return ()
 
     def objects(self, entries: Sequence[object], path: str) -> Iterator[tuple[str, JsonObject]]:
@@ -61,7 +61,7 @@ class DocumentReader:
             if isinstance(entry, Mapping):
                 yield f"{path}.{index}", entry
             else:
-                self.refuse(f"{path}.{index}", INVALID)
+                self.refuse(f"{path}.{index}", invalid("must be an object"))
 
     def is_text(self, value: object, path: str) -> TypeGuard[str]:
         if not isinstance(value, str):

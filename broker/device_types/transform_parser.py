@@ -29,7 +29,7 @@ from broker.device_types.payload_formats import (
 )
 from broker.device_types.reading import DocumentReader, JsonObject
 from broker.device_types.transform import Transform
-from broker.errors import INVALID, NUMERIC_ONLY, REQUIRED, too_high, too_long, too_low, too_short
+from broker.errors import NUMERIC_ONLY, REQUIRED, choice, invalid, too_high, too_long, too_low, too_short
 from config.limits import MAX_DATA_BYTES
 
 MAX_ENTRIES: Final = 256  # columns, or entries of a layout
@@ -43,7 +43,7 @@ def read_transform(reader: DocumentReader, value: object, path: str) -> Transfor
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        reader.refuse(path, INVALID)
+        reader.refuse(path, invalid("must be an object"))
         return None
     encoding = _choice(reader, value, path, "encoding", tuple(PayloadEncoding), PayloadEncoding.RAW)
     expression = _expression(reader, value, f"{path}.expression")
@@ -66,7 +66,7 @@ def _format(reader: DocumentReader, source: JsonObject, path: str, name: str) ->
             pair = _character(reader, source, path, "pairSeparator", ";")
             between = _character(reader, source, path, "valueSeparator", "=")
             if pair == between:
-                reader.refuse(f"{path}.valueSeparator", INVALID)
+                reader.refuse(f"{path}.valueSeparator", invalid("must differ from pairSeparator"))
             return KeyValueFormat(pair, between)
         case "binary":
             return _binary(reader, source, path)
@@ -79,7 +79,7 @@ def _choice(
 ) -> str:
     text = reader.text(source, f"{path}.{member}", member)
     if text is not None and text not in options:
-        reader.refuse(f"{path}.{member}", INVALID)
+        reader.refuse(f"{path}.{member}", invalid(choice(options)))
     return text if text in options else default
 
 
@@ -96,7 +96,7 @@ def _expression(reader: DocumentReader, source: JsonObject, path: str) -> str | 
 def _character(reader: DocumentReader, source: JsonObject, path: str, member: str, default: str) -> str:
     text = reader.text(source, f"{path}.{member}", member, default=default)
     if text is not None and (len(text) != 1 or text in '"\r\n\0' or not text.isascii()):
-        reader.refuse(f"{path}.{member}", INVALID)
+        reader.refuse(f"{path}.{member}", invalid("must be one character of ASCII, and no quote or line break"))
         return default
     return text or default
 
@@ -123,7 +123,7 @@ def _name(reader: DocumentReader, value: object, path: str, taken: set[str]) -> 
     if not value or len(value) > _MAX_NAME:
         reader.refuse(path, too_long(_MAX_NAME) if value else too_short(1))
     elif value in taken:
-        reader.refuse(path, INVALID)
+        reader.refuse(path, invalid("must be unique"))
     taken.add(value)
     return value
 

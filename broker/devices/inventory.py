@@ -13,7 +13,6 @@ from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device, Devices
 from broker.errors import (
-    INVALID,
     Conflict,
     DeviceNotFound,
     Finding,
@@ -262,7 +261,7 @@ def _check(type_: DeviceType, name: str | None, manifest_version: int | None) ->
     if manifest_version is not None and manifest_version < 1:
         findings.append(Finding("manifestVersion", (too_low(1),)))
     elif manifest_version is not None and type_.version(manifest_version) is None:
-        findings.append(Finding("manifestVersion", (INVALID,)))
+        findings.append(Finding("manifestVersion", (invalid("is no version of the device type's Manifest"),)))
     if findings:
         raise ValidationFailed(tuple(findings))
 

@@ -10,7 +10,7 @@ from broker.accounts.tokens import Caller
 from broker.accounts.users import Users
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Device, Devices
-from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed, too_long
+from broker.errors import REQUIRED, Finding, PermissionDenied, ValidationFailed, invalid, too_long
 from broker.messages.intervals import DAY_MS, MINUTE_MS
 from broker.trials.exports import TrialExports
 from config.limits import EXPORT_IDS_MAX, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
@@ -52,9 +52,11 @@ class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
             if len(items(text)) > EXPORT_IDS_MAX:
                 yield Finding(name, (too_long(EXPORT_IDS_MAX),))
         if self.start_ms > self.end_ms or self.start_ms < now_ms - EXPORT_PAST_DAYS * DAY_MS - _PAST_GRACE_MS:
-            yield Finding("startDate", (INVALID,))
+            yield Finding(
+                "startDate", (invalid(f"must not be after endDate, nor more than {EXPORT_PAST_DAYS} days ago"),)
+            )
         elif self.end_ms - self.start_ms > EXPORT_RANGE_DAYS * DAY_MS:
-            yield Finding("endDate", (INVALID,))
+            yield Finding("endDate", (invalid(f"must be at most {EXPORT_RANGE_DAYS} days after startDate"),))
         if self.url is not None and len(self.url) > EXPORT_URL_CHARACTERS:
             yield Finding("url", (too_long(EXPORT_URL_CHARACTERS),))
 

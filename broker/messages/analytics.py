@@ -14,13 +14,15 @@ from zoneinfo import ZoneInfo
 from broker.clock import Clock
 from broker.device_types.manifest import ValueClass
 from broker.devices.registry import Device
-from broker.errors import INVALID, NUMERIC_ONLY, ValidationFailed, too_high, too_low
+from broker.errors import NUMERIC_ONLY, ValidationFailed, invalid, too_high, too_low
 from broker.messages.aggregates import Aggregate, merge_all
 from broker.messages.decoding import Decoded, decoded
 from broker.messages.folds import Unsaved, open_buckets
 from broker.messages.intervals import (
     AGGREGATES_RANGE_MS,
+    DAY_MS,
     HISTOGRAM_RANGE_MS,
+    HOUR_MS,
     LAST_MS,
     MINUTE_MS,
     MINUTES_KEPT_MS,
@@ -121,7 +123,7 @@ class Analytics:
         Raises ValidationFailed naming `fieldPresence`, `startDate` or `endDate`.
         """
         if field is not None and devices and not any(_declares(device, field) for device in devices):
-            raise ValidationFailed.of("fieldPresence", INVALID)
+            raise ValidationFailed.of("fieldPresence", invalid("is no field of the devices"))
         division = _division(interval, zone)
         _check_range(start_ms, end_ms, PRESENCE_RANGE_MS[interval], division)
         start_ms, end_ms = division.start_of(start_ms), division.start_of(end_ms)
@@ -328,7 +330,7 @@ def _declares(device: Device, path: str) -> bool:
 
 def _check_numeric(device: Device, path: str) -> None:
     if not _declares(device, path):
-        raise ValidationFailed.of("field", INVALID)
+        raise ValidationFailed.of("field", invalid("is no field of the device"))
     field = device.manifest.manifest.field_at(path)
     if field is None or field.value_class not in _NUMERIC or field.is_collection:
         raise ValidationFailed.of("field", NUMERIC_ONLY)
@@ -348,9 +350,10 @@ def _check_range(
         if value > LAST_MS:
             raise ValidationFailed.of(name, too_high(LAST_MS))
     if start_ms > end_ms:
-        raise ValidationFailed.of("startDate", INVALID)
+        raise ValidationFailed.of("startDate", invalid("must not be after endDate"))
     length, longest = timedelta(milliseconds=end_ms - start_ms), timedelta(milliseconds=longest_ms)
     if isinstance(division, LocalInterval):
         length = min(length, division.local(end_ms) - division.local(start_ms))
     if length > longest:
-        raise ValidationFailed.of("endDate", INVALID)
+        bound = f"{longest_ms // DAY_MS} days" if longest_ms > DAY_MS else f"{longest_ms // HOUR_MS} hours"
+        raise ValidationFailed.of("endDate", invalid(f"must be at most {bound} after startDate"))

@@ -12,7 +12,7 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from broker.devices.registry import Device, Devices
 from broker.envelope import Action, Message
-from broker.errors import INVALID, DeviceNotFound, ValidationFailed
+from broker.errors import DeviceNotFound, ValidationFailed, invalid
 from broker.messages.mids import Mids
 from broker.trace.origin import on_whose_account
 from config.limits import CURSOR_MAX_CHARACTERS, SEARCH_ROWS
@@ -29,6 +29,8 @@ T = TypeVar("T")
 _DEVICES_PER_STATEMENT = 100
 _LOOKED_BEHIND: Final = 1_000  # rows
 _SEARCHES_AT_ONCE: Final = 2  # with conditions
+
+_CURSORS: Final = "must be next or prev of an answer to the same search"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,9 @@ class Cursors:
             given_out = self.text(backwards=backwards, bound=(ts, position))
             is_authentic = hmac.compare_digest(given_out, text)
         except (Base64Error, ValueError, struct.error) as error:
-            raise ValidationFailed.of("offset", INVALID) from error
+            raise ValidationFailed.of("offset", invalid(_CURSORS)) from error
         if not is_authentic:
-            raise ValidationFailed.of("offset", INVALID)
+            raise ValidationFailed.of("offset", invalid(_CURSORS))
         return backwards, (ts, position)
 
     def _tag(self, packed: bytes) -> bytes:

@@ -20,7 +20,6 @@ from broker.device_types.transform import TransformFailedError
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import (
-    INVALID,
     REQUIRED,
     TEXT_ONLY,
     BadRequest,
@@ -33,6 +32,7 @@ from broker.errors import (
     StorageUnavailable,
     TimestampInFuture,
     ValidationFailed,
+    invalid,
     too_long,
 )
 from broker.facts import ActionStored, MessagesStored, Router
@@ -401,10 +401,15 @@ def _checked_actions(data: bytes) -> str:
     return msgspec.json.format(_encode(parsed), indent=-1).decode()
 
 
+def _plain(text: str) -> str:
+    """msgspec's words without their marks: `Expected `array`, got `int``."""
+    return text[:1].lower() + text[1:].replace("`", "")
+
+
 def _finding(problem: str) -> Finding:
     """A Finding from the text of msgspec's error (`… - at `$.actions[0]``)."""
     text, _, where = problem.partition(" - at `$")
     path = "data" + where.rstrip("`").replace("[", ".").replace("]", "")
     if (missing := _MISSING.search(text)) is not None:
         return Finding(f"{path}.{missing[1]}", (REQUIRED,))
-    return Finding(path, (TEXT_ONLY if "Expected `str`" in text else INVALID,))
+    return Finding(path, (TEXT_ONLY if "Expected `str`" in text else invalid(_plain(text)),))

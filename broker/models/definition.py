@@ -11,7 +11,7 @@ import msgspec
 
 from broker.device_types.manifest import ValueClass
 from broker.devices.registry import Device
-from broker.errors import INVALID, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, Finding, too_high, too_long, too_low
+from broker.errors import NUMERIC_ONLY, REQUIRED, TEXT_ONLY, Finding, choice, invalid, too_high, too_long, too_low
 from config.limits import MODEL_AHEAD_SECONDS, MODEL_SENSITIVITY, MODEL_SOURCES_MAX
 
 _WHOLE: Final = frozenset({ValueClass.INTEGER, ValueClass.LONG})
@@ -95,7 +95,7 @@ def _type(given: object, findings: list[Finding]) -> ModelType | None:
     elif not isinstance(given, str):
         findings.append(Finding("type", (TEXT_ONLY,)))
     elif given not in tuple(ModelType):
-        findings.append(Finding("type", (INVALID,)))
+        findings.append(Finding("type", (invalid(choice(tuple(ModelType))),)))
     else:
         return ModelType(given)
     return None
@@ -105,14 +105,14 @@ def _object(name: str, members: Mapping[str, Any], findings: list[Finding]) -> M
     given = members.get(name)
     if isinstance(given, dict):
         return given
-    findings.append(Finding(name, (REQUIRED if given is None else INVALID,)))
+    findings.append(Finding(name, (REQUIRED if given is None else invalid("must be an object"),)))
     return None
 
 
 def _sources(given: object, findings: list[Finding]) -> tuple[Source, ...]:
     path = "data.sources"
     if not isinstance(given, list) or not 1 <= len(given) <= MODEL_SOURCES_MAX:
-        problem = INVALID if given and not isinstance(given, list) else REQUIRED
+        problem = invalid("must be a list") if given and not isinstance(given, list) else REQUIRED
         findings.append(Finding(path, (too_long(MODEL_SOURCES_MAX) if isinstance(given, list) and given else problem,)))
         return ()
     found: dict[Source, None] = {}
@@ -121,14 +121,14 @@ def _sources(given: object, findings: list[Finding]) -> tuple[Source, ...]:
         if source is None:
             continue
         if source in found:
-            findings.append(Finding(f"{path}.{index}", (INVALID,)))
+            findings.append(Finding(f"{path}.{index}", (invalid("is named twice"),)))
         found[source] = None
     return tuple(found)
 
 
 def _source(path: str, given: object, findings: list[Finding]) -> Source | None:
     if not isinstance(given, dict):
-        findings.append(Finding(path, (REQUIRED if given is None else INVALID,)))
+        findings.append(Finding(path, (REQUIRED if given is None else invalid("must be an object"),)))
         return None
     texts = []
     for name in ("did", "field"):
@@ -182,7 +182,7 @@ def judge(definition: Definition, devices: Mapping[str, Device | None]) -> list[
         elif device.manifest.manifest.field_at(source.field) is None:
             findings.append(Finding(f"{path}.field", (f'Field "{source.field}" does not exist',)))
         elif field_class(device, source) is None:
-            findings.append(Finding(f"{path}.field", (INVALID,)))
+            findings.append(Finding(f"{path}.field", (invalid("has no numbers or Booleans, or is a collection"),)))
     return findings
 
 

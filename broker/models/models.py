@@ -15,7 +15,6 @@ from broker.accounts.users import Users
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.errors import (
-    INVALID,
     REQUIRED,
     Conflict,
     Finding,
@@ -23,6 +22,8 @@ from broker.errors import (
     PermissionDenied,
     UserNotFound,
     ValidationFailed,
+    choice,
+    invalid,
 )
 from broker.ids import new_id
 from broker.models.definition import (
@@ -339,16 +340,30 @@ def _shown(record: ModelRecord) -> Model:
 def _values(model: Model, inputs: object) -> dict[str, float]:
     """The numbers of the inputs by their names. Raises ValidationFailed with all findings."""
     if not isinstance(inputs, list):
-        raise ValidationFailed.of("inputs", REQUIRED if inputs is None else INVALID)
+        raise ValidationFailed.of("inputs", REQUIRED if inputs is None else invalid("must be a list"))
     known = {one.name for one in model.inputs}
     findings: list[Finding] = []
     values: dict[str, float] = {}
     for index, one in enumerate(inputs[: len(known) + 1]):
         name, value = (one.get("name"), one.get("value")) if isinstance(one, dict) else (None, None)
         if not isinstance(name, str) or name not in known or name in values:
-            findings.append(Finding(f"inputs.{index}.name", (REQUIRED if name is None else INVALID,)))
+            findings.append(
+                Finding(
+                    f"inputs.{index}.name",
+                    (REQUIRED if name is None else invalid(choice(sorted(known - set(values)))),),
+                )
+            )
         elif (number := as_number(value)) is None:
-            findings.append(Finding(f"inputs.{index}.value", (REQUIRED if value is None else INVALID,)))
+            findings.append(
+                Finding(
+                    f"inputs.{index}.value",
+                    (
+                        REQUIRED
+                        if value is None
+                        else invalid("must be a number that can be learned from, or a Boolean"),
+                    ),
+                )
+            )
         else:
             values[name] = number
     if findings:

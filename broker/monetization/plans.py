@@ -15,7 +15,7 @@ from broker.accounts.permissions import ADMINISTRATORS
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.device_types.reading import DocumentReader
-from broker.errors import INVALID, REQUIRED, Conflict, NotFound, ValidationFailed
+from broker.errors import REQUIRED, Conflict, NotFound, ValidationFailed, choice, invalid
 from broker.facts import PlanApproved, Router
 from broker.ids import new_id
 from broker.limits.allowance import UNLIMITED
@@ -31,6 +31,8 @@ _KINDS: Final = ("free", "paid")
 _WRONG_TIERS: Final = "Exactly one free tier and at most one paid tier"
 _TEXT_CHARACTERS: Final = 254
 _LIMIT_MAX: Final = 10**12
+_COSTS: Final = 'must be a text such as "2.99": above 0 in a paid tier, 0 in a free one'
+_LIMITS: Final = f"must be {UNLIMITED}, which is unlimited, or 1 to {_LIMIT_MAX}"
 _ABSENT: Final[Mapping[str, Any]] = {}
 
 _log = structlog.get_logger(__name__)
@@ -148,11 +150,11 @@ def parse_plan(
     reader = DocumentReader()
     contact = document.get("contactInfo") or _ABSENT
     if not isinstance(contact, Mapping):
-        reader.refuse("contactInfo", INVALID)
+        reader.refuse("contactInfo", invalid("must be an object"))
         contact = _ABSENT
     for name in ("type", "ptType"):
         if document.get(name) not in (None, "count"):
-            reader.refuse(name, INVALID)
+            reader.refuse(name, invalid(choice(("count",))))
     plan = PlanRecord(
         key=0,
         id=new_id(),
@@ -179,7 +181,7 @@ def _tier_objects(document: Mapping[str, Any], reader: DocumentReader) -> list[M
     if given is None:
         reader.refuse("tiers", REQUIRED)
     elif not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
-        reader.refuse("tiers", INVALID)
+        reader.refuse("tiers", invalid("must be a list of objects"))
     elif len(given) > len(_KINDS):  # checked first, because each tier may have many findings
         reader.refuse("tiers", _WRONG_TIERS)
     else:
@@ -190,21 +192,29 @@ def _tier_objects(document: Mapping[str, Any], reader: DocumentReader) -> list[M
 def _tier(given: Mapping[str, Any], path: str, reader: DocumentReader, now_ms: int) -> TierRecord:
     kind = given.get("type")
     if kind not in _KINDS:  # a tuple, because JSON values need not be hashable
-        reader.refuse(f"{path}.type", REQUIRED if kind is None else INVALID)
+        reader.refuse(f"{path}.type", REQUIRED if kind is None else invalid(choice(_KINDS)))
     cost = given.get("cost")
     if cost is None and kind == "free":
         cost = "0.00"
     if not isinstance(cost, str) or not is_price(cost) or (float(cost) > 0) is not (kind == "paid"):
-        reader.refuse(f"{path}.cost", REQUIRED if cost is None else INVALID)
+        reader.refuse(
+            f"{path}.cost",
+            REQUIRED
+            if cost is None
+            else invalid('must be a text such as "2.99": above 0 in a paid tier, 0 in a free one'),
+        )
     limit = given.get("messageLimit", UNLIMITED if kind == "paid" else None)
     if not isinstance(limit, int) or isinstance(limit, bool) or not (limit == UNLIMITED or 0 < limit <= _LIMIT_MAX):
-        reader.refuse(f"{path}.messageLimit", REQUIRED if limit is None else INVALID)
+        reader.refuse(
+            f"{path}.messageLimit",
+            REQUIRED if limit is None else invalid(_LIMITS),
+        )
     name = reader.text(given, f"{path}.name", "name", maximum=NAME_MAX_CHARACTERS)
     if not isinstance(given.get("name"), str) or not given["name"]:
         reader.refuse(f"{path}.name", REQUIRED)
     for member, only in (("interval", "DAILY"), ("billingInterval", "ONCE")):
         if given.get(member) not in (None, only):
-            reader.refuse(f"{path}.{member}", INVALID)
+            reader.refuse(f"{path}.{member}", invalid(choice((only,))))
     return TierRecord(
         key=0,
         id=new_id(),

@@ -10,7 +10,7 @@ import trio
 from broker.changes import Changes
 from broker.clock import Clock
 from broker.devices.registry import Device
-from broker.errors import INVALID, DeviceNotFound, PermissionDenied, ValidationFailed
+from broker.errors import DeviceNotFound, PermissionDenied, ValidationFailed, invalid
 from broker.facts import DeviceCreated, DeviceDeleted, FactPhase, PlanApproved, Router
 from broker.limits.allowance import UNLIMITED
 from broker.limits.quotas import Quotas
@@ -107,7 +107,7 @@ class Tiers:
                 raise DeviceNotFound(device.id)
             wanted = next((one.record for one in tiers_of(tx, device.key) if one.record.id == tier_id), None)
             if wanted is None:
-                raise ValidationFailed.of("ptid", INVALID)
+                raise ValidationFailed.of("ptid", invalid("is no tier of this device"))
             if wanted.type == "paid" and not tx.monetization.has_paid(device.key, wanted.key):
                 raise PermissionDenied(f"payment of tier {tier_id}")
             tx.monetization.set_tier(device.key, wanted.key, now_ms=self._clock.now_ms())

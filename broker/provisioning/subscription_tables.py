@@ -16,7 +16,7 @@ from broker.provisioning.document import SubscriptionEntry
 from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import MASKED, ChangedKey
 from broker.provisioning.run import ProvisioningRun, given
-from broker.subscriptions.addresses import is_allowed_callback
+from broker.subscriptions.addresses import callback_problem, is_allowed_callback
 from broker.subscriptions.creation import Chosen, NewSubscription, StreamsNotInstalled, combination
 from broker.subscriptions.storing import add, begin, new_record
 from broker.subscriptions.subscription import SubscriptionStatus
@@ -82,7 +82,7 @@ class SubscriptionTables:
         main = application.redirect_uris[0] if application.redirect_uris else None
         url = entry.callback_url
         if url is not None and not is_allowed_callback(url, main, allow_private=self._allow_private):
-            raise at.refusal("callback_url", f"must be one that {application.name} may use (reference 11.2)")
+            raise at.refusal("callback_url", callback_problem(url, main))
 
     def _chosen(
         self, at: EntryLocation, entry: SubscriptionEntry, owner: UserRecord, application: ApplicationRecord

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
-from broker.errors import INVALID, REQUIRED, Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
+from broker.errors import REQUIRED, Conflict, Finding, NotFound, PermissionDenied, ValidationFailed, invalid
 from broker.ids import new_id
 from broker.registration.certificates import BadCertificate, public_key, read_signer
 from broker.registration.uploads import Uploads
@@ -153,7 +153,7 @@ class ApprovedLists:
         try:
             certificate = await trio.to_thread.run_sync(read_signer, pem, limiter=self._checking)
         except BadCertificate as error:
-            raise ValidationFailed.of("certificate", INVALID) from error
+            raise ValidationFailed.of("certificate", invalid("must be one certificate in PEM")) from error
         id_ = new_id()
 
         def work(tx: Transaction) -> None:
@@ -208,7 +208,7 @@ class ApprovedLists:
         try:
             signature = b64decode(svdid, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValidationFailed.of("svdid", INVALID) from error
+            raise ValidationFailed.of("svdid", invalid("must be Base64")) from error
         certificates = [der for _, der in await self.certificates(type_)]
         now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
         is_signed = partial(_is_signed, certificates, vdid.encode(), signature, now)

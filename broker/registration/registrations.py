@@ -22,7 +22,7 @@ from broker.device_types.catalog import DeviceTypes
 from broker.devices.device_tokens import DeviceTokens, TokenChange
 from broker.devices.inventory import VENDOR_ID_TAKEN, Inventory, NewDevice, put_origin
 from broker.devices.registry import Device
-from broker.errors import INVALID, Conflict, DeviceNotFound, NotFound, PermissionDenied, ValidationFailed
+from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, ValidationFailed, invalid
 from broker.ids import new_id
 from broker.registration.certificates import UNREADABLE, BadCertificate, ClientCertificate, certificate_info
 from broker.registration.progress import (
@@ -88,7 +88,7 @@ class Registrations:
         """
         type_ = await self._types.find(device_type)
         if not type_.record.rsp:
-            raise ValidationFailed.of("deviceTypeId", INVALID)
+            raise ValidationFailed.of("deviceTypeId", invalid("does not use secure registration"))
         await self._require_trust(type_.key, shown)
         _require_readable(shown)
         now_ms = self._clock.now_ms()

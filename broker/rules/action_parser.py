@@ -7,7 +7,7 @@ from typing import Final
 
 from broker.device_types.manifest import DeclaredAction, Field, ValueClass
 from broker.device_types.reading import JsonObject
-from broker.errors import INVALID, REQUIRED, too_long
+from broker.errors import REQUIRED, invalid, too_long
 from broker.rules.actions import (
     ActionList,
     CompoundParameter,
@@ -51,12 +51,12 @@ class ActionParser:
 
     def action(self, entry: object, path: str, index: int) -> ThenAction | None:
         if not isinstance(entry, Mapping):
-            self._reader.refuse(path, INVALID)
+            self._reader.refuse(path, invalid("must be an object"))
             return None
         name = self._reader.required_text(entry.get("action"), f"{path}.action")
         parameters = entry.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
-            self._reader.refuse(f"{path}.parameters", INVALID)
+            self._reader.refuse(f"{path}.parameters", invalid("must be an object"))
             parameters = None
         given = {} if parameters is None else {key: value for key, value in parameters.items() if value is not None}
         if name is not None and name in _SPECIAL:
@@ -94,14 +94,14 @@ class ActionParser:
         content = value.get("value") if isinstance(value, Mapping) else None
         if isinstance(content, Mapping):
             if not field.is_group:
-                self._reader.refuse(f"{path}.value", INVALID)
+                self._reader.refuse(f"{path}.value", invalid("the parameter is no group"))
                 return None
             return self._group(content, f"{path}.value", field)
         found = self._reader.operand(value, path)
         if found is None:
             return None
         if field.is_group:
-            self._reader.refuse(found.path, INVALID)
+            self._reader.refuse(found.path, invalid("the parameter is a group: its value must be an object"))
             return None
         if isinstance(found.operand, Constant) and not _converts(found.operand.value, field):
             self._reader.refuse(found.path, OF_ANOTHER_KIND[kind_of_items(field)])
@@ -131,7 +131,7 @@ class ActionParser:
         for member, value in given.items():
             at = f"{path}.{member}"
             if (read := readers.get(member)) is None:
-                self._reader.refuse(at, INVALID)
+                self._reader.refuse(at, invalid("there is no such parameter"))
             elif (parameter := read(self, value, at)) is not None:
                 parameters[member] = parameter
         return ThenAction(index, name, parameters, special=make)
@@ -142,7 +142,7 @@ class ActionParser:
         if found is None:
             return None
         if found.operand.kind is Kind.COLLECTION:
-            self._reader.refuse(found.path, INVALID)
+            self._reader.refuse(found.path, invalid("must not be a collection"))
             return None
         return _of(OperandParameter(found.operand))
 
@@ -158,10 +158,12 @@ class ActionParser:
         return parameter
 
     def method(self, value: object, path: str) -> Parameter | None:
-        return self._checked(checked_method, INVALID, value, path)
+        return self._checked(checked_method, invalid("must be GET, POST, PUT or DELETE"), value, path)
 
     def url(self, value: object, path: str) -> Parameter | None:
-        return self._checked(checked_url, INVALID, value, path)
+        return self._checked(
+            checked_url, invalid("must be an http or https address without user name and password"), value, path
+        )
 
     def recipient(self, value: object, path: str) -> Parameter | None:
         if isinstance(value, Mapping) and value.get("value") == "":
@@ -174,7 +176,7 @@ class ActionParser:
         if not isinstance(content, Mapping):
             return self.text(value, path)
         if depth == _COMPOUND_NESTED_MAX:
-            self._reader.refuse(f"{path}.value", INVALID)
+            self._reader.refuse(f"{path}.value", invalid(f"at most {_COMPOUND_NESTED_MAX} levels deep"))
             return None
         read = {name: self.body(member, f"{path}.value.{name}", depth + 1) for name, member in content.items()}
         members = {name: member for name, member in read.items() if member is not None}
@@ -183,11 +185,11 @@ class ActionParser:
     def headers(self, value: object, path: str) -> Parameter | None:
         """`{"value": [{"key": …, "value": …}]}`, where key and value are texts or value objects."""
         if not isinstance(value, Mapping):
-            self._reader.refuse(path, INVALID)
+            self._reader.refuse(path, invalid("must be an object"))
             return None
         content, at = value.get("value"), f"{path}.value"
         if not isinstance(content, list):
-            self._reader.refuse(at, REQUIRED if content is None else INVALID)
+            self._reader.refuse(at, REQUIRED if content is None else invalid("must be a list"))
             return None
         if len(content) > MAX_HEADERS:
             self._reader.refuse(at, too_long(MAX_HEADERS))
@@ -208,7 +210,7 @@ class ActionParser:
             try:
                 checked_header(header.value)
             except UnfitValueError:
-                self._reader.refuse(path, INVALID)
+                self._reader.refuse(path, invalid("is no header, or one that the service sets itself"))
         return header
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from broker.device_types.manifest import Field
 from broker.device_types.reading import JsonObject
-from broker.errors import BOOLEAN_ONLY, INVALID, REQUIRED, too_high, too_low
+from broker.errors import BOOLEAN_ONLY, REQUIRED, choice, invalid, too_high, too_low
 from broker.rules.conditions import (
     NO_DEVICE,
     Choice,
@@ -36,6 +36,10 @@ _SELECTORS: Final = frozenset({"any", "every", "matched"})
 _CHOICES: Final = {"any": Choice.MATCHED, "matched": Choice.MATCHED, "every": Choice.EVERY}
 _DURATION_MAX_SECONDS: Final = 31_536_000
 _PREDICT_IN_MAX_SECONDS: Final = 31_536_000
+_TIMES: Final = (
+    "must be `minute hour day month weekday year`, and `TZ` with a time zone if wanted; or `@sunrise` or `@sunset` with"
+    " latitude, longitude, offset, `TZ` and a time zone"
+)
 _SENSITIVITY_MAX: Final = 100
 _SCHEDULES_SHARED: Final = 2_048
 
@@ -64,7 +68,7 @@ class ConditionParser:
 
     def condition(self, entry: object, path: str, index: int) -> Condition | None:
         if not isinstance(entry, Mapping):
-            self._reader.refuse(path, INVALID)
+            self._reader.refuse(path, invalid("must be an object"))
             return None
         if entry.get("field") == DATETIME:
             return self._time(entry, path, index)
@@ -140,7 +144,7 @@ class ConditionParser:
             reader.refuse(f"{path}.operator", not_allowed(operator))
         for member in ("duration", "transformer"):
             if entry.get(member) is not None:
-                reader.refuse(f"{path}.{member}", INVALID)
+                reader.refuse(f"{path}.{member}", invalid("a condition on datetime has none"))
         schedule = self._schedule(entry.get("operand"), f"{path}.operand")
         if operator is None or schedule is None:
             return None
@@ -149,7 +153,7 @@ class ConditionParser:
     def _schedule(self, value: object, path: str) -> Schedule | None:
         reader = self._reader
         if not isinstance(value, Mapping):
-            reader.refuse(path, REQUIRED if value is None else INVALID)
+            reader.refuse(path, REQUIRED if value is None else invalid("must be an object"))
             return None
         text = reader.required_text(value.get("value"), f"{path}.value")
         if text is None:
@@ -157,7 +161,10 @@ class ConditionParser:
         try:
             return parse_schedule(text.strip())
         except InvalidScheduleError:
-            reader.refuse(f"{path}.value", INVALID)
+            reader.refuse(
+                f"{path}.value",
+                invalid(_TIMES),
+            )
             return None
 
     # Durations and models
@@ -170,7 +177,7 @@ class ConditionParser:
             return None
         at = f"{path}.duration"
         if not isinstance(value, Mapping):
-            self._reader.refuse(at, INVALID)
+            self._reader.refuse(at, invalid("must be an object"))
             return None
         accepts = value.get("acceptUpdate")
         if accepts is not None and not isinstance(accepts, bool):
@@ -186,19 +193,21 @@ class ConditionParser:
             return None
         at = f"{path}.transformer"
         if not isinstance(value, Mapping):
-            self._reader.refuse(at, INVALID)
+            self._reader.refuse(at, invalid("must be an object"))
             return None
         kind = self._reader.required_text(value.get("type"), f"{at}.type")
         if kind is not None and kind not in (PREDICTION, ANOMALY_DETECTION):
-            self._reader.refuse(f"{at}.type", INVALID)
+            self._reader.refuse(f"{at}.type", invalid(choice((PREDICTION, ANOMALY_DETECTION))))
             kind = None
         if field is not None and kind_of_field(field) not in (Kind.NUMBER, Kind.BOOLEAN):
-            self._reader.refuse(at, INVALID)  # no model learns texts or collections
+            self._reader.refuse(
+                at, invalid("the field must have numbers or Booleans")
+            )  # no model learns texts or collections
         parameters = value.get("parameters")
         if parameters is None:
             parameters = {}
         if not isinstance(parameters, Mapping):
-            self._reader.refuse(f"{at}.parameters", INVALID)
+            self._reader.refuse(f"{at}.parameters", invalid("must be an object"))
             return None
         if kind == PREDICTION:
             name, least, most = "predictIn", 0, _PREDICT_IN_MAX_SECONDS
@@ -208,7 +217,7 @@ class ConditionParser:
             return None
         number = self._number(parameters.get(name), f"{at}.parameters.{name}", least, most)
         if number == 0 and kind == PREDICTION:
-            self._reader.refuse(f"{at}.parameters.{name}", INVALID)
+            self._reader.refuse(f"{at}.parameters.{name}", invalid("must be greater than 0"))
         return _Model(PREDICTION, number, None) if kind == PREDICTION else _Model(ANOMALY_DETECTION, None, number)
 
     def _number(self, value: object, path: str, least: int, most: int) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from broker.errors import INVALID, ValidationFailed
+from broker.errors import ValidationFailed, invalid
 from broker.rules.rule import Outgoing, Rule
 from broker.rules.simulation import Budget, Happened, Simulation, TookTooLongError, rows_of, watched_devices
 from broker.rules.transformers import Output
@@ -63,7 +63,7 @@ class Replays:
 def check_times(start_ms: Milliseconds, end_ms: Milliseconds) -> None:
     """Raises ValidationFailed."""
     if end_ms < start_ms or end_ms - start_ms > RULE_HISTORY_DAYS * _DAY_MS:
-        raise ValidationFailed.of("endDate", INVALID)
+        raise ValidationFailed.of("endDate", invalid(f"must be at most {RULE_HISTORY_DAYS} days after startDate"))
 
 
 def _replayed(

@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.device_types.manifest import Field, Manifest
 from broker.device_types.reading import DocumentReader, JsonObject
-from broker.errors import BOOLEAN_ONLY, INVALID, NUMERIC_ONLY, REQUIRED, TEXT_ONLY
+from broker.errors import BOOLEAN_ONLY, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, choice, invalid
 from broker.rules.conditions import NO_DEVICE
 from broker.rules.values import (
     NOTHING_BOUND,
@@ -60,9 +60,15 @@ def not_allowed(operator: str) -> str:
     return f'Operator "{operator}" is not allowed'
 
 
+_ONE_FORM: Final = "one of value, valueFrom and an operation"
 #: What is said about a value that is not of the kind it should be.
 OF_ANOTHER_KIND: Final[Mapping[Kind, str]] = MappingProxyType(
-    {Kind.BOOLEAN: BOOLEAN_ONLY, Kind.NUMBER: NUMERIC_ONLY, Kind.TEXT: TEXT_ONLY, Kind.COLLECTION: INVALID}
+    {
+        Kind.BOOLEAN: BOOLEAN_ONLY,
+        Kind.NUMBER: NUMERIC_ONLY,
+        Kind.TEXT: TEXT_ONLY,
+        Kind.COLLECTION: invalid("must be a collection"),
+    }
 )
 
 
@@ -110,13 +116,13 @@ class BodyReader(DocumentReader):
         elif isinstance(value, Mapping):
             return self._selected(value, path, selectors)
         else:
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid("must be a device id or a selector"))
         return None
 
     def _selected(self, value: JsonObject, path: str, selectors: Collection[str]) -> Source | None:
         selector = self.required_text(value.get("selector"), f"{path}.selector")
         if selector is not None and selector not in selectors:
-            self.refuse(f"{path}.selector", INVALID)
+            self.refuse(f"{path}.selector", invalid(choice(selectors)))
         id_or_name = self.required_text(value.get("dtid"), f"{path}.dtid")
         if id_or_name is None:
             return None
@@ -170,23 +176,23 @@ class BodyReader(DocumentReader):
 
     def _form(self, value: object, path: str) -> tuple[str, object] | None:
         if not isinstance(value, Mapping):
-            self.refuse(path, REQUIRED if value is None else INVALID)
+            self.refuse(path, REQUIRED if value is None else invalid(f"must be an object with {_ONE_FORM}"))
             return None
         given = [(member, value[member]) for member in _FORMS if value.get(member) is not None]
         if len(given) != 1:
-            self.refuse(path, INVALID if given else REQUIRED)
+            self.refuse(path, invalid(f"must have {_ONE_FORM}") if given else REQUIRED)
             return None
         return given[0]
 
     def _constant(self, value: object, path: str) -> ReadOperand | None:
         if not is_value(value):
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid("must be a text, a number, a Boolean, or a list of these"))
             return None
         return ReadOperand(Constant(value), path)  # type: ignore[arg-type] # as is_value has checked
 
     def _last_value(self, value: object, path: str) -> ReadOperand | None:
         if not isinstance(value, Mapping):
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid("must be an object with sdid and field"))
             return None
         source = self.source(value.get("sdid"), f"{path}.sdid", selectors=("matched",))
         found = self.field(source, value.get("field"), f"{path}.field")
@@ -204,7 +210,7 @@ class BodyReader(DocumentReader):
         if not entries:
             return None
         if depth == _OPERATIONS_NESTED_MAX:
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid(f"at most {_OPERATIONS_NESTED_MAX} operations in each other"))
             return None
         parts = [self._part(entry, f"{path}.{index}", depth) for index, entry in enumerate(entries)]
         operands = tuple(part for part in parts if part is not None)
@@ -217,13 +223,13 @@ class BodyReader(DocumentReader):
         try:
             return ReadOperand(Constant(operation.read(NO_VIEW, NOTHING_BOUND)), path)
         except UnknownValueError:
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid("has no result"))
             return None
 
     def _part(self, value: object, path: str, depth: int) -> Operand | None:
         found = self.operand(value, path, depth=depth + 1)
         if found is not None and found.operand.kind is Kind.COLLECTION:  # no cast makes a text or number of it
-            self.refuse(found.path, INVALID)
+            self.refuse(found.path, invalid("must not be a collection"))
             return None
         return None if found is None else found.operand
 
@@ -236,7 +242,7 @@ class BodyReader(DocumentReader):
         elif isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(path, NUMERIC_ONLY)
         elif not is_finite(value):
-            self.refuse(path, INVALID)
+            self.refuse(path, invalid("must be a finite number"))
         else:
             return value
         return None

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.clock import Clock
-from broker.errors import INVALID, Conflict, NotFound, ValidationFailed
+from broker.errors import Conflict, NotFound, ValidationFailed, invalid
 from broker.messages.mids import Mids
 from broker.rules.index import RuleIndex
 from broker.rules.replay import check_times
@@ -129,7 +129,7 @@ def _of_message(
     if row is None or tx.devices.device(row.device) is None:
         raise NotFound
     if not _watches(tx, rule, row.device, budget):
-        raise ValidationFailed.of("mid", INVALID)
+        raise ValidationFailed.of("mid", invalid("is a message of a device that the rule does not look at"))
     simulation = simulated_before(tx, rule, row, record.since, output, budget, has_durations=has_durations(record))
     simulation.explains = True
     *_, happened = simulation.message(row)

@@ -13,7 +13,7 @@ import msgspec
 from broker.device_types.catalog import DeviceType
 from broker.device_types.manifest import DeclaredAction, Field, Manifest, ValueClass
 from broker.devices.registry import Device
-from broker.errors import BOOLEAN_ONLY, INVALID, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, Finding, too_long
+from broker.errors import BOOLEAN_ONLY, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, Finding, invalid, too_long
 from config.limits import MAX_DATA_BYTES, SCENE_ACTIONS_MAX
 from storage.keys import UserKey
 
@@ -54,7 +54,7 @@ class Named:
 def read_actions(given: object, findings: list[Finding]) -> list[SceneAction]:
     """The Actions of a JSON value. What is wrong with them is added to `findings`, and those Actions are left out."""
     if not isinstance(given, list):
-        findings.append(Finding("actions", (REQUIRED if given is None else INVALID,)))
+        findings.append(Finding("actions", (REQUIRED if given is None else invalid("must be a list"),)))
         return []
     if not 1 <= len(given) <= SCENE_ACTIONS_MAX:
         findings.append(Finding("actions", (too_long(SCENE_ACTIONS_MAX) if given else REQUIRED,)))
@@ -64,7 +64,7 @@ def read_actions(given: object, findings: list[Finding]) -> list[SceneAction]:
 
 def _read(path: str, given: object, findings: list[Finding]) -> SceneAction | None:
     if not isinstance(given, dict):
-        findings.append(Finding(path, (INVALID,)))
+        findings.append(Finding(path, (invalid("must be an object"),)))
         return None
     before = len(findings)
     device = every = ""
@@ -73,13 +73,13 @@ def _read(path: str, given: object, findings: list[Finding]) -> SceneAction | No
         every = _text(f"{path}.ddid.dtid", destination.get("dtid"), findings)
         selector = _text(f"{path}.ddid.selector", destination.get("selector"), findings)
         if selector and selector != EVERY:
-            findings.append(Finding(f"{path}.ddid.selector", (INVALID,)))
+            findings.append(Finding(f"{path}.ddid.selector", (invalid(f"must be {EVERY}"),)))
     else:
         device = _text(f"{path}.ddid", destination, findings)
     name = _text(f"{path}.action", given.get("action"), findings)
     parameters = given.get("parameters")
     if not isinstance(parameters, dict | None):
-        findings.append(Finding(f"{path}.parameters", (INVALID,)))
+        findings.append(Finding(f"{path}.parameters", (invalid("must be an object"),)))
         parameters = None
     values = {key: _value(f"{path}.parameters.{key}", one, findings) for key, one in (parameters or {}).items()}
     action = SceneAction(path, device, every, name, values)
@@ -102,9 +102,9 @@ def _text(path: str, given: object, findings: list[Finding]) -> str:
 def _value(path: str, given: object, findings: list[Finding], level: int = 1) -> Any:
     """The plain value of a value object: `{"value": …}`, whose value may have such objects as its members."""
     if not isinstance(given, dict) or level > _LEVELS_MAX:
-        findings.append(Finding(path, (INVALID,)))
+        findings.append(Finding(path, (invalid(f"must be an object with a value, at most {_LEVELS_MAX} levels deep"),)))
         return None
-    findings += [Finding(f"{path}.{key}", (INVALID,)) for key in given if key != "value"]
+    findings += [Finding(f"{path}.{key}", (invalid("must be value, nothing else"),)) for key in given if key != "value"]
     value = given.get("value")
     if value is None:
         findings.append(Finding(f"{path}.value", (REQUIRED,)))
@@ -154,14 +154,14 @@ def _judge_member(path: str, name: str, value: object, fields: Iterable[Field]) 
         yield Finding(path, (f'Field "{name}" does not exist',))
     elif field.is_group:
         if not isinstance(value, dict):
-            yield Finding(f"{path}.value", (INVALID,))
+            yield Finding(f"{path}.value", (invalid("must be an object"),))
             return
         for member, inner in value.items():
             yield from _judge_member(f"{path}.value.{member}", member, inner, field.children)
     elif field.is_collection:
         items = value if isinstance(value, list) else [None]
         if problem := next((found for one in items if (found := _problem(one, field.value_class))), ""):
-            yield Finding(f"{path}.value", (problem if isinstance(value, list) else INVALID,))
+            yield Finding(f"{path}.value", (problem if isinstance(value, list) else invalid("must be a list"),))
     elif problem := _problem(value, field.value_class):
         yield Finding(f"{path}.value", (problem,))
 
@@ -175,6 +175,10 @@ def _problem(value: object, kind: ValueClass | None) -> str:
     if kind not in _NUMBERS or isinstance(value, bool) or not isinstance(value, int | float):
         return NUMERIC_ONLY
     if not abs(value) <= _DOUBLE:  # TOML has infinite numbers, JSON has integers of thousands of digits
-        return INVALID
+        return invalid("must be a double")
     whole = _WHOLE.get(kind)
-    return INVALID if whole is not None and (value != int(value) or int(value) not in whole) else ""
+    return (
+        invalid("must be a whole number that fits the class of the field")
+        if whole is not None and (value != int(value) or int(value) not in whole)
+        else ""
+    )

@@ -19,13 +19,13 @@ from broker.clock import Clock
 from broker.conditional import require_unchanged, tag_of
 from broker.devices.registry import Device
 from broker.errors import (
-    INVALID,
     Conflict,
     Finding,
     NotFound,
     PermissionDenied,
     UserNotFound,
     ValidationFailed,
+    invalid,
 )
 from broker.ids import new_id
 from broker.scenes.actions import Named, SceneAction, judge
@@ -167,7 +167,7 @@ class Scenes:
         """
         findings: list[Finding] = []
         if members.get("uid") not in (None, scene.record.user_id):
-            findings.append(Finding("uid", (INVALID,)))
+            findings.append(Finding("uid", (invalid("the user of a scene does not change"),)))
         form = read_scene(members, findings, is_new=False)
         named = await self._checked(caller, scene.record.user, form.actions, findings)
         now_ms = self._clock.now_ms()

@@ -54,6 +54,20 @@ def is_allowed_callback(url: str, redirect_uri: str | None, *, allow_private: bo
     return _HOST.fullmatch(host) is not None and _top(host) == _top(main_host)
 
 
+def callback_problem(url: str, redirect_uri: str | None) -> str:
+    """What is wrong with an address that a callback may not have."""
+    main = _split(redirect_uri or "")
+    if main is None or not main.hostname:
+        return "the application has no main redirect URI, whose domain callbacks have"
+    domain = ".".join(_top(main.hostname))
+    if len(url) > CALLBACK_URL_CHARACTERS:
+        return f"must have at most {CALLBACK_URL_CHARACTERS} characters"
+    return (
+        f"must be an address with {main.scheme}, on the domain {domain} of the application's main redirect URI, without"
+        " user name, password and fragment"
+    )
+
+
 def _split(url: str) -> SplitResult | None:
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         return None

@@ -8,8 +8,8 @@ from broker.accounts.tokens import Caller
 from broker.accounts.users import Users
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Devices
-from broker.errors import INVALID, REQUIRED, DomainError, Finding, PermissionDenied, ValidationFailed
-from broker.subscriptions.addresses import is_allowed_callback
+from broker.errors import REQUIRED, DomainError, Finding, PermissionDenied, ValidationFailed, invalid
+from broker.subscriptions.addresses import callback_problem, is_allowed_callback
 from broker.subscriptions.port import Callbacks
 from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
@@ -110,16 +110,16 @@ class Creation:
         device = await self._devices.find(id_)
         await self._permissions.require(caller, device, Permission.READ)
         if device.owner != user and user not in device.shared_with:
-            raise ValidationFailed.of(member, INVALID)
+            raise ValidationFailed.of(member, invalid("is no device of the user, nor shared with the user"))
         return device.key
 
     async def _check_callback(self, application: ApplicationKey, url: str) -> None:
         record = await self._database.read(lambda tx: tx.accounts.application(application))
         main = record.redirect_uris[0] if record is not None and record.redirect_uris else None
         if not is_allowed_callback(url, main, allow_private=self._allow_private):
-            raise ValidationFailed.of("callbackUrl", INVALID)
+            raise ValidationFailed.of("callbackUrl", invalid(callback_problem(url, main)))
         if self._callbacks is not None and await self._callbacks.check(url) is not None:
-            raise ValidationFailed.of("callbackUrl", INVALID)
+            raise ValidationFailed.of("callbackUrl", invalid("leads to no address that callbacks may reach"))
 
 
 def combination(wanted: NewSubscription) -> Iterator[Finding]:
@@ -129,11 +129,11 @@ def combination(wanted: NewSubscription) -> Iterator[Finding]:
             yield Finding("ddid", (REQUIRED,))
         for name, value in (("sdid", wanted.sdid), ("sdtid", wanted.sdtid)):
             if value is not None:
-                yield Finding(name, (INVALID,))
+                yield Finding(name, (invalid("an Action has no source to choose: name ddid"),))
     else:
         if wanted.ddid is not None:
-            yield Finding("ddid", (INVALID,))
+            yield Finding("ddid", (invalid("is for Actions: name sdid or sdtid"),))
         if wanted.sdid is not None and wanted.sdtid is not None:
-            yield Finding("sdtid", (INVALID,))
+            yield Finding("sdtid", (invalid("must not be given together with sdid"),))
     if not wanted.is_stream and wanted.callback_url is None:
         yield Finding("callbackUrl", (REQUIRED,))

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
-from broker.errors import INVALID, Conflict, NotFound, ValidationFailed
+from broker.errors import Conflict, NotFound, ValidationFailed, invalid
 from broker.subscriptions.entries import Entries
 from broker.subscriptions.ids import NotificationIds
 from broker.subscriptions.port import Entry
@@ -164,5 +164,5 @@ def _due_now(record: NotificationRecord, now_ms: int) -> NotificationRecord:
 def _own(tx: Transaction, subscription: int, key: int | None, index: int) -> NotificationRecord:
     record = None if key is None else tx.deliveries.by_key(key)
     if record is None or record.subscription != subscription:
-        raise ValidationFailed.of(f"ids.{index}", INVALID)
+        raise ValidationFailed.of(f"ids.{index}", invalid("is no delivery of this subscription that is still kept"))
     return record

@@ -7,7 +7,7 @@ from uuid import UUID
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.devices.registry import Devices
-from broker.errors import INVALID, Conflict, NotFound, PermissionDenied, ValidationFailed, too_long
+from broker.errors import Conflict, NotFound, PermissionDenied, ValidationFailed, invalid, too_long
 from broker.ids import new_id
 from broker.trials.guards import going, present
 from broker.trials.roles import TrialRole
@@ -108,7 +108,7 @@ class TrialSessions:
 
         def work(tx: Transaction) -> TrialSessionRecord:
             if not tx.trials.has_role(trial.key, participant.key, TrialRole.PARTICIPANT):
-                raise ValidationFailed.of("participantId", INVALID)
+                raise ValidationFailed.of("participantId", invalid("must be a participant of the trial"))
             for device in devices:
                 if device.owner != participant.key or not tx.trials.is_connected(trial.key, device.key):
                     raise PermissionDenied(f"device {device.id} in trial {trial.id}")
@@ -140,7 +140,7 @@ class TrialSessions:
                 ended_on=session.ended_on if end_ms is None else Milliseconds(end_ms),
             )
             if changed.ended_on is not None and (changed.started_on is None or changed.ended_on < changed.started_on):
-                raise ValidationFailed.of("end", INVALID)
+                raise ValidationFailed.of("end", invalid("needs a start that is not later"))
             going(tx, trial)
             tx.trial_sessions.put(changed)
             return changed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from broker.conditional import ANY, ChangedMeanwhile
-from broker.errors import INVALID, DomainError, ValidationFailed
+from broker.errors import DomainError, ValidationFailed, invalid
 from protocols.http.this_request import this_request
 
 IF_MATCH: Final = "If-Match"
@@ -39,7 +39,7 @@ def expected_tags(header: str) -> frozenset[str]:
     while place < len(text):
         match = _TAG.match(text, place)
         if match is None or len(text) > _HEADER_CHARACTERS:
-            raise ValidationFailed.of(IF_MATCH, INVALID)
+            raise ValidationFailed.of(IF_MATCH, invalid('must be * or entity tags such as "a1b2", separated by commas'))
         if match[1] is None:
             found.add(match[2])
         place = match.end()

@@ -19,13 +19,13 @@ from msgspec import Raw
 from broker.accounts.tokens import Caller
 from broker.errors import (
     BOOLEAN_ONLY,
-    INVALID,
     NUMERIC_ONLY,
     REQUIRED,
     TEXT_ONLY,
     BadRequest,
     Finding,
     ValidationFailed,
+    choice,
     invalid,
     too_high,
     too_long,
@@ -42,6 +42,9 @@ D = TypeVar("D", bool, None)
 _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,40})(?:\.[0-9]*)?")
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 _ABSENT: Final = (Raw(), Raw(b"null"))
+
+_WHOLE: Final = "must be a whole number of 64 bits"
+_NUMBERS: Final = "must be a whole number of 64 bits, or a double"
 
 _untyped = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode = msgspec.json.Decoder().decode
@@ -60,9 +63,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Valid:
-    """In `Annotated`: a value for which `holds` is false is refused as an invalid value."""
+    """In `Annotated`: a value for which `holds` is false is refused. `form` says what it must be."""
 
     holds: Callable[[Any], bool]
+    form: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,12 @@ class _MemberReader:
         self.name = field.name
         self.wire = field.encode_name
         self._options: dict[str, Any] = {}
+        self._spellings: list[str] = []
         if get_origin(annotation) is Literal:
+            self._spellings = [str(one) for one in get_args(annotation)]
             self._options = {one.lower(): one for one in get_args(annotation)}
         elif isinstance(annotation, type) and issubclass(annotation, Enum):
+            self._spellings = [str(one.value) for one in annotation]
             self._options = {one.value.lower(): one for one in annotation}
         self.kind = str if self._options else annotation
         self.is_required = field.required
@@ -123,14 +130,14 @@ class _MemberReader:
         """The value, an option as it is spelled in the declaration, and the texts of what is wrong with the value."""
         if self._options:
             if (option := self._options.get(value.lower())) is None:
-                return self.default, [INVALID]
+                return self.default, [invalid(choice(self._spellings))]
             return option, []
         return value, [text for bound in self._bounds for text in _broken_bounds(value, bound)]
 
     def broken_rules(self, given: Given) -> Iterator[Finding]:
         value = given.values[self.name]
-        if value is not None and not all(one.holds(value) for one in self._valid):
-            yield Finding(self.wire, (INVALID,))
+        if value is not None:
+            yield from (Finding(self.wire, (invalid(one.form),)) for one in self._valid if not one.holds(value))
         if value is not None:
             problems = (one.problem(value) for one in self._checked)
             yield from (Finding(self.wire, (invalid(problem),)) for problem in problems if problem is not None)
@@ -153,7 +160,7 @@ def _broken_bounds(value: Any, bound: msgspec.Meta) -> Iterator[str]:
         elif bound.max_length is not None and len(value) > bound.max_length:
             yield too_long(bound.max_length)
         elif bound.pattern is not None and isinstance(value, str) and re.fullmatch(bound.pattern, value) is None:
-            yield INVALID
+            yield invalid(f"must match {bound.pattern}")
 
 
 def _without_notes(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -237,7 +244,7 @@ def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
 def check_numbers(body: bytes) -> None:
     """Raises ValidationFailed with the member that has a number out of range, wherever in the body."""
     if (path := number_out_of_range(body)) is not None:
-        raise ValidationFailed.of(path, INVALID)
+        raise ValidationFailed.of(path, invalid(_NUMBERS))
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -295,17 +302,25 @@ _WRONG: Final[dict[Any, str]] = {
 }
 
 
+def _wrong(kind: Any) -> str:
+    """What is said of a value of another type."""
+    if kind in _WRONG:
+        return _WRONG[kind]
+    plain = get_origin(kind) or kind
+    return invalid("must be a list" if plain in {list, tuple} else "must be an object")
+
+
 def _member(raw: Raw, kind: Any) -> Any:
     if kind is Raw:
         return raw
     try:
         if kind is int and (number := integer_of(_decode(raw))) is not None:
             if number not in INT64:
-                raise _WrongTypeError(INVALID)
+                raise _WrongTypeError(invalid(_WHOLE))
             return number
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise _WrongTypeError(_WRONG.get(kind, INVALID)) from error
+        raise _WrongTypeError(_wrong(kind)) from error
 
 
 def integer_of(value: object) -> int | None:
@@ -397,7 +412,7 @@ class Query:
         if found is None:
             self.refuse(name, NUMERIC_ONLY)
         elif found not in INT64:
-            self.refuse(name, INVALID)
+            self.refuse(name, invalid(_WHOLE))
             found = None
         return found
 

@@ -11,7 +11,7 @@ import msgspec
 
 from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import Caller, TokenKind
-from broker.errors import INVALID, REQUIRED, PermissionDenied, Unauthorized, ValidationFailed, too_long
+from broker.errors import REQUIRED, PermissionDenied, Unauthorized, ValidationFailed, choice, invalid, too_long
 from broker.operating.progress import Follower, Hint, Work
 from broker.routing.events import EventNames, EventSubscriber, FeedEvent
 from broker.routing.named_devices import NO_DEVICES, NamedDevices
@@ -121,7 +121,7 @@ async def _followed(rooms: WebSocketRooms, caller: Caller, request: HandshakeReq
     try:
         kinds = frozenset(map(Work, named_ids(request, "progress")))
     except ValueError as error:
-        raise ValidationFailed.of("progress", INVALID) from error
+        raise ValidationFailed.of("progress", invalid(choice(Work))) from error
     if kinds and caller.kind is TokenKind.DEVICE:
         raise PermissionDenied("progress with a device token")
     await rooms.operating.progress.require(caller, kinds)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from broker.device_types.dropped import DroppedField
-from broker.errors import INVALID, BadRequest, DomainError, ValidationFailed
+from broker.errors import BadRequest, DomainError, ValidationFailed, invalid
 from broker.nesting import check_nesting
 from config.limits import JSON_NESTING_MAX
 from protocols.binary_json import NotFiniteError, check_finite, to_json
@@ -232,7 +232,7 @@ def _message_or_action(members: Members, kind: Kind, cid: str | None, form: Fram
             check_finite(_of_message_pack(members.data))  # an Action is sent on as it is
         data = _as_json(members.data, form)
     except NotFiniteError as error:
-        return RefusedFrame(ValidationFailed.of(error.path, INVALID), kind, cid, form)
+        return RefusedFrame(ValidationFailed.of(error.path, invalid("must be a finite number")), kind, cid, form)
     except (ValueError, TypeError):  # MessagePack has values that JSON has not
         return RefusedFrame(BadRequest(), kind, cid, form)
     if kind == "message":

@@ -3,6 +3,7 @@
 from quart import Blueprint, Response, request
 
 from broker.accounts.applications import Applications
+from broker.accounts.authorize import STRANGE_REDIRECT
 from broker.accounts.query_parameters import QueryParameters
 from broker.accounts.redirects import with_parameters
 from broker.accounts.sessions import Sessions
@@ -26,7 +27,7 @@ def sign_out_blueprint(applications: Applications, sessions: Sessions, browsers:
         if redirect_uri is not None and await applications.is_redirect_uri(redirect_uri):
             answer = redirect(with_parameters(redirect_uri, [("status", "logout"), ("state", state)]))
         else:
-            answer = error_page(400, "Invalid parameter: redirect_uri")
+            answer = error_page(400, STRANGE_REDIRECT)
         if not is_head():
             browsers.forget(answer)
             answer.headers["Clear-Site-Data"] = '"cache"'  # so that the back button shows no page of the old session

@@ -9,7 +9,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
 from broker.envelope import Action
-from broker.errors import INVALID, DestinationDeviceDisabled, Finding
+from broker.errors import DestinationDeviceDisabled, Finding, invalid
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_MESSAGE_BODY_BYTES
 from protocols.http.calls import ANY_TOKEN, NOTHING, Counted, InQuery, RestCall, RestCalls
@@ -67,7 +67,7 @@ def _names_agree(given: Given) -> Iterator[Finding]:
     """`action` and `name` say the same."""
     action, name = given.values["action"], given.values["name"]
     if action is not None and name is not None and action != name:
-        yield Finding("name", (INVALID,))
+        yield Finding("name", (invalid("must be the same as action"),))
 
 
 class _ActionsInRange(InRange, kw_only=True):

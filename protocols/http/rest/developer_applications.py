@@ -9,7 +9,7 @@ from broker.accounts.applications import Method
 from broker.accounts.organizations import TOO_MANY, ApplicationChanges, Membership, application_tag
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
-from broker.errors import INVALID, Finding
+from broker.errors import Finding, choice, invalid
 from config.limits import REDIRECT_URIS_MAX
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
@@ -32,7 +32,7 @@ _PERMISSIONS_MAX: Final = 100
 def _methods_are_known(given: Given) -> Iterator[Finding]:
     for index, one in enumerate(given.values["methods"] or ()):
         if one not in _METHODS:
-            yield Finding(f"methods.{index}", (f"{INVALID} (allowed: {', '.join(_METHODS)})",))
+            yield Finding(f"methods.{index}", (invalid(choice(_METHODS)),))
 
 
 def _uris_are_absolute(given: Given) -> Iterator[Finding]:
@@ -48,9 +48,11 @@ def _permissions_have_a_type(given: Given) -> Iterator[Finding]:
         if index == _PERMISSIONS_MAX:
             yield Finding("permissions", (f"At most {_PERMISSIONS_MAX}",))
         elif not isinstance(target, str) or not target:
-            yield Finding(f"permissions.{index}.deviceType", (INVALID,))
+            yield Finding(
+                f"permissions.{index}.deviceType", (invalid("must be an id, a unique name, *, profile or trials"),)
+            )
         elif not isinstance(asked, list) or not asked or not all(access in _ACCESS for access in asked):
-            yield Finding(f"permissions.{index}.permissions", (f"{INVALID} (allowed: READ, WRITE)",))
+            yield Finding(f"permissions.{index}.permissions", (invalid(f"must be a list, {choice(_ACCESS)}"),))
 
 
 _Methods = Annotated[list[str], about("How it gets tokens", example=["pkce"]), Rule(_methods_are_known)]

@@ -16,7 +16,7 @@ from broker.device_types.making import TOO_MANY, TOO_MANY_VERSIONS, TypeChanges,
 from broker.device_types.manifest_parser import MAX_DOCUMENT_BYTES
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
-from broker.errors import INVALID, Finding, ValidationFailed
+from broker.errors import Finding, ValidationFailed, invalid
 from broker.ids import is_unique_name
 from broker.names import plain_name_problem
 from config.limits import DESCRIPTION_MAX_CHARACTERS, MAX_DATA_BYTES
@@ -52,12 +52,22 @@ _MANIFEST: Final[dict[str, Any]] = {
 }
 
 
+_TAG: Final = "must be 1 to 64 characters, no comma, none of < > & ' \", no control characters, and not blank"
+
+
 def _tags_are_names(given: Given) -> Iterator[Finding]:
     for index, tag in enumerate((given.values["tags"] or ())[: _TAGS_MAX + 1]):
         if index == _TAGS_MAX:
             yield Finding("tags", (f"At most {_TAGS_MAX}",))
         elif not 1 <= len(tag) <= 64 or "," in tag or plain_name_problem(tag):
-            yield Finding(f"tags.{index}", (INVALID,))
+            yield Finding(
+                f"tags.{index}",
+                (
+                    invalid(
+                        "must be 1 to 64 characters, no comma, no control characters, none of < > & ' \", and not blank"
+                    ),
+                ),
+            )
 
 
 _Description = Annotated[str, Meta(max_length=DESCRIPTION_MAX_CHARACTERS)]
@@ -92,7 +102,7 @@ class _NewType(Shape):
     unique_name: Annotated[
         str,
         Meta(min_length=1, max_length=128, description="Lower case, with a dot: `acme.heater`"),
-        Valid(is_unique_name),
+        Valid(is_unique_name, "must be lower-case words with dots between, such as acme.light"),
     ]
     name: CheckedName
     description: _Description | None = None

@@ -10,7 +10,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import INVALID, REQUIRED, DeviceNotFound, SourceDeviceDisabled, ValidationFailed
+from broker.errors import REQUIRED, DeviceNotFound, SourceDeviceDisabled, ValidationFailed, choice, invalid
 from broker.messages.room import MessagesRoom
 from broker.messages.status import DeviceStatus
 from broker.routing.room import RoutingRoom
@@ -190,16 +190,16 @@ def _availability(said: _Said) -> str:
     path, given = "availability", said.availability
     if has_value(said.data):
         if not bytes(said.data).startswith(b"{"):
-            raise ValidationFailed.of("data", INVALID)
+            raise ValidationFailed.of("data", invalid("must be an object"))
         path, given = "data.availability", members(bytes(said.data), _Flat).availability
     if not has_value(given):
         raise ValidationFailed.of(path, REQUIRED)
     try:
         value = msgspec.json.decode(given, type=str)
     except msgspec.DecodeError:
-        raise ValidationFailed.of(path, INVALID) from None
+        raise ValidationFailed.of(path, invalid("must be a text")) from None
     if value not in _AVAILABILITIES:
-        raise ValidationFailed.of(path, INVALID)
+        raise ValidationFailed.of(path, invalid(choice(_AVAILABILITIES)))
     return value
 
 

@@ -86,7 +86,7 @@ class _NewDevice(Shape, kw_only=True):
     dtid: Annotated[
         TypeId,
         Meta(min_length=1, description="Id or unique name of the device type"),
-        Valid(FORBIDDEN_IN_NAMES.isdisjoint),
+        Valid(FORBIDDEN_IN_NAMES.isdisjoint, "must not contain any of < > & ' \""),
     ]
     name: Annotated[_Name, Rule(_name_is_right)] | None = None
     manifest_version: _Version | None = None

@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw, UnsetType
 from quart import Response
 
 from broker.accounts.tokens import Caller
-from broker.errors import BOOLEAN_ONLY, INVALID, REQUIRED, Finding
+from broker.errors import BOOLEAN_ONLY, REQUIRED, Finding, choice, invalid
 from broker.export.exports import NOT_READY, Export, Exports
 from broker.export.requests import ExportRequest, items
 from broker.export.status import ExportStatus
@@ -110,6 +110,9 @@ class _HistoryQuery(Shape):
     trial_id: Annotated[str, about("Only exports of this trial")] | None = None
 
 
+_DATE: Final = "must be milliseconds since the epoch"
+
+
 def _is_date(given: int) -> bool:
     return 0 <= given < 2**62
 
@@ -123,7 +126,7 @@ def _something_is_chosen(given: Given) -> Iterator[Finding]:
     values = given.values
     trial_id = values["trial_id"] or values["trial_id_as_specified"]
     if values["trial_id_as_specified"] not in {None, trial_id}:
-        yield Finding("trialId", (INVALID,))  # the two spellings name different trials
+        yield Finding("trialId", (invalid("must be the same as trialID"),))  # the two spellings name different trials
     if not any(map(items, (values["uids"], values["sdids"], values["sdtids"], trial_id))):
         yield Finding("uids", (REQUIRED,))
 
@@ -138,11 +141,11 @@ class _Wanted(Shape, kw_only=True):
     trial_id_as_specified: Annotated[str, about("The same as `trialId`")] | None = msgspec.field(
         default=None, name="trialID"
     )
-    start_date: Annotated[Timestamp, Valid(_is_date)]
-    end_date: Annotated[Timestamp, Valid(_is_date)]
+    start_date: Annotated[Timestamp, Valid(_is_date, _DATE)]
+    end_date: Annotated[Timestamp, Valid(_is_date, _DATE)]
     # An empty text stands for the default.
-    order: Annotated[_Order, Valid(lambda given: given.lower() in {"", *_ORDERS})] = "asc"
-    format: Annotated[_Format, Valid(lambda given: given.lower() in {"", *_FORMATS})] = "json"
+    order: Annotated[_Order, Valid(lambda given: given.lower() in {"", *_ORDERS}, choice(_ORDERS))] = "asc"
+    format: Annotated[_Format, Valid(lambda given: given.lower() in {"", *_FORMATS}, choice(_FORMATS))] = "json"
     csv_headers: Annotated[
         Raw, about("With csv1: whether the first line names the columns", type="boolean", default=True), Rule(_is_truth)
     ] = msgspec.field(default_factory=Raw)

@@ -99,7 +99,7 @@ class _MessagesInRange(InRange, kw_only=True):
             "of both fields",
             type="string",
         ),
-        Valid(_are_pairs),
+        Valid(_are_pairs, "must be field=value pairs, separated by commas"),
     ] = ()
 
 

@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.tokens import Caller
 from broker.envelope import Action
-from broker.errors import INVALID, REQUIRED, ValidationFailed
+from broker.errors import REQUIRED, ValidationFailed, invalid
 from broker.subscriptions.log import Delivery, Found
 from broker.subscriptions.room import SubscriptionsRoom
 from broker.subscriptions.subscription import Subscription
@@ -150,7 +150,7 @@ class NotificationCalls(RestCalls):
         if body.start_date is None or body.end_date is None:
             raise ValidationFailed.of("startDate" if body.start_date is None else "endDate", REQUIRED)
         if body.start_date > body.end_date:
-            raise ValidationFailed.of("startDate", INVALID)
+            raise ValidationFailed.of("startDate", invalid("must not be after endDate"))
         again = await self._log.replay(subscription, ids=None, start_ms=body.start_date, end_ms=body.end_date)
         return Data(_Replayed(again))
 

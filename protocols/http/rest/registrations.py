@@ -11,7 +11,7 @@ from broker.accounts.tokens import Caller
 from broker.devices.inventory import VENDOR_ID_TAKEN, name_findings
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed
+from broker.errors import REQUIRED, Finding, PermissionDenied, ValidationFailed, invalid
 from broker.registration.certificates import ClientCertificate
 from broker.registration.progress import Progress
 from broker.registration.registrations import NOT_AWAITED, OTHER_TYPE_OF_DEVICE
@@ -55,7 +55,9 @@ class _Beginning(Shape):
     vendor_device_id: Annotated[
         str,
         Meta(min_length=1, max_length=VENDOR_ID_MAX_CHARACTERS, description="What its vendor calls it"),
-        Valid(lambda given: len(given) > VENDOR_ID_MAX_CHARACTERS or given.isprintable()),
+        Valid(
+            lambda given: len(given) > VENDOR_ID_MAX_CHARACTERS or given.isprintable(), "must be printable characters"
+        ),
     ]
 
 
@@ -89,7 +91,7 @@ def _new_or_existing(given: Given) -> Iterator[Finding]:
         for finding in name_findings(device_name):
             yield Finding("deviceName", finding.messages)
         if device_id is not None:
-            yield Finding("deviceId", (INVALID,))
+            yield Finding("deviceId", (invalid("must not be given together with deviceName"),))
     elif device_id is None:
         yield Finding("deviceName", (REQUIRED,))
 

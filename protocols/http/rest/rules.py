@@ -9,7 +9,7 @@ from quart import Response
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
-from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed
+from broker.errors import REQUIRED, Finding, PermissionDenied, ValidationFailed, choice, invalid
 from broker.messages.room import MessagesRoom
 from broker.rules.room import RulesRoom
 from broker.rules.rule import SendAction
@@ -164,7 +164,7 @@ class RuleCalls(RestCalls):
     ) -> NumberedPage[list[RuleObject]]:
         scopes = [_SCOPES_OF_LISTS.get(one.lower()) for one in query.scope]
         if None in scopes:
-            raise ValidationFailed.of("scope", INVALID)
+            raise ValidationFailed.of("scope", invalid(choice(_SCOPES_OF_LISTS)))
         found, total = await self._rules.rulebook.of_user(
             caller,
             user.key,

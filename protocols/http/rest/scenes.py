@@ -9,7 +9,7 @@ from quart import Response
 
 from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
-from broker.errors import INVALID, DestinationDeviceDisabled, Finding, ValidationFailed
+from broker.errors import DestinationDeviceDisabled, Finding, ValidationFailed, invalid
 from broker.scenes.room import ScenesRoom
 from broker.scenes.scenes import TOO_MANY_SCENES, Scene, scene_tag
 from broker.scenes.text import provision_text
@@ -255,7 +255,7 @@ class SceneCalls(RestCalls):
     )
     async def activate(self, scene: Scene, body: dict[str, Any]) -> Data[SceneObject]:
         if body:
-            raise ValidationFailed(tuple(Finding(name, (INVALID,)) for name in body))
+            raise ValidationFailed(tuple(Finding(name, (invalid("an activation has no members"),)) for name in body))
         await self._scenes.activate(scene)
         return _answer(scene)
 

@@ -12,7 +12,7 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.envelope import Action, Message
-from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied
+from broker.errors import REQUIRED, Finding, PermissionDenied, invalid
 from broker.messages.history import Page, Search
 from config.limits import CURSOR_MAX_CHARACTERS, IDS_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX
 from protocols.http.openapi import samples
@@ -43,7 +43,7 @@ class ByMid(Shape):
 def _not_before_start(given: Given) -> Iterator[Finding]:
     start_ms, end_ms = given.values["start_date"], given.values["end_date"]
     if start_ms is not None and end_ms is not None and start_ms > end_ms:
-        yield Finding("startDate", (INVALID,))
+        yield Finding("startDate", (invalid("must not be after endDate"),))
 
 
 class InRange(Shape, kw_only=True):
@@ -193,7 +193,7 @@ class Readable:
         if device_id is not None:
             device = await self.device(caller, device_id)
             if uid is not None and (await self._users.find(uid, caller)).key != device.owner:
-                query.refuse("uid", INVALID)
+                query.refuse("uid", invalid("is not the owner of the device"))
             return SearchScope(device.owner_id, device.id, [device])
         if uid is None and caller.user is None:
             query.refuse("uid", REQUIRED)

@@ -12,7 +12,7 @@ from broker.accounts.tokens import Caller
 from broker.device_types.dropped import DroppedField
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import INVALID, REQUIRED, Finding, PayloadTooLarge, SourceDeviceDisabled, ValidationFailed
+from broker.errors import REQUIRED, Finding, PayloadTooLarge, SourceDeviceDisabled, ValidationFailed, choice, invalid
 from broker.messages.room import MessagesRoom
 from broker.nesting import check_nesting
 from config.limits import MAX_ACTIONS_PER_MESSAGE
@@ -76,7 +76,7 @@ def _has_device(given: Given, *types: str) -> Iterator[Finding]:
     """
     type_ = (given.values["type"] or types[0]).lower()
     if type_ not in types:
-        raise ValidationFailed.of("type", INVALID)
+        raise ValidationFailed.of("type", invalid(choice(types)))
     device = "ddid" if type_ == "action" else "sdid"
     if not (given.values[device] or (given.caller is not None and given.caller.device_id)):
         yield Finding(device, (REQUIRED,))
@@ -162,7 +162,7 @@ def payload_of(raw: Raw, *, anything: bool = False) -> bytes:
             check_nesting(text)
             msgspec.json.decode(text, type=dict[str, Raw])
     except ValueError:
-        raise ValidationFailed.of("data", INVALID) from None
+        raise ValidationFailed.of("data", invalid("must be an object, or its JSON text")) from None
     return text
 
 

@@ -8,7 +8,7 @@ from msgspec import Raw
 from broker.device_management.requests import RolloutPlan, TaskRequest
 from broker.device_management.states import DeviceTaskStatus, TaskStatus
 from broker.device_management.tasks import TaskPage
-from broker.errors import INVALID, Finding, ValidationFailed
+from broker.errors import Finding, ValidationFailed, invalid
 from config.limits import IDS_MAX, TASK_EXPIRES_SECONDS, TASK_SCHEDULE_DAYS
 from protocols.http.openapi import samples
 from protocols.http.reading import has_value, members
@@ -163,7 +163,7 @@ def _given_parameters(given: Raw) -> _NewParameters:
     if not has_value(given):
         return _NewParameters()
     if not bytes(given).startswith(b"{"):
-        raise ValidationFailed.of("taskParameters", INVALID)
+        raise ValidationFailed.of("taskParameters", invalid("must be an object"))
     try:
         return members(bytes(given), _NewParameters)
     except ValidationFailed as error:
@@ -180,4 +180,4 @@ def _value(given: Raw) -> str | None:
         return value
     if isinstance(value, bool | int | float):
         return bytes(given).decode()
-    raise ValidationFailed.of("taskParameters.value", INVALID)
+    raise ValidationFailed.of("taskParameters.value", invalid("must be a text, a number or a Boolean"))

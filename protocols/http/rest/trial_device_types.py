@@ -37,7 +37,7 @@ class _NewType(Shape):
     dtid: Annotated[
         TypeId,
         Meta(min_length=1, description="Id or unique name of the device type"),
-        Valid(FORBIDDEN_IN_NAMES.isdisjoint),
+        Valid(FORBIDDEN_IN_NAMES.isdisjoint, "must not contain any of < > & ' \""),
     ]
 
 

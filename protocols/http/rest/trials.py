@@ -9,7 +9,7 @@ from msgspec import Meta, UnsetType
 
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
-from broker.errors import INVALID, REQUIRED, TEXT_ONLY, Finding, too_long
+from broker.errors import REQUIRED, TEXT_ONLY, Finding, choice, invalid, too_long
 from broker.names import name_problem
 from broker.trials.guards import trial_tag
 from broker.trials.invitations import NewInvitation
@@ -80,7 +80,7 @@ def _objects(given: Given, member: str, most: int) -> Iterator[tuple[int, dict[s
         yield 0, Finding("", (too_long(most),))
         return
     for index, value in enumerate(values):
-        yield index, value if isinstance(value, dict) else Finding(str(index), (INVALID,))
+        yield index, value if isinstance(value, dict) else Finding(str(index), (invalid("must be an object"),))
 
 
 def _types_are_named(given: Given) -> Iterator[Finding]:
@@ -96,7 +96,7 @@ def _wrong_type(dtid: object) -> str | None:
         return REQUIRED
     if not isinstance(dtid, str):
         return TEXT_ONLY
-    return None if FORBIDDEN_IN_NAMES.isdisjoint(dtid) else INVALID
+    return None if FORBIDDEN_IN_NAMES.isdisjoint(dtid) else invalid("must not contain any of < > & ' \"")
 
 
 def _people_are_named(given: Given) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def _people_are_named(given: Given) -> Iterator[Finding]:
             elif not isinstance(value, str):
                 yield Finding(f"invitations.{index}.{member}", (TEXT_ONLY,))
         if isinstance(role, str) and role and role.lower() not in ROLES:
-            yield Finding(f"invitations.{index}.invitationType", (INVALID,))
+            yield Finding(f"invitations.{index}.invitationType", (invalid(choice(ROLES)),))
 
 
 def _place(member: str, inner: str) -> str:

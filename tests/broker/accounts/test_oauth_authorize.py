@@ -34,6 +34,11 @@ from tests.rows import each_row
 CHALLENGE = challenge_of(VERIFIER)
 PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
 
+_WHY = {
+    "client_id": "it names no application",
+    "redirect_uri": "it is none of the addresses that the application registered",
+}
+
 
 @each_row(
     ("query", "text"),
@@ -61,7 +66,9 @@ PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
 async def test_without_a_trusted_redirect_uri_the_outcome_is_an_error_page(
     services: Services, oauth: OAuthWorld, query: str, text: str
 ) -> None:
-    assert await services.accounts.authorize.read(query.encode()) == ErrorPage(400, f"Invalid parameter: {text}")
+    assert await services.accounts.authorize.read(query.encode()) == ErrorPage(
+        400, f"Invalid parameter: {text}: {_WHY[text]}"
+    )
 
 
 @each_row(

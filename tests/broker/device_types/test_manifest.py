@@ -12,6 +12,7 @@ from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import ValidationFailed
 from config.limits import JSON_NESTING_MAX
 from tests.rows import each_row
+from tests.wording import INVALID
 
 Object = dict[str, object]
 
@@ -169,20 +170,20 @@ def test_document_may_have_256_kib() -> None:
     ("document", "expected"),
     [
         # fields
-        ({"fields": 7}, [("fields", "Invalid value")]),
-        ({"fields": {"name": "steps"}}, [("fields", "Invalid value")]),
-        (fields(leaf(), 7), [("fields.1", "Invalid value")]),
+        ({"fields": 7}, [("fields", INVALID)]),
+        ({"fields": {"name": "steps"}}, [("fields", INVALID)]),
+        (fields(leaf(), 7), [("fields.1", INVALID)]),
         ({"actions": [{"name": "reset"}]}, [("fields", "Required parameter")]),
         ({"fields": [], "actions": [{"name": "reset"}]}, []),
         # actions
         ({"fields": [leaf()], "actions": None}, []),
-        ({"fields": [leaf()], "actions": {}}, [("actions", "Invalid value")]),
-        (actions(None), [("actions.0", "Invalid value")]),
+        ({"fields": [leaf()], "actions": {}}, [("actions", INVALID)]),
+        (actions(None), [("actions.0", INVALID)]),
         # messageFormat
         ({"messageFormat": "json", "fields": [leaf()]}, []),
         ({"messageFormat": None, "fields": [leaf()]}, []),
-        ({"messageFormat": "groovy", "fields": [leaf()]}, [("messageFormat", "Invalid value")]),
-        ({"messageFormat": "JSON", "fields": [leaf()]}, [("messageFormat", "Invalid value")]),
+        ({"messageFormat": "groovy", "fields": [leaf()]}, [("messageFormat", INVALID)]),
+        ({"messageFormat": "JSON", "fields": [leaf()]}, [("messageFormat", INVALID)]),
         ({"messageFormat": 1, "fields": [leaf()]}, [("messageFormat", "Text field only")]),
         # unknown members
         ({"fields": [leaf(colour="red")], "version": 3}, []),
@@ -236,13 +237,13 @@ Place = Callable[[Object], Object]
         ("", "Minimum length 1"),
         ("a" * 65, "Maximum length 64"),
         (7, "Text field only"),
-        ("9a", "Invalid value"),
-        ("a-b", "Invalid value"),
-        ("a.b", "Invalid value"),
-        ("a ", "Invalid value"),
-        ("a\n", "Invalid value"),
-        ("größe", "Invalid value"),
-        ("other", "Invalid value"),
+        ("9a", INVALID),
+        ("a-b", INVALID),
+        ("a.b", INVALID),
+        ("a ", INVALID),
+        ("a\n", INVALID),
+        ("größe", INVALID),
+        ("other", INVALID),
     ],
 )
 def test_name(place: Place, path: str, name: object, message: str | None) -> None:
@@ -262,10 +263,10 @@ def test_names_are_unique_among_siblings_only() -> None:
         ("CUSTOM", None),
         ("COLOR_RED_COMPONENT", None),
         ("ACCELERATION_3D", None),
-        ("", "Invalid value"),
-        ("custom", "Invalid value"),
-        ("HEART-RATE", "Invalid value"),
-        ("_X", "Invalid value"),
+        ("", INVALID),
+        ("custom", INVALID),
+        ("HEART-RATE", INVALID),
+        ("_X", INVALID),
         (1, "Text field only"),
     ],
 )
@@ -303,9 +304,9 @@ def test_description(place: Place, path: str) -> None:
         ("Long", None),
         ("String", None),
         (None, "Required parameter"),
-        ("integer", "Invalid value"),
-        ("Date", "Invalid value"),
-        ("", "Invalid value"),
+        ("integer", INVALID),
+        ("Date", INVALID),
+        ("", INVALID),
         (1, "Text field only"),
         ([], "Text field only"),
     ],
@@ -321,18 +322,18 @@ def test_children(place: Place, path: str) -> None:
     assert findings(place(leaf(children=[]))) == []
     assert findings(place(leaf(children=None))) == []
     assert findings(place({"name": "g1", "children": []})) == [(f"{path}.valueClass", "Required parameter")]
-    assert findings(place({"name": "g1", "children": 7})) == [(f"{path}.children", "Invalid value")]
-    assert findings(place({"name": "g1", "children": [7]})) == [(f"{path}.children.0", "Invalid value")]
-    assert findings(place(group("g1", leaf(), valueClass="Integer"))) == [(f"{path}.valueClass", "Invalid value")]
-    assert findings(place(group("g1", leaf(), isCollection=True))) == [(f"{path}.isCollection", "Invalid value")]
+    assert findings(place({"name": "g1", "children": 7})) == [(f"{path}.children", INVALID)]
+    assert findings(place({"name": "g1", "children": [7]})) == [(f"{path}.children.0", INVALID)]
+    assert findings(place(group("g1", leaf(), valueClass="Integer"))) == [(f"{path}.valueClass", INVALID)]
+    assert findings(place(group("g1", leaf(), isCollection=True))) == [(f"{path}.isCollection", INVALID)]
     assert findings(place(group("g1", leaf(), isCollection=False))) == []
 
 
 def test_at_most_five_levels() -> None:
     assert findings(fields(nested(5))) == []
     deepest = "fields.0" + ".children.0" * 4 + ".children"
-    assert findings(fields(nested(6))) == [(deepest, "Invalid value")]
-    assert findings(fields(nested(400))) == [(deepest, "Invalid value")]
+    assert findings(fields(nested(6))) == [(deepest, INVALID)]
+    assert findings(fields(nested(400))) == [(deepest, INVALID)]
 
 
 @each_row(("place", "path"), FIELD_PLACES)
@@ -380,7 +381,7 @@ def test_unit_is_text(place: Place, path: str, member: str) -> None:
 def test_tags(place: Place, path: str) -> None:
     assert findings(place(leaf(tags=["a", "b"]))) == []
     assert findings(place(leaf(tags=None))) == []
-    assert findings(place(leaf(tags="a"))) == [(f"{path}.tags", "Invalid value")]
+    assert findings(place(leaf(tags="a"))) == [(f"{path}.tags", INVALID)]
     assert findings(place(leaf(tags=["a", 1]))) == [(f"{path}.tags.1", "Text field only")]
     assert parse_manifest(fields(leaf(tags=["a", "b"]))).fields[0].tags == ("a", "b")
 
@@ -419,22 +420,22 @@ def test_metadata(type_: str, value: object) -> None:
     [
         (None, []),
         ([], []),
-        ({}, [("", "Invalid value")]),
-        ([7], [(".0", "Invalid value")]),
+        ({}, [("", INVALID)]),
+        ([7], [(".0", INVALID)]),
         ([{"value": 1}], [(".0.type", "Required parameter")]),
         ([{"type": "ENCODING"}], [(".0.value", "Required parameter")]),
         ([{}], [(".0.value", "Required parameter"), (".0.type", "Required parameter")]),
         ([{"type": 7, "value": 1}], [(".0.type", "Text field only")]),
-        ([{"type": "COLOUR", "value": 1}], [(".0.type", "Invalid value")]),
-        ([{"type": "MIN_VALUE_STRING", "value": "a"}], [(".0.type", "Invalid value")]),
-        ([{"type": "ENCODING", "value": "a"}, {"type": "ENCODING", "value": "b"}], [(".1.type", "Invalid value")]),
-        ([{"type": "ENCODING", "value": {}}], [(".0.value", "Invalid value")]),
+        ([{"type": "COLOUR", "value": 1}], [(".0.type", INVALID)]),
+        ([{"type": "MIN_VALUE_STRING", "value": "a"}], [(".0.type", INVALID)]),
+        ([{"type": "ENCODING", "value": "a"}, {"type": "ENCODING", "value": "b"}], [(".1.type", INVALID)]),
+        ([{"type": "ENCODING", "value": {}}], [(".0.value", INVALID)]),
         ([{"type": "MIN_VALUE_DOUBLE", "value": "0"}], [(".0.value", "Numeric field only")]),
         ([{"type": "MIN_VALUE_DOUBLE", "value": True}], [(".0.value", "Numeric field only")]),
         ([{"type": "MAX_VALUE_DOUBLE", "value": float("inf")}], [(".0.value", "Numeric field only")]),
         ([{"type": "MAX_VALUE_LONG", "value": 10**400}], []),
         ([{"type": "MIN_VALUE_STRICT", "value": 1}], [(".0.value", "Boolean field only")]),
-        ([{"type": "VALUES_STRING", "value": "heat"}], [(".0.value", "Invalid value")]),
+        ([{"type": "VALUES_STRING", "value": "heat"}], [(".0.value", INVALID)]),
         ([{"type": "VALUES_STRING", "value": ["heat", 1]}], [(".0.value.1", "Text field only")]),
         ([{"type": "VALUES_BOOLEAN", "value": ["true"]}], [(".0.value.0", "Boolean field only")]),
         ([{"type": "VALUES_LONG", "value": [1, None]}], [(".0.value.1", "Numeric field only")]),
@@ -456,13 +457,13 @@ def test_metadata_rules(place: Place, path: str, metadata: object, expected: lis
         ({"isStandard": False, "type": "LAUNCH"}, []),
         ({"isStandard": True, "type": "SET_ON"}, []),
         ({"isStandard": True}, [("actions.0.type", "Required parameter")]),
-        ({"isStandard": True, "type": "CUSTOM"}, [("actions.0.type", "Invalid value")]),
-        ({"isStandard": True, "type": "LAUNCH"}, [("actions.0.type", "Invalid value")]),
-        ({"isStandard": True, "type": "set_on"}, [("actions.0.type", "Invalid value")]),
+        ({"isStandard": True, "type": "CUSTOM"}, [("actions.0.type", INVALID)]),
+        ({"isStandard": True, "type": "LAUNCH"}, [("actions.0.type", INVALID)]),
+        ({"isStandard": True, "type": "set_on"}, [("actions.0.type", INVALID)]),
         ({"isStandard": "yes", "type": "SET_ON"}, [("actions.0.isStandard", "Boolean field only")]),
         ({"parameters": None}, []),
-        ({"parameters": {}}, [("actions.0.parameters", "Invalid value")]),
-        ({"parameters": ["level"]}, [("actions.0.parameters.0", "Invalid value")]),
+        ({"parameters": {}}, [("actions.0.parameters", INVALID)]),
+        ({"parameters": ["level"]}, [("actions.0.parameters.0", INVALID)]),
         ({"parameters": [group("colorRGB", leaf("r"), leaf("g"))]}, []),
     ],
 )
@@ -512,13 +513,13 @@ def test_all_findings_are_reported_together() -> None:
     assert sorted(findings(document)) == [
         ("actions.0.name", "Required parameter"),
         ("actions.1.parameters.0.unit", "Text field only"),
-        ("fields.1.name", "Invalid value"),
+        ("fields.1.name", INVALID),
         ("fields.2.children.0.isCollection", "Boolean field only"),
         ("fields.2.children.0.valueClass", "Required parameter"),
-        ("fields.2.children.1.name", "Invalid value"),
+        ("fields.2.children.1.name", INVALID),
         ("fields.2.children.1.tags.0", "Text field only"),
-        ("fields.2.children.1.valueClass", "Invalid value"),
-        ("messageFormat", "Invalid value"),
+        ("fields.2.children.1.valueClass", INVALID),
+        ("messageFormat", INVALID),
     ]
 
 

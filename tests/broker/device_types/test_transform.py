@@ -15,6 +15,7 @@ from broker.device_types.transform import TransformFailedError
 from broker.errors import ValidationFailed
 from config.limits import MAX_DATA_BYTES
 from tests.rows import each_row
+from tests.wording import INVALID
 
 FIELDS = [
     {"name": "t", "valueClass": "Double"},
@@ -93,7 +94,7 @@ def test_a_payload_that_cannot_be_transformed_says_why(
     assert str(failed.value).startswith(reason)
 
 
-REQUIRED, INVALID, TEXT, NUMERIC = "Required parameter", "Invalid value", "Text field only", "Numeric field only"
+REQUIRED, TEXT, NUMERIC = "Required parameter", "Text field only", "Numeric field only"
 
 
 def binary(**entry: object) -> dict[str, object]:

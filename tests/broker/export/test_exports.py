@@ -46,6 +46,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
 from tests.rows import each_row
+from tests.wording import INVALID
 
 START = NOW_MS - DAY_MS
 Entries = dict[str, bytes]
@@ -273,9 +274,9 @@ async def test_an_application_exports_what_it_was_granted(services: Services, ad
         (asking(uids=",".join(f"{n:032x}" for n in range(31))), ("uids", "Maximum length 30")),
         (asking(sdids=",".join(f"{n:032x}" for n in range(31))), ("sdids", "Maximum length 30")),
         (asking(uids=ADA, sdtids=",".join(f"{n:032x}" for n in range(31))), ("sdtids", "Maximum length 30")),
-        (asking(uids=ADA, start_ms=2, end_ms=1), ("startDate", "Invalid value")),
-        (asking(uids=ADA, start_ms=NOW_MS - 30 * DAY_MS - 2 * MINUTE_MS), ("startDate", "Invalid value")),
-        (asking(uids=ADA, end_ms=START + 31 * DAY_MS + 1), ("endDate", "Invalid value")),
+        (asking(uids=ADA, start_ms=2, end_ms=1), ("startDate", INVALID)),
+        (asking(uids=ADA, start_ms=NOW_MS - 30 * DAY_MS - 2 * MINUTE_MS), ("startDate", INVALID)),
+        (asking(uids=ADA, end_ms=START + 31 * DAY_MS + 1), ("endDate", INVALID)),
         (asking(uids=ADA, url="x" * 2001), ("url", "Maximum length 2000")),
     ],
 )

@@ -37,6 +37,7 @@ from tests.fakes import FakeClock
 from tests.properties import examples
 from tests.rows import each_row
 from tests.stores import MigratedEngine
+from tests.wording import INVALID
 
 LONGEST = {
     Interval.MINUTE: HOUR_MS,
@@ -234,7 +235,7 @@ async def test_ranges_have_limits(services: Services, kitchen: Device, interval:
         await services.messages.analytics.histogram(
             kitchen, "intensity", interval, start_ms=Milliseconds(start), end_ms=Milliseconds(start + longest + 1)
         )
-    assert findings(error) == [("endDate", "Invalid value")]
+    assert findings(error) == [("endDate", INVALID)]
     longest = 10 * YEAR_MS if interval is Interval.YEAR else longest
     await services.messages.analytics.presence(
         [kitchen], interval, field=None, start_ms=Milliseconds(start), end_ms=Milliseconds(start + longest)
@@ -243,7 +244,7 @@ async def test_ranges_have_limits(services: Services, kitchen: Device, interval:
         await services.messages.analytics.presence(
             [kitchen], interval, field=None, start_ms=Milliseconds(start), end_ms=Milliseconds(start + longest + 1)
         )
-    assert findings(error) == [("endDate", "Invalid value")]
+    assert findings(error) == [("endDate", INVALID)]
 
 
 async def test_aggregates_of_31_days_and_a_minute_are_refused(services: Services, kitchen: Device) -> None:
@@ -255,19 +256,19 @@ async def test_aggregates_of_31_days_and_a_minute_are_refused(services: Services
         await services.messages.analytics.aggregates(
             kitchen, "intensity", start_ms=Milliseconds(start), end_ms=Milliseconds(start + 31 * DAY_MS + MINUTE_MS)
         )
-    assert findings(error) == [("endDate", "Invalid value")]
+    assert findings(error) == [("endDate", INVALID)]
 
 
 @each_row(
     ("name", "text"),
     [
-        ("unknown", "Invalid value"),
+        ("unknown", INVALID),
         ("state", "Numeric field only"),
         ("text", "Numeric field only"),
         ("samples", "Numeric field only"),
         ("colorRGB", "Numeric field only"),
-        ("colorRGB.x", "Invalid value"),
-        ("", "Invalid value"),
+        ("colorRGB.x", INVALID),
+        ("", INVALID),
     ],
 )
 async def test_fields_must_be_numeric_and_declared(services: Services, kitchen: Device, name: str, text: str) -> None:
@@ -281,7 +282,7 @@ async def test_presence_of_a_field_that_no_manifest_declares_is_refused(services
         await services.messages.analytics.presence(
             [kitchen], Interval.DAY, field="unknown", start_ms=Milliseconds(0), end_ms=Milliseconds(0)
         )
-    assert findings(error) == [("fieldPresence", "Invalid value")]
+    assert findings(error) == [("fieldPresence", INVALID)]
 
 
 @each_row(
@@ -289,7 +290,7 @@ async def test_presence_of_a_field_that_no_manifest_declares_is_refused(services
     [
         (-1, 0, ("startDate", "Minimum value 0")),
         (0, -1, ("endDate", "Minimum value 0")),
-        (2, 1, ("startDate", "Invalid value")),
+        (2, 1, ("startDate", INVALID)),
         (2**62, 2**62, ("startDate", f"Maximum value {LAST_MS}")),
         (LAST_MS, 2**62, ("endDate", f"Maximum value {LAST_MS}")),
     ],

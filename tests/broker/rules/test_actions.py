@@ -5,6 +5,7 @@ from typing import Any
 from broker.rules.rule import CallHttp, NotSent, Outgoing, SendAction, SendMail
 from tests.broker.rules.rule_world import KEYS, FakeView, body, condition, findings, rule, selector
 from tests.rows import each_row
+from tests.wording import INVALID
 
 _TRIGGER = condition("s1", "temp", "is in message")
 _TEMP = {"valueFrom": {"sdid": "s1", "field": "temp"}}
@@ -131,50 +132,50 @@ _AT = "rule.then.parameters"
     ("action", "expected"),
     [
         (to_light("setText", tekst={"value": 5}), [(f"{_AT}.tekst", 'Field "tekst" does not exist')]),
-        (to_light("setText", text=5), [(f"{_AT}.text", "Invalid value")]),
+        (to_light("setText", text=5), [(f"{_AT}.text", INVALID)]),
         (to_light("setText", text={}), [(f"{_AT}.text", "Required parameter")]),
-        (to_light("setText", text={"value": {"a": {"value": 1}}}), [(f"{_AT}.text.value", "Invalid value")]),
+        (to_light("setText", text={"value": {"a": {"value": 1}}}), [(f"{_AT}.text.value", INVALID)]),
         (to_light("setText", text={"value": ["a"]}), [(f"{_AT}.text.value", "Text field only")]),
         (to_light("setIntensity", intensity={"value": "much"}), [(f"{_AT}.intensity.value", "Numeric field only")]),
         (to_light("setIntensity", intensity={"value": True}), [(f"{_AT}.intensity.value", "Numeric field only")]),
         (to_light("setIntensity", intensity={"value": "50"}), []),
         (to_light("setScenes", scenes={"value": 1}), []),
         (to_light("setScenes", scenes={"value": ["one"]}), [(f"{_AT}.scenes.value", "Numeric field only")]),
-        (to_light("setColorRGB", colorRGB={"value": 5}), [(f"{_AT}.colorRGB.value", "Invalid value")]),
-        (to_light("setColorRGB", colorRGB=_TEMP), [(f"{_AT}.colorRGB.valueFrom.field", "Invalid value")]),
+        (to_light("setColorRGB", colorRGB={"value": 5}), [(f"{_AT}.colorRGB.value", INVALID)]),
+        (to_light("setColorRGB", colorRGB=_TEMP), [(f"{_AT}.colorRGB.valueFrom.field", INVALID)]),
         (
             to_light("setColorRGB", colorRGB={"value": {"r": {"value": "red"}, "x": {"value": 1}, "g": 5}}),
             [
                 (f"{_AT}.colorRGB.value.r.value", "Numeric field only"),
                 (f"{_AT}.colorRGB.value.x", 'Field "x" does not exist'),
-                (f"{_AT}.colorRGB.value.g", "Invalid value"),
+                (f"{_AT}.colorRGB.value.g", INVALID),
             ],
         ),
-        ({"ddid": "l1", "action": "setOn", "parameters": []}, [(_AT, "Invalid value")]),
+        ({"ddid": "l1", "action": "setOn", "parameters": []}, [(_AT, INVALID)]),
         ({"ddid": "s1", "action": "setOn"}, [("rule.then.action", 'Action "setOn" does not exist')]),
-        ({"ddid": selector("any", "dt2"), "action": "setOn"}, [("rule.then.ddid.selector", "Invalid value")]),
-        (http(method={"value": "PATCH"}), [(f"{_AT}.method", "Invalid value")]),
+        ({"ddid": selector("any", "dt2"), "action": "setOn"}, [("rule.then.ddid.selector", INVALID)]),
+        (http(method={"value": "PATCH"}), [(f"{_AT}.method", INVALID)]),
         (http(method=None, url=None), [(f"{_AT}.method", "Required parameter"), (f"{_AT}.url", "Required parameter")]),
-        (http(url={"value": "gopher://example.com"}), [(f"{_AT}.url", "Invalid value")]),
-        (http(url={"value": ["https://example.com"]}), [(f"{_AT}.url.value", "Invalid value")]),
-        (http(headers=[{"key": "X", "value": "1"}]), [(f"{_AT}.headers", "Invalid value")]),
+        (http(url={"value": "gopher://example.com"}), [(f"{_AT}.url", INVALID)]),
+        (http(url={"value": ["https://example.com"]}), [(f"{_AT}.url.value", INVALID)]),
+        (http(headers=[{"key": "X", "value": "1"}]), [(f"{_AT}.headers", INVALID)]),
         (http(headers={}), [(f"{_AT}.headers.value", "Required parameter")]),
-        (http(headers={"value": "X: y"}), [(f"{_AT}.headers.value", "Invalid value")]),
-        (http(headers={"value": ["X: y"]}), [(f"{_AT}.headers.value.0", "Invalid value")]),
+        (http(headers={"value": "X: y"}), [(f"{_AT}.headers.value", INVALID)]),
+        (http(headers={"value": ["X: y"]}), [(f"{_AT}.headers.value.0", INVALID)]),
         (http(headers={"value": [{"key": "X"}]}), [(f"{_AT}.headers.value.0.value", "Required parameter")]),
         (
             http(headers={"value": [{"key": "Host", "value": "x"}, {"key": "X", "value": "a\nb"}]}),
-            [(f"{_AT}.headers.value.0", "Invalid value"), (f"{_AT}.headers.value.1", "Invalid value")],
+            [(f"{_AT}.headers.value.0", INVALID), (f"{_AT}.headers.value.1", INVALID)],
         ),
         (http(headers={"value": [{"key": "X", "value": "1"}] * 21}), [(f"{_AT}.headers.value", "Maximum length 20")]),
         (
             http(body={"valueFrom": {"sdid": "s1", "field": "tags"}}),
-            [(f"{_AT}.body.valueFrom.field", "Invalid value")],
+            [(f"{_AT}.body.valueFrom.field", INVALID)],
         ),
-        (http(timeout={"value": 5}), [(f"{_AT}.timeout", "Invalid value")]),
-        (http(body={"value": [1]}), [(f"{_AT}.body.value", "Invalid value")]),
+        (http(timeout={"value": 5}), [(f"{_AT}.timeout", INVALID)]),
+        (http(body={"value": [1]}), [(f"{_AT}.body.value", INVALID)]),
         (mail(to={"value": "nobody"}), [(f"{_AT}.to", "Invalid email")]),
-        (mail(cc={"value": "a@example.com"}), [(f"{_AT}.cc", "Invalid value")]),
+        (mail(cc={"value": "a@example.com"}), [(f"{_AT}.cc", INVALID)]),
     ],
 )
 def test_findings_about_actions(action: dict[str, Any], expected: list[tuple[str, str]]) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from broker.rules.rule import Match, Rule, Timer, TimerKey
 from tests.broker.rules.rule_world import KEYS, LIGHTS, SENSORS, FakeView, body, condition, findings, rule, selector
+from tests.wording import INVALID
 
 _WARM = condition("s1", "temp", ">", 20)
 
@@ -191,7 +192,7 @@ def test_findings_about_durations() -> None:
     def found(duration: Any) -> list[tuple[str, str]]:
         return findings(body({**_WARM, "duration": duration}))
 
-    assert found(60) == [(_DURATION, "Invalid value")]
+    assert found(60) == [(_DURATION, INVALID)]
     assert found({}) == [(f"{_DURATION}.value", "Required parameter")]
     assert found({"value": "60"}) == [(f"{_DURATION}.value", "Numeric field only")]
     assert found({"value": True}) == [(f"{_DURATION}.value", "Numeric field only")]

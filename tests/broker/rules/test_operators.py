@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.broker.rules.rule_world import FakeView, body, condition, findings, rule
 from tests.rows import each_row
+from tests.wording import INVALID
 
 _EVERY = {"is in message", "is not in message", "=", "!="}
 _ORDER = {"<", "<=", ">", ">="}
@@ -121,10 +122,10 @@ _MISFITS: list[tuple[str, str, Any, str]] = [
     ("mode", "contains", 5, "Text field only"),
     ("tags", "contains", 5, "Text field only"),
     ("tags", "contains", ["a"], "Text field only"),
-    ("tags", "=", "a", "Invalid value"),
-    ("tags", "=", [1], "Invalid value"),
+    ("tags", "=", "a", INVALID),
+    ("tags", "=", [1], INVALID),
     ("counts", "contains", "1", "Numeric field only"),
-    ("counts", "=", [True], "Invalid value"),
+    ("counts", "=", [True], INVALID),
 ]
 
 

@@ -37,7 +37,7 @@ async def test_a_rule_is_made_changed_and_left_alone(services: Services, world: 
     [
         ({"rule": body([when("no", "=", 1)])}, "rules[0].rule.if.and.0.field", 'Field "no" does not exist'),
         ({"rule": body([when("text", "=", "x", BOBS)])}, "rules[0].rule.if.and.0.sdid", "is no longer shared"),
-        ({"name": ""}, "rules[0].name", "must be 1 to 64 characters"),
+        ({"name": ""}, "rules[0].name", "must have 1 to 64 characters"),
         ({"scope": "mine"}, "rules[0].scope", "invalid enum value"),
         ({"owner": "nobody@example.org"}, "rules[0].owner", "there is no user"),
         ({"application": "Nothing"}, "rules[0].application", "there is no application"),

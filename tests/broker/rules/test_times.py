@@ -9,6 +9,7 @@ from broker.rules.conditions import NO_DEVICE, TimeCondition
 from storage.keys import Milliseconds
 from tests.broker.rules.rule_world import FakeView, body, condition, findings, rule
 from tests.rows import each_row
+from tests.wording import INVALID
 
 
 def time(operator: str, expression: str) -> dict[str, Any]:
@@ -73,13 +74,13 @@ def test_a_rule_without_more_times_has_no_next_minute() -> None:
         ({"operator": "!="}, [("operator", 'Operator "!=" is not allowed')]),
         ({"operator": "is in message"}, [("operator", 'Operator "is in message" is not allowed')]),
         ({"operand": None}, [("operand", "Required parameter")]),
-        ({"operand": "* * * * * *"}, [("operand", "Invalid value")]),
+        ({"operand": "* * * * * *"}, [("operand", INVALID)]),
         ({"operand": {}}, [("operand.value", "Required parameter")]),
         ({"operand": {"value": 5}}, [("operand.value", "Text field only")]),
-        ({"operand": {"value": "* * * * *"}}, [("operand.value", "Invalid value")]),
-        ({"operand": {"value": "@noon"}}, [("operand.value", "Invalid value")]),
-        ({"duration": {"value": 5}}, [("duration", "Invalid value")]),
-        ({"transformer": {"type": "prediction"}}, [("transformer", "Invalid value")]),
+        ({"operand": {"value": "* * * * *"}}, [("operand.value", INVALID)]),
+        ({"operand": {"value": "@noon"}}, [("operand.value", INVALID)]),
+        ({"duration": {"value": 5}}, [("duration", INVALID)]),
+        ({"transformer": {"type": "prediction"}}, [("transformer", INVALID)]),
         ({"sdid": "nobody"}, []),
         ({"operand": {"value": " 0 18 * * * * "}}, []),
     ],

@@ -6,6 +6,7 @@ from broker.rules.world import names_in
 from config.limits import RULE_BODY_BYTES, RULE_CONDITIONS_MAX
 from tests.broker.rules.rule_world import DEVICES, SWITCH_ON, TYPES, FakeView, body, condition, findings, rule, selector
 from tests.rows import each_row
+from tests.wording import INVALID
 
 _WARM = condition("s1", "temp", ">", 20)
 
@@ -34,7 +35,7 @@ def test_a_condition_and_an_action_may_stand_alone() -> None:
         ({"if": {"and": _WARM}, "then": SWITCH_ON}, [("rule.if.and", "Invalid rule")]),
         ({"if": {"and": []}, "then": []}, [("rule.if.and", "Required parameter"), ("rule.then", "Required parameter")]),
         ({"if": {"and": [5, None]}, "then": [5]}, [
-            ("rule.if.and.0", "Invalid value"), ("rule.if.and.1", "Invalid value"), ("rule.then.0", "Invalid value"),
+            ("rule.if.and.0", INVALID), ("rule.if.and.1", INVALID), ("rule.then.0", INVALID),
         ]),
         ({"if": _WARM, "then": "setOn"}, [("rule.then", "Invalid rule")]),
         ({"if": {"and": [{}]}, "then": {}}, [
@@ -46,12 +47,12 @@ def test_a_condition_and_an_action_may_stand_alone() -> None:
             ("rule.then.ddid", "Required parameter"),
         ]),
         ({"if": {"and": [{"sdid": 5, "field": 5, "operator": 5, "operand": 5}]}, "then": {"ddid": 5, "action": 5}}, [
-            ("rule.if.and.0.sdid", "Invalid value"),
+            ("rule.if.and.0.sdid", INVALID),
             ("rule.if.and.0.field", "Text field only"),
             ("rule.if.and.0.operator", "Text field only"),
-            ("rule.if.and.0.operand", "Invalid value"),
+            ("rule.if.and.0.operand", INVALID),
             ("rule.then.action", "Text field only"),
-            ("rule.then.ddid", "Invalid value"),
+            ("rule.then.ddid", INVALID),
         ]),
     ],
 )  # fmt: skip
@@ -64,7 +65,7 @@ def test_findings_about_the_form(refused: Any, expected: list[tuple[str, str]]) 
     [
         ("nope", [("sdid", 'Device "nope" does not exist')]),
         ({}, [("sdid.selector", "Required parameter"), ("sdid.dtid", "Required parameter")]),
-        (selector("some"), [("sdid.selector", "Invalid value")]),
+        (selector("some"), [("sdid.selector", INVALID)]),
         (selector("any", "dt9"), [("sdid.dtid", 'Device type "dt9" does not exist')]),
         (selector("matched"), [("sdid", "Invalid rule")]),
         (selector("any", "dt2"), [("field", 'Field "temp" does not exist')]),
@@ -154,15 +155,15 @@ def prediction(seconds: Any) -> dict[str, Any]:
     ("field", "transformer", "expected"),
     [
         ("temp", prediction(300), []),
-        ("temp", "prediction", [("", "Invalid value")]),
+        ("temp", "prediction", [("", INVALID)]),
         ("temp", {}, [(".type", "Required parameter")]),
-        ("temp", {"type": "guess"}, [(".type", "Invalid value")]),
+        ("temp", {"type": "guess"}, [(".type", INVALID)]),
         ("temp", {"type": "prediction"}, [(".parameters.predictIn", "Required parameter")]),
-        ("temp", {"type": "prediction", "parameters": 5}, [(".parameters", "Invalid value")]),
-        ("temp", prediction(0), [(".parameters.predictIn", "Invalid value")]),
+        ("temp", {"type": "prediction", "parameters": 5}, [(".parameters", INVALID)]),
+        ("temp", prediction(0), [(".parameters.predictIn", INVALID)]),
         ("temp", prediction(-1), [(".parameters.predictIn", "Minimum value 0")]),
         ("temp", prediction("5"), [(".parameters.predictIn", "Numeric field only")]),
-        ("mode", prediction(300), [("", "Invalid value")]),
+        ("mode", prediction(300), [("", INVALID)]),
     ],
 )  # fmt: skip
 def test_findings_about_transformers(field: str, transformer: Any, expected: list[tuple[str, str]]) -> None:

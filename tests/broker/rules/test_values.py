@@ -6,6 +6,7 @@ from broker.rules.rule import NotSent, SendAction
 from broker.rules.values import is_finite
 from tests.broker.rules.rule_world import FakeView, body, condition, findings, rule, selector
 from tests.rows import each_row
+from tests.wording import INVALID
 
 _TRIGGER = condition("s1", "temp", "is in message")
 
@@ -106,12 +107,12 @@ _PATH = "rule.if.and.0.operand"
         (None, [(_PATH, "Required parameter")]),
         ({}, [(_PATH, "Required parameter")]),
         ({"value": None}, [(_PATH, "Required parameter")]),
-        ("80", [(_PATH, "Invalid value")]),
-        ({"value": 1, "add": [{"value": 1}]}, [(_PATH, "Invalid value")]),
-        ({"value": {"value": 1}}, [(f"{_PATH}.value", "Invalid value")]),
-        ({"value": [[1]]}, [(f"{_PATH}.value", "Invalid value")]),
-        ({"value": 2**70}, [(f"{_PATH}.value", "Invalid value")]),
-        ({"valueFrom": "s1"}, [(f"{_PATH}.valueFrom", "Invalid value")]),
+        ("80", [(_PATH, INVALID)]),
+        ({"value": 1, "add": [{"value": 1}]}, [(_PATH, INVALID)]),
+        ({"value": {"value": 1}}, [(f"{_PATH}.value", INVALID)]),
+        ({"value": [[1]]}, [(f"{_PATH}.value", INVALID)]),
+        ({"value": 2**70}, [(f"{_PATH}.value", INVALID)]),
+        ({"valueFrom": "s1"}, [(f"{_PATH}.valueFrom", INVALID)]),
         (
             {"valueFrom": {}},
             [(f"{_PATH}.valueFrom.sdid", "Required parameter"), (f"{_PATH}.valueFrom.field", "Required parameter")],
@@ -124,22 +125,22 @@ _PATH = "rule.if.and.0.operand"
         ({"valueFrom": {"sdid": "s1", "field": "mode"}}, [(f"{_PATH}.valueFrom.field", "Numeric field only")]),
         (
             {"valueFrom": {"sdid": selector("any"), "field": "temp"}},
-            [(f"{_PATH}.valueFrom.sdid.selector", "Invalid value")],
+            [(f"{_PATH}.valueFrom.sdid.selector", INVALID)],
         ),
         ({"valueFrom": {"sdid": selector("matched"), "field": "temp"}}, [(f"{_PATH}.valueFrom.sdid", "Invalid rule")]),
         ({"concat": [{"value": 1}]}, [(f"{_PATH}.concat", "Numeric field only")]),
         ({"add": []}, [(f"{_PATH}.add", "Required parameter")]),
-        ({"add": {"value": 1}}, [(f"{_PATH}.add", "Invalid value")]),
-        ({"add": [1]}, [(f"{_PATH}.add.0", "Invalid value")]),
-        ({"add": [{"value": 1}, {"value": [1]}]}, [(f"{_PATH}.add.1.value", "Invalid value")]),
+        ({"add": {"value": 1}}, [(f"{_PATH}.add", INVALID)]),
+        ({"add": [1]}, [(f"{_PATH}.add.0", INVALID)]),
+        ({"add": [{"value": 1}, {"value": [1]}]}, [(f"{_PATH}.add.1.value", INVALID)]),
         (
             {"sub": [{"valueFrom": {"sdid": "s1", "field": "tags"}}, {"concat": [{"value": None}]}]},
             [
-                (f"{_PATH}.sub.0.valueFrom.field", "Invalid value"),
+                (f"{_PATH}.sub.0.valueFrom.field", INVALID),
                 (f"{_PATH}.sub.1.concat.0", "Required parameter"),
             ],
         ),
-        ({"add": [{"value": 1e308}] * 20}, [(f"{_PATH}.add", "Invalid value")]),
+        ({"add": [{"value": 1e308}] * 20}, [(f"{_PATH}.add", INVALID)]),
     ],
 )
 def test_findings_about_operands(operand: Any, expected: list[tuple[str, str]]) -> None:
@@ -153,4 +154,4 @@ def test_operations_are_nested_to_ten_levels() -> None:
     comparison = {"sdid": "s1", "field": "temp", "operator": ">", "operand": operand}
     assert findings(body(comparison)) == []
     path = f"{_PATH}{'.add.0' * 10}.add"
-    assert findings(body({**comparison, "operand": {"add": [operand]}})) == [(path, "Invalid value")]
+    assert findings(body({**comparison, "operand": {"add": [operand]}})) == [(path, INVALID)]

@@ -24,6 +24,7 @@ from tests.factories import (
 )
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
+from tests.wording import INVALID
 
 ALL: dict[str, Any] = {"startDate": 0, "endDate": NOW_MS}
 
@@ -179,15 +180,15 @@ async def test_pages_stay_as_they_are_while_actions_arrive(
 async def test_refusals_name_the_parameter(api: httpx.AsyncClient, mids: list[str]) -> None:
     required = "Required parameter"
     assert await findings(api) == [("startDate", required), ("endDate", required)]
-    assert await findings(api, startDate=2, endDate=1) == [("startDate", "Invalid value")]
+    assert await findings(api, startDate=2, endDate=1) == [("startDate", INVALID)]
     assert await findings(api, count=0, **ALL) == [("count", "Minimum value 1")]
     assert await findings(api, count=101, **ALL) == [("count", "Maximum value 100")]
-    assert await findings(api, order="up", **ALL) == [("order", "Invalid value")]
-    assert await findings(api, action="setOn", name="setOff", **ALL) == [("name", "Invalid value")]
-    assert await findings(api, ddid=BOBS.replace("3", "1"), uid=BOB, **ALL) == [("uid", "Invalid value")]
+    assert await findings(api, order="up", **ALL) == [("order", INVALID)]
+    assert await findings(api, action="setOn", name="setOff", **ALL) == [("name", INVALID)]
+    assert await findings(api, ddid=BOBS.replace("3", "1"), uid=BOB, **ALL) == [("uid", INVALID)]
     cursor = (await search(api, count=1, **ALL))["next"]
     for text in ("x", cursor[:-1], cursor + "A", ("B" if cursor[0] == "A" else "A") + cursor[1:], "ü" * 20):
-        assert await findings(api, offset=text, **ALL) == [("offset", "Invalid value")]
+        assert await findings(api, offset=text, **ALL) == [("offset", INVALID)]
 
 
 @each_row(
@@ -277,10 +278,10 @@ async def test_pages_of_a_filtered_search_have_no_holes(api: httpx.AsyncClient, 
 @pytest.mark.usefixtures("world")
 @each_row("text", ["intensity", "=1", "a b=1", 'a"=1', "a[0]=1", "intensity=", "a=1,b"])
 async def test_a_filter_that_is_none(api: httpx.AsyncClient, text: str) -> None:
-    assert await findings(api, "/messages", filter=text, **ALL) == [("filter", "Invalid value")]
+    assert await findings(api, "/messages", filter=text, **ALL) == [("filter", INVALID)]
 
 
 @pytest.mark.usefixtures("world")
 @each_row("field", ["a b", 'a"', "a.", "$.a", "a[0]"])
 async def test_a_field_that_is_none(api: httpx.AsyncClient, field: str) -> None:
-    assert await findings(api, "/messages", fieldPresence=field, **ALL) == [("fieldPresence", "Invalid value")]
+    assert await findings(api, "/messages", fieldPresence=field, **ALL) == [("fieldPresence", INVALID)]

@@ -11,6 +11,7 @@ from broker.services import Services
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOBS, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
+from tests.wording import INVALID
 
 HOUR = NOW_MS - 3 * HOUR_MS - NOW_MS % HOUR_MS
 ADA = bearer(ADA_TOKEN)
@@ -100,11 +101,11 @@ async def test_missing_parameters_are_all_named(api: httpx.AsyncClient) -> None:
     ("changed", "finding"),
     [
         ({"field": "state"}, ("field", "Numeric field only")),
-        ({"field": "unknown"}, ("field", "Invalid value")),
-        ({"startDate": NOW_MS + 1}, ("startDate", "Invalid value")),
-        ({"startDate": NOW_MS - 31 * DAY_MS - MINUTE_MS}, ("endDate", "Invalid value")),
+        ({"field": "unknown"}, ("field", INVALID)),
+        ({"startDate": NOW_MS + 1}, ("startDate", INVALID)),
+        ({"startDate": NOW_MS - 31 * DAY_MS - MINUTE_MS}, ("endDate", INVALID)),
         ({"startDate": -1}, ("startDate", "Minimum value 0")),
-        ({"startDate": 2**63}, ("startDate", "Invalid value")),
+        ({"startDate": 2**63}, ("startDate", INVALID)),
     ],
 )
 async def test_what_aggregates_refuse(
@@ -152,12 +153,12 @@ async def test_histogram_ranges(api: httpx.AsyncClient, interval: str, limit_ms:
     )
     assert allowed.status_code == 200
     longer = params | {"startDate": NOW_MS - limit_ms - MINUTE_MS}
-    assert await findings(api, "/messages/analytics/histogram", longer) == [("endDate", "Invalid value")]
+    assert await findings(api, "/messages/analytics/histogram", longer) == [("endDate", INVALID)]
 
 
 async def test_an_interval_that_is_none(api: httpx.AsyncClient) -> None:
     params = {"sdid": KITCHEN, "field": "intensity", "interval": "week", "startDate": 0, "endDate": 0}
-    assert await findings(api, "/messages/analytics/histogram", params) == [("interval", "Invalid value")]
+    assert await findings(api, "/messages/analytics/histogram", params) == [("interval", INVALID)]
 
 
 # Presence

@@ -13,7 +13,6 @@ import trio
 from broker.device_management import images
 from broker.device_management.objects import RESULT, STATE
 from broker.device_management.sessions import Reading, ResourcePath, ResourceValue
-from broker.errors import INVALID
 from broker.services import Services
 from config.limits import DOWNLOAD_KEPT_HOURS
 from config.settings import DeviceManagement, Limits, Settings
@@ -38,6 +37,7 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
+from tests.wording import INVALID
 
 IMAGE = bytes(range(256)) * 1000
 IMAGES = f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images"

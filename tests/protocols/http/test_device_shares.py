@@ -27,6 +27,7 @@ from tests.mail_queue import waiting_mails
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_devices import RECORD
 from tests.rows import each_row
+from tests.wording import INVALID
 
 SHARES = f"/devices/{KITCHEN}/shares"
 CAROL = "carol@example.org"
@@ -223,8 +224,8 @@ async def test_an_answer_stands(api: httpx.AsyncClient, first: str, second: str,
     ("body", "text"),
     [
         ({}, "Required parameter"),
-        ({"status": "PENDING"}, "Invalid value"),
-        ({"status": "yes"}, "Invalid value"),
+        ({"status": "PENDING"}, INVALID),
+        ({"status": "yes"}, INVALID),
         ({"status": 1}, "Text field only"),
     ],
 )

@@ -23,6 +23,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
+from tests.wording import INVALID
 
 DEVICE = f"/devices/{KITCHEN}"
 
@@ -138,12 +139,12 @@ async def test_a_status_is_set_and_answered(api: httpx.AsyncClient, fake_clock: 
         ({}, "availability", "Required parameter"),
         ({"availability": None}, "availability", "Required parameter"),
         ({"data": {}}, "data.availability", "Required parameter"),
-        ({"data": []}, "data", "Invalid value"),
-        ({"data": "online"}, "data", "Invalid value"),
-        ({"availability": "Online"}, "availability", "Invalid value"),
-        ({"availability": "away"}, "availability", "Invalid value"),
-        ({"availability": True}, "availability", "Invalid value"),
-        ({"data": {"availability": ["online"]}}, "data.availability", "Invalid value"),
+        ({"data": []}, "data", INVALID),
+        ({"data": "online"}, "data", INVALID),
+        ({"availability": "Online"}, "availability", INVALID),
+        ({"availability": "away"}, "availability", INVALID),
+        ({"availability": True}, "availability", INVALID),
+        ({"data": {"availability": ["online"]}}, "data.availability", INVALID),
     ],
 )
 async def test_a_status_that_is_refused(api: httpx.AsyncClient, body: dict[str, object], field: str, text: str) -> None:

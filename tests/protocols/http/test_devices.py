@@ -31,6 +31,7 @@ from tests.factories import (
 )
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
+from tests.wording import INVALID
 
 DEVICE = f"/devices/{KITCHEN}"
 RECORD = {
@@ -245,9 +246,9 @@ NAME_REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "\u200d "}, "name", "Invalid value: must not be blank"),
     ({"manifestVersion": 0}, "manifestVersion", "Minimum value 1"),
     ({"manifestVersion": -1}, "manifestVersion", "Minimum value 1"),
-    ({"manifestVersion": 2}, "manifestVersion", "Invalid value"),
+    ({"manifestVersion": 2}, "manifestVersion", INVALID),
     ({"manifestVersion": "x"}, "manifestVersion", "Numeric field only"),
-    ({"manifestVersionPolicy": "NEWEST"}, "manifestVersionPolicy", "Invalid value"),
+    ({"manifestVersionPolicy": "NEWEST"}, "manifestVersionPolicy", INVALID),
 ]
 
 
@@ -258,7 +259,7 @@ NAME_REFUSALS: list[tuple[dict[str, Any], str, str]] = [
         ({}, "dtid", "Required parameter"),
         ({"dtid": None}, "dtid", "Required parameter"),
         ({"dtid": ""}, "dtid", "Required parameter"),
-        *[({"dtid": f"a{character}b"}, "dtid", "Invalid value") for character in "<>&'\""],
+        *[({"dtid": f"a{character}b"}, "dtid", INVALID) for character in "<>&'\""],
         ({"dtid": 5}, "dtid", "Text field only"),
     ],
 )

@@ -19,6 +19,7 @@ from tests.factories import ADA, ADA_TOKEN, BOB_TOKEN, BOBS, KITCHEN, KITCHEN_TO
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
+from tests.wording import INVALID
 
 START = NOW_MS - DAY_MS
 HEADERS = bearer(ADA_TOKEN)
@@ -195,14 +196,14 @@ async def test_history(api: httpx.AsyncClient, kitchen: Device) -> None:
         ({"sdids": None, "sdtids": LIGHT_TYPE}, [("uids", "Required parameter")]),
         ({"sdids": ",".join(f"{n:032x}" for n in range(31))}, [("sdids", "Maximum length 30")]),
         ({"sdids": [KITCHEN]}, [("sdids", "Text field only")]),
-        ({"order": "up", "format": "xml"}, [("order", "Invalid value"), ("format", "Invalid value")]),
+        ({"order": "up", "format": "xml"}, [("order", INVALID), ("format", INVALID)]),
         ({"csvHeaders": "yes"}, [("csvHeaders", "Boolean field only")]),
-        ({"trialID": "ff" * 16, "trialId": "fe" * 16}, [("trialId", "Invalid value")]),
+        ({"trialID": "ff" * 16, "trialId": "fe" * 16}, [("trialId", INVALID)]),
         ({"startDate": "x"}, [("startDate", "Numeric field only")]),
-        ({"startDate": -1}, [("startDate", "Invalid value")]),
-        ({"startDate": NOW_MS + 1}, [("startDate", "Invalid value")]),
-        ({"startDate": NOW_MS - 30 * DAY_MS - 2 * MINUTE_MS}, [("startDate", "Invalid value")]),
-        ({"endDate": START + 31 * DAY_MS + MINUTE_MS}, [("endDate", "Invalid value")]),
+        ({"startDate": -1}, [("startDate", INVALID)]),
+        ({"startDate": NOW_MS + 1}, [("startDate", INVALID)]),
+        ({"startDate": NOW_MS - 30 * DAY_MS - 2 * MINUTE_MS}, [("startDate", INVALID)]),
+        ({"endDate": START + 31 * DAY_MS + MINUTE_MS}, [("endDate", INVALID)]),
     ],
 )
 async def test_refusals(

@@ -25,6 +25,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
+from tests.wording import INVALID
 
 DATA = {"state": True}
 ACTIONS = {"actions": [{"name": "setOn"}]}
@@ -180,11 +181,11 @@ async def test_a_body_that_is_no_json_object_is_refused(api: httpx.AsyncClient, 
         ({"sdid": None, "data": None}, {"sdid": "Required parameter", "data": "Required parameter"}),
         ({"sdid": 5, "data": DATA}, {"sdid": "Text field only"}),
         ({"sdid": KITCHEN, "data": DATA, "type": 5}, {"type": "Text field only"}),
-        ({"sdid": KITCHEN, "data": DATA, "type": "event"}, {"type": "Invalid value"}),
-        ({"sdid": KITCHEN, "data": 5}, {"data": "Invalid value"}),
-        ({"sdid": KITCHEN, "data": [DATA]}, {"data": "Invalid value"}),
-        ({"sdid": KITCHEN, "data": "text"}, {"data": "Invalid value"}),
-        ({"sdid": KITCHEN, "data": '{"half'}, {"data": "Invalid value"}),
+        ({"sdid": KITCHEN, "data": DATA, "type": "event"}, {"type": INVALID}),
+        ({"sdid": KITCHEN, "data": 5}, {"data": INVALID}),
+        ({"sdid": KITCHEN, "data": [DATA]}, {"data": INVALID}),
+        ({"sdid": KITCHEN, "data": "text"}, {"data": INVALID}),
+        ({"sdid": KITCHEN, "data": '{"half'}, {"data": INVALID}),
         ({"type": "action", "sdid": KITCHEN, "data": ACTIONS}, {"ddid": "Required parameter"}),
     ],
 )
@@ -276,10 +277,10 @@ async def test_an_action_is_stored_and_routed(
         ({}, {"ddid": "Required parameter", "data": "Required parameter"}),
         ({"ddid": HALL, "data": {}}, {"data.actions": "Required parameter"}),
         ({"ddid": HALL, "data": {"actions": []}}, {"data.actions": "Required parameter"}),
-        ({"ddid": HALL, "data": {"actions": {}}}, {"data.actions": "Invalid value"}),
+        ({"ddid": HALL, "data": {"actions": {}}}, {"data.actions": INVALID}),
         ({"ddid": HALL, "data": {"actions": [{}]}}, {"data.actions.0.name": "Required parameter"}),
         ({"ddid": HALL, "data": {"actions": [{"name": 5}]}}, {"data.actions.0.name": "Text field only"}),
-        ({"ddid": HALL, "data": ACTIONS, "type": "message"}, {"type": "Invalid value"}),
+        ({"ddid": HALL, "data": ACTIONS, "type": "message"}, {"type": INVALID}),
     ],
 )
 async def test_findings_of_an_action_name_the_member(
@@ -450,13 +451,13 @@ async def test_a_range_of_others_is_refused(
         (ADA_TOKEN, "", {"startDate": "Required parameter", "endDate": "Required parameter"}),
         (ADA_TOKEN, "startDate=&endDate=1", {"startDate": "Required parameter"}),
         (ADA_TOKEN, "startDate=a&endDate=1", {"startDate": "Numeric field only"}),
-        (ADA_TOKEN, "startDate=2&endDate=1", {"startDate": "Invalid value"}),
+        (ADA_TOKEN, "startDate=2&endDate=1", {"startDate": INVALID}),
         (ADA_TOKEN, "startDate=0&endDate=1&count=0", {"count": "Minimum value 1"}),
         (ADA_TOKEN, "startDate=0&endDate=1&count=101", {"count": "Maximum value 100"}),
-        (ADA_TOKEN, "startDate=0&endDate=1&order=up", {"order": "Invalid value"}),
-        (ADA_TOKEN, "startDate=0&endDate=1&offset=5", {"offset": "Invalid value"}),
-        (ADA_TOKEN, "startDate=0&endDate=1&offset=" + "A" * 200, {"offset": "Invalid value"}),
-        (ADA_TOKEN, "startDate=0&endDate=1&offset=%C3%A4", {"offset": "Invalid value"}),
+        (ADA_TOKEN, "startDate=0&endDate=1&order=up", {"order": INVALID}),
+        (ADA_TOKEN, "startDate=0&endDate=1&offset=5", {"offset": INVALID}),
+        (ADA_TOKEN, "startDate=0&endDate=1&offset=" + "A" * 200, {"offset": INVALID}),
+        (ADA_TOKEN, "startDate=0&endDate=1&offset=%C3%A4", {"offset": INVALID}),
         (APPLICATION_TOKEN, "startDate=0&endDate=1", {"uid": "Required parameter"}),
     ],
 )
@@ -509,8 +510,8 @@ async def test_the_last_messages_may_be_those_with_a_field(api: httpx.AsyncClien
         ("sdids=,", {"sdids": "Required parameter"}),
         ("sdids=" + f"{KITCHEN}," * 101, {"sdids": "Maximum length 100"}),
         (f"sdids={KITCHEN}&count=ten", {"count": "Numeric field only"}),
-        (f"sdids={KITCHEN}&fieldPresence=a%22b", {"fieldPresence": "Invalid value"}),
-        (f"sdids={KITCHEN}&fieldPresence=a[0]", {"fieldPresence": "Invalid value"}),
+        (f"sdids={KITCHEN}&fieldPresence=a%22b", {"fieldPresence": INVALID}),
+        (f"sdids={KITCHEN}&fieldPresence=a[0]", {"fieldPresence": INVALID}),
     ],
 )
 async def test_findings_of_last_name_the_parameter(

@@ -27,6 +27,7 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
+from tests.wording import INVALID
 
 UNKNOWN: Final = "f" * 32
 TARGET: Final = {"did": KITCHEN, "field": "temperature"}
@@ -134,12 +135,12 @@ SENSITIVITY: Final = "parameters.anomalyDetectionSensitivity"
         ),
         (
             {"data": 5, "type": 5, "parameters": []},
-            [("type", "Text field only"), ("data", "Invalid value"), ("parameters", "Invalid value")],
+            [("type", "Text field only"), ("data", INVALID), ("parameters", INVALID)],
         ),
         (
             {"data": {"sources": []}, "type": "guess", "parameters": {"predictIn": 0}},
             [
-                ("type", "Invalid value"),
+                ("type", INVALID),
                 ("data.sources", "Required parameter"),
                 ("parameters.sourceToPredict", "Required parameter"),
                 ("parameters.predictIn", "Minimum value 1"),
@@ -148,16 +149,16 @@ SENSITIVITY: Final = "parameters.anomalyDetectionSensitivity"
         (
             {"data": {"sources": [5, {}, {"did": 5, "field": ""}, TARGET, TARGET]}},
             [
-                ("data.sources.0", "Invalid value"),
+                ("data.sources.0", INVALID),
                 ("data.sources.1.did", "Required parameter"),
                 ("data.sources.1.field", "Required parameter"),
                 ("data.sources.2.did", "Text field only"),
                 ("data.sources.2.field", "Required parameter"),
-                ("data.sources.4", "Invalid value"),
+                ("data.sources.4", INVALID),
             ],
         ),
         ({"data": {"sources": {}}}, [("data.sources", "Required parameter")]),
-        ({"data": {"sources": "x"}}, [("data.sources", "Invalid value")]),
+        ({"data": {"sources": "x"}}, [("data.sources", INVALID)]),
         ({"data": {"sources": [TARGET] * 21}}, [("data.sources", "Maximum length 20")]),
         ({"parameters": {"sourceToPredict": TARGET}}, [("parameters.predictIn", "Required parameter")]),
         (
@@ -184,12 +185,12 @@ SENSITIVITY: Final = "parameters.anomalyDetectionSensitivity"
             [
                 ("data.sources.0.did", f'Device "{UNKNOWN}" does not exist'),
                 ("data.sources.1.field", 'Field "no" does not exist'),
-                ("data.sources.2.field", "Invalid value"),
-                ("data.sources.3.field", "Invalid value"),
+                ("data.sources.2.field", INVALID),
+                ("data.sources.3.field", INVALID),
                 ("data.sources.4.field", 'Field "colorRGB" does not exist'),
             ],
         ),
-        ({"uid": {"a": 1}, "type": ""}, [("uid", "Invalid value"), ("type", "Invalid value")]),
+        ({"uid": {"a": 1}, "type": ""}, [("uid", INVALID), ("type", INVALID)]),
         ({"uid": UNKNOWN}, [("uid", "User does not exist.")]),
     ],
 )
@@ -222,16 +223,14 @@ async def test_a_ready_model_predicts(api: httpx.AsyncClient, services: Services
         answer = await api.post(path, json={"inputs": given}, headers=ada)
         assert answer.json() == {"data": {"outputs": [{"name": "predicted", "value": value, "confidence": 0.75}]}}
     too_large = [{"name": INPUT, "value": 10**400}]
-    assert findings(await api.post(path, json={"inputs": too_large}, headers=ada)) == [
-        ("inputs.0.value", "Invalid value")
-    ]
+    assert findings(await api.post(path, json={"inputs": too_large}, headers=ada)) == [("inputs.0.value", INVALID)]
     wrong = [{"name": "x", "value": 1}, {"name": INPUT, "value": "1"}, 5]
     assert findings(await api.post(path, json={"inputs": wrong}, headers=ada)) == [
-        ("inputs.0.name", "Invalid value"),
-        ("inputs.1.value", "Invalid value"),
+        ("inputs.0.name", INVALID),
+        ("inputs.1.value", INVALID),
         ("inputs.2.name", "Required parameter"),
     ]
-    for body, expected in (({}, "Required parameter"), ({"inputs": 5}, "Invalid value")):
+    for body, expected in (({}, "Required parameter"), ({"inputs": 5}, INVALID)):
         assert findings(await api.post(path, json=body, headers=ada)) == [("inputs", expected)]
     assert (await api.get(f"/ml/models/{model['id']}", headers=ada)).json()["data"]["status"] == "ready"
 

@@ -34,6 +34,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.plain_transport import PlainTransport
 from tests.rows import each_row
+from tests.wording import INVALID
 
 FREE = {"type": "free", "name": "Free", "messageLimit": 150}
 PAID = {"type": "paid", "name": "Plus", "cost": "2.99", "description": "No daily limit"}
@@ -143,36 +144,36 @@ async def test_a_plan_is_answered_under_data_and_flat_with_every_member(
 
 BAD_PLANS: list[tuple[Any, str, str]] = [
     ({}, "tiers", "Required parameter"),
-    ({"tiers": "free"}, "tiers", "Invalid value"),
-    ({"tiers": [7]}, "tiers", "Invalid value"),
+    ({"tiers": "free"}, "tiers", INVALID),
+    ({"tiers": [7]}, "tiers", INVALID),
     ({"tiers": []}, "tiers", "Exactly one free tier and at most one paid tier"),
     ({"tiers": [PAID]}, "tiers", "Exactly one free tier and at most one paid tier"),
     ({"tiers": [FREE, FREE]}, "tiers", "Exactly one free tier and at most one paid tier"),
     ({"tiers": [FREE, PAID, PAID]}, "tiers", "Exactly one free tier and at most one paid tier"),
     ({"tiers": [{}] * 100_000}, "tiers", "Exactly one free tier and at most one paid tier"),
-    ({"tiers": [FREE | {"type": "gold"}]}, "tiers.0.type", "Invalid value"),
-    ({"tiers": [FREE | {"type": {}}]}, "tiers.0.type", "Invalid value"),
+    ({"tiers": [FREE | {"type": "gold"}]}, "tiers.0.type", INVALID),
+    ({"tiers": [FREE | {"type": {}}]}, "tiers.0.type", INVALID),
     ({"tiers": [FREE | {"type": None}]}, "tiers.0.type", "Required parameter"),
     ({"tiers": [FREE | {"name": ""}]}, "tiers.0.name", "Required parameter"),
     ({"tiers": [FREE | {"name": "n" * 65}]}, "tiers.0.name", "Maximum length 64"),
     ({"tiers": [FREE | {"name": 7}]}, "tiers.0.name", "Text field only"),
     ({"tiers": [FREE | {"messageLimit": None}]}, "tiers.0.messageLimit", "Required parameter"),
-    ({"tiers": [FREE | {"messageLimit": 0}]}, "tiers.0.messageLimit", "Invalid value"),
-    ({"tiers": [FREE | {"messageLimit": -2}]}, "tiers.0.messageLimit", "Invalid value"),
-    ({"tiers": [FREE | {"messageLimit": True}]}, "tiers.0.messageLimit", "Invalid value"),
-    ({"tiers": [FREE | {"messageLimit": "150"}]}, "tiers.0.messageLimit", "Invalid value"),
-    ({"tiers": [FREE | {"cost": "1.00"}]}, "tiers.0.cost", "Invalid value"),
+    ({"tiers": [FREE | {"messageLimit": 0}]}, "tiers.0.messageLimit", INVALID),
+    ({"tiers": [FREE | {"messageLimit": -2}]}, "tiers.0.messageLimit", INVALID),
+    ({"tiers": [FREE | {"messageLimit": True}]}, "tiers.0.messageLimit", INVALID),
+    ({"tiers": [FREE | {"messageLimit": "150"}]}, "tiers.0.messageLimit", INVALID),
+    ({"tiers": [FREE | {"cost": "1.00"}]}, "tiers.0.cost", INVALID),
     ({"tiers": [FREE, PAID | {"cost": None}]}, "tiers.1.cost", "Required parameter"),
-    ({"tiers": [FREE, PAID | {"cost": "0"}]}, "tiers.1.cost", "Invalid value"),
-    ({"tiers": [FREE, PAID | {"cost": "-1"}]}, "tiers.1.cost", "Invalid value"),
-    ({"tiers": [FREE, PAID | {"cost": "2.999"}]}, "tiers.1.cost", "Invalid value"),
-    ({"tiers": [FREE, PAID | {"cost": 2.99}]}, "tiers.1.cost", "Invalid value"),
-    ({"tiers": [FREE, PAID | {"interval": "HOURLY"}]}, "tiers.1.interval", "Invalid value"),
-    ({"tiers": [FREE, PAID | {"billingInterval": "MONTHLY"}]}, "tiers.1.billingInterval", "Invalid value"),
+    ({"tiers": [FREE, PAID | {"cost": "0"}]}, "tiers.1.cost", INVALID),
+    ({"tiers": [FREE, PAID | {"cost": "-1"}]}, "tiers.1.cost", INVALID),
+    ({"tiers": [FREE, PAID | {"cost": "2.999"}]}, "tiers.1.cost", INVALID),
+    ({"tiers": [FREE, PAID | {"cost": 2.99}]}, "tiers.1.cost", INVALID),
+    ({"tiers": [FREE, PAID | {"interval": "HOURLY"}]}, "tiers.1.interval", INVALID),
+    ({"tiers": [FREE, PAID | {"billingInterval": "MONTHLY"}]}, "tiers.1.billingInterval", INVALID),
     ({"tiers": [FREE, PAID | {"description": "d" * 1501}]}, "tiers.1.description", "Maximum length 1500"),
-    (PLAN | {"type": "bytes"}, "type", "Invalid value"),
-    (PLAN | {"ptType": "bytes"}, "ptType", "Invalid value"),
-    (PLAN | {"contactInfo": "mail"}, "contactInfo", "Invalid value"),
+    (PLAN | {"type": "bytes"}, "type", INVALID),
+    (PLAN | {"ptType": "bytes"}, "ptType", INVALID),
+    (PLAN | {"contactInfo": "mail"}, "contactInfo", INVALID),
     (PLAN | {"contactInfo": {"email": 7}}, "contactInfo.email", "Text field only"),
     (PLAN | {"contactInfo": {"phone": "1" * 255}}, "contactInfo.phone", "Maximum length 254"),
 ]
@@ -454,7 +455,7 @@ async def test_a_tier_of_no_plan_of_the_device_is_refused(
 ) -> None:
     await approved(services, api)
     answer = await api.put(TIERS, headers=bearer(ADA_TOKEN), json={"ptid": "f" * 32})
-    assert answer.json()["error"]["errors"] == [[{"field": "ptid", "messages": ["Invalid value"]}]]
+    assert answer.json()["error"]["errors"] == [[{"field": "ptid", "messages": [INVALID]}]]
 
 
 # --- The upgrade ---

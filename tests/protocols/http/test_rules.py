@@ -28,6 +28,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.wording import INVALID
 
 WARM = {"sdid": KITCHEN, "field": "temperature", "operator": ">", "operand": {"value": 25}}
 ON = {"ddid": HALL, "action": "setOn", "parameters": {}}
@@ -137,7 +138,7 @@ async def test_bodies_that_are_refused(ada: Client) -> None:
         ({"name": "Warm"}, {"rule": ["Required parameter"]}),
         ({"name": "x" * 65, "rule": BODY}, {"name": ["Maximum length 64"]}),
         ({"name": "Warm", "rule": BODY, "description": "x" * 1401}, {"description": ["Maximum length 1400"]}),
-        ({"name": "Warm", "rule": BODY, "scope": "mine"}, {"scope": ["Invalid value"]}),
+        ({"name": "Warm", "rule": BODY, "scope": "mine"}, {"scope": [INVALID]}),
         ({"name": "Warm", "rule": BODY, "enabled": "yes"}, {"enabled": ["Boolean field only"]}),
         ({"name": "Warm", "rule": BODY, "uid": 7}, {"uid": ["Text field only"]}),
         ({"name": "Warm", "rule": "text"}, {"rule": ["Invalid rule"]}),
@@ -216,7 +217,7 @@ async def test_lists(ada: Client, application: Client, api: httpx.AsyncClient) -
     ):
         found = await ada("GET", f"/users/self/rules{query}")
         assert [one["id"] for one in found["data"]] == [one["id"] for one in expected], query
-    assert findings((await ada("GET", "/users/self/rules?scope=mine", 400))["error"]) == {"scope": ["Invalid value"]}
+    assert findings((await ada("GET", "/users/self/rules?scope=mine", 400))["error"]) == {"scope": [INVALID]}
     assert (await Client(api, BOB_TOKEN).raw("GET", f"/users/{ADA}/rules")).status_code == 403
 
 
@@ -461,10 +462,10 @@ async def test_explanations(ada: Client, services: Services, fake_clock: FakeClo
     assert [(one["mid"], one["triggers"]) for one in found["explanations"]] == [(cold, False), (hot, True)]
     assert found["isComplete"] is True
     elsewhere = await says(services, {"temperature": 1}, HALL)
-    assert findings((await ada("GET", f"{path}?mid={elsewhere}", 400))["error"]) == {"mid": ["Invalid value"]}
+    assert findings((await ada("GET", f"{path}?mid={elsewhere}", 400))["error"]) == {"mid": [INVALID]}
     await ada("GET", f"{path}?mid={'0' * 32}", 404)
     error = (await ada("GET", f"{path}?startDate=1&endDate={32 * 86_400_000}", 400))["error"]
-    assert findings(error) == {"endDate": ["Invalid value"]}
+    assert findings(error) == {"endDate": [INVALID]}
 
 
 async def test_replays_send_nothing(ada: Client, services: Services) -> None:

@@ -30,6 +30,7 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
+from tests.wording import INVALID
 
 LAMP: Final = "5a" * 16
 UNKNOWN: Final = "f" * 32
@@ -120,7 +121,7 @@ async def test_every_call_answers_the_scene_as_it_was_sent(
     fake_clock.advance(1)
     others: tuple[object, ...] = (BOB, [], {})
     for uid in others:
-        assert findings(await api.put(path, json={"uid": uid}, headers=ada)) == [("uid", "Invalid value")]
+        assert findings(await api.put(path, json={"uid": uid}, headers=ada)) == [("uid", INVALID)]
     changed = (await api.put(path, json={"name": "Night", "description": "", "uid": ADA}, headers=ada)).json()["data"]
     assert changed == scene | {"name": "Night", "description": "", "modifiedOn": NOW_MS + 1}
     for answer in (
@@ -161,8 +162,8 @@ async def test_an_application_says_whose_scene_it_makes(api: httpx.AsyncClient, 
     for token, uid, expected in (
         (APPLICATION_TOKEN, None, [("uid", "Required parameter")]),
         (APPLICATION_TOKEN, UNKNOWN, [("uid", "User does not exist.")]),
-        (ADA_TOKEN, 7, [("uid", "Invalid value")]),
-        (APPLICATION_TOKEN, {"a": []}, [("uid", "Invalid value")]),
+        (ADA_TOKEN, 7, [("uid", INVALID)]),
+        (APPLICATION_TOKEN, {"a": []}, [("uid", INVALID)]),
     ):
         body: dict[str, Any] = {"name": "", "actions": [ON], "uid": uid}
         answer = await api.post("/scenes", json=body, headers=bearer(token))
@@ -199,26 +200,26 @@ async def test_all_findings_come_at_once(api: httpx.AsyncClient, lamp: str) -> N
     for method, path in (("POST", "/scenes"), ("PUT", f"/scenes/{(await made(api))['id']}")):
         answer = await api.request(method, path, json=body, headers=bearer(ADA_TOKEN))
         assert findings(answer) == [
-            *[("actions.0", "Invalid value"), ("actions.1.action", "Required parameter")],
+            *[("actions.0", INVALID), ("actions.1.action", "Required parameter")],
             *[("actions.1.ddid", "Required parameter"), ("actions.2.action", "Text field only")],
-            *[("actions.2.ddid", "Text field only"), ("actions.2.parameters", "Invalid value")],
-            *[("actions.3.ddid.dtid", "Required parameter"), ("actions.3.ddid.selector", "Invalid value")],
-            *[("actions.4.parameters.a", "Invalid value"), ("actions.4.parameters.b.value", "Required parameter")],
+            *[("actions.2.ddid", "Text field only"), ("actions.2.parameters", INVALID)],
+            *[("actions.3.ddid.dtid", "Required parameter"), ("actions.3.ddid.selector", INVALID)],
+            *[("actions.4.parameters.a", INVALID), ("actions.4.parameters.b.value", "Required parameter")],
             *[
                 ("actions.4.parameters.c.value", "Required parameter"),
-                ("actions.4.parameters.c.valueFrom", "Invalid value"),
+                ("actions.4.parameters.c.valueFrom", INVALID),
             ],
             ("actions.5.ddid", f'Device "{UNKNOWN}" does not exist'),
             ("actions.6.ddid.dtid", 'Device type "dt-unknown" does not exist'),
             ("actions.7.action", 'Action "httpRequest" does not exist'),
             ("actions.8.action", 'Action "off" does not exist'),
-            ("actions.9.parameters.color.value.r.value", "Invalid value"),
+            ("actions.9.parameters.color.value.r.value", INVALID),
             ("actions.9.parameters.color.value.x", 'Field "x" does not exist'),
             ("actions.9.parameters.label.value", "Text field only"),
-            ("actions.9.parameters.level.value", "Invalid value"),
+            ("actions.9.parameters.level.value", INVALID),
             ("actions.9.parameters.other", 'Field "other" does not exist'),
             ("actions.9.parameters.smooth.value", "Boolean field only"),
-            ("actions.9.parameters.steps.value", "Invalid value"),
+            ("actions.9.parameters.steps.value", INVALID),
             ("actions.9.parameters.warmth.value", "Numeric field only"),
             ("actions.10.parameters", "Maximum length 1024"),
             ("description", "Text field only"),
@@ -231,7 +232,7 @@ async def test_all_findings_come_at_once(api: httpx.AsyncClient, lamp: str) -> N
     [
         ({"actions": None}, [("actions", "Required parameter")]),
         ({"actions": []}, [("actions", "Required parameter")]),
-        ({"actions": ON}, [("actions", "Invalid value")]),
+        ({"actions": ON}, [("actions", INVALID)]),
         ({"actions": [ON] * 101}, [("actions", "Maximum length 100")]),
         ({"name": None}, [("name", "Required parameter")]),
         ({"description": "x" * 1_401}, [("description", "Maximum length 1400")]),
@@ -250,7 +251,7 @@ async def test_parameters_nest_at_most_20_levels(api: httpx.AsyncClient, world: 
     deep, odd = b'{"value":{"a":' * 300 + b"1" + b"}}" * 300, b'{"a":' * 700 + b"1" + b"}" * 700
     body = b'{"name":"x","actions":[{"ddid":"%s","action":"setOn","parameters":{"p":%s}}]}' % (KITCHEN.encode(), deep)
     (finding,) = findings(await api.post("/scenes", content=body, headers=bearer(ADA_TOKEN)))
-    assert finding == ("actions.0.parameters.p" + ".value.a" * 20, "Invalid value")
+    assert finding == ("actions.0.parameters.p" + ".value.a" * 20, INVALID)
     every = b'{"selector":"every","dtid":"%s","x":%s}' % (LIGHT_TYPE.encode(), odd)
     body = b'{"name":"x","actions":[{"ddid":%s,"action":"setOn","x":%s}]}' % (every, odd)
     answer = await api.post("/scenes", content=body, headers=bearer(ADA_TOKEN))
@@ -273,7 +274,7 @@ async def test_a_number_beyond_a_double_is_invalid(api: httpx.AsyncClient, lamp:
     for name in ("level", "warmth"):
         action = {"ddid": lamp, "action": "set", "parameters": {name: {"value": 10**400}}}
         answer = await api.post("/scenes", json={"name": "x", "actions": [action]}, headers=bearer(ADA_TOKEN))
-        assert findings(answer) == [(f"actions.0.parameters.{name}.value", "Invalid value")]
+        assert findings(answer) == [(f"actions.0.parameters.{name}.value", INVALID)]
 
 
 async def test_a_list_of_scenes_leaves_other_tasks_their_turn(
@@ -331,7 +332,7 @@ async def test_activation_sends_every_action_in_order(
     once = [(lamp, lamp, plain), (KITCHEN, KITCHEN, on), (KITCHEN, KITCHEN, on)]
     assert [(one.sdid, one.ddid, one.data) for one in sent] == once * 2
     assert findings(await api.post(f"/scenes/{scene['id']}", json={"a": 1}, headers=bearer(ADA_TOKEN))) == [
-        ("a", "Invalid value")
+        ("a", INVALID)
     ]
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from broker.accounts.tokens import TokenKind
-from broker.errors import INVALID, ValidationFailed
+from broker.errors import ValidationFailed
 from broker.services import Services
 from config.settings import Limits, Settings
 from protocols.http.application import CALLS
@@ -22,6 +22,7 @@ from tests.properties import every_nth_daily
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_order_of_checks import PARAMETER, Named, named, rows
 from tests.rows import each_row
+from tests.wording import INVALID
 
 __all__ = ["named"]
 

@@ -30,6 +30,7 @@ from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.trial_world import INA, INA_TOKEN, OLA_TOKEN, SAM, SAM_TOKEN, TrialWorld, add_people, build_trial
 from tests.type_world import add_types
+from tests.wording import INVALID
 
 DAY_MS: Final = 86_400_000
 #: administrator, participant, invited, stranger, operator of the organization, application, device
@@ -202,14 +203,14 @@ WRONG: Final[list[tuple[Any, list[tuple[str, str]]]]] = [
     ({"name": "n" * (NAME_MAX_CHARACTERS + 1)}, [("name", f"Maximum length {NAME_MAX_CHARACTERS}")]),
     ({"name": 7}, [("name", "Text field only")]),
     ({"name": "n", "description": "d" * 1501}, [("description", "Maximum length 1500")]),
-    ({"name": "n", "deviceTypes": {}}, [("deviceTypes", "Invalid value")]),
-    ({"name": "n", "deviceTypes": ["x"]}, [("deviceTypes.0", "Invalid value")]),
+    ({"name": "n", "deviceTypes": {}}, [("deviceTypes", INVALID)]),
+    ({"name": "n", "deviceTypes": ["x"]}, [("deviceTypes.0", INVALID)]),
     (
         {"name": "n", "deviceTypes": [{"dtid": "a"}, {}, {"dtid": 1}, {"dtid": "<a>"}]},
         [
             ("deviceTypes.1.dtid", "Required parameter"),
             ("deviceTypes.2.dtid", "Text field only"),
-            ("deviceTypes.3.dtid", "Invalid value"),
+            ("deviceTypes.3.dtid", INVALID),
         ],
     ),
     ({"name": "n", "deviceTypes": [{"dtid": "a"}] * 21}, [("deviceTypes", "Maximum length 20")]),
@@ -219,7 +220,7 @@ WRONG: Final[list[tuple[Any, list[tuple[str, str]]]]] = [
             ("invitations.0.email", "Required parameter"),
             ("invitations.0.invitationType", "Required parameter"),
             ("invitations.1.email", "Text field only"),
-            ("invitations.1.invitationType", "Invalid value"),
+            ("invitations.1.invitationType", INVALID),
         ],
     ),
     (

@@ -36,6 +36,7 @@ from tests.protocols.http.connectors.conftest import (
 )
 from tests.rows import each_row
 from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
+from tests.wording import INVALID
 
 CALLBACK = f"/cloudconnectors/{LIGHT_TYPE}/auth"
 UNKNOWN = "ff" * 16
@@ -117,7 +118,7 @@ async def test_the_referer_must_be_of_the_application(
     answer = await api.post(PROVIDER_AUTH, headers=headers)
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert (error["code"], error["errors"]) == (4001, [[{"field": "Referer", "messages": ["Invalid value"]}]])
+    assert (error["code"], error["errors"]) == (4001, [[{"field": "Referer", "messages": [INVALID]}]])
 
 
 @pytest.mark.parametrize("referer", ["https://app.example.org/", "https://APP.example.org:8443/x?y#z"])
@@ -186,7 +187,7 @@ async def change_oauth2(services: Services, world: World, **about: Any) -> None:
 
 def refused(answer: httpx.Response) -> bool:
     return answer.status_code == 400 and answer.json()["error"]["errors"] == [
-        [{"field": "state", "messages": ["Invalid value"]}]
+        [{"field": "state", "messages": [INVALID]}]
     ]
 
 
