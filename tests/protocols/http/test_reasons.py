@@ -1,4 +1,4 @@
-"""Every refusal says which field is wrong, and why: `Invalid value` alone says nothing (reference 3.4)."""
+"""Every refusal says which field is wrong, and why: `Invalid value` alone says nothing (reference 3.2)."""
 
 import re
 from pathlib import Path
