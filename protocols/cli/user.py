@@ -27,12 +27,13 @@ def user() -> None:
 @json_option
 @config_option
 def list_users(as_json: bool, config: Path | None) -> None:
-    """List the users by e-mail address: id, address, user name, full name, and who is disabled."""
+    """List the users by e-mail address: id, address, user name, full name, who did not prove it, who is disabled."""
     print_lines(administer(config, "user list", {}, list[UserLine]), _line, as_json=as_json)
 
 
 def _line(one: UserLine) -> str:
-    state = "  (disabled)" if one.is_disabled else ""
+    state = "" if one.is_verified else "  (address not proved)"
+    state += "  (disabled)" if one.is_disabled else ""
     return f"{one.id}  {one.email:<32}{one.name:<20}{printable(one.full_name)}{state}"
 
 

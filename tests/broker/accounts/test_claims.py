@@ -220,6 +220,13 @@ async def _share_without_code(services: Services) -> None:
         raise PermissionDenied("the share")
 
 
+async def _transfer(services: Services) -> None:
+    user = await services.accounts.users.named(ADDRESS)
+    kitchen = await services.devices.registry.find(KITCHEN)
+    offered = await services.devices.transfers.offer(kitchen, email=ADDRESS)
+    await services.devices.transfers.answer(kitchen, offered, user.key, accept=True)
+
+
 async def _trial_without_code(services: Services) -> None:
     user = await services.accounts.users.named(ADDRESS)
     ada = await services.accounts.tokens.caller(ADA_TOKEN)
@@ -255,6 +262,7 @@ _GIFTS: Final[Mapping[str, Callable[[Services], Awaitable[None]]]] = {
     "console.operators": _operator,
     "share by address": _share_without_code,
     "trial by address": _trial_without_code,
+    "transfer by address": _transfer,
 }
 
 
