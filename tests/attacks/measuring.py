@@ -97,17 +97,17 @@ def damage_of(
         on_another: the attack on another process, whose share of the processors an innocent client feels, too.
     """
     connect = reads_a_device if innocent is None else innocent
-    alone = _waits_of(connect, daemon, seconds)
+    alone = waits_of(connect, daemon, seconds)
     beside = None
     if on_another is not None:
         with running(on_another, attackers):
-            beside = _waits_of(connect, daemon, seconds)
+            beside = waits_of(connect, daemon, seconds)
     memory = _Memory(daemon)
     with memory.watched():
         with running(attack, attackers):
-            during = _waits_of(connect, daemon, seconds)
+            during = waits_of(connect, daemon, seconds)
         time.sleep(RECOVERY_SECONDS)
-    after = _waits_of(connect, daemon, seconds / 2)
+    after = waits_of(connect, daemon, seconds / 2)
     return Damage(
         alone, during, after, memory.highest_mib - memory.first_mib, memory.now_mib() - memory.first_mib, beside
     )
@@ -149,7 +149,7 @@ def reads_a_device(daemon: Daemon) -> Exchange:
     return exchange
 
 
-def _waits_of(connect: Callable[[Daemon], Exchange], daemon: Daemon, seconds: float) -> Waits:
+def waits_of(connect: Callable[[Daemon], Exchange], daemon: Daemon, seconds: float) -> Waits:
     """The innocent client runs in a process of its own, so that it does not wait for Python code of the test."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=_measure, args=(connect, daemon, seconds, theirs), daemon=True)
