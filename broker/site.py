@@ -2,8 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
 
 from config.settings import Address, Settings
+
+#: By which devices fetch firmware images; the first one is that of REST, with or without TLS.
+IMAGE_PROTOCOLS: Final = ("https", "coaps", "coap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,16 @@ class Site:
     @property
     def origin(self) -> str:
         return self._public_url or self._bound
+
+    def image_root(self, protocol: str | None) -> str | None:
+        """Where devices fetch images by `coap` or `coaps`: None without such a listener. Otherwise as `origin`."""
+        if protocol not in IMAGE_PROTOCOLS[1:]:
+            return self.origin
+        address = self.addresses.get(protocol)
+        if address is None:
+            return None
+        host = urlsplit(self.origin).hostname or "localhost"
+        return f"{protocol}://{f'[{host}]' if ':' in host else host}:{address.port}"
 
     @property
     def accounts_url(self) -> str:

@@ -81,13 +81,13 @@ class DeviceWork:
         configurations: Configurations,
         operations: Operations,
         settled: Callable[[Sequence[Moved]], None],
-        base_url: Callable[[], str],
+        image_root: Callable[[str | None], str | None],
         *,
         stop: Callable[[int], None],
         progressed: Callable[[int], None],
     ) -> None:
         """`settled` is told of each end of a step of a device task, `progressed` of the task when a step begins. Images
-        are below `base_url`. `stop` ends a roll-out."""
+        are below `image_root` of their protocol. `stop` ends a roll-out."""
         self._database = database
         self._progressed = progressed
         self._clock = clock
@@ -95,7 +95,7 @@ class DeviceWork:
         self._configurations = configurations
         self._operations = operations
         self._settled = settled
-        self._base_url = base_url
+        self._image_root = image_root
         self._sessions: dict[DeviceKey, ManagedSession] = {}
         self._work: dict[DeviceKey, _Work] = {}
         self._updates: dict[DeviceKey, _Update] = {}
@@ -291,7 +291,7 @@ class DeviceWork:
             return False  # the timer wakes the device
         self._heard.discard(device)
         with self._operation(entry.key, work) as scope:
-            verdict, firmware = await advance(session, entry, chosen.image, self._url(entry), is_resumed=is_resumed)
+            verdict, firmware = await advance(session, entry, chosen.image, self._url(chosen), is_resumed=is_resumed)
         _operation_ended(work)
         if scope.cancelled_caught:
             self._updates.pop(device, None)
@@ -301,8 +301,10 @@ class DeviceWork:
             self._updates[device] = _Update(entry.key, session, 0, said)
         return await self._follow(session, chosen, verdict)
 
-    def _url(self, entry: DeviceTaskRecord) -> str:
-        return f"{self._base_url()}/updates/urls/{entry.download}"
+    def _url(self, chosen: _Chosen) -> str:
+        # A listener that is gone since the task was made leaves the address of REST.
+        root = self._image_root(unpacked(chosen.task.request).protocol) or self._image_root(None)
+        return f"{root}/v1.1/updates/urls/{chosen.entry.download}"
 
     async def _follow(self, session: ManagedSession, chosen: _Chosen, verdict: Verdict) -> bool:
         """Store what follows from a step; answer whether the next step may be taken at once."""

@@ -83,7 +83,7 @@ class Engine:
         properties: Properties,
         reports: Reports,
         operations: Operations,
-        base_url: Callable[[], str],
+        image_root: Callable[[str | None], str | None],
     ) -> None:
         self._database = database
         self._clock = clock
@@ -101,7 +101,7 @@ class Engine:
             configurations,
             operations,
             self._settled,
-            base_url,
+            image_root,
             stop=self._stop_rollout,
             progressed=self.progressed,
         )

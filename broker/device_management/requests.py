@@ -51,6 +51,7 @@ class TaskRequest(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     value: str | None = None
     update_id: str | None = None
     rollout: RolloutPlan | None = None
+    protocol: str | None = None  # by which devices fetch the image; None is that of REST
     needs_acceptance: bool = False
 
     @property
@@ -170,7 +171,7 @@ def _wrong_change(request: TaskRequest, named: Property | None) -> Iterator[Find
 
 def _wrong_update(request: TaskRequest) -> Iterator[Finding]:
     if not request.is_update:
-        if request.update_id is not None or request.rollout is not None:
+        if (request.update_id, request.rollout, request.protocol) != (None, None, None):
             yield Finding("taskParameters.update", (f"Only with property {UPDATE_PROPERTY}",))
         if request.needs_acceptance:
             yield Finding("needsAcceptance", (f"Only with property {UPDATE_PROPERTY}",))

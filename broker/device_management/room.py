@@ -60,14 +60,14 @@ async def open_device_management(
         properties,
         reports,
         operations,
-        lambda: f"{core.site.origin}/v1.1",
+        core.site.image_root,
     )
     core.life.worker("tasks", engine.run_forever, statistics=engine.statistics)
     return DeviceManagementRoom(
         objects=objects,
         configurations=configurations,
         properties=properties,
-        tasks=Tasks(database, clock, configurations, objects, engine),
+        tasks=Tasks(database, clock, configurations, objects, engine, core.site.image_root),
         waiting=Waiting(database, device_types.catalog, devices.presence, configurations, engine.work, downloads),
         images=images,
         downloads=downloads,

@@ -1,6 +1,6 @@
 """The calls on tasks: creation, lists, cancelling, acceptance (reference 15.2)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -31,6 +31,7 @@ from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.errors import Conflict, DeviceNotFound, Finding, NotFound, ValidationFailed, invalid
 from broker.ids import new_id
+from broker.site import IMAGE_PROTOCOLS
 from broker.trace.audit import AuditEvent, note
 from config.limits import TASKS_OPEN_MAX
 from storage.database import Database, Transaction
@@ -86,12 +87,15 @@ class Tasks:
         configurations: Configurations,
         objects: ObjectMap,
         engine: Engine,
+        image_root: Callable[[str | None], str | None],
     ) -> None:
+        """`image_root`: where images are by a protocol; None when nothing listens for it."""
         self._database = database
         self._clock = clock
         self._configurations = configurations
         self._objects = objects
         self._engine = engine
+        self._image_root = image_root
 
     async def create(self, type_: DeviceType, request: TaskRequest, *, scheduled_on: Milliseconds | None) -> Task:
         """Create a task; it begins at once or at its time. `expires_after` 0 stands for that of the type.
@@ -110,6 +114,12 @@ class Tasks:
             properties_enabled=configuration.device_properties_enabled,
         )
         parse_filter(request.filter or "")
+        if request.protocol is not None and request.protocol not in IMAGE_PROTOCOLS:
+            known = invalid(f"expected one of {', '.join(IMAGE_PROTOCOLS)}")
+            raise ValidationFailed.of("taskParameters.update.protocol", known)
+        if self._image_root(request.protocol) is None:
+            absent = invalid(f"nothing listens for {request.protocol}")
+            raise ValidationFailed.of("taskParameters.update.protocol", absent)
         record = TaskRecord(
             key=0,
             id=new_id(),

@@ -57,6 +57,7 @@ from protocols.coap.strangers import REQUESTS_PER_SECOND, Strangers
 from protocols.coap.usual import MAX_USUAL_BYTES, UsualPost, usual_post
 
 LOOKUP_WORKERS = 4
+IMAGE_READERS = 2
 _COMMIT_SECONDS = 1.0  # of `stop`
 #: The responses to a message, and to a part of one. All others are overhead.
 _OF_MESSAGE, _OF_PART = int(Code.CREATED), int(Code.CONTINUE)  # hashing or finding a member costs more than the rest
@@ -322,7 +323,7 @@ class Endpoint(SessionEndpoint[CoapSession]):
 
     def _answer(self, session: CoapSession, incoming: Incoming, response: CoapResponse) -> None:
         now = self.now()
-        if response.code != _OF_MESSAGE and response.code != _OF_PART:  # noqa: PLR1714 - see there
+        if response.code != _OF_MESSAGE and response.code != _OF_PART and not response.is_repeatable:  # noqa: PLR1714 - see there
             session.spend(now)
         options = encode_options(response_options(response))
         if self._guard is not None and not session.is_address_verified:
@@ -332,6 +333,8 @@ class Endpoint(SessionEndpoint[CoapSession]):
                 challenge = ((Option.ECHO, self._guard.challenge(session.key, now)),)
                 response, options = CoapResponse(Code.UNAUTHORIZED), encode_options(challenge)
         session.message_layer.respond(incoming, response.code, options, response.body, now)
+        if response.is_repeatable:
+            session.message_layer.release(incoming)
 
     # --- Time --------------------------------------------------------------------------------------------------------
 
@@ -346,6 +349,10 @@ class Endpoint(SessionEndpoint[CoapSession]):
             self._observers.ping(session, now)
         self._tick(session, now)
 
+    async def read_images_forever(self) -> None:
+        """Read parts of firmware images, until cancelled."""
+        await self._resources.images.read_forever(self.now)
+
     async def look_up_forever(self) -> None:
         """Look up unknown device tokens in the store, until cancelled."""
         await self._resources.look_up_forever(self.now, self.submitted)
@@ -355,6 +362,8 @@ class Endpoint(SessionEndpoint[CoapSession]):
         nursery.start_soon(self.tick_forever)
         for _ in range(LOOKUP_WORKERS):
             nursery.start_soon(self.look_up_forever)
+        for _ in range(IMAGE_READERS):
+            nursery.start_soon(self.read_images_forever)
 
     async def stop(self) -> None:
         """Answer what was accepted, once it is durable but waiting 1 s at most; then close every session."""

@@ -100,6 +100,14 @@ class Remembered:
         incoming.is_answered = True
         incoming.message = _NO_MESSAGE
 
+    def release(self, incoming: Incoming) -> None:
+        """Keep no answer: a duplicate is a new request (RFC 7252, 4.5). The place is kept until its time."""
+        if not incoming.is_forgotten:
+            self.bytes_held -= len(incoming.answer or b"")
+        incoming.answer = None
+        if self._by_id.get(incoming.message_id) is incoming:
+            del self._by_id[incoming.message_id]
+
     def forget(self, now: float, most: int = MAX_REMEMBERED) -> None:
         """Forget the requests that can have no duplicates any more, and the oldest ones over `most`."""
         order, at = self._order, self._passed

@@ -186,6 +186,10 @@ class MessageLayer:
             outgoing.put(incoming.answer)
         self._remembered.settle(incoming)
 
+    def release(self, incoming: Incoming) -> None:
+        """Keep nothing for duplicates of an answered request, which may be served twice."""
+        self._remembered.release(incoming)
+
     def ignore(self, incoming: Incoming) -> None:
         """Give a request and its duplicates no answer."""
         self.unanswered -= 1

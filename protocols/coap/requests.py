@@ -281,6 +281,8 @@ class CoapResponse(NamedTuple):
     body: bytes = b""
     format: int = JSON
     options: tuple[tuple[int, bytes], ...] = ()
+    #: A duplicate of the request may be answered anew (RFC 7252, 4.5), so nothing is kept for it.
+    is_repeatable: bool = False
 
 
 def refusal(error: DomainError, request: CoapRequest | None, *, error_id: str | None = None) -> CoapResponse:

@@ -30,6 +30,8 @@ from broker.trace.origin import enter
 from config.limits import COAP_BODY_BYTES
 from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
+from protocols.coap.images import PATH as IMAGES
+from protocols.coap.images import ImageBlocks
 from protocols.coap.incoming import Incoming
 from protocols.coap.messages import CBOR, JSON, LINK_FORMAT, Code, Option, uint
 from protocols.coap.observers import Observers
@@ -125,6 +127,7 @@ class Resources:
         self._created = created
         self._authenticated = authenticated
         self._contained = contained
+        self.images = ImageBlocks(rooms, reply, authenticated, contained)
         self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]] = []
         #: What to tell the senders of messages of which nothing remained, until they are answered (reference 9.7).
         self._lost: dict[Position, NothingRemained] = {}
@@ -139,6 +142,10 @@ class Resources:
             DomainError: the request is refused.
         """
         method = _METHODS.get(request.path[:-1])
+        if method is None and request.path[:-1] == IMAGES:
+            enter(session.origin)
+            self.images.handle(session, incoming, request, now)
+            return
         if method is None:
             self._reply(session, incoming, self._discover(session, request, now))
             return

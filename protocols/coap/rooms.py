@@ -4,6 +4,7 @@ from typing import Protocol
 
 from broker.accounts.room import AccountsRoom
 from broker.core import Core
+from broker.device_management.room import DeviceManagementRoom
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.room import MessagesRoom
@@ -31,6 +32,9 @@ class CoapRooms(Protocol):
 
     @property
     def messages(self) -> MessagesRoom: ...
+
+    @property
+    def device_management(self) -> DeviceManagementRoom: ...
 
     @property
     def routing(self) -> RoutingRoom: ...

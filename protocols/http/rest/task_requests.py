@@ -9,6 +9,7 @@ from broker.device_management.requests import RolloutPlan, TaskRequest
 from broker.device_management.states import DeviceTaskStatus, TaskStatus
 from broker.device_management.tasks import TaskPage
 from broker.errors import Finding, ValidationFailed, invalid
+from broker.site import IMAGE_PROTOCOLS
 from config.limits import IDS_MAX, TASK_EXPIRES_SECONDS, TASK_SCHEDULE_DAYS
 from protocols.http.openapi import samples
 from protocols.http.reading import has_value, members
@@ -51,6 +52,7 @@ class _Rollout(Shape):
 class _NewUpdate(Shape):
     update_id: Annotated[Id, about("The firmware image")] | None = None
     rollout: _Rollout | None = None
+    protocol: Annotated[str, one_of(IMAGE_PROTOCOLS, "By which devices fetch the image")] | None = None
 
 
 class _NewParameters(Shape):
@@ -77,7 +79,7 @@ class NewTask(Shape, kw_only=True):
     task_type: TaskType
     property: TaskProperty
     task_parameters: Annotated[
-        Raw, about("`value`, `expiresAfter`, `update` with `updateId` and `rollout`", type="object")
+        Raw, about("`value`, `expiresAfter`, `update` with `updateId`, `rollout` and `protocol`", type="object")
     ] = msgspec.field(default_factory=Raw)
     scheduled_on: (
         Annotated[int, time_ms(f"When it begins, at most {TASK_SCHEDULE_DAYS} days ahead. Absent: now")] | None
@@ -154,6 +156,7 @@ def requested(body: NewTask) -> tuple[TaskRequest, Milliseconds | None]:
         value=_value(given.value),
         update_id=update.update_id,
         rollout=None if update.rollout is None else RolloutPlan(**msgspec.structs.asdict(update.rollout)),
+        protocol=update.protocol,
         needs_acceptance=body.needs_acceptance,
     )
     return request, None if scheduled_on is None else Milliseconds(scheduled_on)

@@ -62,6 +62,7 @@ _WaitsFor = Annotated[str, about("One sentence: what the device task waits for. 
 class _Update(Shape):
     update_id: Annotated[Id, about("The firmware image", example=samples.IMAGE)]
     rollout: RolloutPlan | UnsetType = UNSET
+    protocol: str | UnsetType = UNSET
 
 
 class _Parameters(Shape, kw_only=True):
@@ -207,7 +208,7 @@ def task_members(task: Task, type_: DeviceType) -> dict[str, Any]:
     record, request, counts = task.record, task.request, task.counts
     update: _Update | UnsetType = UNSET
     if request.update_id is not None:
-        update = _Update(request.update_id, absent_if_none(request.rollout))
+        update = _Update(request.update_id, absent_if_none(request.rollout), absent_if_none(request.protocol))
     return {
         "id": record.id,
         "dtid": type_.record.id,

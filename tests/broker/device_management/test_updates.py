@@ -10,6 +10,7 @@ from broker.device_management.sessions import Readings, ResourcePath, ResourceVa
 from broker.device_management.tasks import Task
 from broker.errors import Conflict, NotFound, ValidationFailed
 from broker.services import Services
+from config.settings import Address
 from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, register, settle
 from tests.builders import ServicesOpener
 from tests.factories import build_world
@@ -51,6 +52,24 @@ async def test_an_update_from_its_offer_to_the_version_that_the_device_reports(
     await back(fleet, session)
     assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "SUCCEEDED"]
     assert await fleet.task_status(task) == "COMPLETE"
+
+
+@pytest.mark.parametrize(("protocol", "begin"), [("coaps", "coaps://localhost:5684/"), (None, "http://localhost/")])
+async def test_the_address_is_that_of_the_protocol(
+    fleet: Fleet, autojump_clock: MockClock, protocol: str | None, begin: str
+) -> None:
+    """A restart without the listener leaves the address of REST."""
+    site = fleet.services.core.site
+    site.listens_on({"coaps": Address("0.0.0.0", 5684)})  # noqa: S104 - nothing listens
+    await fleet.had_registered()
+    task = await fleet.update(protocol="coaps")
+    await settle()
+    if protocol is None:
+        site.listens_on({})
+    session = await fleet.register(fleet.devices[0])
+    await settle()
+    entry = await fleet.entry(task)
+    assert session.done == ["R /5/0/3", f"W /5/0/1 {begin}v1.1/updates/urls/{entry.download}"]
 
 
 async def test_without_notifications_the_device_is_asked_every_30_seconds(

@@ -15,7 +15,7 @@ from broker.device_management.objects import RESULT, STATE
 from broker.device_management.sessions import Reading, ResourcePath, ResourceValue
 from broker.services import Services
 from config.limits import DOWNLOAD_KEPT_HOURS
-from config.settings import DeviceManagement, Limits, Settings
+from config.settings import Address, DeviceManagement, Limits, Settings
 from storage.database import Transaction
 from storage.keys import OrganizationKey
 from tests.broker.device_management.devices import FakeSession, register
@@ -407,6 +407,25 @@ async def test_an_image_leaves_the_reserve_on_the_disk(
     monkeypatch.setattr(images, "room_in", lambda _folder: 1024)
     await ada("POST", f"{IMAGES}?version=1", 503, content=IMAGE)
     assert list((settings.state_dir / "images").iterdir()) == []
+
+
+async def test_the_protocol_of_an_update_has_a_listener(ada: Client, services: Services) -> None:
+    image = (await ada("POST", f"{IMAGES}?version=2.0", content=IMAGE))["data"]
+    body = {"dtid": LIGHT_TYPE, "taskType": "W", "property": "akc.update", "dids": [KITCHEN]}
+
+    def update(protocol: str) -> dict[str, Any]:
+        return body | {"taskParameters": {"update": {"updateId": image["updateId"], "protocol": protocol}}}
+
+    for protocol in ("coap", "coaps", "ftp", ""):
+        refused = await ada("POST", "/devicemgmt/tasks", 400, json=update(protocol))
+        assert "taskParameters.update.protocol" in str(refused["error"])
+    services.core.site.listens_on({**services.core.site.addresses, "coaps": Address("::1", 5684)})
+    made = (await ada("POST", "/devicemgmt/tasks", json=update("coaps")))["data"]
+    assert made["taskParameters"]["update"] == {"updateId": image["updateId"], "protocol": "coaps"}
+    assert (await ada("GET", f"/devicemgmt/tasks/{made['id']}"))["data"]["taskParameters"] == made["taskParameters"]
+    await ada("POST", "/devicemgmt/tasks", json=update("https"))
+    wrong = {"property": "serverProperties.x", "taskParameters": {"value": "1", "update": {"protocol": "coap"}}}
+    await ada("POST", "/devicemgmt/tasks", 400, json=body | wrong)
 
 
 async def test_unknown_things_in_a_task_are_404(ada: Client) -> None:

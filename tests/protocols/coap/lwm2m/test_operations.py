@@ -193,13 +193,13 @@ class TestBlocksOfTwoBodies:
 
         return answer
 
-    async def test_an_observation_is_read_again_plainly(self, device: ScriptedDevice, management: Management) -> None:
+    async def test_an_observation_is_read_again_plainly(
+        self, device: ScriptedDevice, session: ManagedSession, management: Management
+    ) -> None:
         device.replies["GET /3/0"] = self._observed_in_cbor(device)
-        await device.register(payload=b"</3/0>")
-        await management.session()
-        assert management.values == EXAMPLE
-        assert device.requests[1:3] == ["GET /3/0 observe", "GET /3/0 block 1"]
-        management.values.clear()
+        assert isinstance(session, RegisteredDevice)
+        assert latest(await session.observe(DEVICE)) == EXAMPLE
+        assert device.requests[:3] == ["GET /3/0 observe", "GET /3/0 block 1", "GET /3/0"]
         await device.notify("/3/0", 2, content(TLV, tlv((3, 9, b"\x2a"))))  # the observation goes on
         await management.wait(lambda: management.values == {LEVEL: 42})
 

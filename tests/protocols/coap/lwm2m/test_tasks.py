@@ -1,20 +1,25 @@
 """Tasks and updates over LWM2M, where other tests have device management or the protocol alone."""
 
 import json
+from urllib.parse import urlsplit
 
 import aiocoap
 import pytest
+import trio
 
 from broker.device_management.configuration import ConfigurationChange
 from broker.device_management.engine import Engine
 from broker.device_management.requests import TaskRequest
 from broker.device_management.tasks import Task
 from broker.services import Services
+from protocols.coap.endpoint import Endpoint
+from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from storage.firmware import FirmwareImageRecord
 from storage.tasks import DeviceTaskRecord
 from tests.broker.device_management.devices import settle
-from tests.factories import KITCHEN, NOW_MS
+from tests.factories import KITCHEN, KITCHEN_TOKEN, NOW_MS
 from tests.protocols.coap.conftest import Time
+from tests.protocols.coap.firmware import ANYWHERE, chunks_of, content_of
 from tests.protocols.coap.lwm2m.device import (
     LWM2M_JSON,
     SENML_CBOR,
@@ -27,6 +32,8 @@ from tests.protocols.coap.lwm2m.device import (
     tlv,
 )
 from tests.protocols.coap.lwm2m.test_formats import senml_cbor
+from tests.protocols.coap.peers import Peer
+from tests.protocols.coap.test_images import fetch
 
 SLEEPS = "The device sleeps, and is asked when it is heard again."
 
@@ -185,3 +192,61 @@ async def test_records_with_times_over_notify_send_and_read(
     device.replies["GET /3/0/9"] = content(SENML_CBOR, answered)
     await operator.task("deviceProperties.device.batteryLevel")
     assert await level() == (70, -30_000)
+
+
+async def test_firmware_is_fetched_by_coap_and_goes_on_after_a_power_cut(
+    device: ScriptedDevice,
+    management: Engine,
+    operator: Operator,
+    endpoint: Endpoint,
+    peer: Peer,
+    services: Services,
+    transport: MemoryTransport,
+    lwm2m: Lwm2mEndpoint,
+) -> None:
+    """Issue 44, 14: the device keeps what it has, registers again with state 1, and fetches the rest."""
+    content_ = content_of(100_000)
+    services.core.site.listens_on({"coap": ANYWHERE})
+    light = await services.devices.registry.find(KITCHEN)
+    image = await services.device_management.images.add(
+        light.type, chunks_of(content_), version="2.0", kind="Application", sha256=None
+    )
+    written: list[str] = []
+
+    def write(request: aiocoap.Message) -> aiocoap.Message:
+        written.append(request.payload.decode())
+        return device.answered(request, (aiocoap.CHANGED, None, b""))
+
+    def states(state: int, result: int = 0) -> None:
+        device.replies["GET /5/0"] = content(TLV, tlv((3, 3, bytes((state,))), (3, 5, bytes((result,)))))
+        device.replies["GET /5/0/3"] = content(TEXT, str(state).encode())
+        device.replies["GET /5/0/5"] = content(TEXT, str(result).encode())
+
+    device.replies["PUT /5/0/1"] = write
+    states(0)
+    await device.register()
+    task = await operator.task("akc.update", "W", update_id=image.id, protocol="coap")
+    assert written[0].startswith("coap://localhost:5683/v1.1/updates/urls/")
+    path = urlsplit(written[0]).path
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(endpoint.read_images_forever)
+        kept = await fetch(peer, path, blocks=48)
+        assert await operator.waits_for(task) == "The device downloads the image: 49 % so far."
+        transport.session.close()  # the power is cut
+        endpoint.close(peer.session())
+        states(1)
+        device.transport = MemoryTransport(lwm2m, KITCHEN, KITCHEN_TOKEN)
+        nursery.start_soon(device.run)
+        await device.register()
+        await settle()
+        assert await fetch(Peer(endpoint, ("192.0.2.9", 1)), path, kept) == content_
+        states(2)
+        await device.notify("/5/0", 2, device.replies["GET /5/0"])  # type: ignore[arg-type]
+        await settle()
+        assert "POST /5/0/2" in device.requests
+        states(0, 1)
+        device.replies["GET /3/0/3"] = content(TEXT, b"2.0")
+        await device.register()
+        await settle()
+        nursery.cancel_scope.cancel()
+    assert ((await operator.entry(task)).status, len(written)) == ("SUCCEEDED", 1)

@@ -1,0 +1,162 @@
+"""Firmware images by CoAP (reference 18.5, issue 44, 14)."""
+
+import hashlib
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from broker.services import Services
+from protocols.coap import images
+from protocols.coap.blockwise import BlockOption
+from protocols.coap.endpoint import Endpoint
+from protocols.coap.incoming import MAX_REMEMBERED
+from protocols.coap.messages import JSON, OCTETS, CoapMessage, Code, Option, uint
+from protocols.coap.session import OVERHEAD_AT_ONCE
+from protocols.coap.strangers import SOURCE_AT_ONCE
+from tests.protocols.coap.conftest import Time
+from tests.protocols.coap.firmware import Offered, content_of, offer
+from tests.protocols.coap.peers import Peer, option
+
+SIZE = 150_000
+LARGEST = 6
+
+
+@pytest.fixture
+async def offered(services: Services, endpoint: Endpoint) -> AsyncIterator[Offered]:
+    found = await offer(services, content_of(SIZE))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(endpoint.read_images_forever)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+async def get(
+    peer: Peer, path: str, number: int | None = None, exponent: int = LARGEST, *options: tuple[int, bytes]
+) -> CoapMessage:
+    """Ask for a block. The address proves itself when it is asked to (RFC 9175)."""
+    wanted = [] if number is None else [(int(Option.BLOCK2), BlockOption(number, False, exponent).encode())]
+    peer.request(Code.GET, path, b"", [*wanted, *options])
+    with trio.fail_after(10):
+        while not peer.inbox:
+            await wait_all_tasks_blocked(0.001)  # the file is read in a thread
+    answer = peer.take()
+    echo = option(answer, Option.ECHO)
+    return answer if echo is None else await get(peer, path, number, exponent, *options, (int(Option.ECHO), echo))
+
+
+def block_of(answer: CoapMessage) -> BlockOption:
+    encoded = option(answer, Option.BLOCK2)
+    assert encoded is not None
+    return BlockOption.decode(encoded)
+
+
+async def fetch(peer: Peer, path: str, kept: bytes = b"", exponent: int = LARGEST, *, blocks: int = 10_000) -> bytes:
+    """Go on with what was kept, for so many blocks."""
+    size = 16 << exponent
+    while blocks:
+        blocks -= 1
+        answer = await get(peer, path, len(kept) // size, exponent)
+        assert answer.code == Code.CONTENT
+        kept += answer.payload
+        if not block_of(answer).more:
+            break
+    return kept
+
+
+async def test_an_image_comes_in_blocks(offered: Offered, peer: Peer, services: Services) -> None:
+    assert offered.url.startswith("coap://localhost:5683/v1.1/updates/urls/")
+    first = await get(peer, offered.path)  # without an option, the largest blocks
+    assert (first.code, len(first.payload), block_of(first)) == (Code.CONTENT, 1024, BlockOption(0, True, LARGEST))
+    assert option(first, Option.SIZE2) == uint(SIZE)
+    assert option(first, Option.CONTENT_FORMAT) == uint(OCTETS)
+    assert option(first, Option.ETAG) == hashlib.sha256(offered.content).digest()[:8]
+    assert await fetch(peer, offered.path, first.payload) == offered.content
+    entry = await services.device_management.tasks.entry_of(offered.task.record, offered.device)
+    assert services.device_management.downloads.fetched(entry) == SIZE
+
+
+@pytest.mark.parametrize("exponent", [0, 2, 5])
+async def test_blocks_of_the_size_that_the_device_takes(offered: Offered, peer: Peer, exponent: int) -> None:
+    kept = await fetch(peer, offered.path, exponent=exponent, blocks=5)
+    assert kept == offered.content[: 5 * (16 << exponent)]
+
+
+async def test_a_download_that_stops_goes_on_from_another_address(
+    offered: Offered, endpoint: Endpoint, peer: Peer, services: Services
+) -> None:
+    kept = await fetch(peer, offered.path, blocks=100)
+    await services.device_management.downloads.flush()
+    endpoint.close(peer.session())
+    again = Peer(endpoint, ("192.0.2.9", 1))
+    before = services.device_management.downloads.statistics().bytes_sent
+    assert await fetch(again, offered.path, kept) == offered.content
+    assert services.device_management.downloads.statistics().bytes_sent - before <= SIZE - 100 * 1024 + 16 * 1024
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1024, 1025, images.CHUNK_BYTES, images.CHUNK_BYTES + 1])
+async def test_images_that_end_at_the_edge_of_a_block(
+    services: Services, endpoint: Endpoint, peer: Peer, size: int
+) -> None:
+    offered = await offer(services, content_of(size))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(endpoint.read_images_forever)
+        assert await fetch(peer, offered.path) == offered.content
+        beyond = await get(peer, offered.path, size // 1024 + 1)
+        assert beyond.code == 0x80
+        nursery.cancel_scope.cancel()
+
+
+async def test_refusals(offered: Offered, peer: Peer) -> None:
+    assert (await get(peer, "v1.1/updates/urls/0123456789")).code == 0x84
+    assert (await get(peer, offered.path, (1 << 20) - 1)).code == 0x80
+    assert (await get(peer, offered.path, None, LARGEST, (int(Option.ACCEPT), uint(JSON)))).code == 0x86
+    peer.request(Code.POST, offered.path, b"x")
+    await wait_all_tasks_blocked()
+    assert peer.take().code == 0x85
+
+
+async def test_an_image_that_is_deleted_meanwhile_is_gone(
+    offered: Offered, peer: Peer, services: Services, time: Time
+) -> None:
+    await fetch(peer, offered.path, blocks=3)
+    image = await services.device_management.images.find(offered.device.type, offered.task.request.update_id or "")
+    await services.device_management.images.remove(image)
+    time.now += 6
+    assert (await get(peer, offered.path, 3)).code == 0x84
+
+
+async def test_a_download_is_neither_a_stranger_nor_overhead_and_holds_no_answers(
+    offered: Offered, endpoint: Endpoint, peer: Peer
+) -> None:
+    """None of a thousand blocks is dropped, and a duplicate is answered anew."""
+    blocks = SOURCE_AT_ONCE + OVERHEAD_AT_ONCE + MAX_REMEMBERED
+    await fetch(peer, offered.path, exponent=3, blocks=blocks)
+    statistics = endpoint.statistics()
+    assert (statistics.strangers_dropped, statistics.overhead_dropped, statistics.requests_dropped) == (0, 0, 0)
+    assert peer.session().message_layer.bytes_held < MAX_REMEMBERED * 400
+    peer.request(Code.GET, offered.path, b"", [(int(Option.BLOCK2), uint(7 << 4 | 3))], message_id=60_000)
+    await wait_all_tasks_blocked()
+    first = peer.take()
+    peer.request(Code.GET, offered.path, b"", [(int(Option.BLOCK2), uint(7 << 4 | 3))], message_id=60_000)
+    await wait_all_tasks_blocked()
+    assert peer.take() == first
+
+
+async def test_a_peer_that_takes_more_than_its_share_is_slowed(
+    offered: Offered, endpoint: Endpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_BLOCKS_AT_ONCE", 10)
+    await fetch(peer, offered.path, exponent=3, blocks=10 + OVERHEAD_AT_ONCE - 1)  # one was a challenge
+    peer.request(Code.GET, offered.path)
+    await wait_all_tasks_blocked()
+    assert (peer.inbox, endpoint.statistics().overhead_dropped) == ([], 1)
+
+
+async def test_the_bytes_in_memory_are_bounded(
+    offered: Offered, endpoint: Endpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_CHUNKS", 1)
+    assert await fetch(peer, offered.path) == offered.content
+    assert len(endpoint._resources.images._chunks) == 1
