@@ -26,6 +26,7 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
 from protocols.daemon import run_daemon
+from protocols.pausing_clock import PausingClock
 
 _DEFAULT_STATE = Path("~/.local/state/trunkline-demo")
 _HOST = "127.0.0.1"
@@ -97,7 +98,7 @@ def demo(
     )
     configure_logging(settings.log.level, settings.log.format)
     with failures_reported():
-        trio.run(_run, settings, show_actions)
+        trio.run(_run, settings, show_actions, clock=PausingClock())
 
 
 def _port(ctx: click.Context, option: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> int:

@@ -18,6 +18,7 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.daemon import run_daemon
 from protocols.dry_start import dry_start
+from protocols.pausing_clock import PausingClock
 from protocols.start_check import problems
 
 _log = structlog.get_logger(__name__)
@@ -55,7 +56,10 @@ def serve(check: bool, dry: bool, config: Path | None) -> None:
         configure_logging(settings.log.level, settings.log.format)
         try:
             with failures_reported():
-                trio.run(partial(run_daemon, settings, ready=announce, load=partial(load_settings, config)))
+                trio.run(
+                    partial(run_daemon, settings, ready=announce, load=partial(load_settings, config)),
+                    clock=PausingClock(),
+                )
         except CommandError as error:
             if settings.log.format != "json":
                 raise

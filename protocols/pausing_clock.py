@@ -1,0 +1,54 @@
+"""trio's clock of the daemon: it stands still while the process does not run.
+
+A process may be stopped for seconds: by a debugger, a hypervisor, or a machine that has too much to do. What peers have
+sent meanwhile waits in their sockets, but deadlines pass at once: trio would end connections as silent before anything
+is read. So the time in which nothing ran does not count, and afterwards the clock waits until what is there was read.
+Every judgement by trio's clock reads first then: keep-alive, pings, registrations, lifetimes, heads.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+#: A longer gap than that between two looks at the clock is a pause: nothing of the daemon runs as long without a look.
+_GAP_SECONDS: Final = 0.5
+#: So long the clock stands still after a pause. Thousands of sockets are read in it.
+_READING_SECONDS: Final = 1.0
+#: So long after that it does not stand again: on a machine that always has too much to do, deadlines still come.
+_RUNNING_SECONDS: Final = 2.0
+
+
+class PausingClock(trio.abc.Clock):
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        """`now` is a clock in seconds that runs on while the process does not run."""
+        self._now = now
+        self._looked_at = now()  # what that clock said last
+        self._asleep = 0.0  # for so long the loop may wait until the next look
+        self._missing = self._looked_at  # what it is ahead of this clock
+        self._stands_until = self._looked_at  # in its time
+        self._stands_at = 0.0
+        self.pauses = 0
+
+    def start_clock(self) -> None:
+        pass
+
+    def current_time(self) -> float:
+        now = self._now()
+        gap, asleep = now - self._looked_at, self._asleep
+        self._looked_at, self._asleep = now, 0.0
+        if gap > asleep + _GAP_SECONDS and now - gap >= self._stands_until + _RUNNING_SECONDS * (self.pauses > 0):
+            # A little less than it was to wait, so that no deadline has come.
+            passed = max(0.0, asleep - _GAP_SECONDS)
+            self._stands_at = now - gap - self._missing + passed
+            self._stands_until = now + _READING_SECONDS
+            self._missing = self._stands_until - self._stands_at
+            self.pauses += 1
+        return self._stands_at if now < self._stands_until else now - self._missing
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        left = deadline - self.current_time()
+        wait = left + max(0.0, self._stands_until - self._looked_at)
+        self._asleep = max(0.0, wait)
+        return wait
