@@ -2,13 +2,17 @@
 
 Whoever has hundreds of connections may send on all of them, or close them, at one moment. Without a turnstile, all of
 their tasks would run in one turn, for tens of milliseconds, and everybody else would wait for that turn's end.
+
+Addresses take turns: hundreds of connections of one address do not stand before the first one of another.
 """
 
+from collections import OrderedDict
 from typing import Final
 
 import trio
 
 from broker.limits.overhead import Bucket
+from broker.trace.origin import address_key, current_origin
 from config.limits import STRANGERS_PER_TURN
 
 #: Turns may be long because of others. Strangers do not wait for so many of those.
@@ -25,21 +29,34 @@ class Turnstile:
         self._connections = connections
         self._at_once, self._turns = at_once, turns
         self._few = Bucket(at_once=STRANGERS_PER_TURN, per_second=per_second)
-        self._waiting = trio.lowlevel.ParkingLot()
+        #: Those who wait, by address; the address that had a turn last is the last.
+        self._waiting: OrderedDict[str, trio.lowlevel.ParkingLot] = OrderedDict()
 
     async def enter(self) -> None:
-        """Wait for a turn. Returns at once, without a checkpoint, while few come."""
+        """Wait for a turn of the address that this task works for. Returns at once, without a checkpoint, while few
+        come."""
         if not self._waiting:
             if self._few.take(trio.current_time()):
                 return
             self._connections.start_soon(self._turn)
-        await self._waiting.park()
+        address = address_key(current_origin().address)
+        await self._waiting.setdefault(address, trio.lowlevel.ParkingLot()).park()
 
     async def _turn(self) -> None:
         while self._waiting:
-            self._waiting.unpark(count=self._at_once)
+            for _ in range(self._at_once):
+                self._let_one_go_on()
             due = trio.current_time() + _PAUSE_SECONDS
             for _ in range(self._turns):
                 await trio.lowlevel.checkpoint()
                 if trio.current_time() >= due:
                     break
+
+    def _let_one_go_on(self) -> None:
+        while self._waiting:
+            address, line = self._waiting.popitem(last=False)
+            went_on = line.unpark()  # nobody, when all of them were cancelled
+            if line:
+                self._waiting[address] = line
+            if went_on:
+                return

@@ -7,8 +7,8 @@ those who authenticate do so at once, and those who stay silent are in the way.
 Many devices, or the calls of one application, may come from one address at once. So a connection whose address has no
 place left waits for one, in the order of arrival, and nothing is read from it meanwhile.
 
-While all places are taken, an address that has its share of them may only exchange its own. Otherwise a few addresses
-could fill the queue of a listener, in which the others wait for a place.
+While all places are taken, an address that has fewer than its share gets one at once: of the address that has the most
+beyond its share. One that has its share waits for its own places, and holds up no listener meanwhile.
 """
 
 import math
@@ -97,6 +97,8 @@ class Strangers:
         """Wait until a connection can have a place, or `enter` refuses it. Listeners accept no other one meanwhile."""
         key = _key(address)
         while len(self._places) >= self._in_all and (oldest := next(iter(self._places))).is_kept:
+            if self._greedy(key) is not None:
+                return
             refused_at = self._refused_at(key)
             if trio.current_time() >= refused_at:
                 return
@@ -112,6 +114,28 @@ class Strangers:
             return math.inf
         return next(iter(of_address)).since + _POLITE_SECONDS
 
+    def waits_alone(self, address: str | None) -> bool:
+        """Whether a connection waits for a place of its own address: all are taken, and that has its share of them."""
+        return self._has_share(_key(address))
+
+    def _share(self, key: str) -> int:
+        """Of this address, of all places."""
+        return max(self._in_all // (len(self._by_address) + (key not in self._by_address)), 1)
+
+    def _has_share(self, key: str) -> bool:
+        of_address = self._by_address.get(key)
+        is_full = len(self._places) >= self._in_all
+        return key != _NOWHERE and is_full and of_address is not None and len(of_address) >= self._share(key)
+
+    def _greedy(self, key: str) -> OrderedDict[Place, None] | None:
+        """The places of the address that has the most beyond its share, while all are taken and this address has fewer
+        than its share."""
+        held, share = len(self._by_address.get(key, ())), self._share(key)
+        if len(self._places) < self._in_all or key == _NOWHERE or held >= share:
+            return None
+        most = max((some for one, some in self._by_address.items() if one != _NOWHERE), key=len, default=None)
+        return most if most is not None and len(most) > max(share, held + 1) else None
+
     def enter(self, address: str | None, end: Callable[[], None]) -> Place | None:
         """A place for a new connection; None when there is none now.
 
@@ -126,7 +150,7 @@ class Strangers:
         if (
             key in self._lines
             or (is_full and not self._make_room(of_address))
-            or (len(self._places) >= self._in_all and not self._make_room(self._places))
+            or (len(self._places) >= self._in_all and not self._make_room_for(key))
         ):
             return None
         return self._given(key, end)
@@ -148,7 +172,8 @@ class Strangers:
         key = _NOWHERE if address is None else address_key(address)
         if (place := self.enter(address, end)) is not None:
             return place
-        if not self.may_wait or len(self._by_address.get(key, ())) < self._of_one_address:
+        is_of_its_address = len(self._by_address.get(key, ())) >= self._of_one_address or self._has_share(key)
+        if not self.may_wait or not is_of_its_address:
             self._refused += 1
             return None
         one, line = _Waiting(end), self._lines.setdefault(key, deque())
@@ -193,14 +218,23 @@ class Strangers:
                 self._ended += 1
                 oldest.end_connection()  # the first in the line gets its place
 
+    def _make_room_for(self, key: str) -> bool:
+        if (greedy := self._greedy(key)) is None:
+            return self._make_room(self._places)
+        self._end(next(iter(greedy)))
+        return True
+
     def _make_room(self, places: OrderedDict[Place, None]) -> bool:
         oldest = next(iter(places))
         if oldest.is_kept:
             return False
-        self._ended += 1
-        self._remove(oldest)  # and nobody of its address gets the place
-        oldest.end_connection()
+        self._end(oldest)
         return True
+
+    def _end(self, place: Place) -> None:
+        self._ended += 1
+        self._remove(place)  # and nobody of its address gets the place
+        place.end_connection()
 
     def forget(self, place: Place) -> None:
         """For `Place.leave`."""

@@ -9,6 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.limits.overhead import Overhead
 from broker.limits.strangers import Place, Strangers
+from broker.trace.origin import Origin, enter
 from config.limits import STRANGERS_PER_TURN
 from protocols.http.hypercorn_stream import HypercornStream
 from protocols.http.peer_timeouts import PeerTimeouts
@@ -42,6 +43,25 @@ async def test_a_crowd_goes_on_a_few_in_each_turn(nursery: trio.Nursery, mock_cl
         await trio.lowlevel.checkpoint()
         turn += 1
     assert max(passed.values()) <= 2 * STRANGERS_PER_TURN  # trio runs ready tasks in any order
+
+
+async def test_a_crowd_of_one_address_does_not_stand_before_another_address(
+    nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    turnstile, passed = Turnstile(nursery), list[str]()
+
+    async def come(address: str) -> None:
+        enter(Origin(address))
+        await turnstile.enter()
+        passed.append(address)
+
+    for _ in range(100):
+        nursery.start_soon(come, "192.0.2.1")
+    await trio.lowlevel.checkpoint()
+    nursery.start_soon(come, "192.0.2.2")
+    while "192.0.2.2" not in passed:
+        await trio.lowlevel.checkpoint()
+    assert len(passed) <= 5 * STRANGERS_PER_TURN
 
 
 async def turns_of_a_crowd(turnstile: Turnstile, nursery: trio.Nursery, between: Callable[[], None]) -> list[int]:

@@ -277,7 +277,7 @@ async def test_addresses_that_fill_all_places_keep_nobody_waiting_behind_them(au
     assert trio.current_time() == UNAUTHENTICATED_SECONDS / 2
     await strangers.wait_room(NEW)
     connections.must_enter("innocent", NEW)
-    assert trio.current_time() == pytest.approx(UNAUTHENTICATED_SECONDS)
+    assert trio.current_time() == UNAUTHENTICATED_SECONDS / 2
     assert connections.ended == ["attack"]
 
 
@@ -315,3 +315,30 @@ async def test_more_places_let_in_who_waits(autojump_clock: MockClock) -> None:
     connections.must_enter("b", NEW)
     strangers.renew(in_all=1, of_one_address=1)  # nobody loses a place for that
     assert connections.ended == []
+
+
+async def test_an_address_with_fewer_than_its_share_gets_a_place_at_once(autojump_clock: MockClock) -> None:
+    strangers = Strangers(in_all=6, of_one_address=6)
+    connections = Connections(strangers)
+    for number in range(6):
+        connections.must_enter(f"greedy {number}", "192.0.2.1")
+    assert strangers.waits_alone("192.0.2.1")
+    for number in range(3):
+        await strangers.wait_room(NEW)
+        connections.must_enter(f"new {number}", NEW)
+    assert trio.current_time() == 0
+    assert connections.ended == ["greedy 0", "greedy 1", "greedy 2"]
+    assert connections.enter("more than the share", NEW) is None
+    assert strangers.waits_alone(NEW)
+    assert strangers.statistics().connections == 6
+
+
+async def test_who_has_its_share_waits_for_its_own_places(autojump_clock: MockClock) -> None:
+    strangers = Strangers(in_all=4, of_one_address=4)
+    connections = Connections(strangers)
+    for address in ("192.0.2.1", "192.0.2.2"):
+        for number in range(2):
+            connections.must_enter(f"{address} {number}", address)
+    assert await strangers.wait_place("192.0.2.1", gone) is not None
+    assert trio.current_time() == pytest.approx(UNAUTHENTICATED_SECONDS)
+    assert connections.ended == ["192.0.2.1 0"]
