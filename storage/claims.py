@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from storage.keys import ApplicationKey, Milliseconds, UserKey
+from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
 from storage.sql import StoreConnection
 
 
@@ -30,6 +30,15 @@ class ClaimStore:
     def of(self, user: UserKey) -> ClaimRecord | None:
         row = self._db.execute("SELECT * FROM account_claim WHERE user = :user", {"user": user}).one()
         return ClaimRecord(**dict(row)) if row else None
+
+    def devices_of_former(self, *, limit: int) -> list[DeviceKey]:
+        """The first devices of closed accounts that are not deleted."""
+        rows = self._db.execute(
+            "SELECT d.key FROM account_claim AS c JOIN user AS u ON u.id = c.former JOIN device AS d ON d.owner = u.key"
+            " WHERE d.deleted_on IS NULL ORDER BY d.key LIMIT :limit",
+            {"limit": limit},
+        )
+        return [row["key"] for row in rows]
 
     # Consents that ended
 

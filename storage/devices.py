@@ -104,6 +104,20 @@ class DeviceStore:
         )
         return [row["key"] for row in rows]
 
+    def names_of_owner(self, owner: UserKey) -> list[str]:
+        rows = self._db.execute(
+            "SELECT name FROM device WHERE owner = :owner AND deleted_on IS NULL ORDER BY key", {"owner": owner}
+        )
+        return [row["name"] for row in rows]
+
+    def remove_tokens_of(self, owner: UserKey) -> list[bytes]:
+        """End the tokens of all devices of a user; return their hashes."""
+        rows = self._db.execute(
+            "DELETE FROM device_token WHERE device IN (SELECT key FROM device WHERE owner = :owner) RETURNING hash",
+            {"owner": owner},
+        )
+        return [row["hash"] for row in rows]
+
     def keys_of_owner(self, owner: UserKey) -> list[DeviceKey]:
         return [row["key"] for row in self._db.execute(_KEYS_OF_OWNER, {"owner": owner})]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, TypeVar
 
+import trio
+
 from broker.accounts.issuance import Issuance
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
@@ -34,13 +36,15 @@ from broker.facts import (
     TokenRevoked,
 )
 from broker.ids import new_id
+from broker.loops import Wakeup, repeat
 from broker.names import plain_name_problem
 from broker.trace.audit import AuditEvent, note
 from config.limits import NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
-from storage.keys import Milliseconds, UserKey
+from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.records import NEW_KEY, DeviceRecord, DeviceTypeRecord, UserRecord
 
+_DELETED_AT_ONCE: Final = 100
 VENDOR_ID_TAKEN: Final = "Vendor device id already registered for this device type"
 
 Policy = Literal["LATEST", "DEVICE"]
@@ -83,6 +87,7 @@ class Inventory:
         self._router = router
         self._clock = clock
         self._devices = devices
+        self._closed = Wakeup()
 
     async def create(
         self,
@@ -172,18 +177,49 @@ class Inventory:
         return known
 
     def end_all_of(self, issuance: Issuance, owner: UserRecord) -> Sequence[str]:
-        """Delete a user's devices in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
-        tx, now_ms = issuance.tx, Milliseconds(issuance.now_ms)
-        names = []
-        for key in tx.devices.keys_of_owner(owner.key):
+        """End the tokens of a user's devices in the caller's transaction (`broker/accounts/claims.py: Ender`).
+
+        The devices are deleted: a hundred there, the others in steps afterwards, because other writes wait for it.
+        """
+        tx = issuance.tx
+        names = tx.devices.names_of_owner(owner.key)
+        issuance.revoked += tx.devices.remove_tokens_of(owner.key)
+        told = self._delete_some(tx, tx.devices.keys_of_owner(owner.key)[:_DELETED_AT_ONCE], issuance.now_ms)
+        issuance.then += [*told, self._closed.set]
+        return names
+
+    async def delete_of_closed_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Delete the devices that accounts had which are closed."""
+        task_status.started()
+        failure = "devices_of_closed_accounts_not_deleted"
+        await repeat(self.delete_of_closed, wakeup=self._closed, at_once=True, failure=failure, retry_seconds=60)
+
+    async def delete_of_closed(self) -> bool:
+        """One step. Returns whether there may be more to do."""
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> list[Callable[[], None]]:
+            return self._delete_some(tx, tx.claims.devices_of_former(limit=_DELETED_AT_ONCE), now_ms)
+
+        def announce(told: list[Callable[[], None]]) -> None:
+            for tell in told:
+                tell()
+
+        if not await self._database.read(lambda tx: tx.claims.devices_of_former(limit=1)):
+            return False
+        told: list[Callable[[], None]] = await self._database.write(work, announce=announce)
+        return bool(told)
+
+    def _delete_some(self, tx: Transaction, keys: Sequence[DeviceKey], now_ms: int) -> list[Callable[[], None]]:
+        """Delete devices; return what is to be called after the commit."""
+        told: list[Callable[[], None]] = []
+        for key in keys:
             known = tx.devices.device(key)
             type_ = None if known is None else tx.device_types.device_type(known.device_type)
-            if known is None or type_ is None:
-                continue
-            ended = _delete(tx, known, now_ms)
-            issuance.then.append(partial(self._tell_deleted, known, type_, ended, None, now_ms))
-            names.append(known.name)
-        return names
+            if known is not None and type_ is not None:
+                ended = _delete(tx, known, now_ms)
+                told.append(partial(self._tell_deleted, known, type_, ended, None, Milliseconds(now_ms)))
+        return told
 
     def _tell_deleted(
         self,

@@ -38,6 +38,7 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     core.life.worker("removal", removal.sweep_forever, statistics=removal.statistics)
     shares = Shares(database, router, clock, registry, mails)
     inventory = Inventory(database, router, clock, registry)
+    core.life.worker("devices of closed accounts", inventory.delete_of_closed_forever)
     accounts.claims.ends("Devices of others, shared with the account", shares.end_all_of)
     accounts.claims.ends("Devices", inventory.end_all_of)
     return DevicesRoom(

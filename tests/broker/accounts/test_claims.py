@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+import trio
 
 from broker.accounts.permissions import Permission
 from broker.accounts.sessions import WrongPassword
@@ -19,12 +20,14 @@ from broker.errors import (
     ValidationFailed,
 )
 from broker.facts import DeviceDeleted, RuleReported
+from broker.secrets import token_hash
 from broker.services import Services
 from broker.trials.invitations import NewInvitation
 from broker.trials.roles import TrialRole
 from broker.trials.trials import NewTrial
 from config.settings import Settings
-from storage.records import UserRecord
+from storage.database import Transaction
+from storage.records import DeviceTokenRecord, UserRecord
 from tests.broker.accounts.claim_world import (
     ADDRESS,
     Former,
@@ -34,7 +37,7 @@ from tests.broker.accounts.claim_world import (
 )
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, basic, granted
 from tests.broker.accounts.test_resets import mails
-from tests.factories import ADA_TOKEN, BOB, DASHBOARD, KITCHEN, LIGHT_TYPE, World, build_world
+from tests.factories import ADA_TOKEN, BOB, DASHBOARD, KITCHEN, LIGHT_TYPE, World, build_world, new_device
 
 HERE, PASSWORD = "192.0.2.1", "a password of the owner"
 _CODE: Final = re.compile(r"code=([0-9a-f]{32})")
@@ -183,6 +186,42 @@ async def test_an_application_of_the_former_holder_does_not_reach_what_the_owner
     device = await services.devices.registry.get(key)
     reach = await services.accounts.permissions.reach(caller)
     assert not any(reach.allows(device, permission) for permission in Permission)
+
+
+async def test_many_devices_are_deleted_in_steps_and_have_no_token_at_once(services: Services, world: World) -> None:
+    """A stranger's thousands of devices must not hold up the writes of everybody."""
+    stranger = await open_unproved(services)
+
+    def add(tx: Transaction) -> None:
+        for number in range(250):
+            light = new_device(
+                f"{number:032x}",
+                owner=stranger.key,
+                device_type=world.light_type,
+                name=f"Spy {number}",
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=True,
+                now_ms=1,
+            )
+            key = tx.devices.put_device(light)
+            tx.devices.put_token(DeviceTokenRecord(key, token_hash(f"{number:032x}"), b"", None, 1))
+
+    await services.core.database.write(add)
+    told: list[DeviceDeleted] = []
+    services.core.router.subscribe(DeviceDeleted, told.append)
+    user = await by_reset(services)
+    for number in (0, 249):
+        with pytest.raises(Unauthorized):
+            await services.accounts.tokens.caller(f"{number:032x}")
+    with trio.fail_after(10):
+        while len(told) < 250:
+            await trio.lowlevel.checkpoint()
+    assert await services.core.database.read(lambda tx: tx.devices.keys_of_owner(stranger.key)) == []
+    claim = await services.accounts.claims.of(user.key)
+    assert claim is not None
+    (devices,) = [one for one in claim.ended if one.kind == "Devices"]
+    assert (devices.count, len(devices.names)) == (250, 100)
 
 
 # Who may be given something by an address
