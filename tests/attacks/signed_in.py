@@ -1,8 +1,9 @@
 """A signed-in user, Eve, who uses what the service offers as much as it lets her; Ada is the innocent one.
 
-python -m tests.attacks.signed_in [--messages 120000] [--seconds 5] [case …]
+python -m tests.attacks.signed_in [--messages 120000] [--seconds 5] [--beside] [case …]
 
-Bound: p99 of Ada's answers at most 3 times that alone, or 50 ms. A case is one kind of call, on some connections.
+Bound: p99 of Ada's answers at most 3 times that alone, or 50 ms. A case is one kind of call, on some connections. With
+--beside, Ada is also measured while Eve does the same to another daemon on the machine, and 3 times that is the bound.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -286,7 +287,8 @@ INNOCENT: Final[Mapping[str, Callable[[Daemon], Exchange]]] = {
 
 
 def is_bounded(damage: Damage) -> bool:
-    return damage.during.percentile(0.99) <= max(ALLOWED_MS, 3 * damage.alone.percentile(0.99))
+    without = max(one.percentile(0.99) for one in (damage.alone, damage.beside) if one is not None)
+    return damage.during.percentile(0.99) <= max(ALLOWED_MS, 3 * without)
 
 
 def main() -> None:
@@ -294,19 +296,33 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(CASES))
     parser.add_argument("--messages", type=int, default=120_000)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--beside", action="store_true")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, world(Path(folder), messages=given.messages) as one:
+    with ExitStack() as stack:
+
+        def opened() -> World:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            return stack.enter_context(world(folder, messages=given.messages))
+
+        one, other = opened(), opened() if given.beside else None
         for name in given.cases or CASES:
             requests = CASES[name](one)
             for wanted in dict.fromkeys(requests):
-                began = time.perf_counter()
-                answer = one.answer(wanted)
-                took = time.perf_counter() - began
-                print(f"  alone {1000 * took:7.1f} ms: {wanted[:50]!r} {answer[9:12].decode()} {len(answer)} bytes")
+                _show_alone(one, wanted)
             attack = partial(ask_each, one.daemon.host_port("http"), requests)
+            on_another = None
+            if other is not None:
+                on_another = partial(ask_each, other.daemon.host_port("http"), CASES[name](other))
             for what, innocent in INNOCENT.items():
-                damage = damage_of(one.daemon, attack, seconds=given.seconds, innocent=innocent)
+                damage = damage_of(one.daemon, attack, seconds=given.seconds, innocent=innocent, on_another=on_another)
                 damage.show(f"{name}: Ada {what}: {'bounded' if is_bounded(damage) else 'OUT OF BOUNDS'}")
+
+
+def _show_alone(world: World, wanted: bytes) -> None:
+    began = time.perf_counter()
+    answer = world.answer(wanted)
+    took = time.perf_counter() - began
+    print(f"  alone {1000 * took:7.1f} ms: {wanted[:50]!r} {answer[9:12].decode()} {len(answer)} bytes")
 
 
 if __name__ == "__main__":
