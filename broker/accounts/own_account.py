@@ -1,6 +1,7 @@
 """What people do with their own account beside signing in: their name, and what happened to the account."""
 
 from dataclasses import replace
+from typing import Final
 
 from broker.accounts.sign_up import check_full_name
 from broker.clock import Clock
@@ -9,6 +10,15 @@ from broker.facts import Router, UserProfileUpdated
 from broker.trace.audit import AuditEvent, AuditLog, note
 from storage.database import Database, Transaction
 from storage.records import AuditRecord, UserRecord
+
+#: Events whose details have somebody's address.
+_INVITING: Final = frozenset(
+    {
+        AuditEvent.TRIAL_INVITATION_SENT,
+        AuditEvent.TRIAL_INVITATION_ACCEPTED,
+        AuditEvent.TRIAL_INVITATION_REVOKED,
+    }
+)
 
 
 class OwnAccount:
@@ -47,10 +57,17 @@ class OwnAccount:
         found, _is_changed = await self._database.write(work, announce=announce)
         return found
 
-    async def activity(self, user: UserRecord, *, offset: int, limit: int) -> tuple[list[AuditRecord], int]:
+    async def activity(
+        self, user: UserRecord, *, offset: int, limit: int, with_invited: bool
+    ) -> tuple[list[AuditRecord], int]:
         """What the user did and what was done to the account (reference 28.2), the newest first; and how much there is.
 
-        Raises StoreError.
+        `with_invited`: also the addresses of those whom the user invited to trials. Raises StoreError.
         """
         await self._audit.flush()
-        return await self._database.read(lambda tx: tx.audit.of_user(user.id, offset=offset, limit=limit))
+        found, total = await self._database.read(lambda tx: tx.audit.of_user(user.id, offset=offset, limit=limit))
+        return [one if with_invited or one.event not in _INVITING else _without_address(one) for one in found], total
+
+
+def _without_address(entry: AuditRecord) -> AuditRecord:
+    return replace(entry, details={name: text for name, text in entry.details.items() if name != "email"})

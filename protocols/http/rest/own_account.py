@@ -74,10 +74,14 @@ class OwnAccountCalls(RestCalls):
         tokens=USER,
         on=_person,
         summary="What happened to an account",
-        about="The newest first: what the user did, and what others did to the account.",
+        about="The newest first: what the user did, and what others did to the account. Addresses of those "
+        "whom the user invited to a trial need the grant `trials`.",
     )
-    async def activity(self, user: UserRecord, query: Paging) -> NumberedPage[_Activity]:
-        found, total = await self._own.activity(user, offset=query.offset, limit=query.count)
+    async def activity(self, caller: Caller, user: UserRecord, query: Paging) -> NumberedPage[_Activity]:
+        reach = await self._permissions.reach(caller)
+        found, total = await self._own.activity(
+            user, offset=query.offset, limit=query.count, with_invited=reach.manages_trials(user.key)
+        )
         entries = [
             _AuditEntry(one.at_ms, one.event, one.actor, one.address, one.object, one.outcome, one.details)
             for one in found

@@ -140,6 +140,26 @@ async def test_an_application_cannot_make_its_user_an_administrator_of_what_it_d
     assert participant.status_code == 200  # what is Bob's as a participant stays
 
 
+@pytest.mark.parametrize("trials", [True, False])
+async def test_the_addresses_of_the_invited_are_not_in_the_activity_of_the_account_either(
+    api: httpx.AsyncClient, services: Services, world: World, trials: bool
+) -> None:
+    """An application that may change the profile reads the audit log of its user."""
+    await add_people(services, world)
+    made = await build_trial(services, world)
+    await sign_in(services, world, made, trials=trials)
+    panel = await services.accounts.applications.named(PANEL)
+    await allow(services, GrantRecord(world.ada, panel.key, None, read=True, write=True, profile=True, trials=trials))
+    body = {"email": "zoe@example.net", "invitationType": "participant"}
+    invited = await call(api, ADA_TOKEN, "POST", f"/trials/{made.trial.record.id}/invitations", body)
+    assert invited.status_code == 200
+    seen = await call(api, PANELS, "GET", "/users/self/audit")
+    assert "trial_invitation_sent" in seen.text
+    assert ("zoe@example.net" in seen.text) is trials
+    console = await call(api, CONSOLES, "GET", "/users/self/audit")
+    assert "zoe@example.net" in console.text
+
+
 @pytest.fixture
 async def reach(services: Services, world: World) -> ReachWorld:
     return await build_reach_world(services, world)
