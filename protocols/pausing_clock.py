@@ -21,12 +21,14 @@ _RUNNING_SECONDS: Final = 2.0
 
 
 class PausingClock(trio.abc.Clock):
+    __slots__ = ("_limit", "_looked_at", "_missing", "_now", "_stands_at", "_stands_until", "pauses")
+
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         """`now` is a clock in seconds that runs on while the process does not run."""
         self._now = now
         self._looked_at = now()  # what that clock said last
-        self._asleep = 0.0  # for so long the loop may wait until the next look
-        self._missing = self._looked_at  # what it is ahead of this clock
+        self._limit = _GAP_SECONDS  # a longer gap until the next look is a pause
+        self._missing = self._looked_at  # what that clock is ahead of this one
         self._stands_until = self._looked_at  # in its time
         self._stands_at = 0.0
         self.pauses = 0
@@ -36,19 +38,27 @@ class PausingClock(trio.abc.Clock):
 
     def current_time(self) -> float:
         now = self._now()
-        gap, asleep = now - self._looked_at, self._asleep
-        self._looked_at, self._asleep = now, 0.0
-        if gap > asleep + _GAP_SECONDS and now - gap >= self._stands_until + _RUNNING_SECONDS * (self.pauses > 0):
-            # A little less than it was to wait, so that no deadline has come.
-            passed = max(0.0, asleep - _GAP_SECONDS)
-            self._stands_at = now - gap - self._missing + passed
-            self._stands_until = now + _READING_SECONDS
-            self._missing = self._stands_until - self._stands_at
-            self.pauses += 1
-        return self._stands_at if now < self._stands_until else now - self._missing
+        if now - self._looked_at > self._limit:
+            self._pause(now)
+        self._looked_at, self._limit = now, _GAP_SECONDS
+        return now - self._missing if now >= self._stands_until else self._stands_at
+
+    def _pause(self, now: float) -> None:
+        """Nothing ran since the last look, or nearly as long."""
+        ran_until = self._looked_at
+        if ran_until < self._stands_until + (_RUNNING_SECONDS if self.pauses else 0.0):
+            return
+        # A little less than the loop was to wait has passed, so that no deadline has come.
+        passed = max(0.0, self._limit - 2 * _GAP_SECONDS)
+        self._stands_at = ran_until - self._missing + passed
+        self._stands_until = now + _READING_SECONDS
+        self._missing = self._stands_until - self._stands_at
+        self.pauses += 1
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        left = deadline - self.current_time()
-        wait = left + max(0.0, self._stands_until - self._looked_at)
-        self._asleep = max(0.0, wait)
+        wait = deadline - self.current_time()
+        if self._looked_at < self._stands_until:
+            wait += self._stands_until - self._looked_at
+        if wait > 0:
+            self._limit = wait + _GAP_SECONDS
         return wait
