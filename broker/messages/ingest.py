@@ -50,6 +50,10 @@ from storage.sql import StoreError
 #: When fewer were accepted together, what is left of a batch is submitted one by one: the message behind them was
 #: looked at twice.
 _TOGETHER_MIN: Final = 8
+_TIME_TEXT: Final = re.compile(r"\s*([+-]?[0-9]{1,40})(?:\.[0-9]*)?\s*", re.ASCII)
+_YEAR_2001_MS: Final = 978_307_200_000
+#: What is told about a time that is plainly in seconds: as milliseconds it is before 2001, as seconds it is not.
+IN_SECONDS: Final = DroppedField("ts", "is in seconds; it was taken as milliseconds, as the reference has it")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -93,6 +97,8 @@ class Ingest:
         self._messages = self._failed = self._actions = 0
         self._losses = Losses(clock)
         self.lost_fields = LostFields()
+        #: Of the latest message whose `ts` was in seconds.
+        self.seconds_position: Position | None = None
         #: Of the latest failed message; its reason is `_failure`.
         self.failed_position: Position | None = None
         self._failure = ""
@@ -114,7 +120,7 @@ class Ingest:
         Args:
             device: the authenticated source; the caller has checked the permission to write.
             payload: the JSON text of `data`; any bytes if the Manifest `takes_any_payload`.
-            ts: the sender's time in ms, not checked yet; None is now.
+            ts: the sender's time in ms, a number or a text with one, not checked yet; None is now.
             dropped: gets the fields that the Manifest does not keep; None for who does not want to know.
 
         Raises:
@@ -150,10 +156,17 @@ class Ingest:
                     dropped.insert(0, DroppedField("data", failure or reason))
                 return self._append_failed(key, cts, failure or reason, payload)
             self._messages += 1
+            in_seconds = source_ts < _YEAR_2001_MS and self._is_in_seconds(source_ts, now_ms)
+            if in_seconds:
+                noting = [] if noting is None else noting
+                noting.append(IN_SECONDS)
             if noting:
                 self.lost_fields.note(key, noting, cts)
             self._senders[key] = device
-            return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
+            position = self._journal.append_message(key, source_ts, cts, version.version, data.decode())
+            if in_seconds:
+                self.seconds_position = position
+            return position
         except DomainError as refusal:
             self.refused.note(device, refusal)
             raise
@@ -205,6 +218,8 @@ class Ingest:
                 break
             try:
                 source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
+                if source_ts < _YEAR_2001_MS and self._is_in_seconds(source_ts, now_ms):
+                    break
                 if (data := normalize(payload)) is None:
                     break
                 if quotas is not None and not quotas.try_charge_message(device, len(payload), now_ms):
@@ -266,6 +281,8 @@ class Ingest:
             now_ms = self._now_ms()
             cts = self._last_cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
             source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
+            if source_ts < _YEAR_2001_MS and self._is_in_seconds(source_ts, now_ms):
+                self.lost_fields.note(source.key, [IN_SECONDS], cts)
             text = _checked_actions(data)
             if self._quotas is not None:
                 self._quotas.charge_action(source, destination, len(text), now_ms, is_sent=is_sent)
@@ -343,7 +360,12 @@ class Ingest:
         finally:
             self._earlier_senders, self._senders = self._senders, {}
 
+    def _is_in_seconds(self, ts: Milliseconds, now_ms: Milliseconds) -> bool:
+        return _YEAR_2001_MS <= ts * 1000 <= now_ms + self.future_grace_ms
+
     def _checked_ts(self, ts: object, now_ms: Milliseconds) -> Milliseconds:
+        if isinstance(ts, str) and (number := _TIME_TEXT.fullmatch(ts)) is not None:
+            ts = int(number[1])
         if isinstance(ts, bool) or not isinstance(ts, int | float) or ts < 0:
             raise InvalidTimestamp
         if isinstance(ts, float) and not math.isfinite(ts):

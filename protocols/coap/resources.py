@@ -24,7 +24,7 @@ from broker.errors import (
     StorageUnavailable,
 )
 from broker.limits.meters import Channel
-from broker.messages.losses import NothingRemained
+from broker.messages.ingest import IN_SECONDS
 from broker.nesting import check_nesting
 from broker.trace.origin import enter
 from config.limits import COAP_BODY_BYTES
@@ -129,8 +129,9 @@ class Resources:
         self._contained = contained
         self.images = ImageBlocks(rooms, reply, authenticated, contained)
         self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]] = []
-        #: What to tell the senders of messages of which nothing remained, until they are answered (reference 9.7).
-        self._lost: dict[Position, NothingRemained] = {}
+        #: What to tell the senders of messages of which nothing remained, or whose time is in seconds, until they are
+        #: answered (reference 9.7).
+        self._lost: dict[Position, DroppedField] = {}
         # The requests that wait, by the token that is being looked up. The channel has each token once.
         self._unknown: dict[str, list[tuple[CoapSession, Incoming, CoapRequest]]] = {}
         self._lookups, self._lookups_due = trio.open_memory_channel[str](MAX_UNKNOWN_TOKENS)
@@ -317,7 +318,9 @@ class Resources:
         else:
             position = self._submit(device, cbor_to_json(payload) if request.format == CBOR else payload)
         if position == self._ingest.failed_position and (lost := self._ingest.nothing_remained(device)) is not None:
-            self._lost[position] = lost
+            self._lost[position] = DroppedField("data", str(lost))
+        elif position == self._ingest.seconds_position:
+            self._lost[position] = IN_SECONDS
         self._stored.append((session, incoming, request, position))
 
     def _count(self, caller: Caller) -> None:
@@ -395,12 +398,12 @@ class Resources:
                 self._contained(session.key, self._reply, session, incoming, refusal(refusal_for(error), request))
 
     def _reply_created(
-        self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str, lost: NothingRemained | None
+        self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str, lost: DroppedField | None
     ) -> None:
         format_ = request.answer_format
         body = b'{"data":{"mid":"%b"}}' % mid.encode()
         if lost is not None:
-            warnings = msgspec.json.encode([DroppedField("data", str(lost))])
+            warnings = msgspec.json.encode([lost])
             body = b"%b,%b}" % (body[:-1], b'"warnings":' + warnings)
         response = CoapResponse(Code.CREATED, json_to(format_, body), format_)
         if request.block1 is not None:

@@ -111,7 +111,7 @@ class MessageOffered(msgspec.Struct, gc=False):
 
     sdid: str
     data: bytes
-    ts: int | float | None = None
+    ts: int | float | str | None = None
     cid: str | None = None
     form: FrameForm = FrameForm.JSON
     answer: ServerFrame | None = None  # set by `settle`, and kept until the answer's turn in the queue
@@ -124,7 +124,7 @@ class ActionOffered(msgspec.Struct, gc=False):
     sdid: str
     ddid: str
     data: bytes
-    ts: int | float | None = None
+    ts: int | float | str | None = None
     cid: str | None = None
     form: FrameForm = FrameForm.JSON
     answer: ServerFrame | None = None  # as in MessageOffered

@@ -70,7 +70,7 @@ class MessageFrame(msgspec.Struct, frozen=True, gc=False):
 
     sdid: str | None
     data: Raw | None
-    ts: int | float | None = None
+    ts: int | float | str | None = None
     cid: str | None = None
     form: FrameForm = FrameForm.JSON
 
@@ -79,7 +79,7 @@ class ActionFrame(msgspec.Struct, frozen=True, gc=False):
     sdid: str | None
     ddid: str | None
     data: Raw | None
-    ts: int | float | None = None
+    ts: int | float | str | None = None
     cid: str | None = None
     form: FrameForm = FrameForm.JSON
 
@@ -103,7 +103,7 @@ class Members(msgspec.Struct, gc=False):
     sdid: str | None = None
     ddid: str | None = None
     data: Raw = Raw()
-    ts: int | float | None = None
+    ts: int | float | str | None = None
     cid: str | int | None = None
     capital_authorization: str | None = msgspec.field(default=None, name="Authorization")
     authorization: str | None = None
@@ -318,14 +318,14 @@ def _text(raw: Raw, form: FrameForm) -> str | None:
     return value if value is None or isinstance(value, str) else ""
 
 
-def _number(raw: Raw, form: FrameForm) -> int | float | None:
+def _number(raw: Raw, form: FrameForm) -> int | float | str | None:
     try:
         value = _value(raw, form)
     except msgspec.ValidationError:
         return NOT_A_TIME
     if value is None:
         return None
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else NOT_A_TIME
+    return value if isinstance(value, int | float | str) and not isinstance(value, bool) else NOT_A_TIME
 
 
 def _cid(raw: Raw, form: FrameForm) -> str | None:

@@ -19,7 +19,7 @@ from config.limits import MAX_ACTIONS_PER_MESSAGE
 from protocols.http.allowances import charge_to
 from protocols.http.calls import Answers
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Payload, Rule, has_value, integer_of
+from protocols.http.reading import Given, Payload, Rule, has_value
 from protocols.http.schema import Data, Id, Shape, about, component, one_of, time_ms
 from storage.keys import Position
 
@@ -167,13 +167,11 @@ def payload_of(raw: Raw, *, anything: bool = False) -> bytes:
 
 
 def time_of(given: Raw) -> object:
-    """The time as it came, a text with a number as the number. `Ingest` refuses what is no time."""
+    """The time as it came. `Ingest` refuses what is no time."""
     if not has_value(given):
         return None
     try:
         ts: Any = msgspec.json.decode(given)
     except msgspec.DecodeError:
         return ""
-    if isinstance(ts, str):
-        return integer_of(ts) if integer_of(ts) is not None else ts
     return "" if ts is None else ts

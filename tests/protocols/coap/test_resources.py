@@ -136,6 +136,23 @@ class TestPost:
         assert mids == sorted(mids)
 
 
+@pytest.mark.parametrize(("ts", "stored"), [("5", 5), ("1759999999000.7", 1_759_999_999_000), (7.9, 7)])
+async def test_a_time_may_be_a_text(peer: Peer, services: Services, ts: object, stored: int) -> None:
+    peer.post(KITCHEN_TOKEN, {"ts": ts, **STATE})
+    await wait_all_tasks_blocked()
+    body = json.loads(peer.inbox[-1].payload)
+    assert list(body) == ["data"]
+    assert (await _stored(services, body["data"]["mid"])).ts == stored
+
+
+async def test_a_time_in_seconds_is_told(peer: Peer, services: Services) -> None:
+    peer.post(KITCHEN_TOKEN, {"ts": "1759999999", **STATE})
+    await wait_all_tasks_blocked()
+    body = json.loads(peer.inbox[-1].payload)
+    assert [one["field"] for one in body["warnings"]] == ["ts"]
+    assert (await _stored(services, body["data"]["mid"])).ts == 1_759_999_999
+
+
 TEXT = {
     401: "Please provide a valid authorization header",
     413: f"Plan quota exceeded for device {KITCHEN}. Reason: Max payload Size limit",

@@ -153,6 +153,22 @@ async def test_ts_is_truncated(api: httpx.AsyncClient, ts: object, stored: int) 
     assert (await get(api, "/messages", mid=mid))["data"][0]["ts"] == stored
 
 
+@each_row("ts", [NOW_MS // 1000, f" {NOW_MS // 1000}.5 ", 978_307_200])
+async def test_a_time_in_seconds_is_stored_and_told(api: httpx.AsyncClient, ts: object) -> None:
+    answer = await post(api, sdid=KITCHEN, data=DATA, ts=ts)
+    told = {"field": "ts", "message": "is in seconds; it was taken as milliseconds, as the reference has it"}
+    assert answer.json()["warnings"] == [told]
+    stored = (await get(api, "/messages", mid=answer.json()["data"]["mid"]))["data"][0]
+    assert stored["ts"] == int(float(str(ts)))
+    dropped = (await get(api, f"/devices/{KITCHEN}/dropped"))["data"]["fields"]
+    assert dropped == [{"ts": NOW_MS, **told}]
+
+
+@each_row("ts", [5, 978_307_199, NOW_MS // 1000 + 86_400, NOW_MS - 86_400_000])
+async def test_no_other_time_is_taken_for_seconds(api: httpx.AsyncClient, ts: int) -> None:
+    assert "warnings" not in (await post(api, sdid=KITCHEN, data=DATA, ts=ts)).json()
+
+
 @each_row("ts", ["-1", "true", '""', '"soon"', "[]", "{}", "1e400", "-0.5"])
 async def test_an_invalid_ts_is_refused(api: httpx.AsyncClient, ts: str) -> None:
     body = f'{{"sdid":"{KITCHEN}","data":{{"state":true}},"ts":{ts}}}'

@@ -173,3 +173,24 @@ async def test_the_root_with_a_capital_is_the_root(peers: Peers, path: str) -> N
     """Published clients send `/V1.1` (reference 2)."""
     socket = await peers.connect(f"/V1.1/{path}?Authorization=bearer+{KITCHEN_TOKEN}")
     await socket.aclose()
+
+
+@pytest.mark.parametrize(
+    ("ts", "stored", "warned"),
+    [("5", 5, False), (f"{NOW_MS - 1}.9", NOW_MS - 1, False), (1_759_999_999, 1_759_999_999, True)],
+)
+@pytest.mark.parametrize("together", [1, 3])
+async def test_a_time_may_be_a_text_and_one_in_seconds_is_told(
+    peers: Peers, ts: object, stored: int, warned: bool, together: int
+) -> None:
+    socket = await peers.connect("/v1.1/websocket?ack=true")
+    await ask(socket, type="register", sdid=KITCHEN, Authorization=KITCHEN_TOKEN)
+    for _ in range(together):
+        await say(socket, sdid=KITCHEN, data={"state": True}, ts=ts)
+    for _ in range(together):
+        answer = await said(socket)
+        assert [one["field"] for one in answer.get("warnings", [])] == (["ts"] if warned else [])
+        mid = answer["data"]["mid"]
+        found = await peers.services.messages.history.by_mid(mid)
+        assert found is not None
+        assert found[0].ts == stored
