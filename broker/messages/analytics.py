@@ -18,6 +18,7 @@ from broker.errors import NUMERIC_ONLY, ValidationFailed, invalid, too_high, too
 from broker.messages.aggregates import Aggregate, merge_all
 from broker.messages.decoding import Decoded, decoded
 from broker.messages.folds import Unsaved, open_buckets
+from broker.messages.heavy_reads import HeavyReads
 from broker.messages.intervals import (
     AGGREGATES_RANGE_MS,
     DAY_MS,
@@ -35,7 +36,7 @@ from broker.messages.intervals import (
 )
 from broker.messages.projections import Projector
 from broker.messages.rollups import EVERY_MESSAGE, Buckets, Cells, aggregate_of, collect
-from storage.database import Database, Transaction
+from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import Match, Range
 
@@ -69,8 +70,8 @@ class PresenceAnswer:
 class Analytics:
     """Callers check permissions: pass only devices that the caller may read."""
 
-    def __init__(self, database: Database, clock: Clock, projector: Projector) -> None:
-        self._database = database
+    def __init__(self, heavy_reads: HeavyReads, clock: Clock, projector: Projector) -> None:
+        self._heavy_reads = heavy_reads
         self._clock = clock
         self._projector = projector
 
@@ -130,7 +131,9 @@ class Analytics:
         looked_at = _LookedAt.of(self._settled_ms(), division, start_ms, end_ms)
         keys = [device.key for device in devices]
         held = self._held(keys)
-        found = await self._database.read(lambda tx: _Presence(_Sight(tx, held), keys, field, division).of(looked_at))
+        found = await self._heavy_reads.read(
+            lambda tx: _Presence(_Sight(tx, held), keys, field, division).of(looked_at)
+        )
         return PresenceAnswer(start_ms, end_ms, tuple(sorted(found)))
 
     def _settled_ms(self) -> Milliseconds:
@@ -147,7 +150,7 @@ class Analytics:
     ) -> list["_Bucket"]:
         looked_at = _LookedAt.of(self._settled_ms(), coarsest, start_ms, end_ms)
         held = self._held([device.key])
-        return await self._database.read(lambda tx: list(_buckets(_Sight(tx, held), device.key, field, looked_at)))
+        return await self._heavy_reads.read(lambda tx: list(_buckets(_Sight(tx, held), device.key, field, looked_at)))
 
     def _held(self, devices: Sequence[DeviceKey]) -> "_Held":
         return _Held(*self._projector.captured(devices))

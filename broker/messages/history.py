@@ -13,11 +13,10 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 from broker.devices.registry import Device, Devices
 from broker.envelope import Action, Message
 from broker.errors import DeviceNotFound, ValidationFailed, invalid
+from broker.messages.heavy_reads import HeavyReads
 from broker.messages.mids import Mids
-from broker.trace.origin import on_whose_account
 from config.limits import CURSOR_MAX_CHARACTERS, SEARCH_ROWS
 from storage.database import Database, Transaction
-from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import EVERYTHING, Match, MessageSearches, Part, Range, SortKey, sort_key
 from storage.records import ActionRow, FailedMessageRow, MessageRow
@@ -28,7 +27,6 @@ _Entry = TypeVar("_Entry", Message, Action)
 T = TypeVar("T")
 _DEVICES_PER_STATEMENT = 100
 _LOOKED_BEHIND: Final = 1_000  # rows
-_SEARCHES_AT_ONCE: Final = 2  # with conditions
 
 _CURSORS: Final = "must be next or prev of an answer to the same search"
 
@@ -94,12 +92,14 @@ class Cursors:
 class History:
     """Stored messages as clients see them. Callers check permissions: pass only devices that the caller may read."""
 
-    def __init__(self, database: Database, devices: Devices, mids: Mids, cursors: Cursors) -> None:
+    def __init__(
+        self, database: Database, devices: Devices, mids: Mids, cursors: Cursors, heavy_reads: HeavyReads
+    ) -> None:
         self._database = database
         self._devices = devices
         self._mids = mids
         self._cursors = cursors
-        self._searching = FairPlaces(_SEARCHES_AT_ONCE, of_one=1)
+        self._heavy_reads = heavy_reads
 
     async def by_mid(self, mid: str) -> tuple[Message, Device] | None:
         """A message and its device; None when the message does not exist or was deleted."""
@@ -146,7 +146,8 @@ class History:
         devices = {device.key: device for device in search.devices}  # a device that is given twice counts once
         backwards, bound = self._cursors.read(search.cursor) if search.cursor not in {"", "0"} else (False, None)
         statements = _Statements(find, tuple(devices), search)
-        found = await self._read(search.match, partial(_page, statements, bound=bound, backwards=backwards))
+        is_heavy = search.match != EVERYTHING or len(devices) > _DEVICES_PER_STATEMENT
+        found = await self._read(is_heavy, partial(_page, statements, bound=bound, backwards=backwards))
         return (
             devices,
             found.rows,
@@ -154,19 +155,15 @@ class History:
             None if found.before is None else self._cursors.text(backwards=True, bound=found.before),
         )
 
-    async def _read(self, match: Match, work: Callable[[Transaction], T]) -> T:
-        """Searches with conditions take a processor for a moment: those of one user follow each other."""
-        if match == EVERYTHING:
-            return await self._database.read(work)
-        async with self._searching.of(on_whose_account()):
-            return await self._database.read(work)
+    async def _read(self, is_heavy: bool, work: Callable[[Transaction], T]) -> T:
+        return await (self._heavy_reads if is_heavy else self._database).read(work)
 
     async def latest(self, devices: Sequence[Device], *, count: int, field: str | None = None) -> tuple[Message, ...]:
         """The messages received last from all of `devices` together, newest first; with a `field`, those that have it
         among as many of the newest ones as one call may look at."""
         by_key = {device.key: device for device in devices}
         rows = await self._read(
-            Match(field),
+            field is not None,
             lambda tx: tx.message_searches.latest(tuple(by_key), limit=count, field_path=field, most=SEARCH_ROWS),
         )
         return tuple(self.view(row, by_key[row.device]) for row in rows)

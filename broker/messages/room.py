@@ -6,6 +6,7 @@ from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.analytics import Analytics
+from broker.messages.heavy_reads import HeavyReads
 from broker.messages.history import Cursors, History
 from broker.messages.ingest import Ingest
 from broker.messages.mids import Mids
@@ -50,13 +51,14 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     life.worker("folds", projector.project_forever, save=projector.save, statistics=projector.statistics)
     retention = Retention(database, clock, days=core.settings.storage.retention_days)
     life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
+    heavy_reads = HeavyReads(database)
     return MessagesRoom(
         ingest=ingest,
         mids=mids,
-        history=History(database, devices.registry, mids, Cursors(mid_key)),
+        history=History(database, devices.registry, mids, Cursors(mid_key), heavy_reads),
         projector=projector,
         snapshots=snapshots,
-        analytics=Analytics(database, clock, projector),
+        analytics=Analytics(heavy_reads, clock, projector),
         statuses=Statuses(database, core.clock, devices.presence, snapshots),
         retention=retention,
     )
