@@ -51,7 +51,7 @@ OBJECTS: Final = (
 )
 _BY_ADDRESS: Final = (
     ("device_share", "email_key"),
-    ("device_transfer", "email"),
+    ("device_transfer", "email_key"),
     ("trial_invitation", "email_key"),
     ("invitation", "email_key"),
     ("mail", "recipient"),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from config.mail import folded_address
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.sql import StoreConnection
 
@@ -49,7 +50,8 @@ class TransferStore:
     def put(self, transfer: TransferRecord, *, now_ms: int) -> None:
         """Add an offer, or replace the one of the device. Forgets those whose time is over."""
         self._db.execute("DELETE FROM device_transfer WHERE expires_on <= :now", {"now": now_ms})
-        self._db.put_many("device_transfer", _NAMES, ("device",), [tuple(getattr(transfer, name) for name in _NAMES)])
+        values = [*(getattr(transfer, name) for name in _NAMES), folded_address(transfer.email)]
+        self._db.put_many("device_transfer", (*_NAMES, "email_key"), ("device",), [values])
 
     def of_device(self, device: DeviceKey, *, now_ms: int) -> TransferRecord | None:
         row = self._db.execute(
@@ -69,13 +71,21 @@ class TransferStore:
         """Those for the user, or without a user for the address, oldest first."""
         rows = self._db.execute(
             "SELECT t.*, d.id AS device_id, d.name AS device_name, u.id AS owner_id, u.full_name AS owner_name"
-            f"{_OPEN} AND (t.user = :user OR (t.user IS NULL AND t.email = :email)) ORDER BY t.offered_on, t.device",
-            {"user": user, "email": email, "now": now_ms},
+            f"{_OPEN} AND (t.user = :user OR (t.user IS NULL AND t.email_key = :email))"
+            " ORDER BY t.offered_on, t.device",
+            {"user": user, "email": folded_address(email) if email else "", "now": now_ms},
         )
         return [
             OfferedDevice(_transfer(row), row["device_id"], row["device_name"], row["owner_id"], row["owner_name"])
             for row in rows
         ]
+
+    def made_by(self, owner: UserKey, *, now_ms: int) -> list[TransferRecord]:
+        rows = self._db.execute(
+            f"SELECT t.*{_OPEN} AND d.owner = :owner ORDER BY t.offered_on, t.device",
+            {"owner": owner, "now": now_ms},
+        )
+        return [_transfer(row) for row in rows]
 
     def remove(self, device: DeviceKey) -> None:
         self._db.execute("DELETE FROM device_transfer WHERE device = :device", {"device": device})

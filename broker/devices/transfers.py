@@ -93,6 +93,11 @@ class Transfers:
         now_ms = self._clock.now_ms()
         return await self._database.read(lambda tx: tx.transfers.offered_to(user.key, address_of(user), now_ms=now_ms))
 
+    async def made_by(self, user: UserRecord) -> list[TransferRecord]:
+        """The open offers of a user's devices."""
+        now_ms = self._clock.now_ms()
+        return await self._database.read(lambda tx: tx.transfers.made_by(user.key, now_ms=now_ms))
+
     async def is_for(self, user: UserKey | None, transfer: TransferRecord) -> bool:
         return user is not None and await self._database.read(lambda tx: _receiver(tx, transfer, user) is not None)
 

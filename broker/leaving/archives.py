@@ -103,16 +103,17 @@ class Archives:
         self._wakeup.set()
         return asked
 
-    async def latest(self, user: UserRecord) -> ArchiveRecord:
-        """Raises NotFound: there is none, or its time is over."""
+    async def latest(self, user: UserRecord) -> ArchiveRecord | None:
+        """None: the user has not asked for one, or its time is over."""
         found = await self._database.read(lambda tx: tx.user_archives.of(user.key))
         if found is None or (found.expires_on is not None and found.expires_on <= self._clock.now_ms()):
-            raise NotFound
+            return None
         return found
 
     async def result(self, user: UserRecord) -> tuple[ArchiveRecord, Path]:
         """The archive and its file. Raises NotFound, Conflict, Gone."""
-        found = await self.latest(user)
+        if (found := await self.latest(user)) is None:
+            raise NotFound
         if found.status == ArchiveStatus.FAILURE:
             raise Gone
         if found.status != ArchiveStatus.SUCCESS:

@@ -63,6 +63,7 @@ _ALL_PAGES: Final = (
     Page("/exports", "exports.html", "exports"),
     Page("/applications", "applications.html", "applications"),
     Page("/account", "account.html", "account"),
+    Page("/signed-in", "signed_in.html", "account"),
 )
 PAGES: Final = tuple(page for page in _ALL_PAGES if page.place not in MISSING)
 #: Pages about one object, whose id is in the path.

@@ -55,7 +55,8 @@ class OfferedTransfer(TransferObject, kw_only=True):
 
 
 class _Transfers(Shape):
-    transfers: list[OfferedTransfer]
+    transfers: Annotated[list[OfferedTransfer], about("Devices that are offered to the user")]
+    offers: Annotated[list[TransferObject], about("Devices of the user that are offered to others")]
 
 
 class _Offer(Shape):
@@ -140,7 +141,7 @@ class DeviceTransferCalls(RestCalls):
         "/users/{uid}/transfers",
         tokens=USER,
         on=NAMED_USER,
-        summary="Devices that other users hand over to this one",
+        summary="Devices that other users hand over to this one, and the other way round",
     )
     async def offered_to_user(self, caller: Caller, user: UserRecord) -> Data[_Transfers]:
         reach = await self._permissions.reach(caller)
@@ -150,7 +151,12 @@ class DeviceTransferCalls(RestCalls):
             if reach.allows_type(user.key, device.type.record, Permission.READ):
                 about: dict[str, Any] = {"device_name": one.device_name, "owner_id": one.owner_id}
                 shown.append(OfferedTransfer(**_members(device, one.transfer), **about, owner_name=one.owner_name))
-        return Data(_Transfers(shown))
+        made = [
+            _shown(device, transfer)
+            for transfer in await self._transfers.made_by(user)
+            if reach.allows(device := await self._devices.get(transfer.device), Permission.MANAGE)
+        ]
+        return Data(_Transfers(shown, made))
 
 
 def _shown(device: Device, transfer: TransferRecord) -> TransferObject:

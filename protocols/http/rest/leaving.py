@@ -60,6 +60,10 @@ class UserArchive(Shape, kw_only=True):
     ) = UNSET
 
 
+class _Archives(Shape):
+    archives: list[UserArchive]
+
+
 class LeavingCalls(RestCalls):
     chapter = Chapter(
         "Leaving",
@@ -114,9 +118,10 @@ class LeavingCalls(RestCalls):
     async def ask(self, user: UserRecord) -> Data[UserArchive]:
         return Data(_archive(await self._archives.ask(user)))
 
-    @RestCall("GET", _PATH, tokens=USER, on=_person, summary="How far the archive is", about="404: there is none.")
-    async def archive(self, user: UserRecord) -> Data[UserArchive]:
-        return Data(_archive(await self._archives.latest(user)))
+    @RestCall("GET", _PATH, tokens=USER, on=_person, summary="How far the archive is", about="None, or one.")
+    async def archive(self, user: UserRecord) -> Data[_Archives]:
+        found = await self._archives.latest(user)
+        return Data(_Archives([] if found is None else [_archive(found)]))
 
     @RestCall(
         "GET",

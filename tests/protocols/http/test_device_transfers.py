@@ -72,6 +72,8 @@ async def test_a_device_changes_hands(life: Life, services: Services, world: Wor
         "expiresOn": NOW_MS + 14 * 86_400_000,
     }
     assert (await life.call("GET", PATH, token=ADA_TOKEN))["data"] == made
+    own = (await life.call("GET", f"/users/{ADA}/transfers", token=ADA_TOKEN))["data"]
+    assert own == {"transfers": [], "offers": [made]}
     (one,) = await offered(life)
     assert one == made | {"deviceName": "Kitchen light", "ownerId": ADA, "ownerName": "Ada"}
     (mail,) = await services.core.database.read(waiting_mails)

@@ -1,8 +1,8 @@
 // The person's name, the browsers in which the person is signed in, and what happened to the account.
 
 import { loadActivity } from "./activity.js";
-import { attempt, call, done, get } from "./api.js";
-import { $, fill, fullTime, h, heads, time } from "./dom.js";
+import { attempt, call, done, download, get } from "./api.js";
+import { $, fileSize, fill, fullTime, h, heads, sure, time } from "./dom.js";
 
 const uid = $("meta[name=uid]").content;
 const BROWSERS = [["Edg", "Edge"], ["OPR/", "Opera"], ["Firefox/", "Firefox"], ["Chrome/", "Chrome"], ["Safari/", "Safari"]];
@@ -43,4 +43,56 @@ name.addEventListener("submit", (event) => {
   }, { form: name });
 });
 
-await attempt(() => Promise.all([load(), loadActivity()]));
+// Leaving: first the archive, then the account
+
+const ARCHIVE_MS = 2000;
+const archivePath = `/users/${uid}/archive`;
+const email = $("#leave").dataset.email;
+
+async function archive() {
+  const { data } = await get(archivePath);
+  const made = data.archives[0] ?? null;
+  const isMade = made?.status === "Success", isOver = made === null || isMade || made.status === "Failure";
+  const ask = h("button", { type: "button", class: "quiet small", onclick: (event) => attempt(async () => {
+    await call("POST", archivePath);
+    await archive();
+  }, { button: event.target }) }, isMade ? "Make a new one" : "Make the archive");
+  const fetchIt = h("button", { type: "button", class: "small", onclick: (event) => attempt(async () => {
+    const file = await download(`${archivePath}/result`, (size, total) => { event.target.textContent = `${fileSize(size)} of ${fileSize(total)}`; });
+    const url = URL.createObjectURL(file);
+    h("a", { href: url, download: `trunkline-${uid}.tgz` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+    event.target.textContent = "Download";
+  }, { button: event.target }) }, "Download");
+  fill($("#archive"), isMade ? h("p", {}, `Made `, time(made.createdOn), `: ${fileSize(made.fileSize)}, until ${fullTime(made.expirationDate)}.`, made.isWhole ? null : " It reached its largest size: the oldest messages are not in it.") : null,
+    made?.status === "Failure" ? h("p", { class: "problem" }, "It could not be made. Please try again.") : null,
+    isOver ? h("p", { class: "row" }, isMade ? fetchIt : null, ask) : h("p", { role: "status" }, "It is being made. You may leave this page meanwhile."));
+  if (!isOver) setTimeout(() => attempt(archive), ARCHIVE_MS);
+}
+
+// The second confirmation: who types the address of the account means it.
+function address() {
+  return new Promise((resolve) => {
+    const input = h("input", { id: "leave-email", type: "email", autocomplete: "off", required: true });
+    const button = h("button", { class: "danger", value: "yes", disabled: true }, "Delete for good");
+    input.addEventListener("input", () => { button.disabled = input.value.trim().toLowerCase() !== email.toLowerCase(); });
+    const dialog = h("dialog", { "aria-labelledby": "leave-title" }, h("form", { method: "dialog" }, h("h2", { id: "leave-title" }, "Are you sure?"),
+      h("p", {}, "This cannot be undone. Type the e-mail address of your account to confirm."),
+      h("p", {}, h("label", { for: input.id }, "E-mail address"), input),
+      h("div", { class: "row end" }, h("button", { class: "quiet", value: "no", formnovalidate: true }, "Cancel"), button)));
+    dialog.addEventListener("close", () => { resolve(dialog.returnValue === "yes"); dialog.remove(); });
+    document.body.append(dialog);
+    dialog.showModal();
+    input.focus();
+  });
+}
+
+$("#leave").addEventListener("click", async (event) => {
+  const first = await sure("Delete your account?", "Your devices and all their messages, your rules, scenes, shares and exports are deleted at once. Devices that others shall have can be handed over first, on their pages.", "Go on");
+  if (first && await address()) await attempt(async () => {
+    await call("DELETE", `/users/${uid}`);
+    location.assign("/console");
+  }, { button: event.target });
+});
+
+await attempt(() => Promise.all([load(), loadActivity(), archive()]));

@@ -1,13 +1,27 @@
 // The public REST API with the token of this browser's session. The token is in this module's memory only.
 
 import { toast, showLine } from "./dom.js";
+import { signInAgain } from "./session.js";
 
 const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
 export const REST = meta("rest");
 const ATTEMPTS = 6;
+let csrf = meta("csrf");
 let token = null;
 let goodUntil = 0;
 let asking = null;
+let hasDeclined = false;  // to sign in again: only what the person does asks once more
+let hasTyped = false;  // what a reload would lose
+for (const kind of ["input", "change"]) addEventListener(kind, () => { hasTyped = true; }, { capture: true, passive: true });
+
+// The ETag of an object that an answer had under "data", for If-Match
+const tags = new WeakMap();
+export const tagOf = (data) => tags.get(data);
+
+const note = (data, answer) => {
+  const tag = answer.headers.get("ETag");
+  if (tag !== null && data !== null && typeof data === "object") tags.set(data, tag);
+};
 
 export class Refused extends Error {
   constructor(status, body) {
@@ -15,6 +29,7 @@ export class Refused extends Error {
     super(typeof error.message === "string" ? error.message : `The server answered ${status}.`);
     this.status = status;
     this.findings = (error.errors ?? []).flat();
+    this.present = body?.data;  // of an object that was changed meanwhile: what it is now
   }
 
   // What a person can do about it, in one sentence
@@ -44,10 +59,18 @@ export function accessToken(fresh = false) {
 
 async function askForToken() {
   const answer = await patiently("token", () => fetch("/console/token",
-    { method: "POST", headers: { "X-Console": meta("csrf") } }));
+    { method: "POST", headers: { "X-Console": csrf } }));
   if (answer.status === 401 || answer.status === 403) {
-    location.reload();  // the page leads to the sign-in, and back here
-    return new Promise(() => {});
+    if (!hasTyped) {
+      location.reload();  // the page leads to the sign-in, and back here
+      return new Promise(() => {});
+    }
+    const renewed = hasDeclined ? null : await signInAgain();
+    hasDeclined = renewed === null;
+    if (renewed === null) throw new Refused(401, { error: { message: "You are signed out. What you typed is still here, and not saved." } });
+    csrf = renewed;
+    for (const input of document.querySelectorAll('input[name="csrf"]')) input.value = csrf;
+    return askForToken();
   }
   const given = await answer.json();
   token = given.accessToken;
@@ -70,24 +93,26 @@ async function patiently(who, send, attempts = Infinity) {
   }
 }
 
-export async function call(method, path, { query, body, quiet = false } = {}) {
+export async function call(method, path, { query, body, tag, quiet = false } = {}) {
   const search = new URLSearchParams(Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== ""));
   const url = `${REST}${path}${search.size ? `?${search}` : ""}`;
-  const answer = await respond(method, url, body);
+  const answer = await respond(method, url, body, tag);
   const text = await answer.text();
   let read = null;
   try {
     read = text ? JSON.parse(text) : null;
   } catch { /* the refusal says the status */ }
+  note(read?.data, answer);
   if (!answer.ok) throw new Refused(answer.status, read);
   if (method !== "GET" && !quiet) lastLine = curlLine(method, url, body);
   return read;
 }
 
-async function respond(method, url, body) {
+async function respond(method, url, body, tag) {
   for (let attempt = 0; ; attempt += 1) {
     const headers = { Authorization: `Bearer ${await accessToken(attempt === 1)}` };
     if (body !== undefined) headers["Content-Type"] = "application/json";
+    if (tag !== undefined) headers["If-Match"] = tag;
     const send = () => fetch(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
     // Only reading is repeated: a change may have been made although its answer was lost.
     const answer = await patiently("api", send, method === "GET" ? ATTEMPTS : 1);
@@ -145,6 +170,7 @@ export function curlLine(method, url, body) {
 // Says that something was done, and offers the command that does the same
 export function done(text) {
   const line = lastLine;
+  hasTyped = false;
   toast(text, { label: "As a command", action: () => showLine(line) });
 }
 
@@ -152,6 +178,7 @@ export function done(text) {
 export async function attempt(work, { form, button } = {}) {
   const buttons = [...(form?.querySelectorAll("button") ?? []), ...(button ? [button] : [])];
   for (const one of buttons) one.disabled = true;
+  if (buttons.length) hasDeclined = false;
   clearFindings(form);
   try {
     return await work();

@@ -1,12 +1,14 @@
 // The applications of an organization: ids, secrets, redirect URIs, methods.
 
-import { attempt, call, done } from "./api.js";
+import { attempt, call, done, get, tagOf } from "./api.js";
 import { box, button, check, everything, field, form, organizations, page, sameTable, show, table } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { copyButton, empty, fill, h, sure } from "./dom.js";
+import { save } from "./saving.js";
 
 const METHODS = [["authorization_code", "Authorization code"], ["pkce", "PKCE"], ["implicit", "Implicit"],
   ["limited_input", "Limited input"], ["client_credentials", "Client credentials"]];
+const LABELS = { name: "Name", methods: "How it gets tokens", redirectUris: "Redirect URIs", anyLoopbackPort: "Any port of this computer", managesOrganization: "Manages the organization" };
 const SECTIONS = 20;  // more applications are a table
 let members = [];
 
@@ -50,19 +52,23 @@ async function renew(application, place, event) {
 
 function shown(organization, application) {
   const place = h("div");
-  const change = form(`Change ${application.name}`, fields(application, administers(organization)), "Save", async (elements) => {
-    await call("PUT", `/developer/applications/${application.id}`, { body: body(elements) });
+  const path = `/developer/applications/${application.id}`;
+  const change = h("div", { hidden: true });
+  const edit = (data) => fill(change, form(`Change ${data.name}`, fields(data, administers(organization)), "Save", async (elements) => {
+    if (await save("PUT", path, body(elements), { seen: { tag: tagOf(data), data }, labels: LABELS, take: edit }) === null) return;
     done("The application is changed.");
     await load();
-  });
-  change.hidden = true;
+  }));
   const asTable = table("applications", { id: application.id, name: application.name, organization: organization.name,
     redirect_uri: application.redirectUris[0], methods: application.methods,
     permissions: application.permissions.map((one) => ({ device_type: one.deviceType, permissions: one.permissions })),
     any_loopback_port: application.anyLoopbackPort, manages_organization: application.managesOrganization });
   return h("section", { class: "box", "aria-label": application.name },
     h("div", { class: "head" }, h("h2", {}, application.name), h("div", { class: "row" },
-      button("Change", () => { change.hidden = !change.hidden; }), administers(organization) || !hasOwnTokens(application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable))),
+      button("Change", (event) => attempt(async () => {
+        if (change.hidden) edit((await get(path)).data);
+        change.hidden = !change.hidden;
+      }, { button: event.target })), administers(organization) || !hasOwnTokens(application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable))),
     h("dl", { class: "facts" }, h("dt", {}, "Id"), h("dd", {}, h("code", {}, application.id)),
       h("dt", {}, "Methods"), h("dd", {}, application.methods.join(", ") || "none: it gets no tokens"),
       h("dt", {}, "Redirect URIs"), h("dd", {}, application.redirectUris.length ? application.redirectUris.map((one) => h("div", {}, h("code", {}, one))) : "none"),

@@ -1,15 +1,18 @@
 // The editor of a Manifest: what is wrong with it, what it makes of a payload, and its upload.
 
-import { attempt, call, done, get, Refused } from "./api.js";
+import { attempt, call, done, get, Refused, tagOf } from "./api.js";
 import { badge, box, button, field, form, id, page, sameCall, show } from "./dash.js";
 import { typeShown } from "./dev-shared.js";
 import { $, fill, h, time } from "./dom.js";
+import { save } from "./saving.js";
 
 const FIRST = { fields: [{ name: "temperature", type: "CUSTOM", valueClass: "Double", isCollection: false, description: "In the room" }], messageFormat: "json", actions: [] };
 const KEPT = `trunkline manifest ${id}`;  // a draft outlives the page, not the tab
+const SEEN = `${KEPT} seen`;  // what it began with
 
 let verdict = null;
 let typing = 0;
+let seen = {};
 
 // The document in the editor; where it is no JSON, its place is a finding.
 function read() {
@@ -45,8 +48,9 @@ async function judge() {
 
 async function uploadIt() {
   try {
-    const { data } = await call("POST", `/devicetypes/${id}/manifests`, { body: { manifest: read() } });
-    sessionStorage.removeItem(KEPT);
+    const data = await save("POST", `/devicetypes/${id}/manifests`, { manifest: read() }, { seen, labels: { manifest: "The Manifest" }, take: forget });
+    if (data === null) return;
+    drop();
     done(data.isNew ? (data.approved ? `Version ${data.version} is in use.` : `Version ${data.version} waits for an operator's approval: it has a transform.`) : "The newest version is the same already.");
     await load();
   } catch (error) {
@@ -55,15 +59,25 @@ async function uploadIt() {
   }
 }
 
+const drop = () => { for (const one of [KEPT, SEEN]) sessionStorage.removeItem(one); };
+
+async function forget() {
+  drop();
+  await load();
+}
+
 async function load() {
   await typeShown();
   const answer = await get(`/devicetypes/${id}/manifests`, { count: 20 });
   const newest = answer.data[0]?.manifest;
   const draft = sessionStorage.getItem(KEPT);
+  const begun = sessionStorage.getItem(SEEN);
+  seen = draft !== null && begun !== null ? JSON.parse(begun) : { tag: tagOf(answer.data), data: { manifest: newest } };
   verdict = h("div", { id: "verdict", role: "status" });
   const edit = form("Manifest", [
     field("manifest", "The Manifest as JSON", "area", { class: "editor", rows: 20, value: draft ?? JSON.stringify(newest ?? FIRST, null, 2), oninput: (event) => {
       sessionStorage.setItem(KEPT, event.target.value);
+      sessionStorage.setItem(SEEN, JSON.stringify(seen));
       clearTimeout(typing);
       typing = setTimeout(() => attempt(judge), 600);
     } }),
@@ -73,7 +87,7 @@ async function load() {
     field("encoding", "Written as", [["text", "text"], ["hex", "hexadecimal"]]),
   ], "Try it", judge, "quiet");
   fill(page,
-    draft === null ? null : h("p", { class: "notice" }, "This is a draft that was not uploaded. ", button("Throw it away", () => { sessionStorage.removeItem(KEPT); attempt(load); })),
+    draft === null ? null : h("p", { class: "notice" }, "This is a draft that was not uploaded. ", button("Throw it away", () => attempt(forget))),
     h("div", { class: "columns" }, h("div", { class: "column" }, box("Manifest", h("p", {}, sameCall("POST", `/devicetypes/${id}/manifests`, { manifest: newest ?? FIRST })), edit)),
       h("div", { class: "column" }, box("Try it", tryIt, verdict),
         box("Versions", answer.data.length ? answer.data.map((one) => h("p", { class: "row between" }, h("span", {}, h("b", {}, `Version ${one.version}`), " ", time(one.createdOn),

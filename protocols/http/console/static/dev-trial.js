@@ -1,13 +1,28 @@
 // One trial: its people, invitations, device types and devices.
 
-import { attempt, call, done, get } from "./api.js";
+import { attempt, call, done, get, tagOf } from "./api.js";
 import { badge, box, button, crumb, everything, field, follow, form, id, page, sameCall, show, title } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { copyButton, fill, h, sure, time } from "./dom.js";
+import { save } from "./saving.js";
 
 const PATH = `/trials/${id}`;
 const KINDS = { accepted: "good" };
+const LABELS = { name: "Name", description: "About", endDate: "Stopped" };
 let parts = null;
+
+// Name and description, as they were when the form was opened
+async function edit() {
+  const { data } = await get(PATH);
+  fill(parts.edit, form("Change the trial", [field("name", "Name", "text", { maxlength: 64, required: true, value: data.name }),
+    field("description", "About", "area", { maxlength: 1500, value: data.description ?? "" })], "Save", async (elements) => {
+    const body = { name: elements.name.value.trim(), description: elements.description.value };
+    if (await save("PUT", PATH, body, { seen: { tag: tagOf(data), data }, labels: LABELS, take: edit }) === null) return;
+    fill(parts.edit);
+    done("The trial is changed.");
+    await load();
+  }));
+}
 
 const act = (method, path, body, text) => (event) => attempt(async () => {
   await call(method, path, { body });
@@ -25,7 +40,7 @@ async function load() {
   title(trial.name);
   fill(parts.record, h("dl", { class: "facts" }, h("dt", {}, "State"), h("dd", {}, trial.endDate ? badge("stopped") : badge("running", "good")), h("dt", {}, "About"), h("dd", {}, trial.description ?? ""),
     h("dt", {}, "Begun"), h("dd", {}, time(trial.startDate)), trial.aid ? [h("dt", {}, "Application"), h("dd", {}, h("code", {}, trial.aid)), h("dt", {}, "Client secret"), h("dd", {}, copyButton(trial.clientSecret, "the client secret"))] : null),
-  h("p", { class: "row" }, sameCall("GET", PATH), trial.endDate || !trial.aid ? null : button("Renew the application", act("PUT", `${PATH}/application`, undefined, "The trial has a new application.")),
+  h("p", { class: "row" }, sameCall("GET", PATH), trial.endDate || !trial.aid ? null : button("Change", (event) => attempt(edit, { button: event.target })), trial.endDate || !trial.aid ? null : button("Renew the application", act("PUT", `${PATH}/application`, undefined, "The trial has a new application.")),
     trial.endDate || !trial.aid ? null : button("Stop the trial", async (event) => {
       if (await sure("Stop the trial?", "Its application no longer sees the participants' devices. A trial that is stopped stays stopped.", "Stop the trial")) await act("PUT", PATH, { status: "stop" }, "The trial is stopped.")(event);
     }, "danger small")));
@@ -44,6 +59,7 @@ await show(async () => {
   crumb("/developer/trials", "Trials");
   parts = {
     record: h("div"),
+    edit: h("div"),
     types: new DataTable("Device types", [{ name: "Device type", value: (one) => one.dtid ?? one.id, isName: true, cell: (one) => h("code", {}, one.dtid ?? one.id) },
       { name: "", value: () => "", cell: (one) => button("Take out", act("DELETE", `${PATH}/devicetypes/${one.dtid ?? one.id}`, undefined, "The device type is no longer in the trial.")) }], { empty: "No device type yet.", file: "trial-device-types.csv" }),
     invitations: new DataTable("Invitations", [
@@ -69,7 +85,7 @@ await show(async () => {
   }, "quiet");
   parts.forAdministrators = h("div", { class: "column" }, box("Invitations", invite, parts.invitations.element), box("Participants", parts.participants.element),
     box("Administrators", parts.administrators.element), box("Connected devices", parts.devices.element));
-  fill(page, box("Trial", parts.record), box("Device types", parts.types.element, addType), parts.forAdministrators);
+  fill(page, box("Trial", parts.record, parts.edit), box("Device types", parts.types.element, addType), parts.forAdministrators);
   await load();
   follow(load, 10000);
 });

@@ -5,6 +5,7 @@ import { Acting } from "./actions.js";
 import { Connecting } from "./connecting.js";
 import { $, fill, fullTime, h, showText, sure, time } from "./dom.js";
 import { Drawing } from "./drawing.js";
+import { HandingOver } from "./handing-over.js";
 import { manifestOf, snapshotLeaves } from "./manifest.js";
 import { Plan } from "./plan.js";
 import { Sharing } from "./sharing.js";
@@ -38,6 +39,7 @@ async function open() {
   if (isOwner) {
     ownerTools();
     new Sharing(did);
+    new HandingOver(did, () => device.name);
     new Tasks(did);
   }
   const plan = new Plan(did, isOwner);

@@ -177,6 +177,25 @@ async function offers() {
   }
 }
 
+// What others hand over
+
+async function transfers() {
+  const { data } = await get(`/users/${uid}/transfers`);
+  for (const one of data.transfers) {
+    const answer = (status, text) => (event) => attempt(async () => {
+      await call("PUT", `/devices/${one.did}/transfer`, { body: { status } });
+      note.remove();
+      done(text);
+      await load();
+    }, { button: event.target });
+    const note = h("div", { class: "notice" }, h("p", {}, h("b", {}, one.ownerName || "Somebody"), " hands ", h("b", {}, one.deviceName), " over to you, for good."),
+      h("div", { class: "row" },
+        h("button", { type: "button", class: "small", "aria-label": `Take ${one.deviceName}`, onclick: answer("ACCEPTED", `${one.deviceName} is yours.`) }, "Take it"),
+        h("button", { type: "button", class: "quiet small", "aria-label": `Decline ${one.deviceName}`, onclick: answer("DECLINED", "The device was declined.") }, "Decline")));
+    $("#offers").append(note);
+  }
+}
+
 let typing = 0;
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", (event) => {
@@ -189,4 +208,4 @@ $("#later").addEventListener("click", () => { offset += PAGE; attempt(load); });
 const before = new URLSearchParams(location.search);
 for (const name of ["search", "owner", "sort"]) if (before.get(name)) form.elements[name].value = before.get(name);
 
-await attempt(() => Promise.all([load(), offers()]));
+await attempt(() => Promise.all([load(), offers(), transfers()]));

@@ -1,9 +1,10 @@
 // One rule: the when/then editor, what each condition says now and said before, and trying the rule.
 
-import { attempt, call, done, get, getText } from "./api.js";
+import { attempt, call, done, get, getText, tagOf } from "./api.js";
 import { conditionRow, isPlainCondition } from "./conditions.js";
 import { $, empty, fill, fullTime, h, showText, time, toast } from "./dom.js";
 import { actionRow, isPlainAction, newId, removable, withNames } from "./parts.js";
+import { save } from "./saving.js";
 import { follow } from "./sockets.js";
 
 const HOUR_MS = 3600000;
@@ -14,6 +15,8 @@ const uid = $("meta[name=uid]").content;
 let id = form.dataset.id;
 let rule = null;
 let isJson = false;
+let seen = {};  // what is in the form, as it was loaded or saved
+const LABELS = { name: "Name", enabled: "It runs", rule: "When and then" };
 
 const listed = (value, member) => (value && member in value ? value[member] : value === undefined ? [] : [value]).flat();
 
@@ -83,8 +86,10 @@ form.addEventListener("submit", (event) => {
     return;
   }
   attempt(async () => {
-    const { data } = id ? await call("PUT", `/rules/${id}`, { body: given })
-      : await call("POST", "/rules", { body: { ...given, scope: "allApplications" } });
+    const data = id ? await save("PUT", `/rules/${id}`, given, { seen, labels: LABELS, take: load })
+      : (await call("POST", "/rules", { body: { ...given, scope: "allApplications" } })).data;
+    if (data === null) return;
+    seen = { tag: tagOf(data), data: given };
     if (!id) {
       id = data.id;
       history.replaceState(null, "", `/console/rules/${id}`);
@@ -96,12 +101,18 @@ form.addEventListener("submit", (event) => {
   }, { form });
 });
 
+async function load(data) {
+  seen = { tag: tagOf(data), data };
+  take(data);
+  form.elements.name.value = rule.name;
+  form.elements.enabled.checked = rule.enabled;
+  await show(data.rule);
+}
+
 function take(data) {
   rule = data;
   $("#title").textContent = rule.name;
   document.title = `${rule.name} · Trunkline`;
-  form.elements.name.value = rule.name;
-  form.elements.enabled.checked = rule.enabled;
   $("#tools").hidden = false;
   $("#why-box").hidden = false;
   $("#test").hidden = !rule.isTestable;
@@ -202,9 +213,7 @@ await attempt(async () => {
     $("#name").focus();
     return;
   }
-  const { data } = await get(`/rules/${id}`, { includeBody: true });
-  take(data);
-  await show(data.rule);
+  await load((await get(`/rules/${id}`, { includeBody: true })).data);
   watch();
   await now();
 });

@@ -1,12 +1,15 @@
 // One scene: its Actions, activating it, and its text.
 
-import { attempt, call, done, get, getText } from "./api.js";
+import { attempt, call, done, get, getText, tagOf } from "./api.js";
 import { $, h, showText, toast } from "./dom.js";
 import { actionRow, isPlainAction, removable } from "./parts.js";
+import { save } from "./saving.js";
 
 const form = $("#scene");
 let id = form.dataset.id;
 let scene = null;
+let seen = {};  // what is in the form, as it was loaded or saved
+const LABELS = { name: "Name", description: "Description", actions: "Actions" };
 
 const nameOf = (at) => (path) => `actions.${at}.${path}`;
 
@@ -27,6 +30,15 @@ async function add(one) {
   return row;
 }
 
+async function load(data) {
+  seen = { tag: tagOf(data), data };
+  take(data);
+  form.elements.name.value = data.name;
+  form.elements.description.value = data.description ?? "";
+  $("#actions").replaceChildren();
+  for (const one of data.actions) await add(one);
+}
+
 function take(data) {
   scene = data;
   $("#title").textContent = scene.name;
@@ -43,7 +55,9 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(async () => {
     const body = { name: form.elements.name.value, description: form.elements.description.value, actions: [...$("#actions").children].map((one) => one.read()) };
-    const { data } = id ? await call("PUT", `/scenes/${id}`, { body }) : await call("POST", "/scenes", { body });
+    const data = id ? await save("PUT", `/scenes/${id}`, body, { seen, labels: LABELS, take: load }) : (await call("POST", "/scenes", { body })).data;
+    if (data === null) return;
+    seen = { tag: tagOf(data), data };
     if (!id) {
       id = data.id;
       history.replaceState(null, "", `/console/scenes/${id}`);
@@ -80,9 +94,5 @@ await attempt(async () => {
     $("#name").focus();
     return;
   }
-  const { data } = await get(`/scenes/${id}`);
-  take(data);
-  form.elements.name.value = data.name;
-  form.elements.description.value = data.description ?? "";
-  for (const one of data.actions) await add(one);
+  await load((await get(`/scenes/${id}`)).data);
 });

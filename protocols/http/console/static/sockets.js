@@ -16,7 +16,12 @@ export function follow(feed, parameters, onFrame, onOpen = () => {}, onLost = ()
 
   async function connect() {
     const query = new URLSearchParams(parameters);
-    query.set("authorization", `bearer ${await accessToken(refused)}`);
+    try {
+      query.set("authorization", `bearer ${await accessToken(refused)}`);
+    } catch {  // the session has ended, and the person does not sign in now
+      if (!ended) setTimeout(connect, LONGEST_WAIT_MS);
+      return;
+    }
     if (ended) return;
     const url = new URL(`${REST}/${feed}?${query}`, location.href);
     url.protocol = url.protocol.replace("http", "ws");

@@ -1,0 +1,47 @@
+// Saving what was loaded before: where somebody else changed it meanwhile, both are shown, and the person chooses.
+
+import { call, Refused, tagOf } from "./api.js";
+import { h } from "./dom.js";
+
+// The order of members means nothing
+const sorted = (name, value) => (value !== null && typeof value === "object" && !Array.isArray(value)
+  ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1))) : value);
+const json = (value, space) => JSON.stringify(value ?? null, sorted, space);
+const same = (one, other) => json(one) === json(other);
+const text = (value) => (value === undefined || value === null || value === "" ? "–" : typeof value === "string" ? value
+  : typeof value === "boolean" ? (value ? "yes" : "no") : json(value, 2));
+
+// Sends `body`, made of `seen`: {tag, data}. Gives the answer's data; null when the person took the other version, which
+// `take` has put into the form then, or wants to go on editing. `labels` names members, in their order.
+export async function save(method, path, body, { seen, labels, take, read = (present) => present }) {
+  let { tag } = seen, before = seen.data;
+  for (;;) {
+    try {
+      return (await call(method, path, { body, tag })).data;
+    } catch (error) {
+      if (!(error instanceof Refused) || error.status !== 412 || !error.present) throw error;
+      const present = read(error.present);
+      const choice = await choose(before, present, body, labels);
+      if (choice === "theirs") await take(error.present);
+      if (choice !== "mine") return null;
+      [tag, before] = [tagOf(error.present), present];
+    }
+  }
+}
+
+function choose(before, present, mine, labels) {
+  const changed = Object.entries(labels).filter(([name]) => !same(before?.[name], present[name]) || (name in mine && !same(mine[name], present[name])));
+  const version = (title, value) => h("div", {}, h("dt", {}, title), h("dd", {}, h("pre", { tabindex: "0" }, text(value))));
+  const rows = changed.map(([name, label]) => h("section", { class: "versions", "aria-label": label }, h("h3", {}, label),
+    h("dl", {}, version("As you opened it", before?.[name]), version("As it is now", present[name]), version("Yours", name in mine ? mine[name] : before?.[name]))));
+  return new Promise((resolve) => {
+    const dialog = h("dialog", { class: "wide", "aria-labelledby": "versions-title" },
+      h("form", { method: "dialog" }, h("h2", { id: "versions-title" }, "Somebody changed this meanwhile"),
+        h("p", {}, "Nothing of yours is saved yet."), rows.length ? rows : h("p", {}, "Both versions say the same now."),
+        h("div", { class: "row end" }, h("button", { class: "quiet", value: "" }, "Go on editing"), h("button", { class: "quiet", value: "theirs" }, "Take the other version"),
+          h("button", { value: "mine" }, "Save mine"))));
+    dialog.addEventListener("close", () => { resolve(dialog.returnValue); dialog.remove(); });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}

@@ -1,0 +1,43 @@
+// Signing in again in place: what was typed into the page stays, because the page does.
+
+import { h } from "./dom.js";
+
+const LOOK_MS = 3000;
+const content = (text, name) => new RegExp(`<meta name="${name}" content="([^"]*)"`).exec(text)?.[1];
+const uid = document.querySelector('meta[name="uid"]').content;
+const accounts = document.querySelector('meta[name="accounts"]').content;
+
+// Asks until the same person is signed in. Gives the proof of the new session's pages, or null: not now.
+export function signInAgain() {
+  return new Promise((resolve) => {
+    const problem = h("p", { class: "problem", role: "alert", hidden: true }, "Somebody else is signed in now. Sign in as before: what you typed is yours.");
+    const open = () => window.open(`${accounts}/go?console=/console/signed-in`, "trunkline-sign-in", "popup,width=480,height=720");
+    const dialog = h("dialog", { "aria-labelledby": "again-title" },
+      h("form", { method: "dialog" }, h("h2", { id: "again-title" }, "Sign in again"),
+        h("p", {}, "Your session has ended. What you typed is still here. Sign in, in a window of its own, and go on."), problem,
+        h("div", { class: "row end" }, h("button", { class: "quiet" }, "Not now"), h("button", { type: "button", onclick: open }, "Sign in"))));
+    const heard = new BroadcastChannel("trunkline");
+    let proof = null;
+    const look = async () => {
+      const answer = await fetch("/console/signed-in", { redirect: "manual" }).catch(() => null);
+      if (!answer?.ok) return;
+      const text = await answer.text();
+      problem.hidden = content(text, "uid") === uid;
+      if (!problem.hidden || !dialog.open) return;
+      proof = content(text, "csrf");
+      dialog.close();
+    };
+    const timer = setInterval(look, LOOK_MS);
+    addEventListener("focus", look);
+    heard.addEventListener("message", look);
+    dialog.addEventListener("close", () => {
+      clearInterval(timer);
+      removeEventListener("focus", look);
+      heard.close();
+      dialog.remove();
+      resolve(proof);
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}

@@ -1,0 +1,138 @@
+"""Handing a device over, the archive and leaving, two people at one rule, and a session that ends while typing."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from tests.browser import DESKTOP
+from tests.daemon import ADA_EMAIL, command_output, device_id
+from tests.e2e.console.user import PASSWORD, User
+from tests.e2e.console.world import Site
+
+EVE: Final = "eve@example.org"
+GIVEN: Final = "d" * 32  # a light of Ada's
+
+
+def provision(site: Site, folder: Path, tables: str) -> None:
+    file = folder / "more.toml"
+    file.write_text(tables, encoding="utf-8")
+    command_output("provision", file, "--config", site.daemon.config)
+
+
+@pytest.fixture
+def eve(ada: User, site: Site, tmp_path: Path) -> User:
+    """Another person, with a light of their own."""
+    provision(
+        site,
+        tmp_path,
+        f'[[users]]\nemail = "{EVE}"\nfull_name = "Eve"\npassword = "{PASSWORD}"\n'
+        f'[[devices]]\nid = "{"e" * 32}"\nowner = "{EVE}"\ntype = "example.light"\nname = "Lamp of Eve"\n'
+        f'[[devices]]\nid = "{GIVEN}"\nowner = "{ADA_EMAIL}"\ntype = "example.light"\nname = "Lamp to give"\n',
+    )
+    ada.take_session(EVE)
+    return ada
+
+
+def rule_of_ada(ada: User, site: Site, name: str) -> str:
+    warm = {"sdid": device_id(1), "field": "intensity", "operator": ">", "operand": {"value": 25}}
+    on = {"ddid": device_id(2), "action": "setOn", "parameters": {}}
+    body = {"name": name, "rule": {"if": {"and": [warm]}, "then": [on]}}
+    return str(site.of_ada_at_the_console(ada, "POST", "/rules", body | {"scope": "allApplications"})["id"])
+
+
+def test_a_device_is_offered_taken_and_then_its_new_owner_leaves(
+    eve: User, site: Site, screenshots: Path | None
+) -> None:
+    user = eve
+    user.take_session()
+    user.open(f"/devices/{GIVEN}")
+    user.now(lambda: user.browser.fill("E-mail address of the new owner", EVE))
+    user.click("Offer")
+    user.click("Hand it over")
+    user.sees(f"Offered to {EVE}", "#handed")
+    pictures(user, screenshots, "handing-over")
+    user.take_session(EVE)
+    user.open("")
+    user.sees("Lamp to give over to you", "#offers")
+    pictures(user, screenshots, "offer")
+    user.click("Take Lamp to give")
+    user.sees("Lamp to give is yours")
+    user.sees("Lamp to give", "#devices")
+    user.open("/account")
+    user.click("Make the archive")
+    user.sees("Make a new one", "#archive")
+    pictures(user, screenshots, "leaving")
+    user.click("Delete my account")
+    user.click("Go on")
+    user.now(lambda: user.browser.fill("E-mail address", EVE))
+    pictures(user, screenshots, "sure")
+    user.browser.leaving(lambda: user.click("Delete for good"))
+    user.sees("Sign in")
+    listed = command_output("user", "list", "--config", site.daemon.config)
+    assert EVE not in listed
+
+
+def test_the_later_of_two_who_edit_a_rule_sees_both_and_chooses(
+    ada: User, site: Site, screenshots: Path | None
+) -> None:
+    rule = rule_of_ada(ada, site, "Two people")
+    for choice, name in (("Save mine", "Mine"), ("Take the other version", "Theirs")):
+        ada.open(f"/rules/{rule}")
+        ada.sees("triggered", "#standing")
+        site.of_ada_at_the_console(ada, "PUT", f"/rules/{rule}", {"name": "Theirs"})
+        ada.browser.fill("Name", "Mine")
+        ada.click("Save")
+        ada.sees("Somebody changed this meanwhile", "dialog")
+        ada.sees("Theirs", "dialog")
+        pictures(ada, screenshots, "versions")
+        ada.sees("Mine", "dialog")
+        ada.click(choice)
+        ada.sees(name, "h1")
+        assert site.of_ada("GET", f"/rules/{rule}")["data"]["name"] == name
+    ada.was_refused(412)
+    site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule}", None)
+
+
+def test_what_was_typed_is_saved_after_signing_in_again(ada: User, site: Site, screenshots: Path | None) -> None:
+    rule = rule_of_ada(ada, site, "Before")
+    ada.open(f"/rules/{rule}")
+    ada.sees("triggered", "#standing")
+    ada.browser.fill("Name", "Typed before the session ended")
+    end_sessions(ada)  # the page learns of it when its feed closes
+    ada.sees("Sign in again", "dialog")
+    pictures(ada, screenshots, "sign-in-again")
+    driver = ada.browser.driver
+    page = driver.current_window_handle
+    ada.click("Sign in")
+    ada.eventually(lambda: len(driver.window_handles) == 2)
+    driver.switch_to.window(next(one for one in driver.window_handles if one != page))
+    ada.browser.fill("E-mail address or user name", "ada@example.org")
+    ada.browser.fill("Password", PASSWORD)
+    driver.find_element(By.CSS_SELECTOR, "form button:not([formaction])").click()
+    ada.eventually(lambda: len(driver.window_handles) == 1)
+    driver.switch_to.window(page)
+    ada.click("Save")
+    ada.sees("The rule is saved")
+    assert site.of_ada("GET", f"/rules/{rule}")["data"]["name"] == "Typed before the session ended"
+    site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule}", None)
+    ada.browser.traffic()  # has the refusals of the session that ended
+
+
+def pictures(user: User, folder: Path | None, name: str) -> None:
+    """On a phone, a tablet and a desktop: nothing sticks out. With SCREENSHOTS, pictures of it."""
+    for size in ((390, 844), (768, 1024), DESKTOP):
+        user.browser.show(size, dark=False)
+        if folder is not None:
+            user.browser.screenshot(folder / f"{name}.{size[0]}.png")
+        assert user.browser.overhang() == 0, (name, size)
+
+
+def end_sessions(user: User) -> None:
+    """Sign out in another browser of every one: the page learns of it with its next call."""
+    user.browser.driver.execute_async_script(
+        "const done = arguments[0]; const form = document.querySelector('form.who');"
+        "fetch(form.action, {method: 'POST', body: new URLSearchParams(new FormData(form)), redirect: 'manual'})"
+        ".then(() => done());"
+    )
