@@ -6,17 +6,18 @@ from typing import Final
 
 from broker.clock import Clock
 from broker.devices.registry import Device
-from broker.errors import DomainError
+from broker.errors import DomainError, Unauthorized
 from broker.trace.origin import current_origin
 from storage.keys import DeviceKey
 
 _ENTRIES: Final = 20  # of one device
+_CLAIMS: Final = 5  # of those: a stranger must not displace what the device was refused
 _DEVICES: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedMessage:
-    """`actor` is who sent it: a word and the id. `address` is where it came from."""
+    """`actor` is who sent it: a word and the id; empty for one that has not proven to be anybody."""
 
     at_ms: int
     status: int
@@ -36,16 +37,28 @@ class RefusedMessages:
         One refusal may pass several places: the same text in the same millisecond counts once.
         """
         at_ms, text = self._clock.now_ms(), str(error)
+        known = self._entries(device)
+        if known and (known[-1].at_ms, known[-1].text) == (at_ms, text):
+            return
+        origin = current_origin()
+        known.append(RefusedMessage(at_ms, error.status, text, origin.actor, origin.address))
+
+    def note_claim(self, device: Device, text: str, address: str) -> None:
+        """Somebody named this device with wrong credentials. Of these, the last few are kept."""
+        known = self._entries(device)
+        claims = [one for one in known if not one.actor and one.status == Unauthorized.status]
+        if len(claims) >= _CLAIMS:
+            known.remove(claims[0])
+        known.append(RefusedMessage(self._clock.now_ms(), Unauthorized.status, text, "", address))
+
+    def _entries(self, device: Device) -> deque[RefusedMessage]:
         known = self._of.get(device.key)
         if known is None:
             known = self._of[device.key] = deque(maxlen=_ENTRIES)
             if len(self._of) > _DEVICES:
                 self._of.popitem(last=False)
-        elif (known[-1].at_ms, known[-1].text) == (at_ms, text):
-            return
         self._of.move_to_end(device.key)
-        origin = current_origin()
-        known.append(RefusedMessage(at_ms, error.status, text, origin.actor, origin.address))
+        return known
 
     def of(self, device: Device) -> list[RefusedMessage]:
         """The newest first."""

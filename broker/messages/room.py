@@ -6,6 +6,7 @@ from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.analytics import Analytics
+from broker.messages.claims import Claims
 from broker.messages.heavy_reads import HeavyReads
 from broker.messages.history import Cursors, History
 from broker.messages.ingest import Ingest
@@ -20,6 +21,7 @@ from storage.journal import Journal
 @dataclass(frozen=True, slots=True)
 class MessagesRoom:
     ingest: Ingest
+    claims: Claims
     mids: Mids
     history: History
     projector: Projector
@@ -52,8 +54,11 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     retention = Retention(database, clock, days=core.settings.storage.retention_days)
     life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
     heavy_reads = HeavyReads(database)
+    claims = Claims(devices.registry, ingest.refused, clock)
+    life.worker("claims", claims.look_up_forever)
     return MessagesRoom(
         ingest=ingest,
+        claims=claims,
         mids=mids,
         history=History(database, devices.registry, mids, Cursors(mid_key), heavy_reads),
         projector=projector,

@@ -22,11 +22,12 @@ from broker.errors import (
     PermissionDenied,
     SourceDeviceDisabled,
     StorageUnavailable,
+    Unauthorized,
 )
 from broker.limits.meters import Channel
 from broker.messages.ingest import IN_SECONDS
 from broker.nesting import check_nesting
-from broker.trace.origin import enter
+from broker.trace.origin import current_origin, enter
 from config.limits import COAP_BODY_BYTES
 from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
@@ -71,6 +72,16 @@ class _Body(msgspec.Struct):
     ts: object = None
     type: object = None
     sdid: object = None
+
+
+def _claimed(request: CoapRequest, payload: bytes) -> str:
+    """The device that a message with a wrong token names; empty when it names none."""
+    try:
+        check_nesting(payload)
+        body = _decode_body(cbor_to_json(payload) if request.format == CBOR else payload)
+    except (DomainError, ValueError):
+        return ""
+    return body.sdid if isinstance(body.sdid, str) else ""
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
@@ -167,7 +178,12 @@ class Resources:
             session.usual = None
             self.handle(session, incoming, usual.request, now)
             return
-        enter(session.origin)
+        if usual.origin is None:
+            enter(session.origin)
+            usual.caller.act()
+            usual.origin = current_origin()
+        else:
+            enter(usual.origin)
         try:
             self._rooms.registration.admission.check(usual.device, session.certificate)
         except PermissionDenied:
@@ -237,6 +253,8 @@ class Resources:
             if failure is None or incoming.is_answered:
                 return
             outcome = failure
+        if isinstance(outcome, Unauthorized):
+            self._rooms.messages.claims.note(_claimed(request, incoming.message.payload), "CoAP", outcome)
         if isinstance(outcome, Failure):
             self._refuse(session, incoming, request, InternalError(), outcome.error_id)
         else:
@@ -275,6 +293,7 @@ class Resources:
         self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, caller: Caller, now: float
     ) -> None:
         is_post = request.method == Code.POST
+        caller.act()
         try:
             self._rooms.registration.admission.check(device, session.certificate)
         except PermissionDenied:
@@ -300,6 +319,7 @@ class Resources:
         payload = incoming.message.payload
         if request.block1 is not None:
             if request.size1 > COAP_BODY_BYTES:
+                self._ingest.refused.note(device, BodyTooLarge())
                 raise BodyTooLarge
             body = session.blocks.collect(request.operation, request.block1, payload, now)
             if body is None:
@@ -313,10 +333,15 @@ class Resources:
         self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, payload: bytes
     ) -> None:
         """Submit a message, and answer it when it is durable."""
-        if request.format in BARE or (request.format is None and _is_bare(device, payload)):
-            position = self._submit_bare(device, payload)
-        else:
-            position = self._submit(device, cbor_to_json(payload) if request.format == CBOR else payload)
+        try:
+            if request.format in BARE or (request.format is None and _is_bare(device, payload)):
+                data, ts = self._bare(device, payload), None
+            else:
+                data, ts = self._read(device, cbor_to_json(payload) if request.format == CBOR else payload)
+        except DomainError as error:
+            self._ingest.refused.note(device, error)
+            raise
+        position = self._ingest.submit(device, data, ts)
         if position == self._ingest.failed_position and (lost := self._ingest.nothing_remained(device)) is not None:
             self._lost[position] = DroppedField("data", str(lost))
         elif position == self._ingest.seconds_position:
@@ -329,7 +354,8 @@ class Resources:
         if meter is not None:
             meter.count()
 
-    def _submit(self, device: Device, payload: bytes) -> Position:
+    def _read(self, device: Device, payload: bytes) -> tuple[bytes, object]:
+        """`data` and `ts` of a message, not checked yet. Raises BodyTooLarge, BadRequest, PublishForbidden."""
         if len(payload) > COAP_BODY_BYTES:
             raise BodyTooLarge
         try:
@@ -341,12 +367,12 @@ class Resources:
             raise BadRequest
         if body.sdid is not None and body.sdid != device.id:
             raise PublishForbidden
-        return self._ingest.submit(device, _unquoted(bytes(body.data)), body.ts)
+        return _unquoted(bytes(body.data)), body.ts
 
-    def _submit_bare(self, device: Device, payload: bytes) -> Position:
+    def _bare(self, device: Device, payload: bytes) -> bytes:
         if not device.manifest.takes_any_payload:
             raise UnsupportedFormat
-        return self._ingest.submit(device, payload)
+        return payload
 
     def _rest(self, session: CoapSession, request: CoapRequest, now: float) -> CoapResponse:
         """A further block of the response to a POST, which is not performed again."""

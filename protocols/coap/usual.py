@@ -10,6 +10,7 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError
 from broker.limits.meters import Channel, Meter
+from broker.trace.origin import Origin
 from protocols.coap.messages import CON, DATAGRAM_BYTES, CoapMessage, Code
 from protocols.coap.requests import CoapRequest, check_formats, read_request
 from protocols.coap.rooms import CoapRooms
@@ -29,7 +30,7 @@ _FIRST: Final = range(0x40, 0x49)
 class UsualPost:
     """A confirmable POST to the messages of one device, in one datagram."""
 
-    __slots__ = ("_encoded", "_options", "caller", "device", "meter", "request", "token")
+    __slots__ = ("_encoded", "_options", "caller", "device", "meter", "origin", "request", "token")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class UsualPost:
         self.token = request.path[-1].decode("ascii", "replace")
         self.device, self.caller = known
         self.meter = meter
+        self.origin: Origin | None = None  # of its session, with the device; from the first message on
 
     def read(self, datagram: bytes) -> CoapMessage | None:
         """As `decode_message`; None for any other datagram than the usual one."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_o
 from quart import Response
 
 from broker.accounts.tokens import Caller, TokenKind
+from broker.errors import DomainError
 from broker.registration.certificates import ClientCertificate
 from broker.services import Services
 from config.limits import MAX_BODY_BYTES
@@ -293,6 +294,9 @@ class RestCalls:
     #: Names that stand in the paths of this noun only: the type and an example of each. `openapi/path_names.py` has
     #: those that several nouns use.
     path_names: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+
+    async def body_refused(self, caller: Caller, error: DomainError) -> None:
+        """The body of a call that counts as a message cannot be read."""
 
     @property
     def is_served(self) -> bool:

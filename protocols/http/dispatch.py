@@ -14,7 +14,7 @@ from quart import Quart, Response, request
 
 from broker.accounts.tokens import Caller
 from broker.conditional import expecting
-from broker.errors import BadRequest, NotFound, NotInThisVersion, ValidationFailed
+from broker.errors import BadRequest, DomainError, NotFound, NotInThisVersion, ValidationFailed
 from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
@@ -190,7 +190,12 @@ class _Endpoint:
             kind = _chosen(call.queries, query)
             values = query.members(kind, caller)
         if self._body is not None:
-            arguments["body"] = await self._body.read(caller)
+            try:
+                arguments["body"] = await self._body.read(caller)
+            except DomainError as error:
+                if call.counted is Counted.MESSAGES and caller is not None:
+                    await self._noun.body_refused(caller, error)
+                raise
         if query is not None:
             query.check()
             if call.takes_query:

@@ -257,6 +257,7 @@ class _Connection:
         except (DomainError, StoreError) as error:
             refusal = refusal_for(error)
             self._outbox.put(self._session.refuse(connect_reason(refusal)))
+            self._rooms.messages.claims.note(offered.device_id, "MQTT", error)
             await self._note_refusal(refusal, offered.device_id)
             return None
 

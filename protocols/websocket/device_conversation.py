@@ -196,6 +196,7 @@ class DeviceConversation:
         except (DomainError, StoreError) as error:
             refusal = refusal_for(error)
             note_refusal(self._rooms.core.refusals, "websocket", refusal)
+            self._rooms.messages.claims.note(request.sdid, "WebSocket", error)
             self._act(self._channel.registration_refused(request.sdid, refusal))
         else:
             self._connect(device, reach, request.token)

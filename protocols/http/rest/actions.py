@@ -9,7 +9,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
 from broker.envelope import Action
-from broker.errors import DestinationDeviceDisabled, Finding, invalid
+from broker.errors import DestinationDeviceDisabled, DomainError, Finding, invalid
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_MESSAGE_BODY_BYTES
 from protocols.http.calls import ANY_TOKEN, NOTHING, Counted, InQuery, RestCall, RestCalls
@@ -97,6 +97,9 @@ class ActionCalls(RestCalls):
         self._searches: Searches[Action] = Searches(
             accounts, devices, "ddid", history.action_by_mid, history.actions, action_entry
         )
+
+    async def body_refused(self, caller: Caller, error: DomainError) -> None:
+        await self._sending.note_refused(caller, error)
 
     @RestCall(
         "POST",

@@ -43,7 +43,7 @@ class _Refusal(Shape):
     ts: Timestamp
     code: int
     message: str
-    actor: Annotated[str, about("Who sent it: `device`, `user` or `application`, and the id")]
+    actor: Annotated[str, about("`device`, `user` or `application`, and the id; empty: nobody proven")]
     address: Annotated[str, about("Where it came from")]
 
 

@@ -10,6 +10,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
 from broker.envelope import Message
+from broker.errors import DomainError
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_DATA_BYTES, MAX_MESSAGE_BODY_BYTES, PAGE_COUNT_DEFAULT
 from protocols.http.calls import ANY_TOKEN, NOTHING, Chapter, Counted, InQuery, RestCall, RestCalls
@@ -134,6 +135,9 @@ class MessageCalls(RestCalls):
         self._searches: Searches[Message] = Searches(
             accounts, devices, "sdid", history.by_mid, history.messages, message_entry
         )
+
+    async def body_refused(self, caller: Caller, error: DomainError) -> None:
+        await self._sending.note_refused(caller, error)
 
     @RestCall(
         "POST",

@@ -1,6 +1,7 @@
 """Sending a message or an Action (reference 9.1): the bodies of both calls, and the way into the store."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -8,11 +9,21 @@ from msgspec import UNSET, Raw, UnsetType
 
 from broker.accounts.permissions import Permission
 from broker.accounts.room import AccountsRoom
-from broker.accounts.tokens import Caller
+from broker.accounts.tokens import Caller, TokenKind
 from broker.device_types.dropped import DroppedField
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import REQUIRED, Finding, PayloadTooLarge, SourceDeviceDisabled, ValidationFailed, choice, invalid
+from broker.errors import (
+    REQUIRED,
+    DeviceNotFound,
+    DomainError,
+    Finding,
+    PayloadTooLarge,
+    SourceDeviceDisabled,
+    ValidationFailed,
+    choice,
+    invalid,
+)
 from broker.messages.room import MessagesRoom
 from broker.nesting import check_nesting
 from config.limits import MAX_ACTIONS_PER_MESSAGE
@@ -115,13 +126,21 @@ class Sending:
         charge_to(device)
         if not self._ingest.has_room:
             await self._ingest.wait_room()
-        payload = payload_of(body.data, anything=device.manifest.takes_any_payload)
+        try:
+            payload = payload_of(body.data, anything=device.manifest.takes_any_payload)
+        except ValidationFailed as error:
+            self._ingest.refused.note(device, error)
+            raise
         dropped: list[DroppedField] = []
         stored = await self._stored(self._ingest.submit(device, payload, time_of(body.ts), dropped))
         return stored_message(stored.data.mid, dropped)
 
     async def action(self, caller: Caller, body: NewMessage | NewAction) -> Data[Sent]:
-        data = payload_of(body.data)
+        try:
+            data = payload_of(body.data)
+        except ValidationFailed as error:
+            await self.note_refused(caller, error)
+            raise
         destination = await self._writable(caller, body.ddid or caller.device_id)
         source = destination
         if body.sdid and body.sdid != destination.id:
@@ -130,6 +149,12 @@ class Sending:
         if not self._ingest.has_room:
             await self._ingest.wait_room()
         return await self._stored(self._ingest.submit_action(source, destination, data, time_of(body.ts)))
+
+    async def note_refused(self, caller: Caller, error: DomainError) -> None:
+        """A body that a device has sent cannot be read: for its owner to see (reference 9.6)."""
+        if caller.kind is TokenKind.DEVICE and caller.device is not None:
+            with suppress(DeviceNotFound):
+                self._ingest.refused.note(await self._devices.get(caller.device), error)
 
     async def _writable(self, caller: Caller, device_id: str | None) -> Device:
         device = await self._devices.find(device_id or "")

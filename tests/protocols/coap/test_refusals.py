@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
@@ -14,7 +15,7 @@ from config.limits import WRONG_TOKEN_TRIES
 from config.settings import Limits, Settings
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import CoapMessage, Code
-from tests.factories import ADA_TOKEN, HALL_TOKEN, KITCHEN_TOKEN
+from tests.factories import ADA_TOKEN, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer
 
@@ -78,3 +79,35 @@ async def test_datagrams_with_a_forged_address_do_not_lock_it_out_of_other_proto
     assert (await posted(Peer(endpoint, ("192.0.2.1", 50_000)), new_id())).code == TOO_MANY
     enter(Origin("192.0.2.1"))  # as of a connection
     assert (await services.accounts.tokens.caller(ADA_TOKEN)).kind is TokenKind.USER
+
+
+async def test_what_a_device_is_refused_is_on_its_owners_page(peer: Peer, services: Services) -> None:
+    """With kind and id of the device, also what cannot be read."""
+    kitchen = await services.devices.registry.find(KITCHEN)
+    for _ in range(2):  # the second time the device is known to its session
+        assert (await posted(peer, KITCHEN_TOKEN)).code == Code.CREATED
+        peer.post(KITCHEN_TOKEN, BODY | {"ts": -1})
+        await wait_all_tasks_blocked()
+        assert peer.take().code == 4 << 5
+    for payload in (b"{", b'{"data":{}', b'{"data":{},"type":"x"}'):
+        peer.post(KITCHEN_TOKEN, payload)
+        await wait_all_tasks_blocked()
+        assert peer.take().code == 4 << 5
+    found = services.messages.ingest.refused.of(kitchen)
+    assert {one.actor for one in found} == {f"device {KITCHEN}"}
+    assert {one.text for one in found} == {"Invalid ts value", "Bad Request"}
+
+
+async def test_a_wrong_token_for_a_device_is_on_its_owners_page(peer: Peer, services: Services) -> None:
+    kitchen = await services.devices.registry.find(KITCHEN)
+    unknown = await posted(peer, new_id())
+    for sdid in (KITCHEN, KITCHEN, "f" * 32):
+        peer.post(new_id(), BODY | {"sdid": sdid})
+        await wait_all_tasks_blocked()
+        assert peer.take().payload == unknown.payload
+    with trio.fail_after(20):
+        while not (found := services.messages.ingest.refused.of(kitchen)):
+            await trio.lowlevel.checkpoint()
+    assert [(one.status, one.text, one.actor, one.address) for one in found] == [
+        (401, "CoAP: wrong credentials for this device", "", "192.0.2.1")
+    ]

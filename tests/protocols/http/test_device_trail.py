@@ -4,9 +4,10 @@ from typing import Any
 
 import httpx
 import pytest
+import trio
 from msgspec.structs import replace
 
-from broker.errors import BadRequest
+from broker.errors import BadRequest, Unauthorized
 from broker.messages.refused import RefusedMessages
 from broker.services import Services
 from config.settings import Limits, Settings
@@ -70,6 +71,48 @@ async def test_refused_messages_are_listed_with_who_sent_them(api: httpx.AsyncCl
         "actor": f"device {KITCHEN}",
         "address": "127.0.0.1",
     }
+
+
+async def test_bodies_that_cannot_be_read_are_listed(api: httpx.AsyncClient, fake_clock: FakeClock) -> None:
+    headers = bearer(KITCHEN_TOKEN)
+    for number, (path, content) in enumerate(
+        [
+            ("/messages", b'{"data":'),
+            ("/messages", b"[1]"),
+            ("/messages", b'{"data":7}'),
+            ("/messages", b'{"data":{"a":1}}' + b" " * 20_000),
+            ("/actions", b"{"),
+            ("/actions", b'{"data":{}}'),
+        ]
+    ):
+        fake_clock.advance(1)
+        answer = await api.post(path, headers=headers, content=content)
+        found = (await shown(api, REFUSALS))["data"]["refusals"]
+        assert len(found) == number + 1, content
+        assert (found[0]["code"], found[0]["actor"]) == (answer.status_code, f"device {KITCHEN}")
+    fake_clock.advance(1)
+    user = await api.post("/messages", headers=bearer(ADA_TOKEN), json={"sdid": KITCHEN, "data": 7})
+    assert user.status_code == 400
+    assert (await shown(api, REFUSALS))["data"]["refusals"][0]["actor"].startswith("user ")
+
+
+async def test_claims_are_bounded_and_displace_nothing_else(
+    services: Services, world: World, fake_clock: FakeClock
+) -> None:
+    kitchen = await services.devices.registry.find(KITCHEN)
+    refused = services.messages.ingest.refused
+    refused.note(kitchen, BadRequest())
+    for number in range(30):
+        fake_clock.advance(1)
+        refused.note_claim(kitchen, "MQTT: wrong credentials for this device", f"192.0.2.{number}")
+    assert [one.address for one in refused.of(kitchen)] == [f"192.0.2.{29 - before}" for before in range(5)] + [""]
+    for _ in range(1_000):  # nothing waits for them, however many come
+        services.messages.claims.note(KITCHEN, "MQTT", Unauthorized())
+        services.messages.claims.note("no id", "MQTT", Unauthorized())
+    with trio.fail_after(20):
+        while refused.of(kitchen)[0].address:
+            await trio.lowlevel.checkpoint()
+    assert len([one for one in refused.of(kitchen) if not one.actor and one.status == 401]) == 5
 
 
 async def test_a_disabled_device_is_told_in_the_list(api: httpx.AsyncClient) -> None:

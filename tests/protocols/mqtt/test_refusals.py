@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 
 from broker.ids import new_id
+from broker.services import Services
 from broker.trace.refusals import LINES_OF_ONE
 from config.limits import WRONG_TOKEN_TRIES
 from config.settings import Limits, Settings
@@ -141,3 +143,19 @@ async def test_a_device_that_sends_nonsense_without_end_fills_no_log(server: Ser
             await peer.send(publish(number, b"[]"))
             await peer.expect(puback(number))
     assert len(logs) == LINES_OF_ONE
+
+
+async def test_a_wrong_token_is_on_the_page_of_the_devices_owner(server: Server, services: Services) -> None:
+    """At most once a minute; and who connects is not told more about a device that is there."""
+    kitchen = await services.devices.registry.find(KITCHEN)
+    for name in (KITCHEN, "9" * 32, KITCHEN):
+        peer = await server.dial()
+        await peer.send(connect(name, "0" * 32))
+        await peer.expect(refused(4))
+        await peer.expect_end()
+    with trio.fail_after(20):
+        while not (found := services.messages.ingest.refused.of(kitchen)):
+            await trio.lowlevel.checkpoint()
+    assert [(one.status, one.text, one.actor) for one in found] == [
+        (401, "MQTT: wrong credentials for this device", "")
+    ]

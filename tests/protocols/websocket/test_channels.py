@@ -194,3 +194,18 @@ async def test_a_time_may_be_a_text_and_one_in_seconds_is_told(
         found = await peers.services.messages.history.by_mid(mid)
         assert found is not None
         assert found[0].ts == stored
+
+
+async def test_a_wrong_token_is_on_the_page_of_the_devices_owner(peers: Peers) -> None:
+    kitchen = await peers.services.devices.registry.find(KITCHEN)
+    socket = await peers.connect("/v1.1/websocket?ack=true")
+    answers = [
+        await ask(socket, type="register", sdid=sdid, Authorization="0" * 32) for sdid in (KITCHEN, "9" * 32, KITCHEN)
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    with trio.fail_after(20):
+        while not (found := peers.services.messages.ingest.refused.of(kitchen)):
+            await trio.lowlevel.checkpoint()
+    assert [(one.status, one.text, one.actor) for one in found] == [
+        (401, "WebSocket: wrong credentials for this device", "")
+    ]
