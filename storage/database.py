@@ -341,7 +341,8 @@ class Database:
     ) -> T:
         if self._thread is None:
             return await self._run_sync(partial(self._read, work), limiter=self._read_limiter)
-        async with places.of(self._asked_by()):
+        since = await places.take(key := self._asked_by())
+        try:
             if self._closed:  # a thread that has ended would begin again
                 raise StoreError("the store is not open")
             thread = self._idle_threads.pop()
@@ -349,6 +350,8 @@ class Database:
                 return await thread.run(partial(copy_context().run, self._read, work), interrupt)
             finally:
                 self._idle_threads.append(thread)
+        finally:
+            places.give_back(key, since)
 
     def _read(self, work: Callable[[Transaction], T]) -> T:
         with self._readers_lock:

@@ -64,14 +64,17 @@ class FairPlaces:
     @asynccontextmanager
     async def of(self, key: Hashable) -> AsyncIterator[None]:
         """A place of the key while the block lasts."""
-        since = await self._take(key)
+        since = await self.take(key)
         try:
             yield
         finally:
-            self._give_back(key, since)
+            self.give_back(key, since)
 
-    async def _take(self, key: Hashable) -> float:
-        """Wait for a place; answer since when it is held. Who is cancelled has none."""
+    async def take(self, key: Hashable) -> float:
+        """As `of`, where a context manager costs too much: `give_back` gets what this answers.
+
+        Who is cancelled holds no place.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         if key not in self._lines and self._is_free_for(key, is_patient=True):
             return self._give(key)
@@ -81,19 +84,21 @@ class FairPlaces:
             if self._patience < math.inf:
                 with trio.move_on_after(self._patience):
                     await one.woken.wait()
-                one.is_patient = False
-                self._serve()
-            await one.woken.wait()
+                if one.since is None:
+                    one.is_patient = False
+                    self._serve()
+            if one.since is None:
+                await one.woken.wait()
         except trio.Cancelled:
             if one.since is not None:
-                self._give_back(key, one.since)
+                self.give_back(key, one.since)
             else:
                 self._leave_line(key, one)
             raise
         assert one.since is not None  # noqa: S101 - whoever is woken has a place
         return one.since
 
-    def _give_back(self, key: Hashable, since: float) -> None:
+    def give_back(self, key: Hashable, since: float) -> None:
         self._taken -= 1
         if self._at_first < self._in_all:
             self._begun.remove(since)
