@@ -20,6 +20,7 @@ from broker.trace.origin import current_origin
 from storage.keys import DeviceKey
 from storage.sql import StoreError
 
+WRONG: Final = "wrong credentials for this device"
 _WAITING: Final = 100
 _PAUSE_SECONDS: Final = 0.1  # between two that are looked up
 _EVERY_MS: Final = 60_000  # for one device
@@ -29,7 +30,7 @@ _DEVICES: Final = 2_000
 @dataclass(frozen=True, slots=True)
 class _Claim:
     device_id: str
-    channel: str
+    text: str
     address: str
 
 
@@ -43,9 +44,14 @@ class Claims:
 
     def note(self, device_id: str, channel: str, error: DomainError | StoreError) -> None:
         """A peer has named this device on a channel (`MQTT`), with credentials that were refused. Does not wait."""
-        if isinstance(error, Unauthorized) and is_id(device_id):
+        if isinstance(error, Unauthorized):
+            self.note_unproven(device_id, f"{channel}: {WRONG}")
+
+    def note_unproven(self, device_id: str, text: str) -> None:
+        """As `note`, in these words."""
+        if is_id(device_id):
             with suppress(trio.WouldBlock):  # strangers send more of them than anybody reads
-                self._send.send_nowait(_Claim(device_id, channel, current_origin().address))
+                self._send.send_nowait(_Claim(device_id, text, current_origin().address))
 
     async def look_up_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -65,4 +71,4 @@ class Claims:
         self._told.move_to_end(device.key)
         if len(self._told) > _DEVICES:
             self._told.popitem(last=False)
-        self._refused.note_claim(device, f"{claim.channel}: wrong credentials for this device", claim.address)
+        self._refused.note_claim(device, claim.text, claim.address)

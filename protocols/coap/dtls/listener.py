@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
+from broker.messages.claims import WRONG
 from broker.registration.certificates import ClientCertificate
 from broker.threads import RunInThread, finish_in_thread
-from broker.trace.origin import Origin, concerning, enter
+from broker.trace.origin import Origin, concerning, current_origin, enter
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
 from protocols.coap.containment import Failure, contain_async
@@ -322,6 +323,8 @@ class _Peers:
             # A handshake that was cancelled has made room for another, and is not refused.
             if not handshake.scope.cancelled_caught or trio.current_time() >= handshake.scope.deadline:
                 self._rooms.core.refusals.note("dtls_refused", reason=reason)
+                if named := current_origin().account:  # records under a wrong key are as if they had not come
+                    self._rooms.messages.claims.note_unproven(named, f"DTLS: {WRONG}, or its records were lost")
             return False
         self._handshakes += 1
         self._open_session(address, connection, handshake.hello)

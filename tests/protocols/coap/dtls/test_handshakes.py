@@ -291,6 +291,12 @@ async def test_failed_handshakes_have_a_line_with_the_device_if_there_is_one(
         ("dtls_refused", "127.0.0.1", KITCHEN),
     ]
     assert logs[1]["reason"] == "took too long"
+    mock_clock.jump(1)
+    await wait_all_tasks_blocked()
+    kitchen = await services.devices.registry.find(KITCHEN)
+    assert [(one.status, one.text, one.address) for one in services.messages.ingest.refused.of(kitchen)] == [
+        (401, "DTLS: wrong credentials for this device, or its records were lost", "127.0.0.1")
+    ]
     assert KITCHEN_TOKEN not in str(logs)
 
 
