@@ -68,10 +68,12 @@ class Claims:
         full_name: str = "",
         account_type: str = LOCAL,
         id_: str | None = None,
+        email: str | None = None,
     ) -> UserRecord:
         """Close the account `former`, whose address is not verified; return the new account with its address.
 
-        `id_`: of the new account; where it is that of the former one, the former one gets another.
+        `id_`: of the new account; where it is that of the former one, the former one gets another. `email`: the address
+        in another writing.
         """
         tx, now_ms = issuance.tx, issuance.now_ms
         issuance.end_everything_of(former.key)
@@ -84,7 +86,7 @@ class Claims:
         )
         user = add_account(
             tx,
-            former.email,
+            email or former.email,
             full_name=full_name,
             password_hash=password_hash,
             now_ms=now_ms,

@@ -139,6 +139,7 @@ class AccountTables:
             password_hash=None if password is None else password.hashed,
             full_name=entry.full_name or "",
             id_=id_,
+            email=entry.email,
         )
         self._run.notice(at, entry.email, f"is a new account: account {former.id}, which had the address, is closed")
         return user.key

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import ADA, bearer
+from tests.daemon import ADA
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.world import MOBILE, SECRETS, SERVER, TV, WEB, Site
 
@@ -105,7 +105,7 @@ def test_client_credentials(new_client: NewClient, site: Site) -> None:
     assert client.get(site.users_self).status_code == 403  # an application token has no user
 
 
-def test_refresh_tokens_rotate_and_a_second_use_ends_the_whole_family(
+def test_refresh_tokens_rotate_and_a_second_use_soon_after_gets_the_same_tokens(
     new_client: NewClient, person: Person, site: Site
 ) -> None:
     client = new_client(WEB, "web")
@@ -113,13 +113,15 @@ def test_refresh_tokens_rotate_and_a_second_use_ends_the_whole_family(
     second = dict(client.refresh_token(client.metadata["token_endpoint"]))
     assert not set(first.values()) & {second["access_token"], second["refresh_token"]}
     assert whose(client, site) == ADA
+    again = client.refresh_token(client.metadata["token_endpoint"], first["refresh_token"])
+    assert [again[name] for name in ("access_token", "refresh_token")] == [
+        second[name] for name in ("access_token", "refresh_token")
+    ]
+    client.refresh_token(client.metadata["token_endpoint"], second["refresh_token"])
+    # Now the client has gone on: the first one is refused, and nothing else happens.
     with pytest.raises(AuthlibBaseError, match="invalid_grant"):
         client.refresh_token(client.metadata["token_endpoint"], first["refresh_token"])
-    with pytest.raises(AuthlibBaseError, match="invalid_grant"):
-        client.refresh_token(client.metadata["token_endpoint"], second["refresh_token"])
-    for dead in (first, second):
-        answer = client.request("GET", site.users_self, headers=bearer(dead["access_token"]), withhold_token=True)
-        assert answer.status_code == 401
+    assert whose(client, site) == ADA
 
 
 def start_device(client: Any) -> dict[str, Any]:

@@ -48,8 +48,13 @@ def test_authorization_code_and_refresh(web: OAuth2Session, person: Person, site
     second = web.refresh_token(f"{site.accounts}/token", auth=(WEB, SECRETS[WEB]))
     assert first["access_token"] != second["access_token"]
     assert whose(web, site) == ADA
+    used = first["refresh_token"]
+    again = web.refresh_token(f"{site.accounts}/token", used, auth=(WEB, SECRETS[WEB]))
+    assert again["access_token"] == second["access_token"]
+    web.refresh_token(f"{site.accounts}/token", auth=(WEB, SECRETS[WEB]))
     with pytest.raises(InvalidGrantError):
-        web.refresh_token(f"{site.accounts}/token", first["refresh_token"], auth=(WEB, SECRETS[WEB]))
+        web.refresh_token(f"{site.accounts}/token", used, auth=(WEB, SECRETS[WEB]))
+    assert whose(web, site) == ADA
 
 
 def test_implicit_and_its_refresh(page: OAuth2Session, person: Person, site: Site) -> None:

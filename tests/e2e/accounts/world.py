@@ -50,9 +50,10 @@ class Site:
         return answer.raise_for_status().json()["data"]
 
     def forget_agreements(self) -> None:
-        """Revoke Ada's applications, except the one of her token: the consent page comes again."""
+        """Revoke Ada's applications, except the one of her token: the consent page comes again. Those that ask for
+        nothing stay: after a revocation they are shown it, too, which they are not at a first sign-in."""
         for one in self.of_ada("GET", "/users/self/applications")["applications"]:
-            if one["aid"] != DASHBOARD:
+            if one["aid"] != DASHBOARD and one["permissions"]:
                 self.of_ada("DELETE", f"/users/self/applications/{one['aid']}")
 
     def trunkline(self, *arguments: str) -> str:
