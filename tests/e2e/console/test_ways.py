@@ -132,6 +132,17 @@ def test_an_update_waits_for_the_owner(ada: User, site: Site, program: Path) -> 
         ada.click("Install it")
         ada.sees_no("An update waits for you")
         assert tasks_of(site, did)[0]["acceptanceStatus"] == "ACCEPTED"
+        # What the device says of itself, with the units of the registry (issue 44, 5).
+        site.of_ada("PUT", f"/devicemgmt/devicetypes/{LIGHT_TYPE}", json={"devicePropertiesEnabled": True})
+        ada.eventually(lambda: "device" in properties_of(site, did))
+        ada.browser.open(f"{ada.origin}/developer/types/{LIGHT_TYPE}/devices")
+        ada.sees("device.batteryLevel: 100 /100")
+        site.of_ada("PUT", f"/devicemgmt/devicetypes/{LIGHT_TYPE}", json={"devicePropertiesEnabled": False})
+
+
+def properties_of(site: Site, did: str) -> dict[str, Any]:
+    found: dict[str, Any] = site.of_ada("GET", f"/devicemgmt/devices/{did}/properties")["data"]["deviceProperties"]
+    return found
 
 
 def tasks_of(site: Site, did: str) -> list[dict[str, Any]]:
