@@ -35,7 +35,6 @@ from config.limits import (
     FEEDS_PER_USER,
     IMAGE_MAX_BYTES,
     MQTT_OPEN_PACKET_BYTES,
-    MQTT_OPEN_PACKET_BYTES_MAX,
     MQTT_PACKET_BYTES,
     MQTT_SESSION_SECONDS,
     PASSWORD_MEMORY_MIB,
@@ -45,26 +44,23 @@ from config.limits import (
     UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS,
     USER_TOKEN_SECONDS,
 )
-from config.mail import Sender, SmtpServer
-from config.providers import provider_problems
-from config.rates import Rate
+from config.settings_checks import SOCKET_LIMITS, problems
 
 PREFIX = "TRUNKLINE_"
 _ENVIRONMENT = "environment"
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
 #: The host of a `bind` that means every address of the machine, IPv4 and IPv6.
 ANY_HOST = "*"
-#: Currencies with no or three decimals: refused, because prices have two decimals.
-WHOLE_CURRENCIES = frozenset(
-    {"bif", "clp", "djf", "gnf", "isk", "jpy", "kmf", "krw", "mga", "pyg", "rwf", "ugx", "vnd", "vuv", "xaf", "xof"}
-    | {"xpf", "bhd", "jod", "kwd", "omr", "tnd"}
-)
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _MISSING = re.compile(r"missing required field `(.+?)`")
 
 
 class SettingsError(Exception):
-    """The configuration cannot be used. The text is one line for the operator."""
+    """The configuration cannot be used. The text is one line for the operator; `others` are further problems of it."""
+
+    def __init__(self, problem: str, others: Sequence[str] = ()) -> None:
+        super().__init__(problem)
+        self.others = tuple(others)
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -214,11 +210,6 @@ class Tls(_Table, frozen=True):
         return None if self.certificate_rsa is None or self.key_rsa is None else (self.certificate_rsa, self.key_rsa)
 
 
-#: The settings of `limits` that bound connections (reference 21.8).
-SOCKET_LIMITS: Final = (
-    *("connections_per_token", "connections_per_user", "connections_per_application", "connections_per_device"),
-    *("feeds_per_token", "feeds_per_user", "feeds_per_application"),
-)
 
 
 class Limits(_Table, frozen=True):
@@ -373,7 +364,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) ->
     """Read `path` (None: only the environment); variables override the file.
 
     Raises:
-        SettingsError: one line with file, key, problem and allowed values.
+        SettingsError: for each problem one line with file, key, problem and allowed values.
     """
     try:
         document: dict[str, Any] = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
@@ -382,6 +373,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) ->
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
     where = str(path) if path is not None else _ENVIRONMENT
+    found: list[str] = []
     for (*tables, key), value in _overrides(environ):
         table = document
         for name in tables:
@@ -389,7 +381,14 @@ def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) ->
             if not isinstance(table, dict):
                 raise SettingsError(f"{where}: {name}: expected a table")
         table[key] = value
-    return _checked(_convert(document, where), where)
+    settings, removed = _convert(_with_addresses(document, where, found), where, found)
+    if settings is not None:
+        # A key that was removed has its default now, which its neighbours may not fit.
+        others = [text for text in problems(settings) if not any(key in text for key in removed)]
+        found += [f"{where}: {text}" for text in others]
+    if settings is None or found:
+        raise SettingsError(found[0], found[1:])
+    return settings
 
 
 def _overrides(environ: Mapping[str, str]) -> list[tuple[list[str], object]]:
@@ -412,7 +411,10 @@ def _from_text(text: str, keys: list[str], where: str) -> object:
         if text.startswith("["):
             with suppress(msgspec.DecodeError):  # of an IPv6 address
                 value = msgspec.json.decode(text)
-        _address(value, where)
+        try:
+            Address.of(value)
+        except ValueError as error:
+            raise SettingsError(f"{where}: {error}") from error
         return value
     kind = _kind_of(keys)
     if get_origin(kind) is tuple:
@@ -451,28 +453,46 @@ def _decode(_kind: type[Path], value: object) -> Path:
     return Path(value)
 
 
-def _convert(document: dict[str, Any], where: str) -> Settings:
-    prepared = _with_addresses(document, where)
-    try:
-        return msgspec.convert(prepared, Settings, dec_hook=_decode)
-    except msgspec.ValidationError as error:
-        problem, _, location = str(error).partition(" - at `$")
-        keys = location.rstrip("`").lstrip(".").split(".") if location else []
-        allowed = _allowed(_kind_of(keys))
-        if (unknown := _UNKNOWN.search(problem)) is not None:
-            keys, problem = [*keys, unknown[1]], "unknown setting"
-        elif (missing := _MISSING.search(problem)) is not None:
-            keys, problem, allowed = [*keys, missing[1]], "is required", ""
-            if where == _ENVIRONMENT:
-                problem = f"{problem} (--config names a configuration, {PREFIX}{'_'.join(keys).upper()} the value)"
-        raise SettingsError(f"{where}: {'.'.join(keys)}: {_lower(problem)}{allowed}") from error
+def _convert(document: dict[str, Any], where: str, found: list[str]) -> tuple[Settings | None, list[str]]:
+    """The settings, and the keys that were left out because their values cannot be used; each is added to `found`."""
+    removed: list[str] = []
+    while True:
+        try:
+            return msgspec.convert(document, Settings, dec_hook=_decode), removed
+        except msgspec.ValidationError as error:
+            problem, _, location = str(error).partition(" - at `$")
+            keys = location.rstrip("`").lstrip(".").split(".") if location else []
+            allowed = _allowed(_kind_of(keys))
+            if (unknown := _UNKNOWN.search(problem)) is not None:
+                keys, problem = [*keys, unknown[1]], "unknown setting"
+            elif (missing := _MISSING.search(problem)) is not None:
+                keys, problem, allowed = [*keys, missing[1]], "is required", ""
+                if where == _ENVIRONMENT:
+                    problem = f"{problem} (--config names a configuration, {PREFIX}{'_'.join(keys).upper()} the value)"
+            found.append(f"{where}: {'.'.join(keys)}: {_lower(problem)}{allowed}")
+            if not _remove(document, keys):
+                return None, removed
+            removed.append(".".join(keys))
+
+
+def _remove(document: dict[str, Any], keys: Sequence[str]) -> bool:
+    """Take a key out, with the array that it is in. Whether it was there."""
+    table = document
+    for key in keys:
+        name = key.partition("[")[0]
+        inner = table.get(name)
+        if not isinstance(inner, dict) or key == keys[-1]:
+            return table.pop(name, None) is not None
+        table = inner
+    return False
 
 
 def _lower(problem: str) -> str:
     return problem[:1].lower() + problem[1:]
 
 
-def _with_addresses(document: dict[str, Any], where: str) -> dict[str, Any]:
+def _with_addresses(document: dict[str, Any], where: str, found: list[str]) -> dict[str, Any]:
+    """A copy of the document with addresses in the place of their texts; those that are none are added to `found`."""
     prepared = dict(document)
     for key, table in document.items():
         if not isinstance(table, dict):
@@ -480,15 +500,12 @@ def _with_addresses(document: dict[str, Any], where: str) -> dict[str, Any]:
         prepared[key] = dict(table)
         for inner, value in table.items():
             if inner.endswith("bind"):
-                prepared[key][inner] = msgspec.to_builtins(_address(value, f"{where}: {key}.{inner}"))
+                try:
+                    prepared[key][inner] = msgspec.to_builtins(Address.of(value))
+                except ValueError as error:
+                    found.append(f"{where}: {key}.{inner}: {error}")
+                    del prepared[key][inner]
     return prepared
-
-
-def _address(value: object, where: str) -> Address:
-    try:
-        return Address.of(value)
-    except ValueError as error:
-        raise SettingsError(f"{where}: {error}") from error
 
 
 def _kind_of(keys: list[str]) -> Any:
@@ -506,126 +523,3 @@ def _allowed(kind: Any) -> str:
     else:
         return ""
     return f" (allowed: {', '.join(names)})"
-
-
-def _checked(settings: Settings, where: str) -> Settings:
-    needs_tls = [
-        f"{name}.{key}"
-        for name, key in (
-            ("http", "tls_bind"),
-            ("accounts", "tls_bind"),
-            ("secure", "tls_bind"),
-            ("mqtt", "tls_bind"),
-            ("coap", "dtls_bind"),
-            ("lwm2m", "tls_bind"),
-        )
-        if getattr(getattr(settings, name), key) is not None
-    ]
-    if needs_tls and (settings.tls.certificate is None or settings.tls.key is None):
-        raise SettingsError(f"{where}: {needs_tls[0]}: needs tls.certificate and tls.key")
-    if needs_tls and (settings.tls.certificate_rsa is None) is not (settings.tls.key_rsa is None):
-        raise SettingsError(f"{where}: tls.certificate_rsa: needs tls.key_rsa, and the other way round")
-    for key, value, lowest in (
-        ("mqtt.keep_alive_max_seconds", settings.mqtt.keep_alive_max_seconds, 0),
-        ("mqtt.session_max_seconds", settings.mqtt.session_max_seconds, 1),
-        ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
-        ("limits.calls_per_address", settings.limits.calls_per_address, 1),
-        ("limits.unauthenticated_connections", settings.limits.unauthenticated_connections, 1),
-        *((f"limits.{name}", getattr(settings.limits, name), 1) for name in SOCKET_LIMITS),
-        (
-            "limits.unauthenticated_connections_per_address",
-            settings.limits.unauthenticated_connections_per_address,
-            1,
-        ),
-        ("http.hsts_seconds", settings.http.hsts_seconds, 0),
-        ("accounts.password_memory_mib", settings.accounts.password_memory_mib, PASSWORD_MEMORY_MIB),
-        ("storage.retention_days", settings.storage.retention_days, 0),
-        ("subscriptions.batch_seconds", settings.subscriptions.batch_seconds, 0),
-        ("subscriptions.keep_days", settings.subscriptions.keep_days, 1),
-        ("subscriptions.keep_bytes", settings.subscriptions.keep_bytes, 1),
-        ("connectors.pull_minutes", settings.connectors.pull_minutes, 1),
-        ("grace_seconds", settings.grace_seconds, 0),
-        ("accounts.user_token_seconds", settings.accounts.user_token_seconds, 1),
-        ("accounts.application_token_seconds", settings.accounts.application_token_seconds, 1),
-        ("accounts.refresh_window_days", settings.accounts.refresh_window_days, 0),
-        ("accounts.device_code_seconds", settings.accounts.device_code_seconds, 1),
-        ("accounts.device_poll_seconds", settings.accounts.device_poll_seconds, 1),
-        ("device_management.image_max_bytes", settings.device_management.image_max_bytes, 1),
-        ("secure.pin_seconds", settings.secure.pin_seconds, 1),
-        ("tracing.per_minute", settings.tracing.per_minute, 1),
-        ("audit.keep_days", settings.audit.keep_days, 1),
-        ("audit.keep_entries", settings.audit.keep_entries, 1_000),
-        ("console.keep_backups", settings.console.keep_backups, 1),
-    ):
-        if not value >= lowest:  # also refuses NaN
-            raise SettingsError(f"{where}: {key}: must be at least {lowest}")
-    if not MQTT_PACKET_BYTES <= settings.mqtt.packet_max_bytes <= MQTT_OPEN_PACKET_BYTES_MAX:
-        bounds = f"{MQTT_PACKET_BYTES} to {MQTT_OPEN_PACKET_BYTES_MAX}"
-        raise SettingsError(f"{where}: mqtt.packet_max_bytes: must be {bounds}")
-    _check_proxies(settings.http, where)
-    if not re.fullmatch(r"(https?://[^\s@]+)?", settings.tracing.endpoint):
-        raise SettingsError(f"{where}: tracing.endpoint: expected http://… or https://… without a password")
-    try:
-        settings.metrics.networks  # noqa: B018 - reading it checks it
-    except ValueError as error:
-        raise SettingsError(f"{where}: metrics.allow: {error}") from None
-    if (
-        strange := next((one for one in settings.metrics.hosts if not re.fullmatch(r"[\w.-]+", one)), None)
-    ) is not None:
-        raise SettingsError(f"{where}: metrics.hosts: {strange!r} is no host name")
-    if (strange := next((one for one in settings.console.operators if "@" not in one), None)) is not None:
-        raise SettingsError(f"{where}: console.operators: {strange!r} is no e-mail address")
-    _check_providers(settings.accounts.providers, where)
-    _check_rates(settings.limits, where)
-    _check_mail(settings, where)
-    _check_payments(settings.payments, where)
-    return settings
-
-
-def _check_proxies(http: Http, where: str) -> None:
-    try:
-        proxies = http.proxies
-    except ValueError as error:
-        raise SettingsError(f"{where}: http.trusted_proxies: {error}") from None
-    if http.proxy_protocol == "required" and not proxies:
-        raise SettingsError(f"{where}: http.proxy_protocol: needs http.trusted_proxies")
-
-
-def _check_rates(limits: Limits, where: str) -> None:
-    for name, text in limits.rates.items():
-        try:
-            Rate.parse(text)
-        except ValueError as error:
-            raise SettingsError(f"{where}: limits.{name}: {error}") from None
-
-
-def _check_providers(providers: Sequence[IdentityProvider], where: str) -> None:
-    """Check the providers by the rules of `providers.py`; no error text contains a secret."""
-    names = {"local"}
-    for index, provider in enumerate(providers):
-        for key, problem in provider_problems(
-            provider.name, provider.issuer, provider.client_id, provider.scopes, taken=names
-        ):
-            raise SettingsError(f"{where}: accounts.providers[{index}].{key}: {problem}")
-        if provider.client_secret and provider.client_secret_file:
-            raise SettingsError(f"{where}: accounts.providers[{index}].client_secret_file: there is a client_secret")
-        names.add(provider.name.lower())
-
-
-def _check_mail(settings: Settings, where: str) -> None:
-    key = "smtp_url"
-    try:
-        if settings.outbound.smtp_url:
-            SmtpServer.parse(settings.outbound.smtp_url)
-        key = "mail_from"
-        Sender.of(settings.outbound.mail_from, settings.public_url)
-    except ValueError as error:
-        # Raised without its cause, which could quote a password.
-        raise SettingsError(f"{where}: outbound.{key}: {error}") from None
-
-
-def _check_payments(payments: PaymentSettings, where: str) -> None:
-    if re.fullmatch(r"[a-z]{3}", payments.currency) is None or payments.currency in WHOLE_CURRENCIES:
-        raise SettingsError(f"{where}: payments.currency: expected the code of a currency with hundredths, as in usd")
-    if payments.processor == "stripe" and not (payments.stripe_key and payments.stripe_webhook_secret):
-        raise SettingsError(f"{where}: payments.processor: stripe needs stripe_key and stripe_webhook_secret")

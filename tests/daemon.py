@@ -16,7 +16,8 @@ from typing import IO
 
 import trio
 
-from config.settings import SOCKET_LIMITS, Address, load_settings
+from config.settings import Address, load_settings
+from config.settings_checks import SOCKET_LIMITS
 from protocols.cli.provision import apply_document, read_provision_file
 from tests.factories import LIGHT_MANIFEST
 from tests.fork_server import ForkedProcess, running

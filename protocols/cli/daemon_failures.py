@@ -44,6 +44,8 @@ def failures_reported(*, about: Path | None = None) -> Iterator[None]:
 
 def _lines(error: BaseException, about: Path | None) -> list[str]:
     """One line for each finding."""
+    if isinstance(error, SettingsError):
+        return [str(error), *error.others]
     if not isinstance(error, ValidationFailed) or not error.findings:
         return [str(error)]
     place = "" if about is None else f"{about}: "

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import SOCKET_LIMITS, Address, IdentityProvider, Settings, SettingsError, load_settings
+from config.settings import Address, IdentityProvider, Settings, SettingsError, load_settings
+from config.settings_checks import SOCKET_LIMITS
 from tests.rows import each_row
 
 EXPECTED_RATE = "expected minute/day like 100/1000, the first from 1 to 1000000"
@@ -143,15 +144,76 @@ _VARIABLES = [
     ("LOG_LEVEL", "debug", "log.level", "debug"),
     ("LOG_FORMAT", "json", "log.format", "json"),
 ]
-_TLS = {"TRUNKLINE_TLS_CERTIFICATE": "/c.pem", "TRUNKLINE_TLS_KEY": "/k.pem"}
+_TLS = {
+    "TRUNKLINE_TLS_CERTIFICATE": "/c.pem",
+    "TRUNKLINE_TLS_KEY": "/k.pem",
+}
 
 
 @each_row(("variable", "text", "key", "value"), _VARIABLES)
 def test_every_key_is_also_a_variable(variable: str, text: str, key: str, value: object) -> None:
-    settings: object = load_settings(None, {"TRUNKLINE_STATE_DIR": "/s", **_TLS, f"TRUNKLINE_{variable}": text})
+    needed = {"TRUNKLINE_ACCOUNTS_TLS_BIND": "127.0.0.1:9443"} if key == "accounts.public_url" else {}
+    environment = {"TRUNKLINE_STATE_DIR": "/s", **_TLS, **needed, f"TRUNKLINE_{variable}": text}
+    settings: object = load_settings(None, environment)
     for part in key.split("."):
         settings = getattr(settings, part)
     assert settings == value
+
+
+def test_every_problem_is_found_at_once(file: Path) -> None:
+    file.write_text(
+        STATE
+        + """public_url = "gateway.example.org"
+colour = "red"
+[http]
+bind = "127.0.0.1:99999"
+hsts_seconds = "soon"
+[mqtt]
+tls_bind = "127.0.0.1:8883"
+[accounts]
+public_url = "https://accounts.example.org"
+[console]
+operators = ["nobody", "ada@example.org", "none"]
+"""
+    )
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file, {})
+    assert [problem.removeprefix(f"{file}: ") for problem in (str(caught.value), *caught.value.others)] == [
+        "http.bind: expected host:port or [IPv6]:port, got '127.0.0.1:99999'",
+        "colour: unknown setting (allowed: " + ", ".join(Settings.__struct_fields__) + ")",
+        "http.hsts_seconds: expected `int`, got `str`",
+        "mqtt.tls_bind: needs tls.certificate and tls.key",
+        "public_url: expected http://… or https://…, got 'gateway.example.org'",
+        "accounts.public_url: needs accounts.tls_bind, the listener that has this address",
+        "console.operators: 'nobody' is no e-mail address",
+        "console.operators: 'none' is no e-mail address",
+    ]
+
+
+@each_row(
+    ("url", "is_taken"),
+    [
+        ("https://gateway.example.org", True),
+        ("http://[::1]:8080/", True),
+        ("https://gateway.example.org/trunkline", True),
+        ("gateway.example.org:8080", False),
+        ("//gateway.example.org", False),
+        ("ftp://gateway.example.org", False),
+        ("https://", False),
+        ("https://gateway.example.org:x", False),
+        ("https://ada:secret@gateway.example.org", False),
+        ("https://gateway.example.org/?a=b", False),
+        ("https://[::1", False),
+    ],
+)
+def test_a_public_url_has_a_scheme_and_a_host(url: str, is_taken: bool) -> None:
+    environment = {"TRUNKLINE_STATE_DIR": "/s", "TRUNKLINE_PUBLIC_URL": url}
+    if is_taken:
+        assert load_settings(None, environment).public_url == url
+        return
+    with pytest.raises(SettingsError, match="environment: public_url: ") as caught:
+        load_settings(None, environment)
+    assert "secret" not in str(caught.value)
 
 
 def test_the_table_of_variables_is_complete() -> None:

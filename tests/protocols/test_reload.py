@@ -9,7 +9,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from broker.services import Services
-from config.settings import SOCKET_LIMITS, Limits, Log, Metrics, Settings, SettingsError, Storage, Tls
+from config.settings import Limits, Log, Metrics, Settings, SettingsError, Storage, Tls
+from config.settings_checks import SOCKET_LIMITS
 from protocols.reload import KEPT_LIMITS, Reloading
 from tests.rows import each_row
 

@@ -1,0 +1,184 @@
+"""The checks beyond the types of settings: bounds, and settings that need each other. Texts have the key, no secret."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from config.limits import MQTT_OPEN_PACKET_BYTES_MAX, MQTT_PACKET_BYTES, PASSWORD_MEMORY_MIB
+from config.mail import Sender, SmtpServer
+from config.providers import provider_problems
+from config.rates import Rate
+
+if TYPE_CHECKING:
+    from config.settings import Http, IdentityProvider, Limits, PaymentSettings, Settings
+
+#: Currencies with no or three decimals: refused, because prices have two decimals.
+WHOLE_CURRENCIES: Final = frozenset(
+    {"bif", "clp", "djf", "gnf", "isk", "jpy", "kmf", "krw", "mga", "pyg", "rwf", "ugx", "vnd", "vuv", "xaf", "xof"}
+    | {"xpf", "bhd", "jod", "kwd", "omr", "tnd"}
+)
+
+#: The settings of `limits` that bound connections (reference 21.8).
+SOCKET_LIMITS: Final = (
+    *("connections_per_token", "connections_per_user", "connections_per_application", "connections_per_device"),
+    *("feeds_per_token", "feeds_per_user", "feeds_per_application"),
+)
+
+
+def problems(settings: "Settings") -> Iterator[str]:
+    """One text for each problem: the key and what is wrong with it."""
+    yield from _of_tls(settings)
+    yield from _of_addresses(settings)
+    yield from _of_numbers(settings)
+    yield from _of_proxies(settings.http)
+    yield from _of_monitoring(settings)
+    yield from _of_providers(settings.accounts.providers)
+    yield from _of_rates(settings.limits)
+    yield from _of_mail(settings)
+    yield from _of_payments(settings.payments)
+
+
+def _of_tls(settings: "Settings") -> Iterator[str]:
+    needs_tls = [
+        f"{name}.{key}"
+        for name, key in (
+            ("http", "tls_bind"),
+            ("accounts", "tls_bind"),
+            ("secure", "tls_bind"),
+            ("mqtt", "tls_bind"),
+            ("coap", "dtls_bind"),
+            ("lwm2m", "tls_bind"),
+        )
+        if getattr(getattr(settings, name), key) is not None
+    ]
+    if needs_tls and (settings.tls.certificate is None or settings.tls.key is None):
+        yield f"{needs_tls[0]}: needs tls.certificate and tls.key"
+    if needs_tls and (settings.tls.certificate_rsa is None) is not (settings.tls.key_rsa is None):
+        yield "tls.certificate_rsa: needs tls.key_rsa, and the other way round"
+
+
+def _of_addresses(settings: "Settings") -> Iterator[str]:
+    """The addresses that links begin with."""
+    for key, url in (("public_url", settings.public_url), ("accounts.public_url", settings.accounts.public_url)):
+        if url and (problem := _of_url(url)):
+            yield f"{key}: {problem}"
+    if settings.accounts.public_url and settings.accounts.tls_bind is None:
+        yield "accounts.public_url: needs accounts.tls_bind, the listener that has this address"
+
+
+def _of_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - reading it checks it
+    except ValueError as error:
+        return str(error)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        return f"expected http://… or https://…, got {url!r}"
+    if parts.username is not None or parts.query or parts.fragment:
+        return "expected an address without user, query and fragment"
+    return ""
+
+
+def _of_numbers(settings: "Settings") -> Iterator[str]:
+    for key, value, lowest in (
+        ("mqtt.keep_alive_max_seconds", settings.mqtt.keep_alive_max_seconds, 0),
+        ("mqtt.session_max_seconds", settings.mqtt.session_max_seconds, 1),
+        ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
+        ("limits.calls_per_address", settings.limits.calls_per_address, 1),
+        ("limits.unauthenticated_connections", settings.limits.unauthenticated_connections, 1),
+        *((f"limits.{name}", getattr(settings.limits, name), 1) for name in SOCKET_LIMITS),
+        (
+            "limits.unauthenticated_connections_per_address",
+            settings.limits.unauthenticated_connections_per_address,
+            1,
+        ),
+        ("http.hsts_seconds", settings.http.hsts_seconds, 0),
+        ("accounts.password_memory_mib", settings.accounts.password_memory_mib, PASSWORD_MEMORY_MIB),
+        ("storage.retention_days", settings.storage.retention_days, 0),
+        ("subscriptions.batch_seconds", settings.subscriptions.batch_seconds, 0),
+        ("subscriptions.keep_days", settings.subscriptions.keep_days, 1),
+        ("subscriptions.keep_bytes", settings.subscriptions.keep_bytes, 1),
+        ("connectors.pull_minutes", settings.connectors.pull_minutes, 1),
+        ("grace_seconds", settings.grace_seconds, 0),
+        ("accounts.user_token_seconds", settings.accounts.user_token_seconds, 1),
+        ("accounts.application_token_seconds", settings.accounts.application_token_seconds, 1),
+        ("accounts.refresh_window_days", settings.accounts.refresh_window_days, 0),
+        ("accounts.device_code_seconds", settings.accounts.device_code_seconds, 1),
+        ("accounts.device_poll_seconds", settings.accounts.device_poll_seconds, 1),
+        ("device_management.image_max_bytes", settings.device_management.image_max_bytes, 1),
+        ("secure.pin_seconds", settings.secure.pin_seconds, 1),
+        ("tracing.per_minute", settings.tracing.per_minute, 1),
+        ("audit.keep_days", settings.audit.keep_days, 1),
+        ("audit.keep_entries", settings.audit.keep_entries, 1_000),
+        ("console.keep_backups", settings.console.keep_backups, 1),
+    ):
+        if not value >= lowest:  # also refuses NaN
+            yield f"{key}: must be at least {lowest}"
+    if not MQTT_PACKET_BYTES <= settings.mqtt.packet_max_bytes <= MQTT_OPEN_PACKET_BYTES_MAX:
+        yield f"mqtt.packet_max_bytes: must be {MQTT_PACKET_BYTES} to {MQTT_OPEN_PACKET_BYTES_MAX}"
+
+
+def _of_proxies(http: "Http") -> Iterator[str]:
+    try:
+        proxies = http.proxies
+    except ValueError as error:
+        yield f"http.trusted_proxies: {error}"
+        return
+    if http.proxy_protocol == "required" and not proxies:
+        yield "http.proxy_protocol: needs http.trusted_proxies"
+
+
+def _of_monitoring(settings: "Settings") -> Iterator[str]:
+    if not re.fullmatch(r"(https?://[^\s@]+)?", settings.tracing.endpoint):
+        yield "tracing.endpoint: expected http://… or https://… without a password"
+    try:
+        settings.metrics.networks  # noqa: B018 - reading it checks it
+    except ValueError as error:
+        yield f"metrics.allow: {error}"
+    for host in settings.metrics.hosts:
+        if not re.fullmatch(r"[\w.-]+", host):
+            yield f"metrics.hosts: {host!r} is no host name"
+    for operator in settings.console.operators:
+        if "@" not in operator:
+            yield f"console.operators: {operator!r} is no e-mail address"
+
+
+def _of_providers(providers: "Sequence[IdentityProvider]") -> Iterator[str]:
+    """By the rules of config/providers.py."""
+    names = {"local"}
+    for index, provider in enumerate(providers):
+        for key, problem in provider_problems(
+            provider.name, provider.issuer, provider.client_id, provider.scopes, taken=names
+        ):
+            yield f"accounts.providers[{index}].{key}: {problem}"
+        if provider.client_secret and provider.client_secret_file:
+            yield f"accounts.providers[{index}].client_secret_file: there is a client_secret"
+        names.add(provider.name.lower())
+
+
+def _of_rates(limits: "Limits") -> Iterator[str]:
+    for name, text in limits.rates.items():
+        try:
+            Rate.parse(text)
+        except ValueError as error:
+            yield f"limits.{name}: {error}"
+
+
+def _of_mail(settings: "Settings") -> Iterator[str]:
+    try:
+        if settings.outbound.smtp_url:
+            SmtpServer.parse(settings.outbound.smtp_url)
+    except ValueError as error:
+        yield f"outbound.smtp_url: {error}"
+    try:
+        Sender.of(settings.outbound.mail_from, settings.public_url)
+    except ValueError as error:
+        yield f"outbound.mail_from: {error}"
+
+
+def _of_payments(payments: "PaymentSettings") -> Iterator[str]:
+    if re.fullmatch(r"[a-z]{3}", payments.currency) is None or payments.currency in WHOLE_CURRENCIES:
+        yield "payments.currency: expected the code of a currency with hundredths, as in usd"
+    if payments.processor == "stripe" and not (payments.stripe_key and payments.stripe_webhook_secret):
+        yield "payments.processor: stripe needs stripe_key and stripe_webhook_secret"
