@@ -42,6 +42,11 @@ class TrustedTime:
         self._known: tuple[int, int] | None = None  # a wall time that was believed, and the steady time of then
         self._jumped_ms = 0
         self._saved_ms = self._warned_steady_ms = -1
+        self._on_confirm: list[Callable[[], None]] = []
+
+    def on_confirm(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when the operator has confirmed the clock: sweeps begin at once, and not when they are due."""
+        self._on_confirm.append(wake)
 
     def may_delete(self) -> bool:
         """Whether what is old by the clock may be deleted now."""
@@ -61,6 +66,8 @@ class TrustedTime:
         jumped_ms, self._jumped_ms = self._jumped_ms, 0
         self._believe()
         await self.save()
+        for wake in self._on_confirm:
+            wake()
         return jumped_ms // 1000
 
     def _believe(self) -> None:

@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.loops import repeat
+from broker.loops import Wakeup, repeat
 from config.limits import DELETED_DEVICE_DAYS
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey
@@ -35,11 +35,18 @@ class Removal:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self.wakeup = Wakeup()
         self._removed = 0
 
     async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        await repeat(self.sweep, every=REMOVAL_SWEEP_SECONDS, at_once=True, failure="deleted_devices_not_removed")
+        await repeat(
+            self.sweep,
+            every=REMOVAL_SWEEP_SECONDS,
+            wakeup=self.wakeup,
+            at_once=True,
+            failure="deleted_devices_not_removed",
+        )
 
     async def sweep(self) -> None:
         """Remove every device that was deleted more than 30 days ago, with its messages and other data."""

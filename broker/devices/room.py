@@ -35,6 +35,7 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     await presence.resume()
     core.life.worker("presence", presence.flush_forever, save=presence.flush, statistics=presence.statistics)
     removal = Removal(database, clock)
+    core.trusted_time.on_confirm(removal.wakeup.set)
     core.life.worker("removal", removal.sweep_forever, statistics=removal.statistics)
     shares = Shares(database, router, clock, registry, mails)
     inventory = Inventory(database, router, clock, registry)

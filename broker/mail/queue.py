@@ -211,7 +211,7 @@ class Mails:
         else:
             await self._save(lambda tx: tx.mails.finish(mail.message_id, "sent"))
             self._sent += 1
-            log.info("mail_sent", attempts=mail.attempts + 1)
+            log.info(transport.done, attempts=mail.attempts + 1)
         if self._outage:
             _log.info("mail_server_available", failures=self._outage)
             self._outage = 0

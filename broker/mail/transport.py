@@ -33,6 +33,9 @@ class MailServerUnavailable(MailError):
 
 
 class MailTransport(Protocol):
+    #: The log event of a mail that it has delivered.
+    done: str
+
     async def deliver(self, mail: OutgoingMail) -> None:
         """Return when the server has accepted the mail.
 

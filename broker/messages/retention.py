@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.loops import repeat
+from broker.loops import Wakeup, repeat
 from broker.messages.intervals import DAY_MS, MINUTES_KEPT_MS, Interval
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
@@ -68,13 +68,16 @@ class Retention:
     def __init__(self, database: Database, clock: Clock, *, days: int) -> None:
         self._database = database
         self._clock = clock
+        self.wakeup = Wakeup()
         self._days = days
         self._statistics = RetentionStatistics(days)
         self._rollups_swept_on = -1  # in days since the epoch
 
     async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        await repeat(self.sweep, every=RETENTION_SWEEP_SECONDS, at_once=True, failure="retention_not_swept")
+        await repeat(
+            self.sweep, every=RETENTION_SWEEP_SECONDS, wakeup=self.wakeup, at_once=True, failure="retention_not_swept"
+        )
 
     async def sweep(self) -> None:
         """Delete everything that is older than its retention. Raises StoreError."""

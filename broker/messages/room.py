@@ -52,6 +52,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     await projector.resume()
     life.worker("folds", projector.project_forever, save=projector.save, statistics=projector.statistics)
     retention = Retention(database, clock, days=core.settings.storage.retention_days)
+    core.trusted_time.on_confirm(retention.wakeup.set)
     life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
     heavy_reads = HeavyReads(database)
     claims = Claims(devices.registry, ingest.refused, clock)

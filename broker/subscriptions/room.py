@@ -78,6 +78,7 @@ async def open_subscriptions(
     upkeep = Upkeep(
         database, clock, keep_days=settings.subscriptions.keep_days, keep_bytes=settings.subscriptions.keep_bytes
     )
+    core.trusted_time.on_confirm(upkeep.wakeup.set)
     deliveries = Deliveries(
         database,
         clock,

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from broker.clock import Clock
-from broker.loops import repeat
+from broker.loops import Wakeup, repeat
 from storage.database import Database, Transaction
 
 _SWEEP_SECONDS: Final = 300.0
@@ -16,13 +16,21 @@ class Upkeep:
     def __init__(self, database: Database, clock: Clock, *, keep_days: int, keep_bytes: int) -> None:
         self._database = database
         self._clock = clock
+        self.wakeup = Wakeup()
         self._keep_ms = keep_days * _DAY_MS
         self._keep_bytes = keep_bytes
         self.removed = 0
         self.log_bytes = 0
 
     async def sweep_forever(self) -> None:
-        await repeat(self.sweep, every=_SWEEP_SECONDS, at_once=True, failure="deliveries_not_swept", retry_seconds=5)
+        await repeat(
+            self.sweep,
+            every=_SWEEP_SECONDS,
+            wakeup=self.wakeup,
+            at_once=True,
+            failure="deliveries_not_swept",
+            retry_seconds=5,
+        )
 
     async def sweep(self) -> None:
         """Remove notifications that are too old or too many, the oldest first; pending ones stay. Raises StoreError."""

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ async def _receive(receiver: Receiver, port: int, token: str) -> None:
         bound = listeners[0].socket.getsockname()[1]
         click.echo(f"listening on http://localhost:{bound}/", err=True)
         async with _subscription(receiver, bound, token):
-            await trio.sleep_forever()
+            with trio.open_signal_receiver(signal.SIGTERM) as signals:  # Ctrl-C cancels as it is
+                async for _ in signals:
+                    break
+        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from email import message_from_bytes
-from email.policy import default
+from email.message import EmailMessage
+from email.policy import SMTP, default
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +56,8 @@ def _tls(server: SmtpServer, ca_file: str) -> ssl.SSLContext:
 
 class SmtpTransport:
     """Sends each mail in an SMTP dialogue of its own."""
+
+    done = "mail_sent"
 
     def __init__(
         self, server: SmtpServer, context: ssl.SSLContext, *, helo: str, run_sync: RunInThread = run_in_thread
@@ -204,7 +207,12 @@ def _one_line(text: str) -> str:
 
 
 class SpoolTransport:
-    """Writes each mail to an `.eml` file; the names sort by time, and a repeated attempt replaces its file."""
+    """Writes each mail to an `.eml` file, where no server is configured.
+
+    The names sort by time, and a repeated attempt replaces its file.
+    """
+
+    done = "mail_written"
 
     def __init__(self, directory: Path, *, run_sync: RunInThread = run_in_thread) -> None:
         self._directory = directory
@@ -236,9 +244,10 @@ class SpoolTransport:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._directory / f".{name}.new"
         draft.unlink(missing_ok=True)
+        content = _readable(mail.message)
         # Written to another name and renamed, so that an `.eml` file is never incomplete.
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
-            file.write(mail.message.as_bytes())
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.rename(self._directory / name)
@@ -247,6 +256,16 @@ class SpoolTransport:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _readable(message: EmailMessage) -> bytes:
+    """The mail as a person reads it in the file: its text as UTF-8 and not encoded once more."""
+    plain = EmailMessage(SMTP.clone(cte_type="8bit", utf8=True))
+    for name, value in message.items():
+        if not name.lower().startswith(("content-", "mime-")):
+            plain[name] = str(value)
+    plain.set_content(message.get_content(), cte="8bit")
+    return plain.as_bytes()
 
 
 def _words_of(path: Path) -> str:

@@ -16,6 +16,7 @@ import structlog
 
 from storage.damage import Damage
 from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
+from storage.engines.sqlite_check import opened_to_read
 from storage.engines.sqlite_upgrade import Progress, apply_steps, keep_copy
 from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
 from storage.sql import EncodedRows, StoreDamagedError, StoreError, StoreFullError
@@ -349,13 +350,11 @@ class SqliteEngine:
         Raises:
             StoreError: the file cannot be used.
         """
-        connection = self.open(read_only=True)
-        try:
-            connection.begin(write=False)
-            connection.execute("SELECT count(*) FROM sqlite_master").one()  # the first read decides the moment
-            yield SqliteSnapshot(connection.driver, self.damage)
-        finally:
-            connection.close()
+        with opened_to_read(self.path) as driver:
+            driver.row_factory = sqlite3.Row
+            driver.execute("BEGIN")
+            driver.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read decides the moment
+            yield SqliteSnapshot(driver, self.damage)
 
     def check(self) -> None:
         """Look at the structure of every page. Raises StoreError: the file is damaged."""

@@ -40,15 +40,23 @@ def _log_of(path: Path) -> Path:
 
 @contextmanager
 def opened_to_read(path: Path) -> Iterator[sqlite3.Connection]:
-    """Raises StoreError, also for what happens within the block."""
+    """A connection that changes nothing, also not the write-ahead log. One thread at a time may use it.
+
+    Raises:
+        StoreError: the file cannot be read; also for errors of SQLite within the block.
+    """
     try:
         # Without a write-ahead log nobody uses the store. SQLite would begin a log, and leave it behind.
         is_quiet = not _log_of(path).exists()
         address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if is_quiet else ''}"
-        with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
+        with closing(_connected(address)) as connection:
             yield connection
     except sqlite3.Error as error:
         raise StoreError(f"{path}: {error}") from error
+
+
+def _connected(address: str) -> sqlite3.Connection:
+    return sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
 
 def check_integrity(path: Path, *, seconds: float) -> Integrity:

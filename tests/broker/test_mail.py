@@ -83,6 +83,8 @@ SAMPLES = (
 class Transport:
     """Accepts mails, or raises what the test has put into `script` or `otherwise`."""
 
+    done = "mail_sent"
+
     def __init__(self, *, otherwise: Exception | None = None) -> None:
         self.script: list[BaseException | None] = []
         self.otherwise = otherwise

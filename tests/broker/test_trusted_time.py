@@ -121,6 +121,18 @@ async def test_the_operator_confirms_and_the_next_start_remembers(machine: Machi
         assert await COMMANDS["retention confirm"](services, {}) == {"jumped_seconds": 0}
 
 
+async def test_the_operator_does_not_wait_for_the_next_sweep(machine: Machine) -> None:
+    async with machine.running() as services:
+        await store_one(services)
+        machine.set_clock(YEAR_MS)
+        await services.core.trusted_time.look()
+        woken: list[str] = []
+        services.core.trusted_time.on_confirm(lambda: woken.append("here"))
+        assert len(services.core.trusted_time._on_confirm) > 3  # retention, deleted devices, the delivery log
+        await COMMANDS["retention confirm"](services, {})
+        assert woken == ["here"]
+
+
 async def test_a_clock_that_the_operating_system_keeps_right_is_believed(machine: Machine) -> None:
     machine.is_synchronized = True
     async with machine.running() as services:

@@ -125,3 +125,22 @@ def test_what_keeps_the_daemon_from_starting_is_json_too(daemon: Daemon) -> None
     entries = [json.loads(line) for line in done.stderr.splitlines()]
     assert (entries[-1]["event"], entries[-1]["status"]) == ("not_started", 4)
     assert "missing" in entries[-1]["reason"]
+
+
+def test_a_check_leaves_the_write_ahead_log_of_a_store_that_it_refuses(daemon: Daemon) -> None:
+    """As after a kill: the last writes are in the log alone."""
+    store = daemon.state / "store.sqlite"
+    with closing(sqlite3.connect(store)) as db:
+        db.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at)"
+            " VALUES ('trunkline', '9999_of_tomorrow', '2099-01-01')"
+        )
+        db.commit()
+        killed = {path.name: path.read_bytes() for path in daemon.state.iterdir() if path.name.startswith("store")}
+    for name, content in killed.items():
+        (daemon.state / name).write_bytes(content)
+    done = check(daemon)
+    assert "a newer version has made this store: 9999_of_tomorrow" in done.stderr
+    wal = daemon.state / "store.sqlite-wal"
+    assert (store.read_bytes(), wal.read_bytes()) == (killed["store.sqlite"], killed["store.sqlite-wal"])
+    assert killed["store.sqlite-wal"]

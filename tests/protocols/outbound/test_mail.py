@@ -376,7 +376,16 @@ async def test_spooled_files_are_private_whole_and_in_order(tmp_path: Path) -> N
     assert [path.name for path in paths] == [f"20251009T085320.{number:03d}Z-{number:032x}.eml" for number in (0, 1, 2)]
     assert stat.S_IMODE(outbox.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
-    assert paths[0].read_bytes() == outgoing().message.as_bytes()
+    read = email.message_from_bytes(paths[0].read_bytes(), policy=email.policy.default)
+    assert read.get_content().splitlines() == outgoing().message.get_content().splitlines()
+
+
+async def test_a_spooled_mail_can_be_read_without_a_mail_program(tmp_path: Path) -> None:
+    await SpoolTransport(tmp_path).deliver(outgoing("jörg@example.org", text="Grüße: 30 °C\n"))
+    (name,) = names_in(tmp_path)
+    text = await trio.Path(tmp_path / name).read_text(encoding="utf-8")
+    assert "\nTo: jörg@example.org\n" in text
+    assert text.endswith("\n\nGrüße: 30 °C\n")
 
 
 async def test_a_repeated_mail_replaces_its_file_and_a_draft_of_a_crash(tmp_path: Path) -> None:
