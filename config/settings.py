@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -208,8 +208,6 @@ class Tls(_Table, frozen=True):
     def second(self) -> tuple[Path, Path] | None:
         """A second chain and key, for peers without a cipher suite for the first."""
         return None if self.certificate_rsa is None or self.key_rsa is None else (self.certificate_rsa, self.key_rsa)
-
-
 
 
 class Limits(_Table, frozen=True):
