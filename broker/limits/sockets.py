@@ -54,7 +54,8 @@ def holders_of(caller: Caller) -> tuple[Holder, ...]:
     token, application = Holder("token", caller.token), Holder("application", caller.application_id or "")
     if caller.kind is TokenKind.APPLICATION:
         return token, application
-    return token, Holder("user", caller.user_id or ""), application
+    user = Holder("user", caller.user_id or "")
+    return (token, user) if caller.is_console else (token, user, application)  # the console serves everybody
 
 
 class Held:

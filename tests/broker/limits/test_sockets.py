@@ -2,7 +2,8 @@
 
 import pytest
 
-from broker.limits.sockets import Held, Holder, Sockets, TooManyConnections
+from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind
+from broker.limits.sockets import Held, Holder, Sockets, TooManyConnections, holders_of
 from config.settings import Limits
 from tests.fakes import new_refusals
 
@@ -77,3 +78,17 @@ def test_lower_numbers_end_no_connection() -> None:
     sockets.renew(Limits(connections_per_user=3))
     assert sockets.statistics().connections == 5
     refusal(sockets, ADA)
+
+
+@pytest.mark.parametrize(
+    ("kind", "application", "kinds"),
+    [
+        (TokenKind.USER, "dashboard", ["token", "user", "application"]),
+        (TokenKind.USER, CONSOLE_ID, ["token", "user"]),  # which serves all users
+        (TokenKind.APPLICATION, "dashboard", ["token", "application"]),
+        (TokenKind.DEVICE, None, ["device"]),
+    ],
+)
+def test_for_whom_a_connection_counts(kind: TokenKind, application: str | None, kinds: list[str]) -> None:
+    caller = Caller(kind, b"hash", None, user_id="ada", application_id=application, device_id="lamp")
+    assert [one.kind for one in holders_of(caller)] == kinds
