@@ -320,6 +320,20 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     assert [grant.read for grant in grants if grant.device_type is not None] == [True]
 
 
+async def test_managing_trials_is_agreed_to_on_the_permission_screen(browser: Browser, oauth: OAuthWorld) -> None:
+    """Never without the screen, and the screen says that the addresses of other people are seen."""
+    await oauth.ask_for(WEB, [{"device_type": "trials", "permissions": ["READ"]}])
+    shown = await browser.sign_in(await browser.open("authorize", **ASKED))
+    for text in ("Your trials", "invite people", "see the participants", "READ", "WRITE"):
+        assert text in shown.text
+    application = await application_of(oauth.services, WEB)
+    for decision, expected in (("deny", []), ("allow", [True])):
+        await browser.send(await browser.open("authorize", **ASKED), decision=decision)
+        grants = await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
+        assert [grant.trials for grant in grants] == expected
+        assert not any(grant.read or grant.write or grant.profile for grant in grants)
+
+
 @pytest.mark.parametrize("more", [{}, {"prompt": "login"}, {"%70rompt": "login"}], ids=str)
 async def test_the_consent_page_has_an_address_of_its_own(
     browser: Browser, oauth: OAuthWorld, more: dict[str, str]
