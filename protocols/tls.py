@@ -7,11 +7,20 @@ that it does not know (cpython issues 75425 and 90935). OpenSSL can, through pyO
 peer holds the key of its certificate, and nothing else; `broker/registration` decides whether to trust the certificate.
 
 `PeerContext` has the one method of `ssl.SSLContext` that `trio.SSLStream` calls, and `_Connection` those of
-`ssl.SSLObject`. Sessions are never resumed, because a resumed session has no intermediate certificates.
+`ssl.SSLObject`.
+
+Sessions are resumed with tickets (RFC 5077; RFC 8446, 2.2). A ticket has the peer's certificate, without the
+intermediate ones: `_Shown` remembers these. Whether they are trusted is decided at each connection anew.
 """
 
+import hashlib
+import math
+import os
 import ssl
+import time
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -29,6 +38,13 @@ _MQTT: Final = b"mqtt"
 _BIO_BYTES: Final = 64 * 1024
 #: The longest certificate chain that is accepted of a peer. It stays in memory while the connection lasts.
 CHAIN_BYTES: Final = 16 * 1024
+#: How long a session can be resumed: a modem that connects once an hour shakes hands in full once a day.
+SESSION_SECONDS: Final = 86_400
+#: Peers whose intermediate certificates are remembered, and how large these are together.
+_REMEMBERED: Final = 16_384
+_REMEMBERED_BYTES: Final = 8 * 1024 * 1024
+#: How often strangers who show many certificates can have the sessions of all peers forgotten.
+_FORGETS_SECONDS: Final = 60.0
 #: The ciphers of `ssl.create_default_context`, for TLS 1.2.
 _CIPHERS: Final = b"@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
 
@@ -38,16 +54,33 @@ class PeerContext:
 
     def __init__(self, certificate: Path, key: Path, *, required: bool, second: Chain | None = None) -> None:
         """`second` as for `use_certificates`. Raises OSError when a certificate and its key cannot be used."""
-        self._context = SSL.Context(SSL.TLS_SERVER_METHOD)
-        self._context.set_min_proto_version(SSL.TLS1_2_VERSION)
-        self._context.set_cipher_list(_CIPHERS)
-        self._context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-        self._context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION)
-        self._context.set_mode(SSL.MODE_RELEASE_BUFFERS)
-        self._context.set_alpn_select_callback(_select_protocol)
-        mode = SSL.VERIFY_PEER | (SSL.VERIFY_FAIL_IF_NO_PEER_CERT if required else 0)
-        self._context.set_verify(mode, lambda *_: True)
-        use_certificates(self._context, (certificate, key), second)
+        self._chains = (certificate, key), second
+        self._mode = SSL.VERIFY_PEER | (SSL.VERIFY_FAIL_IF_NO_PEER_CERT if required else 0)
+        self._context = self._made()
+        self._shown = _Shown(self._forget_sessions)
+        self._forgets_again = -math.inf
+
+    def _made(self) -> SSL.Context:
+        context = SSL.Context(SSL.TLS_SERVER_METHOD)
+        context.set_min_proto_version(SSL.TLS1_2_VERSION)
+        context.set_cipher_list(_CIPHERS)
+        context.set_session_cache_mode(SSL.SESS_CACHE_OFF)  # the tickets are with the peers
+        context.set_session_id(os.urandom(32))
+        context.set_timeout(SESSION_SECONDS)
+        context.set_options(SSL.OP_NO_RENEGOTIATION)
+        context.set_mode(SSL.MODE_RELEASE_BUFFERS)
+        context.set_alpn_select_callback(_select_protocol)
+        context.set_verify(self._mode, _note_shown)
+        use_certificates(context, *self._chains)
+        return context
+
+    def _forget_sessions(self) -> None:
+        """From now on, handshakes are full ones: no session of the former context is resumed."""
+        now = time.monotonic()
+        if now >= self._forgets_again:
+            self._forgets_again = now + _FORGETS_SECONDS
+            with suppress(OSError):  # the files are being changed; a reload reads them later
+                self._context = self._made()
 
     def wrap_bio(
         self,
@@ -60,7 +93,49 @@ class PeerContext:
         """As `ssl.SSLContext.wrap_bio`, for servers only."""
         if not server_side or server_hostname is not None:
             raise ValueError("this context is for servers")
-        return _Connection(SSL.Connection(self._context, None), incoming, outgoing)
+        return _Connection(SSL.Connection(self._context, None), self._shown, incoming, outgoing)
+
+
+def _note_shown(connection: SSL.Connection, *_: object) -> bool:
+    """The peer shows a certificate now, and not in the session that it resumes."""
+    connection.set_app_data(True)
+    return True
+
+
+class _Shown:
+    """The certificates that peers have shown, for sessions that they resume.
+
+    When there are too many, the oldest are forgotten. A peer that comes back then is disconnected, and
+    `forget_sessions` is called, so that its next handshake is a full one, as everybody's.
+    """
+
+    def __init__(self, forget_sessions: Callable[[], None]) -> None:
+        self._forget_sessions = forget_sessions
+        self._intermediates: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # by the hash of the certificate
+        self._bytes = 0
+
+    def by(self, connection: SSL.Connection) -> ClientCertificate | None:
+        """As `shown_by`, also for a session that was resumed. Raises SSL.Error."""
+        shown = shown_by(connection)
+        if shown is None:
+            return None
+        name = hashlib.sha256(shown.leaf).digest()
+        if connection.get_app_data():
+            self._remember(name, shown.intermediates)
+            return shown
+        intermediates = self._intermediates.get(name)
+        if intermediates is None:
+            self._forget_sessions()
+            raise SSL.Error("the certificates of this session are not known any more")
+        self._intermediates.move_to_end(name)
+        return ClientCertificate(shown.leaf, intermediates)
+
+    def _remember(self, name: bytes, intermediates: tuple[bytes, ...]) -> None:
+        self._bytes -= sum(map(len, self._intermediates.pop(name, ())))
+        self._intermediates[name] = intermediates
+        self._bytes += sum(map(len, intermediates))
+        while len(self._intermediates) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES:
+            self._bytes -= sum(map(len, self._intermediates.popitem(last=False)[1]))
 
 
 def _select_protocol(_: SSL.Connection, offered: list[bytes]) -> Any:
@@ -171,12 +246,15 @@ def _der(certificate: crypto.X509) -> bytes:
 class _Connection:
     """The methods of `ssl.SSLObject` that `trio.SSLStream` uses, with the errors of `ssl`."""
 
-    __slots__ = ("_connection", "_incoming", "_outgoing", "_shown")
+    __slots__ = ("_connection", "_incoming", "_outgoing", "_shown", "_shown_before")
 
     server_side: Final = True
 
-    def __init__(self, connection: SSL.Connection, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
+    def __init__(
+        self, connection: SSL.Connection, shown: _Shown, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO
+    ) -> None:
         self._connection = connection
+        self._shown_before = shown
         self._incoming = incoming
         self._outgoing = outgoing
         self._shown: ClientCertificate | None = None
@@ -187,7 +265,7 @@ class _Connection:
 
     def _shake_hands(self) -> None:
         self._connection.do_handshake()
-        self._shown = shown_by(self._connection)
+        self._shown = self._shown_before.by(self._connection)
 
     def read(self, max_bytes: int) -> bytes:
         try:

@@ -1,5 +1,6 @@
 """TLS that asks for client certificates: `trio.SSLStream` over pyOpenSSL, against clients of Python's `ssl`."""
 
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -57,13 +58,18 @@ def connect(address: Address, tmp_path: Path) -> Connect:
     async def open_stream(
         issued: Issued | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
     ) -> trio.SSLStream[trio.SocketStream]:
-        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
-        context.minimum_version = context.maximum_version = version
-        if issued is not None:
-            context.load_cert_chain(*issued.files(tmp_path, "client"))
+        context = client_context(tmp_path, issued, version)
         return await trio.open_ssl_over_tcp_stream(address.host, address.port, ssl_context=context)
 
     return open_stream
+
+
+def client_context(folder: Path, issued: Issued | None, version: ssl.TLSVersion) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
+    context.minimum_version = context.maximum_version = version
+    if issued is not None:
+        context.load_cert_chain(*issued.files(folder, "client"))
+    return context
 
 
 async def receive_exactly(stream: trio.abc.ReceiveStream, size: int) -> bytes:
@@ -96,6 +102,96 @@ async def test_the_clients_certificate_chain_is_available(
     assert first.leaf == issued.der
     assert first.intermediates[0] == issued.shown.intermediates[0]
     assert second is None
+
+
+def resumed(
+    address: Address, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[bool, ssl.SSLSession | None]:
+    """Whether the server resumes this session, and the session of the new connection. `ssl`'s own client, in a thread:
+    trio's does not know sessions."""
+    with (
+        socket.create_connection((address.host, address.port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=address.host, session=session) as stream,
+    ):
+        stream.sendall(b"x")
+        if stream.recv(1) != b"x":  # the tickets of TLS 1.3 come before
+            raise ConnectionError("the server has closed")
+        return bool(stream.session_reused), stream.session
+
+
+@pytest.fixture
+def resume(address: Address, tmp_path: Path) -> "Resume":
+    async def resume(
+        context: ssl.SSLContext, session: ssl.SSLSession | None = None
+    ) -> tuple[bool, ssl.SSLSession | None]:
+        return await trio.to_thread.run_sync(resumed, address, context, session)
+
+    return resume
+
+
+Resume = Callable[..., Awaitable[tuple[bool, ssl.SSLSession | None]]]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("has_certificate", [False, True])
+async def test_a_session_is_resumed_with_all_that_its_peer_has_shown(
+    resume: Resume,
+    tmp_path: Path,
+    shown: list[ClientCertificate | None],
+    version: ssl.TLSVersion,
+    has_certificate: bool,
+) -> None:
+    issued = Authority(now=NOW).delegate().issue() if has_certificate else None
+    context = client_context(tmp_path, issued, version)
+    session = None
+    for is_resumed in (False, True, True):
+        found, session = await resume(context, session)
+        assert found is is_resumed
+    assert len(shown) == 3
+    assert shown[0] == shown[1] == shown[2]
+    assert (shown[0] is not None) is has_certificate
+    if shown[2] is not None:
+        assert len(shown[2].intermediates) == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_peer_whose_certificates_were_forgotten_is_asked_for_them_again(
+    resume: Resume,
+    tmp_path: Path,
+    shown: list[ClientCertificate | None],
+    version: ssl.TLSVersion,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers may show as many certificates as they like."""
+    monkeypatch.setattr("protocols.tls._REMEMBERED", 2)
+    authority = Authority(now=NOW).delegate()
+    context = client_context(tmp_path, authority.issue(), version)
+    _, session = await resume(context)
+    for _ in range(2):
+        await resume(client_context(tmp_path, authority.issue("stranger"), version))
+    with pytest.raises(OSError, match=r"closed|reset|EOF|alert"):
+        await resume(context, session)
+    is_resumed, _ = await resume(context, session)
+    assert not is_resumed
+    assert len(shown) == 4
+    assert shown[3] == shown[0]
+
+
+async def test_a_session_of_another_context_is_not_resumed(
+    nursery: trio.Nursery, tmp_path: Path, resume: Resume
+) -> None:
+    """As after a reload of the certificates, and after a restart."""
+    context = client_context(tmp_path, None, ssl.TLSVersion.TLSv1_2)
+    _, session = await resume(context)
+    other = PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=False)
+
+    async def echo(stream: Stream) -> None:
+        await stream.send_all(await stream.receive_some(1))
+
+    serve = partial(serve_tcp, Address("127.0.0.1", 0), echo, protocol="echo", ssl_context=other)
+    address = await nursery.start(partial(serve, refusals=new_refusals(), life=Life(), connections=nursery))
+    is_resumed, _ = await trio.to_thread.run_sync(resumed, address, context, session)
+    assert not is_resumed
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])

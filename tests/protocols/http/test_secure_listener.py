@@ -152,7 +152,7 @@ async def test_a_chain_that_no_device_has_is_refused(listener: Listener, issued:
             await client.get(f"https://{listener.address}/v1.1/users/self", headers=bearer(ADA_TOKEN))
 
 
-async def test_sessions_are_not_resumed_because_they_would_lose_the_chain(listener: Listener, issued: Issued) -> None:
+async def test_a_session_is_resumed(listener: Listener, issued: Issued) -> None:
     context = listener.context(issued)
 
     async def speak(session: ssl.SSLSession | None) -> trio.SSLStream[trio.SocketStream]:
@@ -167,7 +167,7 @@ async def test_sessions_are_not_resumed_because_they_would_lose_the_chain(listen
     async with await speak(None) as first:
         session = first.session
     async with await speak(session) as second:
-        assert not second.session_reused
+        assert second.session_reused
 
 
 # Registering
