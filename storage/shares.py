@@ -113,7 +113,14 @@ class ShareStore:
         return int(row["count"]) if row else 0
 
     def remove_all_of(self, user: UserKey) -> list[DeviceKey]:
-        """Remove the shares of a user's devices and those with the user. Return the devices of others."""
+        """Remove the shares of a user's devices and those with the user, and offers to hand over such devices.
+
+        Returns the devices of others that were shared.
+        """
+        self._db.execute(
+            "DELETE FROM device_transfer WHERE user = :user OR device IN (SELECT key FROM device WHERE owner = :user)",
+            {"user": user},
+        )
         self._db.execute(
             "DELETE FROM device_share WHERE device IN (SELECT key FROM device WHERE owner = :user)", {"user": user}
         )

@@ -66,6 +66,8 @@ async def give_everything(services: Services, world: World, user: UserRecord) ->
     await services.trials.trials.create(caller, NewTrial("Trial", None))
     shares = [{"device": KITCHEN, "with": user.id}, {"device": device.id, "with": BOB}]
     await services.provisioning.apply({"shares": shares})
+    hall = await services.devices.registry.get(world.hall)
+    await services.devices.transfers.offer(hall, uid=user.id)
     session = await services.accounts.sessions.begin(user)
     factor = SecondFactorRecord(user.key, services.core.vault.seal("secret"), 0, 1)
     await services.core.database.write(lambda tx: tx.second_factors.add(factor, [b"\0" * 32]))

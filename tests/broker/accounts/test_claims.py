@@ -141,6 +141,7 @@ async def _nothing_is_left(services: Services, user: UserRecord) -> None:
             "access_grant": "user",
             "application_properties": "user",
             "device_share": "user",
+            "device_transfer": "user",
             "external_identity": "user",
             "membership": "user",
             "model": "user",
