@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from broker.limits.overhead import Bucket
 from broker.services import Services
 from protocols.coap import images
 from protocols.coap.blockwise import BlockOption
@@ -144,10 +145,14 @@ async def test_a_download_is_neither_a_stranger_nor_overhead_and_holds_no_answer
     assert peer.take() == first
 
 
+@pytest.mark.parametrize("bound", ["of one", "of all"])
 async def test_a_peer_that_takes_more_than_its_share_is_slowed(
-    offered: Offered, endpoint: Endpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch
+    offered: Offered, endpoint: Endpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(images, "_BLOCKS_AT_ONCE", 10)
+    if bound == "of one":
+        monkeypatch.setattr(images, "_BLOCKS_AT_ONCE", 10)
+    else:
+        endpoint._resources.images._together = Bucket(at_once=10, per_second=1)
     await fetch(peer, offered.path, exponent=3, blocks=10 + OVERHEAD_AT_ONCE - 1)  # one was a challenge
     peer.request(Code.GET, offered.path)
     await wait_all_tasks_blocked()
