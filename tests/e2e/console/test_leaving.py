@@ -1,5 +1,6 @@
 """Handing a device over, the archive and leaving, two people at one rule, and a session that ends while typing."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -93,6 +94,69 @@ def test_the_later_of_two_who_edit_a_rule_sees_both_and_chooses(
         assert site.of_ada("GET", f"/rules/{rule}")["data"]["name"] == name
     ada.was_refused(412)
     site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule}", None)
+
+
+def scene(ada: User, site: Site) -> tuple[str, str, str]:
+    on = {"ddid": device_id(2), "action": "setOn", "parameters": {}}
+    made = site.of_ada_at_the_console(ada, "POST", "/scenes", {"name": "Evening", "actions": [on]})
+    return f"/scenes/{made['id']}", f"/console/scenes/{made['id']}", ""
+
+
+def trial(ada: User, site: Site) -> tuple[str, str, str]:
+    made = site.of_ada_at_the_console(ada, "POST", "/trials", {"name": "Sleep"})
+    return f"/trials/{made['id']}", f"/developer/trials/{made['id']}", "Change"
+
+
+def application(ada: User, site: Site) -> tuple[str, str, str]:
+    body = {"name": "Zebra", "methods": ["pkce"], "redirectUris": [], "permissions": []}
+    path = f"/developer/organizations/{organization(ada, site)}/applications"
+    made = site.of_ada_at_the_console(ada, "POST", path, body)
+    return f"/developer/applications/{made['id']}", "/developer/applications", "Change"
+
+
+def organization(ada: User, site: Site) -> str:
+    (found,) = site.of_ada_at_the_console(ada, "GET", "/developer/organizations", None)["organizations"]
+    return str(found["id"])
+
+
+@pytest.mark.parametrize("make", [scene, trial, application])
+def test_every_form_that_changes_something_shows_both_versions(
+    ada: User, site: Site, make: Callable[[User, Site], tuple[str, str, str]]
+) -> None:
+    path, page, button = make(ada, site)
+    ada.browser.open(f"{site.origin}{page}")
+    if button:
+        ada.click(button)
+    else:
+        ada.sees("Evening", "h1")
+    ada.now(lambda: ada.browser.fill("Name", "Mine"))
+    site.of_ada_at_the_console(ada, "PUT", path, {"name": "Theirs"})
+    ada.click("Save")
+    ada.sees("Theirs", "dialog .versions")
+    ada.sees("Mine", "dialog .versions")
+    ada.click("Save mine")
+    ada.sees("Mine", "#title" if make is not application else "main")
+    ada.eventually(lambda: site.of_ada_at_the_console(ada, "GET", path, None)["name"] == "Mine")
+    ada.was_refused(412)
+    if make is not application:  # which cannot be deleted
+        site.of_ada_at_the_console(ada, "DELETE", path, None)
+
+
+def test_an_upload_of_a_manifest_shows_both_versions(ada: User, site: Site) -> None:
+    body = {"uniqueName": "example.two_editors", "name": "Two editors"}
+    path = f"/developer/organizations/{organization(ada, site)}/devicetypes"
+    dtid = site.of_ada_at_the_console(ada, "POST", path, body)["id"]
+    fields = [{"name": "theirs", "valueClass": "Integer"}]
+    ada.browser.open(f"{site.origin}/developer/types/{dtid}/manifest")
+    ada.sees("None yet")
+    site.of_ada_at_the_console(ada, "POST", f"/devicetypes/{dtid}/manifests", {"manifest": {"fields": fields}})
+    ada.click("Upload as the next version")
+    ada.sees("theirs", "dialog .versions")
+    ada.sees("temperature", "dialog .versions")
+    ada.click("Take the other version")
+    ada.sees("Version 1")
+    ada.eventually(lambda: "theirs" in (ada.browser.labelled("The Manifest as JSON").get_attribute("value") or ""))
+    ada.was_refused(412)
 
 
 def test_what_was_typed_is_saved_after_signing_in_again(ada: User, site: Site, screenshots: Path | None) -> None:
