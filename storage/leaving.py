@@ -157,6 +157,9 @@ class LeavingStore:
             " (SELECT organization FROM personal_organization WHERE user = :user)",
             given,
         )
+        self._db.execute(
+            "DELETE FROM trial_document WHERE session IN (SELECT id FROM trial_session WHERE user = :user)", given
+        )
         for table, column in OWN_ROWS:
             if table not in {"device_share", "trial_member", "trial_device", "export"}:
                 self._db.execute(f"DELETE FROM {table} WHERE {column} = :user", given)  # noqa: S608 - constants

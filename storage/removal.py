@@ -75,6 +75,11 @@ class RemovalStore:
         self._db.execute("DELETE FROM device WHERE key = :device", {"device": device})
         return True
 
+    def forget_leftovers(self, device: DeviceKey) -> None:
+        """Remove what was written of a removed device by what had begun before: sessions that ended with it."""
+        for table in (*_KEPT_ONCE, "rollup"):
+            self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
+
     def _remove_log(self, table: Table, device: DeviceKey, limit: int) -> bool:
         """Remove rows of the log; return whether there were any."""
         found = LogIndex(self._db, table).forget(device, rows=limit)

@@ -79,11 +79,13 @@ class Erasing:
 
     async def remove(self, one: LeavingRecord) -> None:
         """Remove the rows and files that nobody sees any more. Raises StoreError."""
+        removed: list[DeviceKey] = []
         while devices := await self._database.read(lambda tx: tx.leaving.keys_of("device", one.user, column="owner")):
             keys = [DeviceKey(key) for key in devices]
             await self._of.projector.forget(keys)
             for device in keys:
                 await self._of.devices.removal.remove_at_once(device)
+            removed += keys
         for key in await self._database.read(lambda tx: tx.leaving.keys_of("subscription", one.user, limit=_STEP_ROWS)):
             is_done = False
             while not is_done:
@@ -91,6 +93,8 @@ class Erasing:
                 await trio.sleep(_PAUSE_SECONDS)
         await self._forget_in_audit(one)
         await self._database.write(lambda tx: tx.leaving.forget_marks(one))
+        for device in removed:
+            await self._database.write(partial(_forget_leftovers, device))
         while True:
             try:
                 await self._of.mails.forget(one.email, one.full_name)
@@ -164,3 +168,7 @@ def _audit_after(key: int, tx: Transaction) -> list[Mapping[str, Any]]:
 
 def _put_audit(entries: list[Mapping[str, Any]], tx: Transaction) -> None:
     tx.leaving.put_audit(entries)
+
+
+def _forget_leftovers(device: DeviceKey, tx: Transaction) -> None:
+    tx.removal.forget_leftovers(device)

@@ -867,3 +867,24 @@ async def test_statistics(open_office: OpenOffice, autojump_clock: MockClock) ->
         await trio.sleep(1)
         statistics = office.mails.statistics()
     assert statistics == replace(statistics, waiting=1, joined=0, queued=3, refused=0, sent=1, deferred=1, given_up=1)
+
+
+async def test_a_mail_whose_recipient_was_deleted_is_not_sent(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
+    transport = SlowTransport(10)
+    async with open_office(transport) as office:
+        await office.send("bob@example.org")
+        await transport.started.wait()
+        await office.send("ada@example.org")
+        await trio.sleep(1)
+
+        def forget(tx: Transaction) -> None:
+            tx.connection.execute("DELETE FROM mail WHERE recipient = 'ada@example.org'")
+
+        await office.database.write(forget)
+        await office.mails.forget("ada@example.org", "Ada")
+        assert transport.recipients == ["bob@example.org"], "the one that was being sent is waited for"
+        assert transport.forgotten == [("ada@example.org", "Ada")]
+        await trio.sleep(600)
+        assert transport.recipients == ["bob@example.org"]

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from broker.accounts.applications import Method
 from broker.accounts.sessions import WrongPassword
@@ -47,6 +48,7 @@ from tests.leaving_world import (
     references,
     traces,
 )
+from tests.mail_queue import waiting_mails
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
@@ -221,6 +223,38 @@ async def test_a_second_deletion_finds_nobody(services: Services, zoe: UserRecor
         for _ in range(3):
             nursery.start_soon(delete)
     assert sorted(answers) == ["deleted", "not found", "not found"]
+
+
+async def test_what_is_under_way_for_the_user_ends_without_a_trace(
+    services: Services, zoe: UserRecord, life: Life, tmp_path: Path
+) -> None:
+    """An export and an archive that are being written, an Action, and mails that wait."""
+    span = {"startDate": NOW_MS - 1000, "endDate": NOW_MS + 1000}
+
+    begun = trio.Event()
+
+    async def act() -> None:
+        action = {"ddid": HER_LIGHT, "data": {"actions": [{"name": "setOn"}]}}
+        while (await life.raw("POST", "/actions", json=action)).status_code == 200:
+            begun.set()
+
+    for _ in range(3):
+        await life.call("POST", "/messages", json={"sdid": HER_LIGHT, "data": {"text": "Quillfeather"}})
+        await life.call("POST", "/messages/export", json={"sdids": HER_LIGHT, **span})
+    await life.call("POST", f"/devices/{HER_LIGHT}/shares", json={"email": "bob@example.org"})
+    await life.call("POST", f"/users/{ZOE}/archive")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(act)
+        await begun.wait()
+        await life.call("DELETE", f"/users/{ZOE}")
+    await gone(services)
+    await wait_all_tasks_blocked()
+    await services.messages.projector.flush()
+    assert list((tmp_path / "exports").glob("*")) == []
+    assert list((tmp_path / "archives").glob("*")) == []
+    assert await services.core.database.read(waiting_mails) == []
+    assert traces(tmp_path) == []
+    assert references(tmp_path / "store.sqlite", zoe.key) == []
 
 
 # The archive
