@@ -254,6 +254,14 @@ class DeviceTypeStore:
         )
         return [ManifestRecord(**{**dict(row), "approved": bool(row["approved"])}) for row in rows]
 
+    def newest_version(self, device_type: DeviceTypeKey) -> int:
+        """The number of the newest Manifest; 0 without one."""
+        row = self._db.execute(
+            "SELECT max(version) AS version FROM manifest WHERE device_type = :device_type",
+            {"device_type": device_type},
+        ).one()
+        return int((row and row["version"]) or 0)
+
     def newest_manifest(self, device_type: DeviceTypeKey) -> ManifestRecord | None:
         row = self._db.execute(
             "SELECT * FROM manifest WHERE device_type = :device_type ORDER BY version DESC LIMIT 1",

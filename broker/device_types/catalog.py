@@ -1,14 +1,13 @@
 """Device types with their Manifests, shared by every device that has the type."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from weakref import WeakValueDictionary
 
 from broker.changes import Changes
+from broker.device_types.documents import parsed
 from broker.device_types.dropped import DroppedField
 from broker.device_types.manifest import NO_MANIFEST, Manifest
-from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.normalize import Normalizer
 from broker.device_types.transform import Transform
 from broker.errors import DeviceTypeNotFound
@@ -67,16 +66,18 @@ class DeviceType:
     """A device type. There is one object for each type, so that all users of it see a change."""
 
     def __init__(self, record: DeviceTypeRecord, manifests: list[ManifestRecord]) -> None:
-        self._versions: dict[int, ManifestVersion] = {}
+        self._documents: dict[int, str] = {}  # of the approved versions
+        self._parsed: dict[int, ManifestVersion] = {}
         self.refresh(record, manifests)
 
     def refresh(self, record: DeviceTypeRecord, manifests: list[ManifestRecord]) -> None:
         self.record = record
         for manifest in manifests:
-            if manifest.approved and manifest.version not in self._versions:
-                parsed = parse_manifest(json.loads(manifest.document))
-                self._versions[manifest.version] = ManifestVersion(manifest.version, parsed)
-        self.latest = self._versions[max(self._versions)] if self._versions else _NO_MANIFEST
+            if manifest.approved:
+                self._documents.setdefault(manifest.version, manifest.document)
+        # Others are read when a device wants them: a type may have hundreds, and a long one takes 0.1 s.
+        newest = self.version(max(self._documents)) if self._documents else None
+        self.latest = newest or _NO_MANIFEST
 
     @property
     def key(self) -> DeviceTypeKey:
@@ -89,11 +90,13 @@ class DeviceType:
     @property
     def versions(self) -> list[int]:
         """The numbers of the approved versions, ascending."""
-        return sorted(self._versions)
+        return sorted(self._documents)
 
     def version(self, number: int) -> ManifestVersion | None:
         """An approved version, or None."""
-        return self._versions.get(number)
+        if (known := self._parsed.get(number)) is None and (document := self._documents.get(number)) is not None:
+            known = self._parsed[number] = ManifestVersion(number, parsed(document))
+        return known
 
 
 class DeviceTypes:

@@ -5,6 +5,7 @@ A short document is read at once. Long ones are read in a thread, one at a time,
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -20,6 +21,12 @@ T = TypeVar("T")
 _SHORT_BYTES: Final = 4 * 1024
 
 
+@lru_cache(maxsize=16)
+def parsed(text: str) -> Manifest:
+    """The Manifest of an uploaded document. The last ones are kept: each is read again after its upload."""
+    return parse_manifest(msgspec.json.decode(text))
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """The JSON text of a document, and the Manifest that it is."""
@@ -31,7 +38,7 @@ class Document:
     def of(cls, document: Mapping[str, Any]) -> "Document":
         """Raises ValidationFailed with every problem of the document."""
         text = msgspec.json.encode(document)
-        return cls(text, parse_manifest(msgspec.json.decode(text)))
+        return cls(text, parsed(text.decode()))
 
 
 class Documents:

@@ -130,7 +130,6 @@ class DeviceTables:
         if known is not None and known.device_type != type_.key:
             raise at.refusal("type", f"the device {known.id} has another type, and keeps it")
         if known is None:
-            versions = (manifest.version for manifest in self._run.tx.device_types.manifests(type_.key))
             added = DeviceRecord(
                 key=NEW_KEY,
                 id=entry.id or self._run.generate(at, name, "id", new_id()),
@@ -138,7 +137,7 @@ class DeviceTables:
                 owner_id=owner.id,
                 device_type=type_.key,
                 name=name,
-                manifest_version=max(versions, default=0),
+                manifest_version=self._run.tx.device_types.newest_version(type_.key),
                 manifest_version_policy="LATEST",
                 enabled=True,
                 created_on=self._run.now_ms,

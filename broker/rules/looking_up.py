@@ -16,6 +16,7 @@ from broker.rules.rule import Rule
 from broker.rules.world import KnownDevice, KnownType, World, names_in
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
+from storage.records import DeviceTypeRecord
 from storage.rules import RuleRecord
 
 
@@ -116,19 +117,25 @@ class LookingUp:
 def world_in(tx: Transaction, owner: UserKey, body: Any) -> World:
     """The same as `LookingUp.world`, as an open transaction sees it."""
     names, devices, types, unshared = names_in(body), {}, {}, set[str]()
+    read: dict[DeviceTypeKey, DeviceType] = {}  # each once: a rule may name many devices of one type
+
+    def of_record(record: DeviceTypeRecord) -> DeviceType:
+        if record.key not in read:
+            read[record.key] = DeviceType(record, tx.device_types.manifests(record.key))
+        return read[record.key]
+
     for id_ in names.devices:
         record = tx.devices.by_id(id_)
         type_ = None if record is None else tx.device_types.device_type(record.device_type)
         if record is None or type_ is None:
             continue
         if record.owner == owner or owner in record.shared_with:
-            devices[id_] = _device(Device(record, DeviceType(type_, tx.device_types.manifests(type_.key))))
+            devices[id_] = _device(Device(record, of_record(type_)))
         else:
             unshared.add(id_)
     for name in names.device_types:
         if (found := tx.device_types.by_id_or_name(name)) is not None:
-            manifest = DeviceType(found, tx.device_types.manifests(found.key)).latest.manifest
-            types[name] = KnownType(found.key, found.id, manifest)
+            types[name] = KnownType(found.key, found.id, of_record(found).latest.manifest)
     return World(owner, devices, types, frozenset(unshared))
 
 

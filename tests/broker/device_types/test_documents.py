@@ -7,7 +7,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from broker.device_types import documents
+from broker.device_types.catalog import DeviceType
 from broker.device_types.documents import Documents
+from broker.device_types.manifest import Manifest
+from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.manifests import Manifests
 from broker.errors import ValidationFailed
 from broker.services import Services
@@ -38,12 +42,12 @@ class _Held:
 
 async def test_long_documents_are_read_one_at_a_time_and_by_user_in_turns() -> None:
     thread = _Held()
-    documents, read = Documents(thread), list[str]()
+    reader, read = Documents(thread), list[str]()
 
     async def reads(user: str) -> None:
         enter(Origin("192.0.2.1", f"user {user}"))
         with pytest.raises(ValidationFailed):
-            await documents.read(_long("a"))
+            await reader.read(_long("a"))
         read.append(user)
 
     async with trio.open_nursery() as nursery:
@@ -80,3 +84,31 @@ async def test_a_document_that_is_refused_never_reaches_the_writer(
     assert writes == []
     await services.device_types.making.upload(type_, {**LIGHT_MANIFEST, "actions": []})
     assert len(writes) == 1
+
+
+async def test_each_document_is_read_once_and_old_versions_when_a_device_wants_them(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A type may have a thousand versions, and a long one takes 0.1 s, in which nobody else is served."""
+    read: list[object] = []
+
+    def noting(document: object) -> Manifest:
+        read.append(document)
+        return parse_manifest(document)
+
+    monkeypatch.setattr(documents, "parse_manifest", noting)
+    type_ = await services.device_types.catalog.find(LIGHT_TYPE)
+    for number in range(5):
+        fields = [{"name": f"f{number}_{one}", "valueClass": "Integer"} for one in range(200)]
+        await services.device_types.making.upload(type_, {"fields": fields})
+    assert len(read) == 5
+    newest = type_.versions[-1]
+    records = await services.device_types.manifests.documents(type_.key)
+    documents.parsed.cache_clear()
+    read.clear()
+    again = DeviceType(type_.record, records)
+    assert again.latest.version == newest
+    assert len(read) == 1
+    assert again.version(newest - 1) is again.version(newest - 1)
+    assert again.version(newest + 1) is None
+    assert len(read) == 2
