@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -105,3 +106,17 @@ def test_the_log_names_whose_connections_are_too_many_as_does_the_page_for_opera
         (line,) = [one for one in log if "connections_rate_refused" in one]
     assert "Too many feeds of this user: at most 1" in line
     assert f"user {ADA}" in line
+
+
+def test_silent_connections_of_one_address_keep_no_other_address_waiting(tmp_path: Path) -> None:
+    limits = "unauthenticated_connections = 20\nunauthenticated_connections_per_address = 20\n"
+    with running_daemon(tmp_path, devices=1, settings=limits) as daemon, ExitStack() as opened:
+        for _ in range(60):  # 20 have places, the others wait for them
+            one = opened.enter_context(closing(socket.socket()))
+            one.bind(("127.1.0.2", 0))
+            one.connect(daemon.host_port("http"))
+        began = time.monotonic()
+        one, status = keep_alive(daemon, USER_TOKEN, "/users/self")
+        opened.enter_context(closing(one))
+        assert status == 200
+        assert time.monotonic() - began < 1
