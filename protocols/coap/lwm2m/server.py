@@ -230,7 +230,11 @@ class Lwm2mServer:
     async def register(self, peer: Peer, request: DeviceRequest) -> Answer:
         """Register a device. Call `begin` after the answer was sent. Raises DomainError and StoreError."""
         given = read_parameters(request)
-        device, token = await self._authenticate(peer, given)
+        try:
+            device, token = await self._authenticate(peer, given)
+        except Unauthorized as error:
+            self._rooms.messages.claims.note(given.endpoint or "", "LWM2M", error)
+            raise
         if self._table.of_device(device.key) is None:
             await self._registrations.admit(device)
             device, token = await self._authenticate(peer, given)  # what it proved may have ended meanwhile

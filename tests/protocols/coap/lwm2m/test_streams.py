@@ -77,6 +77,16 @@ class TestRegistration:
         assert (await device.register(*queries)).code == code
         assert (await device.register(*WITH_TOKEN)).code == aiocoap.CREATED  # the connection is still open
 
+    async def test_with_a_wrong_token_is_on_the_page_of_the_devices_owner(
+        self, device: ScriptedDevice, services: Services
+    ) -> None:
+        kitchen = await services.devices.registry.find(KITCHEN)
+        assert (await device.register(f"ep={KITCHEN}", "token=" + "0" * 32)).code == aiocoap.UNAUTHORIZED
+        with trio.fail_after(20):
+            while not (found := services.messages.ingest.refused.of(kitchen)):
+                await trio.lowlevel.checkpoint()
+        assert [(one.status, one.text) for one in found] == [(401, "LWM2M: wrong credentials for this device")]
+
     async def test_ends_with_the_connection(
         self,
         device: ScriptedDevice,
