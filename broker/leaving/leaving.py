@@ -22,6 +22,7 @@ from storage.database import Database
 from storage.keys import UserKey
 from storage.leaving import LeavingRecord
 from storage.records import UserRecord
+from storage.sql import StoreError
 
 #: A call waits so long for the end of what others see. The worker goes on.
 _PATIENCE_SECONDS: Final = 30.0
@@ -116,8 +117,14 @@ class Leaving:
         leaving = await self._database.read(lambda tx: tx.leaving.all())
         self._under_way = len(leaving)
         for one in leaving:
-            await self._remove(one)
-            self._under_way -= 1
+            try:
+                await self._remove(one)
+            except StoreError:
+                raise
+            except Exception:  # noqa: BLE001 - a bug must not hold up others who leave; the next look tries again
+                _log.exception("user_not_removed", user=one.id)
+            else:
+                self._under_way -= 1
         if not self._is_log_clean:
             self._is_log_clean = await self._database.forget_log()
 

@@ -20,6 +20,7 @@ from broker.errors import PermissionDenied, SourceDeviceDisabled, UserNotFound
 from broker.services import Services
 from broker.trials.roles import TrialRole
 from storage.keys import ApplicationKey
+from storage.leaving import LeavingRecord
 from storage.records import UserRecord
 from tests.builders import ServicesOpener
 from tests.callbacks import FakeCallbacks
@@ -361,3 +362,25 @@ async def test_an_archive_that_is_too_large_lacks_the_oldest_messages_and_says_s
         while (found := await latest(life))["status"] != "Success":
             await trio.lowlevel.checkpoint()
     assert (found["isWhole"], found["totalMessages"]) == (False, 0)
+
+
+async def test_a_failure_while_one_leaves_holds_up_nobody_else(
+    services: Services, world: World, zoe: UserRecord, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob = await services.accounts.users.find(BOB)
+    monkeypatch.setattr("broker.leaving.leaving._PATIENCE_SECONDS", 0)
+    hide = services.leaving.leaving._erasing.hide
+
+    async def fail_once(one: LeavingRecord) -> None:
+        if one.user == zoe.key and not failed:
+            failed.append(one)
+            raise RuntimeError("a bug")
+        await hide(one)
+
+    failed: list[LeavingRecord] = []
+    monkeypatch.setattr(services.leaving.leaving._erasing, "hide", fail_once)
+    await services.leaving.leaving.delete(zoe)
+    while not failed:
+        await trio.lowlevel.checkpoint()
+    await services.leaving.leaving.delete(bob)  # wakes the worker, too
+    await gone(services)

@@ -17,7 +17,7 @@ from broker.trace.tally import SOURCES, Tally
 from config.settings import ConsoleSettings, PaymentSettings, Settings
 from protocols.http.rest.nouns import NOUNS
 from protocols.http.rest.operator import without_texts
-from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, KITCHEN_TOKEN, LIGHT_TYPE, World
+from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, BOB_TOKEN, KITCHEN_TOKEN, LIGHT_TYPE, World
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.connectors.conftest import bind, terms
 from tests.third_party_cloud import ThirdPartyCloud
@@ -222,3 +222,16 @@ async def test_what_waits_is_decided(api: httpx.AsyncClient, services: Services,
     assert (await ask(api, "GET", "/waiting", ada)) == {"plans": [], "payments": [], "manifests": []}
     unknown = {"reference": "none", "outcome": "accepted"}
     assert (await api.post("/operator/payments", json=unknown, headers=bearer(ada))).status_code == 404
+
+
+async def test_an_operator_deletes_a_user(api: httpx.AsyncClient, services: Services, ada: str) -> None:
+    bob = await console_token(services, BOB)
+    refused = await api.delete(f"/users/{ADA}", headers=bearer(bob))
+    assert refused.status_code == 403, "Bob is no operator"
+    answer = await api.delete(f"/users/{BOB}", headers=bearer(ada))
+    assert answer.json()["data"]["id"] == BOB, answer.text
+    for token in (bob, BOB_TOKEN):
+        assert (await api.get("/users/self", headers=bearer(token))).status_code == 401
+    assert (await api.delete(f"/users/{BOB}", headers=bearer(ada))).status_code == 404
+    (entry,) = (await ask(api, "GET", "/audit?event=account_deleted", ada))["entries"]
+    assert (entry["actor"], entry["object"]) == (f"user {ADA}", f"account {BOB}")
