@@ -38,6 +38,7 @@ WARNING, FATAL = 1, 2
 NO_RENEGOTIATION, UNKNOWN_PSK_IDENTITY = 100, 115
 AGAIN, REHANDSHAKE = -28, -37
 COOKIE_KEY_BYTES = 16
+TICKET_KEY_BYTES = 64
 
 
 class Datum(Structure):
@@ -85,6 +86,10 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "gnutls_psk_allocate_client_credentials": (c_int, _HANDLE),
     "gnutls_psk_free_client_credentials": (None, c_void_p),
     "gnutls_psk_set_client_credentials": (c_int, c_void_p, c_char_p, POINTER(Datum), c_int),
+    "gnutls_psk_server_get_username": (c_char_p, c_void_p),
+    "gnutls_session_ticket_enable_server": (c_int, c_void_p, POINTER(Datum)),
+    "gnutls_session_is_resumed": (c_int, c_void_p),
+    "gnutls_db_set_cache_expiration": (None, c_void_p, c_int),
     "gnutls_dtls_cookie_verify": (c_int, POINTER(Datum), c_char_p, c_size_t, c_char_p, c_size_t, POINTER(Prestate)),
     "gnutls_dtls_cookie_send": (c_int, POINTER(Datum), c_char_p, c_size_t, POINTER(Prestate), c_void_p, Transfer),
     "gnutls_dtls_prestate_set": (None, c_void_p, POINTER(Prestate)),

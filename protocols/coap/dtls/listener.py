@@ -34,6 +34,7 @@ from protocols.coap.dtls.records import (
     hello_key,
     is_client_hello,
     is_in_clear,
+    offers_keys_only,
     psk_identity,
     records,
 )
@@ -49,6 +50,7 @@ from protocols.tls import Chain, require_two_kinds
 
 _HANDSHAKE_SECONDS = 30.0
 _MAX_WAITING_DATAGRAMS = 16
+_EARLY_DATAGRAMS = 4
 _KEYS_AT_ONCE = 2
 _KEYS_PER_HANDSHAKE = 4
 #: A client sends one ChangeCipherSpec with each of its flights. GnuTLS keeps each early one, which takes 4 KiB.
@@ -196,6 +198,10 @@ class _Handshake(NamedTuple):
     hello: int
     arrived: trio.MemorySendChannel[list[bytes]]
     scope: trio.CancelScope
+    #: A ticket has all that the peer has shown: with certificates, its ClientHello might not fit into a datagram.
+    is_resumable: bool
+    #: Records of messages: a peer that resumes a session sends the first one behind its Finished.
+    early: list[list[bytes]]
 
 
 class _Peers:
@@ -247,6 +253,8 @@ class _Peers:
                 if is_in_clear(found[0]):
                     return 1
                 # An encrypted record may also be the close_notify of the session. Each side drops what is not for it.
+        elif (half_open := self._half_open.get(address)) is not None and len(half_open.early) < _EARLY_DATAGRAMS:
+            half_open.early.append(found)
         session = self._sessions.get(address)
         if session is not None:
             for record in found:
@@ -282,7 +290,7 @@ class _Peers:
         arrived, arriving = trio.open_memory_channel[list[bytes]](_MAX_WAITING_DATAGRAMS)
         arrived.send_nowait([hello])
         scope = trio.CancelScope(deadline=trio.current_time() + _HANDSHAKE_SECONDS)
-        handshake = self._half_open[address] = _Handshake(key, arrived, scope)
+        handshake = self._half_open[address] = _Handshake(key, arrived, scope, offers_keys_only(hello), [])
         self._nursery.start_soon(self._shake_hands, address, handshake, prestate, arriving)
         if len(self._half_open) > self._limits.half_open_handshakes:
             self._half_open.popitem(last=False)[1].scope.cancel()
@@ -316,7 +324,7 @@ class _Peers:
         reason = "took too long"
         try:
             with handshake.scope:
-                connection = await self._connect(address, prestate, arriving)
+                connection = await self._connect(address, prestate, arriving, is_resumable=handshake.is_resumable)
         except ConnectionOver as over:
             reason = str(over)
         if connection is None:
@@ -328,12 +336,24 @@ class _Peers:
             return False
         self._handshakes += 1
         self._open_session(address, connection, handshake.hello)
+        for found in handshake.early:
+            if (session := self._sessions.get(address)) is not None:
+                for record in found:
+                    session.take(record)
+        if handshake.early:
+            self.taken()
         return True
 
     async def _connect(
-        self, address: PeerAddress, prestate: Prestate, arriving: trio.MemoryReceiveChannel[list[bytes]]
+        self,
+        address: PeerAddress,
+        prestate: Prestate,
+        arriving: trio.MemoryReceiveChannel[list[bytes]],
+        *,
+        is_resumable: bool,
     ) -> DtlsConnection:
-        connection = DtlsConnection(self.context, partial(self._send, address), prestate)
+        context = self.context
+        connection = DtlsConnection(context, partial(self._send, address), prestate, is_resumable=is_resumable)
         identities: set[bytes] = set()
         changes = 0
         while True:
@@ -349,8 +369,25 @@ class _Peers:
                     if identity is not None and identity not in identities and len(identities) < _KEYS_PER_HANDSHAKE:
                         identities.add(identity)
                         connection.key = await self._find_key(address, identity) or connection.key
-                if await self._step(connection, record):
+                is_done = await self._step(connection, record)
+                if connection.used_key is None and (known := connection.resumed_identity) is not None:
+                    connection.used_key = await self._key_of_session(address, context, known)
+                    if connection.used_key is None:
+                        connection.refuse_session()
+                        context.forget_sessions()
+                        raise ConnectionOver("the key of its session has changed")
+                if is_done:
+                    if connection.used_key is not None:
+                        context.remember_key(*connection.used_key)
                     return connection
+
+    async def _key_of_session(
+        self, address: PeerAddress, context: DtlsContext, identity: bytes
+    ) -> tuple[bytes, bytes] | None:
+        """The present key of a session's identity; None when it is not the one that the peer had. Raises
+        ConnectionOver."""
+        key = await self._find_key(address, identity)
+        return key if key is not None and context.knows_key(*key) else None
 
     async def _step(self, connection: DtlsConnection, record: bytes | None) -> bool:
         """Continue a handshake. Returns whether it is done, at once: the peer may send its first message already.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from cryptography.hazmat.bindings._rust import _openssl
 from OpenSSL import SSL
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -40,6 +41,18 @@ from tests.protocols.coap.dtls.client import (
 @pytest.fixture(autouse=True)
 def library() -> None:
     require_dtls()
+
+
+def is_resumed(client: DtlsClient) -> bool:
+    return bool(_openssl.lib.SSL_session_reused(client.session._ssl))
+
+
+async def left(client: DtlsClient) -> SSL.Session:
+    """The session of a client that says good-bye: OpenSSL resumes no other one."""
+    session = client.session.get_session()
+    assert session is not None
+    await client.send_close_notify()
+    return session
 
 
 class TestCertificates:
@@ -150,6 +163,53 @@ class TestPreSharedKeys:
             assert await client.is_left_without_answer()
             assert (listener.statistics().sessions, listener.statistics().half_open) == (0, 1)
             await still_serves(address)
+
+    @pytest.mark.parametrize("cipher", [PSK, b"ECDHE-PSK-AES128-CBC-SHA256"])
+    async def test_a_session_is_resumed_and_is_of_the_same_device(
+        self, address: Address, listener: DtlsListener, cipher: bytes
+    ) -> None:
+        context, session = psk_context(KITCHEN, KITCHEN_TOKEN, cipher), None
+        for number in (1, 2, 3):
+            with dtls_client(address, context) as client:
+                if session is not None:
+                    client.session.set_session(session)
+                await client.handshake()
+                assert (await client.ask(post(number))).code == Code.CREATED
+                assert is_resumed(client) is (number > 1)
+                session = await left(client)
+        assert listener.statistics().handshakes == 3
+
+    async def test_a_session_is_not_resumed_after_the_key_has_changed(
+        self, address: Address, services: Services, world: World
+    ) -> None:
+        old = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
+        with dtls_client(address, old) as client:
+            await client.handshake()
+            session = await left(client)
+        await services.core.database.write(partial(_put_sealed, world, services.core.vault.seal("77" * 16)))
+        with dtls_client(address, old) as client:  # whoever has the former key alone
+            client.session.set_session(session)
+            await client.handshake()  # its side of it: the server's Finished comes first
+            with pytest.raises(SSL.Error, match="unknown psk identity"):
+                await client.ask(post(1))
+        with dtls_client(address, psk_context(KITCHEN, "77" * 16, PSK)) as client:
+            await client.handshake()
+            assert not is_resumed(client)
+        with dtls_client(address, old) as client:  # also when the new key was used meanwhile
+            client.session.set_session(session)
+            assert await client.is_left_without_answer()
+
+    async def test_who_offers_certificates_gets_no_ticket(self, address: Address) -> None:
+        """With what such a peer has shown, a ticket may be too long for the datagram of a ClientHello."""
+        context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK + b":ECDHE-ECDSA-AES128-CCM8")
+        session = None
+        for _ in range(2):
+            with dtls_client(address, context) as client:
+                if session is not None:
+                    client.session.set_session(session)
+                await client.handshake()
+                assert not is_resumed(client)
+                session = await left(client)
 
     async def test_are_read_anew_for_each_handshake(self, address: Address, services: Services, world: World) -> None:
         for token in (KITCHEN_TOKEN, "77" * 16):
