@@ -38,8 +38,8 @@ from protocols.coap.session import CoapSession, SessionLimits, SessionRank
 from protocols.coap.session_endpoint import SessionEndpoint, chance_of_time_outs
 from protocols.coap.statistics import EndpointStatistics
 
-#: Registrations and Sends that are stored at once, and that may wait for it.
-_WORKERS, _WAITING = 4, 1024
+#: Registrations and Sends that are stored at once, most of them in one commit, and that may wait for it.
+_WORKERS, _WAITING = 32, 1024
 
 
 class DeviceSession(CoapSession):
