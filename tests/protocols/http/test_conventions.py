@@ -135,7 +135,7 @@ async def test_an_unknown_path_is_404(api: httpx.AsyncClient, path: str) -> None
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("DELETE", "/users/self", "GET, HEAD, OPTIONS, PUT"), ("PUT", "/messages", "GET, HEAD, OPTIONS, POST")],
+    [("POST", "/users/self", "DELETE, GET, HEAD, OPTIONS, PUT"), ("PUT", "/messages", "GET, HEAD, OPTIONS, POST")],
 )
 async def test_another_method_is_405(api: httpx.AsyncClient, method: str, path: str, allowed: str) -> None:
     answer = await api.request(method, path)

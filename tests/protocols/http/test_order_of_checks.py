@@ -399,7 +399,7 @@ async def a_model(services: Services, caller: Caller, device: str) -> str:
     members = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     model = (await services.models.models.create(caller, members)).record
     with trio.fail_after(10):
-        while await services.core.database.read(lambda tx: tx.models.due(NOW_MS, latest_ms=NOW_MS * 2)) is not None:
+        while await services.core.database.read(lambda tx: tx.models.due(NOW_MS, latest_ms=NOW_MS * 2)):
             await trio.lowlevel.checkpoint()
 
     def not_today(tx: Transaction) -> None:
