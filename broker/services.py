@@ -31,8 +31,8 @@ from broker.models.room import ModelsRoom, open_models
 from broker.monetization.port import Processor
 from broker.monetization.room import MonetizationRoom, open_monetization
 from broker.operating.room import OperatingRoom, open_operating
-from broker.provisioning import Provisioning
 from broker.provisioning.room import open_provisioning
+from broker.provisioning.service import Provisioning
 from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
 from broker.rules.requests import RuleRequests

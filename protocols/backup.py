@@ -18,8 +18,9 @@ from broker.backup.sealed_key import seal_key
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
 from config.settings import Settings
+from protocols.errors import StateError
 from protocols.key_file import KeyFileError
-from protocols.state import StateError, key_file_of
+from protocols.state import key_file_of
 from storage.engines.sqlite import SqliteEngine, SqliteSnapshot
 from storage.firmware import FirmwareStore
 from storage.migrations import VERSION

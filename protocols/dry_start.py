@@ -15,8 +15,8 @@ from broker.secrets import Vault
 from broker.services import Services
 from config.settings import Address, Log, Outbound, Settings
 from protocols.daemon import run_daemon
+from protocols.errors import STORE
 from protocols.key_file import KeyFile
-from protocols.state import STORE
 from storage.engines.sqlite_copy import copy_schema
 
 _LOOPBACK: Final = "127.0.0.1"

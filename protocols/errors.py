@@ -1,5 +1,17 @@
-"""The error of a listener, which commands report without loading the listeners."""
+"""Errors of listeners and of the state directory, which commands report without loading what raises them."""
+
+from typing import Final
+
+STORE: Final = "store.sqlite"  # in the state directory
 
 
 class ListenerError(Exception):
     """A listener cannot be opened. The text names it and its address."""
+
+
+class StateError(Exception):
+    """The state directory cannot be used. The text is one line for the operator."""
+
+
+class StateInUseError(StateError):
+    """Another process uses this state directory."""

@@ -19,8 +19,8 @@ from protocols.backup import MIB, BackupNotWrittenError, make_backup, name_by_ti
 from protocols.doctor.examination import examine
 from protocols.doctor.patient import Patient
 from protocols.doctor.state import available_bytes, disk_finding
+from protocols.errors import STORE, StateError
 from protocols.metrics.vitals import Vitals
-from protocols.state import STORE, StateError
 from storage.engines.sqlite_check import Growth, growth
 from storage.migrations import VERSION
 from storage.sql import StoreError

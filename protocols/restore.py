@@ -17,8 +17,9 @@ from broker.store_key import opens_secrets
 from broker.trace.audit import AuditEvent, entry_of
 from config.settings import Settings
 from protocols.backup import MIB, Copied, sync_folder
+from protocols.errors import StateError
 from protocols.key_file import KeyFile, KeyFileError
-from protocols.state import StateError, key_file_of, lock_state
+from protocols.state import key_file_of, lock_state
 from storage.audit import AuditStore
 from storage.database import EngineConnection
 from storage.engines.sqlite import SqliteEngine

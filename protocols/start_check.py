@@ -9,9 +9,10 @@ from broker.secrets import Vault
 from broker.store_key import opens_secrets
 from config.settings import Address, Settings, SettingsError
 from protocols.binding import problem_of
+from protocols.errors import STORE, StateError
 from protocols.key_file import KeyFileError
 from protocols.outbound.tracing import check_tracing
-from protocols.state import STORE, StateError, key_file_of
+from protocols.state import key_file_of
 from protocols.tls import PeerContext
 from storage.engines.sqlite import SqliteEngine
 from storage.migrations import unknown_names

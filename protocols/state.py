@@ -11,24 +11,16 @@ import structlog
 
 from broker.secrets import Vault
 from config.settings import Settings
+from protocols.errors import STORE, StateError, StateInUseError
 from protocols.key_file import KeyFile, KeyFileError
 
 _CREDENTIAL = "trunkline.key"
 _LOCK = "lock"
-STORE = "store.sqlite"
 #: Of SQLite's write-ahead log (sqlite.org/fileformat2.html, 4.1): before the frames, and before the page in each.
 _WAL_HEADER_BYTES = 32
 _WAL_FRAME_BYTES = 24
 
 _log = structlog.get_logger(__name__)
-
-
-class StateError(Exception):
-    """The state directory cannot be used. The text is one line for the operator."""
-
-
-class StateInUseError(StateError):
-    """Another process uses this state directory."""
 
 
 @dataclass(frozen=True, slots=True)

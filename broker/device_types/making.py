@@ -11,7 +11,8 @@ from broker.clock import Clock
 from broker.conditional import require_unchanged, tag_of
 from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
 from broker.device_types.documents import Document, Documents
-from broker.device_types.manifests import UploadedManifest, put_manifest
+from broker.device_types.manifests import put_manifest
+from broker.device_types.overview import UploadedManifest
 from broker.device_types.transform import TransformFailedError
 from broker.errors import BadRequest, Conflict, NotFound, ValidationFailed
 from broker.facts import DeviceTypeChanged, Router

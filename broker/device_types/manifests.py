@@ -5,7 +5,7 @@ for every message, so it waits for an operator's approval, and until then the ve
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +14,7 @@ import trio
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes
 from broker.device_types.documents import Document, Documents
+from broker.device_types.overview import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
 from broker.errors import DeviceTypeNotFound, NotFound
 from broker.facts import DeviceTypeChanged, Router
 from broker.trace.audit import AuditEvent, note
@@ -22,39 +23,7 @@ from storage.device_types import TypeSearch
 from storage.keys import DeviceTypeKey
 from storage.records import DeviceTypeRecord, ManifestRecord
 
-FAILURES_MAX: Final = 1_000
 _TYPES_MAX: Final = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class UploadedManifest:
-    """The result of an upload. `is_new` is false when the document is the newest version already."""
-
-    device_type: str
-    version: int
-    approved: bool
-    is_new: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TypeOverview:
-    """A type in the operator's list. `waiting` has the versions that are not approved."""
-
-    id: str
-    unique_name: str
-    published: bool
-    latest_version: int
-    waiting: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FailedMessage:
-    """A message that failed, and the reason. A payload that is not text is shown as `hex:…`."""
-
-    device: str
-    received_on: int
-    reason: str
-    payload: str
 
 
 class Manifests:

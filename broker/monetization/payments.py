@@ -23,6 +23,7 @@ from broker.devices.registry import Device, Devices
 from broker.errors import Conflict, DomainError, NotFound, PermissionDenied
 from broker.ids import is_id, new_id
 from broker.monetization.port import MANUAL, PaymentFailed, PaymentOrder, PaymentOutcome, Processor
+from broker.monetization.statuses import REFUND_DUE
 from broker.monetization.tiers import Tiers
 from broker.monetization.upgrades import opened, paid_tier, share_of
 from broker.secrets import token_hash
@@ -33,7 +34,6 @@ from storage.database import Database, Transaction
 from storage.records import PaymentRecord, TierRecord, UpgradeTokenRecord
 
 PENDING: Final = "pending"
-REFUND_DUE: Final = "refund_due"  # paid, but the device cannot be upgraded any more
 REFUNDED: Final = "refunded"
 _SHOWN: Final = 100
 _log = structlog.get_logger(__name__)

@@ -1,6 +1,5 @@
 """`trunkline provision`: creating and updating what a provision file describes (reference 26)."""
 
 from broker.provisioning.report import Generated, ProvisionReport
-from broker.provisioning.service import Provisioning
 
-__all__ = ["Generated", "ProvisionReport", "Provisioning"]
+__all__ = ["Generated", "ProvisionReport"]

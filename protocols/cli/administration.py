@@ -9,11 +9,10 @@ import click
 import msgspec
 import trio
 
-from config.logging import configure_logging
 from config.settings import load_settings
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
-from protocols.state import STORE, StateError
+from protocols.errors import STORE, StateError
 
 T = TypeVar("T")
 
@@ -24,7 +23,6 @@ def administer(config: Path | None, command: str, arguments: Mapping[str, Any], 
     """Run a command of `protocols.control.server.COMMANDS`. Without a store nothing is made. Raises CommandError."""
     with failures_reported():
         settings = load_settings(config)
-        configure_logging("warning", settings.log.format)
         if not (settings.state_dir / STORE).exists():
             raise StateError(f"{settings.state_dir}: there is no store")
         return msgspec.convert(trio.run(partial(run_anywhere, settings, command, arguments)), kind)

@@ -10,8 +10,7 @@ import trio
 
 from config.settings import Settings
 from protocols.control.client import ControlUnavailableError, send_command
-from protocols.state import STORE, StateInUseError, key_file_of, open_state
-from storage.engines.sqlite_copy import copy_without_log
+from protocols.errors import STORE, StateInUseError
 
 _WAIT_SECONDS: Final = 10  # for a daemon that starts or stops
 _RETRY_SECONDS: Final = 0.1
@@ -29,13 +28,14 @@ async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str,
     deadline = trio.current_time() + _WAIT_SECONDS
     while True:
         try:
+            return await send_command(settings.state_dir, command, arguments)
+        except ControlUnavailableError:
+            pass
+        try:
             return await _run_on_store(settings, command, arguments)
-        except StateInUseError as in_use:
-            try:
-                return await send_command(settings.state_dir, command, arguments)
-            except ControlUnavailableError:
-                if trio.current_time() > deadline:
-                    raise in_use from None
+        except StateInUseError:
+            if trio.current_time() > deadline:
+                raise
         await trio.sleep(_RETRY_SECONDS)
 
 
@@ -49,6 +49,9 @@ async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str,
         return await send_command(settings.state_dir, command, arguments)
     except ControlUnavailableError:
         pass
+    from protocols.state import key_file_of  # noqa: PLC0415 - as below
+    from storage.engines.sqlite_copy import copy_without_log  # noqa: PLC0415
+
     with TemporaryDirectory(prefix="trunkline-") as folder:
         copied = msgspec.structs.replace(settings, state_dir=Path(folder) / "state")
         copied.state_dir.mkdir(mode=0o700)
@@ -63,8 +66,11 @@ async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str,
 async def _run_on_store(
     settings: Settings, command: str, arguments: Mapping[str, Any], *, key_path: Path | None = None
 ) -> Any:
-    with open_state(settings, key_path=key_path) as state:
-        # Imports the daemon, which takes a second: not needed where a running daemon answers.
-        from protocols.cli.on_store import run_on_store  # noqa: PLC0415
+    # Imports the daemon, which takes a second: not needed where a running daemon answers.
+    from config.logging import configure_logging  # noqa: PLC0415
+    from protocols.cli.on_store import run_on_store  # noqa: PLC0415
+    from protocols.state import open_state  # noqa: PLC0415
 
+    configure_logging("warning", settings.log.format)
+    with open_state(settings, key_path=key_path) as state:
         return await run_on_store(settings, state, command, arguments)

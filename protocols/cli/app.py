@@ -9,15 +9,13 @@ import click
 import trio
 
 from broker.ids import new_id
-from config.logging import configure_logging
 from config.settings import load_settings
 from protocols.cli.administration import administer, json_option, print_lines, printable
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
-from protocols.cli.provision import apply_document
-from protocols.control.applications import ApplicationLine
-from protocols.state import STORE, StateError
+from protocols.control.lines import ApplicationLine
+from protocols.errors import STORE, StateError
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LIFE: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
@@ -85,6 +83,8 @@ def _only_application(config: Path | None, user: str | None) -> str:
 
 
 def _new(application: str, user: str | None, expires: str, config: Path | None) -> str:
+    from protocols.cli.provision import apply_document  # noqa: PLC0415 - the other commands do not need it
+
     match = _LIFE.fullmatch(expires)
     if match is None:
         raise CommandError(f"--expires: expected seconds, minutes, hours or days as in 12h, got {expires!r}", 2)
@@ -93,7 +93,6 @@ def _new(application: str, user: str | None, expires: str, config: Path | None) 
     entry |= {"expires_in": int(match[1]) * _SECONDS[match[2]]} | ({} if user is None else {"user": user})
     with failures_reported():
         settings = load_settings(config)
-        configure_logging("warning", settings.log.format)
         if not (settings.state_dir / STORE).exists():
             raise StateError(f"{settings.state_dir}: there is no store")
         trio.run(partial(apply_document, settings, {"tokens": [entry]}, dry_run=False))

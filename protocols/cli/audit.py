@@ -10,16 +10,13 @@ import click
 import msgspec
 import trio
 
-from broker.trace.audit import AuditEvent
+from broker.trace.events import AuditEvent
 from config.settings import Settings, load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
-from protocols.control.audit import AUDIT_MAX
 from protocols.control.client import ControlUnavailableError, send_command
-from protocols.state import open_state
-from storage.audit import AuditStore
-from storage.engines.sqlite import SqliteEngine
+from protocols.control.lines import AUDIT_MAX
 from storage.records import AuditFilter, AuditRecord
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -87,6 +84,10 @@ def _read(settings: Settings, wanted: AuditFilter) -> list[AuditRecord]:
     database = settings.state_dir / "store.sqlite"
     if not database.exists():
         raise CommandError(f"{settings.state_dir}: there is no store")
+    from protocols.state import open_state  # noqa: PLC0415 - not needed where a running daemon answers
+    from storage.audit import AuditStore  # noqa: PLC0415
+    from storage.engines.sqlite import SqliteEngine  # noqa: PLC0415
+
     with open_state(settings) as state:
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous, upgrades=False)
         engine.migrate()

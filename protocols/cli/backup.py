@@ -26,8 +26,9 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.control.client import ControlUnavailableError, send_command
+from protocols.errors import STORE, StateError, StateInUseError
 from protocols.restore import restore_backup
-from protocols.state import STORE, StateError, StateInUseError, lock_state
+from protocols.state import lock_state
 from storage.audit import AuditStore
 from storage.engines.sqlite import SqliteEngine
 

@@ -8,8 +8,7 @@ from broker.errors import DomainError, ValidationFailed
 from config.settings import SettingsError
 from protocols.cli.failures import CommandError, leaves
 from protocols.control.client import ControlFailedError
-from protocols.errors import ListenerError
-from protocols.state import StateError
+from protocols.errors import ListenerError, StateError
 from storage.sql import StoreError
 
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from broker.device_types.manifests import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
+from broker.device_types.overview import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
 from broker.nesting import check_nesting
 from protocols.cli.administration import json_option, print_lines
 from protocols.cli.asking import ask_daemon

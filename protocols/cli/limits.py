@@ -7,7 +7,7 @@ import click
 
 from protocols.cli.administration import administer, json_option, print_lines, printable
 from protocols.cli.options import config_option
-from protocols.control.limits import LimitLine
+from protocols.control.lines import LimitLine
 
 
 @click.command()

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from broker.monetization.payments import REFUND_DUE
+from broker.monetization.statuses import REFUND_DUE
 from protocols.cli.administration import json_option, print_lines
 from protocols.cli.asking import ask_daemon
 from protocols.cli.options import config_option
-from protocols.control.monetization import OperatorsPayment, OperatorsPlan
+from protocols.control.lines import OperatorsPayment, OperatorsPlan
 
 _comments = click.option("--comments", default="", help="What the owners of the device type are told.")
 

@@ -15,8 +15,6 @@ import trio
 from broker.errors import Finding, ValidationFailed
 from broker.nesting import check_nesting
 from broker.provisioning import Generated, ProvisionReport
-from broker.provisioning.schema import document_schema
-from config.logging import configure_logging
 from config.settings import Settings, load_settings
 from protocols.cli.administration import printable
 from protocols.cli.anywhere import run_anywhere, try_anywhere
@@ -44,13 +42,14 @@ def provision(
     applied, and every error is named.
     """
     if schema:
+        from broker.provisioning.schema import document_schema  # noqa: PLC0415 - takes the daemon
+
         click.echo(json.dumps(document_schema(), indent=2))
         return
     if file is None:
         raise CommandError("name the file, or ask for its --schema", 2)
     with failures_reported(about=file):
         settings = load_settings(config)
-        configure_logging("warning", settings.log.format)
         document, unreadable = read_provision_file(file)
         asked = partial(_apply_all, settings, document, unreadable)
         report = trio.run(partial(asked, dry_run=dry_run, force=force, survey=True))

@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 import trio
 
-from config.logging import configure_logging
 from config.settings import load_settings
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
@@ -26,7 +25,6 @@ def confirm(config: Path | None) -> None:
     """
     with failures_reported():
         settings = load_settings(config)
-        configure_logging("warning", settings.log.format)
         found = trio.run(run_anywhere, settings, "retention confirm", {})
     jumped = found["jumped_seconds"]
     click.echo(f"the clock had jumped by {jumped} s: confirmed" if jumped else "nothing was waiting: confirmed")

@@ -10,7 +10,7 @@ import msgspec
 from protocols.cli.asking import ask_daemon
 from protocols.cli.options import config_option
 from protocols.cli.sparklines import time_text
-from protocols.control.rules import ExplainedTime, ReplayedTime
+from protocols.control.lines import ExplainedTime, ReplayedTime
 
 _UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SINCE = re.compile(r"([1-9][0-9]{0,3})([mhd])")

@@ -11,7 +11,8 @@ from config.settings import load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
-from protocols.state import StateError, StateInUseError, open_state
+from protocols.errors import StateError, StateInUseError
+from protocols.state import open_state
 from storage.engines.salvage import LAST, SalvagedTable, salvage
 from storage.engines.sqlite import SqliteEngine
 from storage.engines.sqlite_upgrade import copies_of, undo_upgrade

@@ -7,15 +7,13 @@ from typing import Any
 import click
 import trio
 
-from config.logging import configure_logging
 from config.settings import load_settings
 from protocols.cli.administration import administer, json_option, print_lines, printable
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
-from protocols.cli.provision import apply_document, describe
-from protocols.control.users import UserLine
+from protocols.control.lines import UserLine
 
 
 @click.group()
@@ -85,11 +83,12 @@ def invite(email: str, organization: str | None, role: str | None, again: bool, 
 
     Works on a stopped daemon's state and, through its control socket, on a running one.
     """
+    from protocols.cli.provision import apply_document, describe  # noqa: PLC0415 - the other commands do not need it
+
     entry: dict[str, Any] = {"email": email, "again": again}
     entry |= {key: value for key, value in (("organization", organization), ("role", role)) if value is not None}
     with failures_reported():
         settings = load_settings(config)
-        configure_logging("warning", settings.log.format)
         report = trio.run(partial(apply_document, settings, {"invitations": [entry]}, dry_run=False))
     for line in describe(report):
         click.echo(line)
@@ -114,6 +113,5 @@ def reset(name: str, *, second_factor: bool, password: bool, config: Path | None
         return
     with failures_reported():
         settings = load_settings(config)
-        configure_logging("warning", settings.log.format)
         had_one = trio.run(run_anywhere, settings, "user reset second-factor", {"name": name})
     click.echo(f"{name}: the second factor is removed" if had_one else f"{name} has no second factor")

@@ -5,21 +5,12 @@ from typing import Any
 
 import msgspec
 
-from protocols.control.devices import LIST_MAX
+from protocols.control.lines import LIST_MAX, ApplicationLine
 from protocols.control.rooms import ControlRooms
 
 
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     application: str  # an id, or a name that only one application has
-
-
-class ApplicationLine(msgspec.Struct, frozen=True):
-    """An application as the operator sees it."""
-
-    id: str
-    name: str
-    methods: tuple[str, ...]
-    redirect_uris: tuple[str, ...]
 
 
 async def _list(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:

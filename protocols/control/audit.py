@@ -11,11 +11,11 @@ import trio
 
 from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, enter
+from protocols.control.lines import AUDIT_MAX
 from protocols.control.rooms import ControlRooms
 from storage.records import AuditFilter
 from storage.sql import StoreError
 
-AUDIT_MAX: Final = 10_000
 #: Commands that change nothing and show no secret.
 _READING: Final = frozenset(
     {"app list", "audit", "device list", "device show", "payments", "plans", "statistics", "type failures", "type list"}

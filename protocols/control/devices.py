@@ -2,15 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 
 from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
+from protocols.control.lines import LIST_MAX, DeviceLine
 from protocols.control.rooms import ControlRooms
-
-LIST_MAX: Final = 10_000
 
 
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,19 +19,6 @@ class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner: str | None = None  # e-mail address, id or user name
     limit: Annotated[int, msgspec.Meta(ge=1, le=LIST_MAX)] = LIST_MAX
-
-
-class DeviceLine(msgspec.Struct, frozen=True):
-    """A device as the operator sees it. Times are milliseconds since the epoch."""
-
-    id: str
-    name: str
-    device_type: str
-    owner: str
-    enabled: bool
-    availability: str
-    last_time_online: int | None
-    created_on: int
 
 
 async def _list(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:

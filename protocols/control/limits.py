@@ -3,21 +3,8 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import msgspec
-
-from protocols.control.devices import LIST_MAX
+from protocols.control.lines import LIST_MAX, LimitLine
 from protocols.control.rooms import ControlRooms
-
-
-class LimitLine(msgspec.Struct, frozen=True):
-    """As `broker/limits/overview.py: UsedLimit`."""
-
-    what: str
-    whose: str
-    used: int
-    limit: int | None
-    opens_on: int
-    is_used_up: bool
 
 
 async def _limits(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:

@@ -7,36 +7,8 @@ import msgspec
 
 from broker.monetization.payments import Payment
 from broker.monetization.plans import MonetizationPlan, PlanDecision
+from protocols.control.lines import OperatorsPayment, OperatorsPlan, OperatorsTier
 from protocols.control.rooms import ControlRooms
-
-
-class OperatorsTier(msgspec.Struct, frozen=True):
-    name: str
-    type: str
-    cost: str
-    message_limit: int
-
-
-class OperatorsPlan(msgspec.Struct, frozen=True):
-    """A plan as the operator sees it."""
-
-    device_type: str
-    version: int
-    status: str
-    tiers: tuple[OperatorsTier, ...]
-
-
-class OperatorsPayment(msgspec.Struct, frozen=True):
-    """A payment as the operator sees it."""
-
-    reference: str
-    status: str
-    price: str
-    tier: str
-    device: str
-    created_on: int
-    processor: str
-    external_id: str | None  # the processor's id of the payment
 
 
 class _PlanDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

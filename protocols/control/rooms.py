@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # a client of the socket imports the commands' answers, and n
     from broker.limits.room import LimitsRoom
     from broker.messages.room import MessagesRoom
     from broker.monetization.room import MonetizationRoom
-    from broker.provisioning import Provisioning
+    from broker.provisioning.service import Provisioning
     from broker.rules.room import RulesRoom
 
 

@@ -1,7 +1,6 @@
 """Commands of the control socket about rules. `trunkline rule` sends them."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -9,6 +8,7 @@ import msgspec
 from broker.rules.replay import Triggered
 from broker.rules.rule import CallHttp, Outgoing, SendAction, SendMail
 from broker.rules.why import Why
+from protocols.control.lines import Explained, ExplainedCondition, ExplainedTime, ReplayedTime, ReplayedTrigger
 from protocols.control.rooms import ControlRooms
 from storage.keys import Milliseconds
 from storage.records import MessageRow
@@ -25,45 +25,6 @@ class _Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rule: str
     start: Milliseconds
     end: Milliseconds
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedCondition:
-    field: str
-    held: bool | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """One evaluation. `mid` is empty when the time was the cause."""
-
-    at: Milliseconds
-    mid: str
-    triggers: bool
-    counts: bool
-    conditions: list[ExplainedCondition]
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedTime:
-    found: list[Explained]
-    until: Milliseconds | None  # where to go on, if it is not complete
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedTrigger:
-    at: Milliseconds
-    mid: str
-    actions: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedTime:
-    messages: int
-    triggered: int
-    triggers: list[ReplayedTrigger]
-    until: Milliseconds | None
 
 
 async def _explain(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:

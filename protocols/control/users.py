@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.control.devices import LIST_MAX
+from protocols.control.lines import LIST_MAX, UserLine
 from protocols.control.rooms import ControlRooms
 from storage.records import UserRecord
 
@@ -50,19 +50,6 @@ async def _reset_password(rooms: ControlRooms, arguments: Mapping[str, Any]) -> 
     """The link with which the user sets a new password."""
     reset = await rooms.accounts.resets.open_for(msgspec.convert(arguments, _User).user)
     return f"{rooms.core.site.mailed_accounts_url}/{reset.path}?code={reset.code}"
-
-
-class UserLine(msgspec.Struct, frozen=True):
-    """A user as the operator sees it. The time is milliseconds since the epoch."""
-
-    id: str
-    email: str
-    name: str
-    full_name: str
-    account_type: str
-    is_verified: bool
-    is_disabled: bool
-    created_on: int
 
 
 async def _list(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:

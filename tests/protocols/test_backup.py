@@ -21,9 +21,10 @@ from broker.backup.pace import Pace
 from broker.export.status import ExportStatus
 from config.settings import Settings
 from protocols.backup import Backup, BackupNotWrittenError, make_backup
+from protocols.errors import StateError, StateInUseError
 from protocols.key_file import KeyFile
 from protocols.restore import restore_backup
-from protocols.state import StateError, StateInUseError, open_state
+from protocols.state import open_state
 from storage.engines.sqlite import SqliteEngine
 from storage.firmware import FirmwareImageRecord, FirmwareStore
 from storage.keys import DeviceTypeKey, Milliseconds

@@ -9,7 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from config.settings import Settings
-from protocols.state import StateError, StateInUseError, open_state
+from protocols.errors import StateError, StateInUseError
+from protocols.state import open_state
 from storage.engines.sqlite import SqliteEngine
 from tests.stores import make_store as make_empty_store
 

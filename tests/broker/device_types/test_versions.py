@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from broker.device_types.manifests import FailedMessage, TypeOverview, UploadedManifest
+from broker.device_types.overview import FailedMessage, TypeOverview, UploadedManifest
 from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
 from broker.errors import DeviceTypeNotFound, NotFound, PayloadTooLarge, ValidationFailed

@@ -88,7 +88,7 @@ def one_line(run: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("colour = 1", "colour"),
+        ('state_dir = "/x"\ncolour = 1', "colour"),
         ('state_dir = "/x"\n[mqtt]\naction_payload = "x"', "mqtt.action_payload"),
         ("=", "TOML"),
     ],

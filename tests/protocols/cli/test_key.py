@@ -18,8 +18,9 @@ from broker.trace.origin import current_origin
 from config.settings import Settings
 from protocols.cli import main
 from protocols.cli.key import rotate_key
+from protocols.errors import StateError
 from protocols.key_file import KeyFile
-from protocols.state import StateError, open_state
+from protocols.state import open_state
 from storage.engines.sqlite import SqliteEngine
 from storage.sealed import SEALED_COLUMNS
 from tests.broker.test_resealing import opened

@@ -1,0 +1,37 @@
+"""What operators are told of device types, their Manifests and the messages that failed with them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+FAILURES_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedManifest:
+    """The result of an upload. `is_new` is false when the document is the newest version already."""
+
+    device_type: str
+    version: int
+    approved: bool
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOverview:
+    """A type in the operator's list. `waiting` has the versions that are not approved."""
+
+    id: str
+    unique_name: str
+    published: bool
+    latest_version: int
+    waiting: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMessage:
+    """A message that failed, and the reason. A payload that is not text is shown as `hex:…`."""
+
+    device: str
+    received_on: int
+    reason: str
+    payload: str

@@ -1,0 +1,125 @@
+"""The objects in answers of the control socket. The command line imports them without the daemon."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from storage.keys import Milliseconds
+
+LIST_MAX: Final = 10_000
+AUDIT_MAX: Final = 10_000
+
+
+class DeviceLine(msgspec.Struct, frozen=True):
+    """A device as the operator sees it. Times are milliseconds since the epoch."""
+
+    id: str
+    name: str
+    device_type: str
+    owner: str
+    enabled: bool
+    availability: str
+    last_time_online: int | None
+    created_on: int
+
+
+class UserLine(msgspec.Struct, frozen=True):
+    """A user as the operator sees it. The time is milliseconds since the epoch."""
+
+    id: str
+    email: str
+    name: str
+    full_name: str
+    account_type: str
+    is_verified: bool
+    is_disabled: bool
+    created_on: int
+
+
+class ApplicationLine(msgspec.Struct, frozen=True):
+    """An application as the operator sees it."""
+
+    id: str
+    name: str
+    methods: tuple[str, ...]
+    redirect_uris: tuple[str, ...]
+
+
+class LimitLine(msgspec.Struct, frozen=True):
+    """As `broker/limits/overview.py: UsedLimit`."""
+
+    what: str
+    whose: str
+    used: int
+    limit: int | None
+    opens_on: int
+    is_used_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCondition:
+    field: str
+    held: bool | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One evaluation. `mid` is empty when the time was the cause."""
+
+    at: Milliseconds
+    mid: str
+    triggers: bool
+    counts: bool
+    conditions: list[ExplainedCondition]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedTime:
+    found: list[Explained]
+    until: Milliseconds | None  # where to go on, if it is not complete
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedTrigger:
+    at: Milliseconds
+    mid: str
+    actions: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedTime:
+    messages: int
+    triggered: int
+    triggers: list[ReplayedTrigger]
+    until: Milliseconds | None
+
+
+class OperatorsTier(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    cost: str
+    message_limit: int
+
+
+class OperatorsPlan(msgspec.Struct, frozen=True):
+    """A plan as the operator sees it."""
+
+    device_type: str
+    version: int
+    status: str
+    tiers: tuple[OperatorsTier, ...]
+
+
+class OperatorsPayment(msgspec.Struct, frozen=True):
+    """A payment as the operator sees it."""
+
+    reference: str
+    status: str
+    price: str
+    tier: str
+    device: str
+    created_on: int
+    processor: str
+    external_id: str | None  # the processor's id of the payment
