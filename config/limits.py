@@ -241,6 +241,8 @@ SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5
 SCENE_ACTIONS_MAX: Final = 100
 SCENE_BODY_BYTES: Final = 16 * 1024
 SCENES_OF_USER: Final = 200
+AUTOMATIONS_SHOWN: Final = 1_000  # rules, and as many scenes, of one list
+NAMES_ASKED: Final = 100  # ids in one question for names
 SCENE_MESSAGES_MAX: Final = 1_000  # Action messages of one activation
 
 MODELS_OF_USER: Final = 20  # reference 12.6

@@ -46,6 +46,7 @@ from storage.monetization import MonetizationStore
 from storage.mqtt_sessions import MqttSessionStore
 from storage.mqtt_topics import MqttTopicStore
 from storage.mqtt_wills import MqttWillStore
+from storage.names import NameStore
 from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
@@ -155,6 +156,7 @@ class Transaction:
         self.subscriptions = SubscriptionStore(connection)
         self.deliveries = DeliveryStore(connection)
         self.rules = RuleStore(connection)
+        self.names = NameStore(connection)
 
 
 @dataclass(slots=True)

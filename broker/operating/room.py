@@ -7,6 +7,7 @@ from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.errors import StorageUnavailable
 from broker.operating.backups import Backups
+from broker.operating.names import Names
 from broker.operating.overview import Overview, overview
 from broker.operating.port import Machine
 from broker.operating.progress import ProgressFeed
@@ -20,6 +21,7 @@ class OperatingRoom:
     core: Core
     backups: Backups
     progress: ProgressFeed
+    names: Names
     started_on: int
     machine: Machine | None = field(default=None)
 
@@ -44,4 +46,5 @@ async def open_operating(
         core.database, core.clock, core.router, accounts, device_types.catalog, subscriptions.subscriptions
     )
     core.life.worker("progress", progress.tell_forever)
-    return OperatingRoom(core, backups, progress, core.clock.now_ms())
+    names = Names(core.database, accounts.operators)
+    return OperatingRoom(core, backups, progress, names, core.clock.now_ms())

@@ -37,6 +37,13 @@ class Access:
         if caller.application != record.application and await self.is_hidden(caller, record):
             raise PermissionDenied(_OF_ANOTHER)
 
+    async def require_changed_by(self, caller: Caller, record: RuleRecord, *, only_switch: bool) -> None:
+        """The same, but the owner at the console may turn any rule off and on, whichever application made it."""
+        if only_switch and caller.is_console:
+            await self.require_user(caller, record)
+        else:
+            await self.require_own(caller, record)
+
     async def require_shown(self, caller: Caller, record: RuleRecord) -> None:
         """Raises PermissionDenied unless the caller sees the whole rule."""
         await self.require_user(caller, record)
@@ -68,10 +75,11 @@ class Access:
     async def is_hidden(self, caller: Caller, record: RuleRecord) -> bool:
         """Whether the caller sees only that the rule exists: it lacks permissions on the devices of the rule.
 
-        A rule that the caller's application made for itself is never hidden. Of an invalid rule it is not known what
-        the devices are for: other applications do not see it, and its own one only if it may use all that exist.
+        A rule that the caller's application made for itself is never hidden, and none from its owner at the console. Of
+        an invalid rule it is not known what the devices are for: other applications do not see it, and its own one only
+        if it may use all that exist.
         """
-        if caller.application == record.application and record.scope == THIS_APPLICATION:
+        if caller.is_console or (caller.application == record.application and record.scope == THIS_APPLICATION):
             return False
         try:
             rule = await self.looking_up.compiled(record)

@@ -76,6 +76,8 @@ OUT_OF_REACH: Final = {
     "POST /subscriptions/{subscriptionId}/validate": "the nonce of a handshake",
     "PUT /users/{uid}": "an application that may change profiles",
     "GET /users/{uid}/audit": "an application that may change profiles",
+    "GET /users/{uid}/automations": "an application that may change profiles",
+    "GET /names": "the console",
     "GET /users/{uid}/sessions": "an application that may change profiles",
     "GET /users/{uid}/archive": "an application that may change profiles",
     "POST /users/{uid}/archive": "an application that may change profiles",

@@ -27,6 +27,7 @@ from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
+from protocols.http.rest.names import NameCalls
 from protocols.http.rest.notifications import NotificationCalls
 from protocols.http.rest.operator import OperatorCalls
 from protocols.http.rest.operator_backups import OperatorBackupCalls
@@ -88,6 +89,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DeveloperApplicationCalls,
     DeveloperTypeCalls,
     DeveloperConnectorCalls,
+    NameCalls,
     OperatorCalls,
     OperatorBackupCalls,
     OperatorDecisionCalls,

@@ -91,6 +91,12 @@ class RuleCalls(RestCalls):
         await self._rules.access.require_own(caller, record)
         return record
 
+    async def _switched(self, caller: Caller, rule_id: str) -> RuleRecord:
+        """A rule that the caller may change, or at least turn off and on. Raises NotFound, PermissionDenied."""
+        record = await self._rules.rulebook.find(rule_id)
+        await self._rules.access.require_changed_by(caller, record, only_switch=True)
+        return record
+
     async def _shown(self, caller: Caller, rule_id: str) -> RuleRecord:
         """A rule that the caller sees as a whole. Raises NotFound, PermissionDenied."""
         record = await self._rules.rulebook.find(rule_id)
@@ -214,10 +220,11 @@ class RuleCalls(RestCalls):
         "PUT",
         _RULE,
         tokens=USER_OR_APPLICATION,
-        on=_own,
+        on=_switched,
         summary="Change a rule",
         about="Every member is optional. A rule that was invalid or stopped runs again. Running durations go on if "
-        "neither `rule` nor `enabled` changes.",
+        "neither `rule` nor `enabled` changes. The console turns off and on what other applications made for "
+        "themselves, and changes nothing else of it.",
         refusals={403: "A device or type is not the user's.", 409: CHANGED_MEANWHILE},
         accepts=Accepts({"application/json": RuleChangeBody}, RuleChangeBody.example),
         is_tagged=True,
@@ -231,6 +238,9 @@ class RuleCalls(RestCalls):
         except ValidationFailed as error:
             raise await self._all_findings(error, caller, await self._users.find(record.owner_id), body) from None
         text = bytes(wanted.rule) if has_value(wanted.rule) else None
+        others = (wanted.name, text, wanted.description, wanted.scope)
+        only_switch = wanted.enabled is not None and all(one is None for one in others)
+        await self._rules.access.require_changed_by(caller, record, only_switch=only_switch)
         changes = RuleChanges(wanted.name, text, wanted.description, wanted.enabled, wanted.scope)
         async with or_present(partial(self._present, record.id)):
             record = await self._rules.rulebook.change(caller, record, changes)

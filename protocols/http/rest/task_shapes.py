@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 from msgspec import UNSET, UnsetType
 
 from broker.device_management.requests import RolloutPlan
+from broker.device_management.rollouts import Phase
 from broker.device_management.states import Acceptance, DeviceTaskStatus, TaskStatus
 from broker.device_management.tasks import Task
 from broker.device_management.waiting import Explained
@@ -92,6 +93,9 @@ class _TaskMembers(Shape, kw_only=True):
     scheduled_on: Annotated[int, time_ms("When it begins or began")] | UnsetType = UNSET
     needs_acceptance: bool
     status_counts: _StatusCounts
+    is_paused: (
+        Annotated[bool, about("true: a roll-out of which too few canary devices succeeded; else absent")] | UnsetType
+    ) = UNSET
 
 
 class TaskObject(_TaskMembers, kw_only=True):
@@ -226,6 +230,7 @@ def task_members(task: Task, type_: DeviceType) -> dict[str, Any]:
         "status_counts": _StatusCounts(
             counts.total, counts.completed, counts.succeeded, counts.failed, counts.cancelled
         ),
+        "is_paused": (record.phase == Phase.PAUSED and record.status == TaskStatus.PROCESSING) or UNSET,
     }
 
 

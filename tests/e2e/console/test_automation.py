@@ -8,7 +8,7 @@ from selenium.webdriver.support.ui import Select
 
 from protocols.http.console.pages import MISSING
 from tests.browser import DESKTOP, PHONE
-from tests.daemon import device_id
+from tests.daemon import LIGHT_TYPE, device_id
 from tests.e2e.accounts.test_looks import LOOKS, findings
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
@@ -134,3 +134,76 @@ def test_their_pages_have_no_overflow_and_no_findings_of_axe(ada: User, place: s
             ada.browser.show(size, dark=dark)
             assert ada.browser.overhang() == 0, (path, name)
             assert findings(ada.browser, node_folder, dark=dark) == [], (path, name)
+
+
+@with_rules
+def test_a_rule_whose_device_was_deleted_opens_whole_and_is_mended(ada: User, site: Site) -> None:
+    """It names the device that is missing; what was wanted of it is kept for the one in its place."""
+    lamp = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": LIGHT_TYPE, "name": "Old lamp"})["id"]
+    body = {
+        "if": {"and": [bright(lamp), bright(device_id(13))]},
+        "then": [{"ddid": lamp, "action": "setOn", "parameters": {}}],
+    }
+    new = {"name": "Broken", "scope": "allApplications", "rule": body}
+    rule = site.of_ada_at_the_console(ada, "POST", "/rules", new)["id"]
+    site.of_ada_at_the_console(ada, "DELETE", f"/devices/{lamp}", None)
+    ada.eventually(lambda: site.of_ada_at_the_console(ada, "GET", f"/rules/{rule}", None)["state"] == "invalid")
+    ada.open(f"/rules/{rule}")
+    ada.sees("Broken", "h1")
+    ada.eventually(lambda: len(ada.browser.texts("#conditions > li")) == 2)
+    ada.sees("Old lamp", "#conditions [id$=-device] option")
+    ada.eventually(lambda: len(ada.browser.texts(".finding.missing")) == 2)
+    assert ada.browser.traffic().complaints == (), "opening it asks for nothing that is refused"
+    ada.click("JSON")
+    assert lamp in str(ada.browser.driver.find_element(By.CSS_SELECTOR, "#json").get_property("value"))
+    ada.click("Form")
+    ada.eventually(lambda: len(ada.browser.texts("#conditions > li")) == 2)
+    find(ada, "#conditions > li:first-child", "Light 21")
+    find(ada, "#then", "Light 22")
+    ada.eventually(lambda: ada.browser.texts(".finding.missing") == [])
+    ada.click("Save")
+    ada.sees("The rule is saved")
+    mended = site.of_ada_at_the_console(ada, "GET", f"/rules/{rule}", None)
+    assert mended["state"] == "running"
+    assert mended["rule"]["if"]["and"] == [bright(device_id(21)), bright(device_id(13))]
+    assert mended["rule"]["then"] == [{"ddid": device_id(22), "action": "setOn", "parameters": {}}]
+    site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule}", None)
+
+
+def bright(device: str) -> dict[str, object]:
+    return {"sdid": device, "field": "intensity", "operator": ">", "operand": {"value": 80}}
+
+
+@with_scenes
+def test_a_scene_whose_device_was_deleted_opens_whole(ada: User, site: Site) -> None:
+    lamp = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": LIGHT_TYPE, "name": "Old lamp"})["id"]
+    actions = [{"ddid": one, "action": "setOn", "parameters": {}} for one in (lamp, device_id(15))]
+    new = {"name": "Bright", "actions": actions}
+    scene = site.of_ada_at_the_console(ada, "POST", "/scenes", new)["id"]
+    site.of_ada_at_the_console(ada, "DELETE", f"/devices/{lamp}", None)
+    ada.open(f"/scenes/{scene}")
+    ada.eventually(lambda: len(ada.browser.texts("#actions > li")) == 2)
+    ada.sees("Old lamp", "#actions [id$=-device] option")
+    ada.click("Remove this Action")  # the last one
+    assert ada.browser.traffic().complaints == ()
+    site.of_ada_at_the_console(ada, "DELETE", f"/scenes/{scene}", None)
+
+
+@with_rules
+def test_rules_of_other_applications_are_listed_and_stopped(ada: User, site: Site) -> None:
+    body = {
+        "if": {"and": [bright(device_id(13))]},
+        "then": [{"ddid": device_id(14), "action": "setOn", "parameters": {}}],
+    }
+    rule = site.of_ada("POST", "/rules", json={"name": "Of the dashboard", "rule": body})["data"]["id"]
+    ada.open("/rules")
+    ada.sees("Of the dashboard", "#rules")
+    ada.sees("Dashboard", "#rules td[data-label='Made by']")
+    ada.click("Of the dashboard")
+    ada.sees("Dashboard made this rule", "#foreign")
+    assert not ada.browser.driver.find_element(By.ID, "name").is_enabled()
+    ada.click("Turn it off")
+    ada.sees("The rule is off")
+    ada.sees("disabled", "#standing")
+    assert site.of_ada("GET", f"/rules/{rule}")["data"]["enabled"] is False
+    site.of_ada("DELETE", f"/rules/{rule}")

@@ -133,7 +133,7 @@ def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
     ada.sees("The list is empty")
     choose_file(ada, "file", ids)
     ada.click("Upload")
-    ada.sees("60 taken, 1 refused, of 61", "#upload")
+    ada.sees("60 stored, 1 refused, of 61", "#upload")
     ada.sees("Row 61: Invalid vdid", "#upload")
     ada.sees("1–50 of 60", ".pages")
     ada.click("Next")
@@ -154,7 +154,7 @@ def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
     ada.sees("1–50 of 60", ".pages")
     write(ada, "ids", "-typed =typed")
     ada.click("Upload")
-    ada.sees("1 taken, 1 refused, of 2", "#upload")  # as typed: a spreadsheet's apostrophe would refuse both
+    ada.sees("1 stored, 1 refused, of 2", "#upload")  # as typed: a spreadsheet's apostrophe would refuse both
     ada.sees("Row 2: Invalid vdid", "#upload")
 
 

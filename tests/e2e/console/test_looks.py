@@ -7,6 +7,7 @@ from typing import Final
 from tests.browser import PHONE
 from tests.daemon import device_id
 from tests.e2e.accounts.test_looks import LOOKS, findings
+from tests.e2e.console.measures import measured
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
 
@@ -25,9 +26,9 @@ def no_device(user: User) -> None:
 
 def device(user: User) -> None:
     user.open(f"/devices/{device_id(1)}")
-    user.sees("taken", "#trail")
+    user.sees("stored", "#trail")
     user.sees("99", "#values")
-    user.sees("Counted anew", "#plan") if user.browser.texts("#plan .meter") else user.sees("turned off", "#plan")
+    user.sees("Resets on", "#plan") if user.browser.texts("#plan .meter") else user.sees("turned off", "#plan")
 
 
 def waiting_device(user: User) -> None:
@@ -100,6 +101,7 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(
     for lead_to in PAGES:
         ada.browser.show(LOOKS["desktop"][0], dark=False)
         lead_to(ada)
+        wrong += [f"{lead_to.__name__}: {one}" for one in measured(ada.browser)]
         for name, (size, dark) in LOOKS.items():
             ada.browser.show(size, dark=dark)
             if screenshots is not None:

@@ -69,7 +69,7 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(
         user.sees("Hide the token")
         with pasted(line_of(user), program):
             user.sees("Your device is connected", "#waiting")
-        user.sees("taken", "#trail")
+        user.sees("stored", "#trail")
         user.eventually(lambda: chromium.texts(".chart .latest")[0] != "no data")
         assert user.clicks + 1 <= MOST_CLICKS  # and one to copy the line
         assert time.monotonic() - began < MOST_SECONDS
@@ -93,7 +93,7 @@ def test_every_line_that_a_page_shows_works_when_it_is_pasted(
         ada.click(way)
         with pasted(line_of(ada), program):
             ada.sees("Your device is connected", "#waiting")
-            ada.sees("taken", "#trail")
+            ada.sees("stored", "#trail")
     ada.open(f"/devices/{device_id(5)}")
     ada.click("Show me the line")
     ada.sees("Hide the token")
@@ -204,10 +204,10 @@ def test_what_became_of_each_message(ada: User, site: Site) -> None:
     with pytest.raises(Exception, match="403"):
         site.send(9, state=False)
     ada.open(f"/devices/{did}")
-    ada.sees("taken", "#trail")
+    ada.sees("stored", "#trail")
     ada.sees(f"the message had {hostile}; the type has state", "#trail")
     ada.sees("Source device is disconnected (403), from device", "#trail")
-    ada.sees("opne: not in the Manifest. The rest of the message was taken.", "#trail")
+    ada.sees("opne: not in the Manifest. The rest of the message was stored.", "#trail")
     ada.sees(hostile, "#values")
     assert "owned" not in ada.browser.driver.title
     assert ada.browser.driver.find_elements(By.TAG_NAME, "img") == []

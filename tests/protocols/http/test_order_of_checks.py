@@ -77,6 +77,7 @@ POST /users/{user}/archive -
 GET /users/{user}/archive -
 GET /users/{user}/archive/result -
 GET /users/{user}/audit 4001
+GET /users/{user}/automations -
 GET /users/{user}/sessions -
 DELETE /users/{user}/sessions -
 DELETE /users/{user}/sessions/{session} -

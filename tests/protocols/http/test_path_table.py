@@ -63,6 +63,8 @@ POST /users/{}/archive
 GET /users/{}/archive
 GET /users/{}/archive/result
 GET /users/{}/audit
+GET /users/{}/automations
+GET /names
 GET /users/{}/sessions
 DELETE /users/{}/sessions
 DELETE /users/{}/sessions/{}

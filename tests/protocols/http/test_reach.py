@@ -195,6 +195,8 @@ NO_DEVICE: Final = (
     "/users/{uid}/applications",
     "/users/{uid}/sessions",
     "/users/{uid}/audit",
+    "/users/{uid}/automations",  # test_automations.py
+    "/names",
     "/users/{uid}/archive",  # test_leaving.py
     "/users/{uid}/trials",
     "/accounts/",

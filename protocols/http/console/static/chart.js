@@ -3,7 +3,7 @@
 // Points that share a pixel column are drawn as one stroke from the lowest to the highest, so that the time to draw
 // depends on the width and not on the number of points.
 
-import { fullTime, h, shown, whole } from "./dom.js";
+import { fullTime, h, shown, truth, whole } from "./dom.js";
 
 const LEFT = 52, RIGHT = 10, TOP = 10, BOTTOM = 22;
 const STEPS_MS = [1, 2, 5, 10, 15, 30].map((one) => one * 1000)
@@ -117,7 +117,7 @@ export class Chart {
       pen.moveTo(LEFT, y);
       pen.lineTo(width - RIGHT, y);
       pen.stroke();
-      pen.fillText(this.step ? (value ? "on" : "off") : shown(Number(value.toPrecision(8))), LEFT - 6, y);
+      pen.fillText(this.step ? truth(value, this.name) : shown(Number(value.toPrecision(8))), LEFT - 6, y);
     }
     pen.textAlign = "center";
     pen.textBaseline = "top";
@@ -201,7 +201,7 @@ export class Chart {
   }
 
   words(one) {
-    const value = this.step && !("count" in one) ? (one.v ? "on" : "off") : shown(one.v, this.unit);
+    const value = this.step && !("count" in one) ? truth(one.v, this.name) : shown(one.v, this.unit);
     const range = one.low === undefined ? "" : ` (${shown(one.low)} to ${shown(one.high)}, ${whole(one.count)} messages)`;
     return `${fullTime(one.t)}: ${value}${range}`;
   }
@@ -214,7 +214,7 @@ export class Chart {
 
   describe(seen) {
     const last = this.points.at(-1);
-    const text = last === undefined ? "no data" : this.step && last.low === undefined ? (last.v ? "on" : "off") : shown(last.v, this.unit);
+    const text = last === undefined ? "no data" : this.step && last.low === undefined ? truth(last.v, this.name) : shown(last.v, this.unit);
     const one = this.hovered();
     const said = one === undefined ? text : this.words(one);
     if (this.latest.textContent !== said) this.latest.textContent = said;

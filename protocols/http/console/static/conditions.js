@@ -1,9 +1,9 @@
 // The conditions of a rule, as rows of a form.
 
-import { fill, h } from "./dom.js";
+import { fill, h, truth } from "./dom.js";
 import { isNumber } from "./manifest.js";
 import { read } from "./parameters.js";
-import { deviceField, devicePicker, manifestOfDevice, newId, removable } from "./parts.js";
+import { deviceField, devicePicker, isMissing, manifestOfDevice, missingNote, newId, NO_DEVICE, removable } from "./parts.js";
 
 const WORDS = {
   "=": "is", "!=": "is not", "<": "is below", "<=": "is at most", ">": "is above", ">=": "is at least", contains: "contains",
@@ -40,14 +40,16 @@ async function valueRow(given, at) {
   const operator = h("select", { id: `${id}-operator`, name: nameOf(at, "operator") });
   const operand = h("div", {});
   const duration = h("input", { id: `${id}-duration`, name: nameOf(at, "duration.value"), type: "number", min: 1, max: 31536000, placeholder: "at once", value: given?.duration?.value ?? "" });
+  const note = h("div", {});
   let fields = new Map();
-  const chosen = () => fields.get(what.value) ?? { type: "String" };
+  // Of a field that is not there, its operand tells the type.
+  const chosen = () => fields.get(what.value) ?? typeOf(given?.operand?.value);
   const ask = (value) => {
     const one = chosen();
     const names = { id: `${id}-operand`, name: nameOf(at, "operand.value"), required: true };
     const isItem = ["contains", "does not contain"].includes(operator.value);
     const input = one.type === "Boolean" && !one.isCollection
-      ? h("select", names, h("option", { value: "true" }, "on"), h("option", { value: "false" }, "off"))
+      ? h("select", names, h("option", { value: "true" }, truth(true, what.value)), h("option", { value: "false" }, truth(false, what.value)))
       : h("input", { ...names, type: isNumber(one) ? "number" : "text", step: "any", autocomplete: "off" });
     if (value !== undefined) input.value = Array.isArray(value) ? value.join(", ") : String(value);
     fill(operand, WITHOUT_OPERAND.includes(operator.value) ? [] : field(names.id, one.unit ? `Value (${one.unit})` : "Value", input));
@@ -59,16 +61,20 @@ async function valueRow(given, at) {
   };
   const learn = async () => {
     ({ fields } = await manifestOfDevice(device.value));
-    fill(what, [...fields.keys()].map((path) => h("option", { value: path }, path)));
-    if (given && fields.has(given.field)) what.value = given.field;
+    const lacks = given && !fields.has(given.field) ? [given.field] : [];
+    fill(what, [...lacks, ...fields.keys()].map((path) => h("option", { value: path }, path)));
+    if (given) what.value = given.field;
     operators(given?.operator);
     ask(given?.operand?.value);
+    const isGone = lacks.length > 0 && await isMissing(device.value);
+    fill(note, lacks.length ? missingNote(isGone ? NO_DEVICE : `The type of this device has no field ${given.field}. Choose another one.`) : []);
   };
-  device.addEventListener("change", () => { given = undefined; learn(); });
-  what.addEventListener("change", () => { operators(); ask(); });
+  // What was wanted of a device that is gone is wanted of the one in its place.
+  device.addEventListener("change", () => { if (!note.childElementCount) given = undefined; learn(); });
+  what.addEventListener("change", () => { given = undefined; fill(note); operators(); ask(); });
   operator.addEventListener("change", () => ask());
   item.append(deviceField(device), field(what.id, "Field", what), field(operator.id, "Compared", operator), operand,
-    field(duration.id, "For seconds", duration));
+    field(duration.id, "For seconds", duration), note);
   await learn();
   item.read = () => {
     const condition = { sdid: device.value, field: what.value, operator: operator.value };
@@ -80,6 +86,11 @@ async function valueRow(given, at) {
     return condition;
   };
   return removable(item, "this condition");
+}
+
+function typeOf(value) {
+  const [one] = [value].flat();
+  return { type: { boolean: "Boolean", number: "Double" }[typeof one] ?? "String", isCollection: Array.isArray(value) };
 }
 
 function timeRow(given, at) {

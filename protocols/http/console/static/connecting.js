@@ -47,10 +47,10 @@ export class Connecting {
     }
   }
 
-  // Something came, and nothing of it was taken.
+  // Something came, and nothing of it was stored.
   troubled() {
     if (this.state === "waiting") {
-      fill($("#waiting"), h("p", {}, h("b", {}, "Something came, and was not taken. "), "The list of messages says why."),
+      fill($("#waiting"), h("p", {}, h("b", {}, "A message came, and was not stored. "), "The list of messages says why."),
         h("a", { class: "button", href: "#trail-title" }, "Show me"));
     }
   }

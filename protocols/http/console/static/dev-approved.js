@@ -29,7 +29,7 @@ async function watch(uploadId) {
   const isOver = data.status !== "Processing";
   const rejected = isOver && failed ? (await everything(`${WHITELIST}/${uploadId}/rejectedRows`, {}, (answer) => answer.data)).slice(0, 10000) : [];
   fill(parts.upload, h("p", {}, badge(data.status === "Failed" ? "failed: no header “vdid”, or too many rows" : isOver ? "done" : "is being worked through", data.status === "Failed" ? "bad" : isOver ? "good" : ""),
-    ` ${whole(succeeded)} taken, ${whole(failed)} refused, of ${whole(total)}`), isOver ? null : progress("Progress of the upload", succeeded + failed, total),
+    ` ${whole(succeeded)} stored, ${whole(failed)} refused, of ${whole(total)}`), isOver ? null : progress("Progress of the upload", succeeded + failed, total),
   rejected.length ? h("ul", { class: "findings" }, rejected.slice(0, 20).map((one) => h("li", {}, `Row ${one.index}: ${one.message}`))) : null,
   rejected.length > 20 ? h("p", { class: "hint" }, `and ${whole(rejected.length - 20)} more`) : null);
   if (isOver) {
@@ -63,7 +63,7 @@ async function certificates() {
   fill(parts.certificates, found.length ? h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Certificates"), h("tbody", {}, found.map(({ id: cid, certificateFields: one }) => h("tr", {},
     h("th", { scope: "row" }, one.subject, h("span", { class: "type" }, `from ${one.issuer}, ${one.signatureAlgorithm}`)), h("td", { class: "when" }, "until ", time(one.validity.notAfter)),
     h("td", { class: "size" }, button("Remove", async (event) => {
-      if (!await sure("Remove the certificate?", "Vendor ids that its key signs are no longer taken.", "Remove the certificate")) return;
+      if (!await sure("Remove the certificate?", "Vendor ids that its key signs are no longer accepted.", "Remove the certificate")) return;
       await attempt(async () => {
         await call("DELETE", `${WHITELIST}/certificates/${cid}`);
         done("The certificate is removed.");

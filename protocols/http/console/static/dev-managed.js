@@ -16,7 +16,7 @@ const flat = (value, path = "") => (value !== null && typeof value === "object" 
 const units = new Map();
 // A property of an instance is described once for all of them: temperature.0.sensorValue as temperature.sensorValue.
 const unit = (name) => units.get(name.replace(/\.[0-9]+\./, ".")) ?? "";
-const said = (properties) => flat(properties).map(([name, value]) => `${name}: ${shown(value ?? "")}${unit(name) && ` ${unit(name)}`}`).join(", ");
+const said = (properties) => flat(properties).map(([name, value]) => `${name}: ${shown(value ?? "", "", name)}${unit(name) && ` ${unit(name)}`}`).join(", ");
 
 async function devices() {
   let left = "";

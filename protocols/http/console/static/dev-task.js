@@ -51,7 +51,7 @@ async function load() {
     figures(["Devices", whole(counts.totalDevices)], ["Succeeded", whole(counts.numSucceeded)], ["Failed", whole(counts.numFailed), counts.numFailed > 0], ["Cancelled", whole(counts.numCancelled)]),
     task.taskParameters.update?.rollout ? h("p", { class: "hint" }, Object.entries(task.taskParameters.update.rollout).map(([name, value]) => `${name} ${value}`).join(", ")) : null,
     h("p", { class: "row" }, isOver ? null : button("Cancel the task", cancelAll, "danger small"),
-      !isOver && task.taskParameters.update?.rollout ? button("Let a paused roll-out go on", change({ status: "PROCESSING" }, "The roll-out goes on.")) : null, sameCall("GET", `${PATH}/statuses`)));
+      task.isPaused ? button("Resume", change({ status: "PROCESSING" }, "The roll-out goes on.")) : null, sameCall("GET", `${PATH}/statuses`)));
   // Ten thousand devices are a hundred calls: only what has changed is asked for, and not too often.
   const now = `${task.status} ${JSON.stringify(counts)}`, left = shownOn + Math.max(4000, counts.totalDevices * 30) - Date.now();
   if (left > 0 && (now === shown || counts.totalDevices > 500) && !isOver) return left;

@@ -145,7 +145,7 @@ class Row {
       return;
     }
     fill(this.cell, found.map(([path, value]) => h("span", { class: "value" }, h("small", {}, path),
-      h("b", {}, shown(value, this.fields.get(path)?.unit)))),
+      h("b", {}, shown(value, this.fields.get(path)?.unit, path)))),
     this.values.size > VALUES ? h("small", { class: "more" }, `+${this.values.size - VALUES}`) : null);
   }
 }

@@ -57,11 +57,17 @@ const UNITS = ["bytes", "KB", "MB", "GB"];
 
 export const whole = (number) => WHOLE.format(number);
 
-export function shown(value, unit = "") {
+// A switch is on or off; any other truth is yes or no. The last name of its path tells.
+const SWITCH = /^(on|isOn|onOff|state|switch|switchedOn|power|powered|enabled|relay|outlet|output|light|lamp|heater|heating|cooling|pump|fan|valve|mode)\d*$|(Switch|Power|Relay|Enabled|On)\d*$/;
+export const truth = (value, path = "") => {
+  const [yes, no] = SWITCH.test(path.split(".").at(-1)) ? ["on", "off"] : ["yes", "no"];
+  return value ? yes : no;
+};
+
+export function shown(value, unit = "", path = "") {
   if (typeof value === "number") return `${NUMBER.format(value)}${unit ? `\u00a0${unit}` : ""}`;
-  if (value === true) return "on";
-  if (value === false) return "off";
-  if (Array.isArray(value)) return value.map((one) => shown(one)).join(", ");
+  if (typeof value === "boolean") return truth(value, path);
+  if (Array.isArray(value)) return value.map((one) => shown(one, "", path)).join(", ");
   if (value !== null && typeof value === "object") return JSON.stringify(value);
   return `${value}${unit ? `\u00a0${unit}` : ""}`;
 }

@@ -53,7 +53,7 @@ function paint(data) {
   fill(body.room, figures(["Store", fileSize(room.storeBytes)], ["Free on its disk", fileSize(room.availableBytes), room.fullOn !== null],
     ["Grows a day", room.bytesADay === null ? "too young to tell" : fileSize(room.bytesADay)], ["Retention", room.retentionDays ? `${whole(room.retentionDays)} days` : "keeps everything"],
     ["The disk is full", room.fullOn === null ? (room.bytesADay === null ? "too young to tell" : "not in sight") : fullTime(room.fullOn), room.fullOn !== null]), h("p", {}, `${room.sentence}.`));
-  const lags = [["snapshots and rollups", of(data, "folds", "held_rows")], ["rules", of(data, "rules", "waiting_rows")], ["subscriptions", of(data, "subscriptions", "backlog")],
+  const lags = [["messages not in snapshots and rollups yet", of(data, "folds", "held_rows")], ["rules", of(data, "rules", "waiting_rows")], ["subscriptions", of(data, "subscriptions", "backlog")],
     ["connectors", of(data, "connectors", "waiting")], ["mails", of(data, "mails", "waiting")]];
   fill(body.consumers, h("table", {}, h("caption", { class: "unseen" }, "What waits for each consumer"), heads("Consumer", "Waits now#"), h("tbody", {}, lags.map(([name, behind]) =>
     h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "size" }, whole(behind)))))),

@@ -1,6 +1,6 @@
 // Inputs for the parameters of an Action, from its Manifest, and the values that were put in.
 
-import { h } from "./dom.js";
+import { h, truth } from "./dom.js";
 import { isNumber, put, valueAt } from "./manifest.js";
 
 const isNumeric = (one) => isNumber({ ...one, isCollection: false });
@@ -10,12 +10,12 @@ export function parameterInputs(action, id, nameOf, given = {}) {
   return action.parameters.map(([path, one], at) => {
     const value = valueAt(given, path);
     const names = { id: `${id}-${at}`, name: nameOf(path) };
-    return h("p", {}, h("label", { for: names.id }, one.unit ? `${path} (${one.unit})` : path), input(one, names, value),
+    return h("p", {}, h("label", { for: names.id }, one.unit ? `${path} (${one.unit})` : path), input(path, one, names, value),
       one.description ? h("small", { class: "hint" }, one.description) : null);
   });
 }
 
-function input(one, names, value) {
+function input(path, one, names, value) {
   const bounds = one.metadata ?? {};
   const bound = (which) => Object.entries(bounds).find(([name]) => name.startsWith(which) && !name.endsWith("STRICT"))?.[1];
   const choices = Object.entries(bounds).find(([name]) => name.startsWith("VALUES_"))?.[1];
@@ -26,7 +26,7 @@ function input(one, names, value) {
     return select;
   };
   if (one.isCollection) return h("input", { ...names, placeholder: "values, separated by commas", autocomplete: "off", value: text });
-  if (one.type === "Boolean") return chosen([["true", "on"], ["false", "off"]]);
+  if (one.type === "Boolean") return chosen([["true", truth(true, path)], ["false", truth(false, path)]]);
   if (Array.isArray(choices)) return chosen(choices.map((choice) => [String(choice), String(choice)]));
   if (isNumeric(one)) {
     const step = one.type === "Integer" || one.type === "Long" ? "1" : "any";

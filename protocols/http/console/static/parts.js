@@ -1,7 +1,8 @@
 // The rows of which rules and scenes are made: a device, and what of it.
 
 import { attempt, get } from "./api.js";
-import { $, fill, fullTime, h } from "./dom.js";
+import { $, fill, h } from "./dom.js";
+import { nameOf } from "./names.js";
 import { manifestOf } from "./manifest.js";
 import { parameterInputs, parametersIn, unwrapped } from "./parameters.js";
 
@@ -26,15 +27,31 @@ export function devices() {
 export const newId = () => `part-${number += 1}`;
 
 export async function manifestOfDevice(did) {
-  const known = await devices();
-  if (did && !known.has(did)) known.set(did, (await get(`/devices/${did}`)).data);
-  const device = known.get(did);
-  return device ? manifestOf(device.dtid, device.manifestVersion) : { fields: new Map(), actions: [] };
+  const device = did ? await deviceOf(did) : undefined;
+  return device && !device.isMissing ? manifestOf(device.dtid, device.manifestVersion) : { fields: new Map(), actions: [] };
 }
 
+// A device that is deleted or not shared any more is in no list: it is known as missing.
+async function deviceOf(did) {
+  const known = await devices();
+  if (!known.has(did)) {
+    const some = /^[0-9a-f]{32}$/.test(did) ? (await get(`/users/${uid}/devices`, { search: did, count: 1 })).data.devices : [];
+    const found = some.find((one) => one.id === did);
+    const name = found ? "" : (await nameOf(did))?.name;
+    known.set(did, found ?? { id: did, name: name ? `${name} (missing)` : `Missing device ${did.slice(0, 8)}…`, isMissing: true });
+  }
+  return known.get(did);
+}
+
+export const isMissing = async (did) => Boolean(did) && Boolean((await deviceOf(did)).isMissing);
+
+// What a row says while its device, or what it wants of it, is not there
+export const missingNote = (text) => h("p", { class: "finding missing" }, text);
+export const NO_DEVICE = "This device was deleted, or is no longer shared with you. Choose another one, or remove this row.";
+
 export async function devicePicker(id, name, chosen) {
-  if (chosen) await manifestOfDevice(chosen);
-  const select = h("select", { id, name }, optionsOf((await devices()).values()));
+  const missing = chosen && await isMissing(chosen) ? [await deviceOf(chosen)] : [];
+  const select = h("select", { id, name }, optionsOf([...missing, ...[...(await devices()).values()].filter((one) => !one.isMissing)]));
   if (chosen) select.value = chosen;
   return select;
 }
@@ -70,15 +87,8 @@ export function removable(item, what) {
 }
 
 async function firstWithActions() {
-  for (const did of (await devices()).keys()) if ((await manifestOfDevice(did)).actions.length) return did;
+  for (const did of [...(await devices()).keys()]) if ((await manifestOfDevice(did)).actions.length) return did;
   return undefined;
-}
-
-// Sentences of the API name devices by their ids, and times in UTC: people read names, and times in their own zone.
-export async function withNames(text) {
-  let named = text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (at) => fullTime(Date.parse(at)));
-  for (const [did, one] of await devices()) named = named.replaceAll(did, one.name);
-  return named;
 }
 
 const field = (id, words, input) => h("p", {}, h("label", { for: id }, words), input);
@@ -91,22 +101,28 @@ export async function actionRow(given, nameOf) {
   const action = h("select", { id: `${id}-action`, name: nameOf("action") });
   const parameters = h("div", { class: "part" });
   let actions = [];
+  let isGone = false;  // the device, or the Action that is wanted of it: what was given is kept until something else is chosen
   const ask = (values) => {
     const chosen = actions.find((one) => one.name === action.value);
-    fill(parameters, chosen ? parameterInputs(chosen, id, (path) => nameOf(`parameters.${path}`), values) : []);
+    isGone = !chosen && given !== undefined;
+    const why = isGone && (actions.length ? `The type of this device has no Action ${given.action}. Choose another one.` : NO_DEVICE);
+    fill(parameters, chosen ? parameterInputs(chosen, id, (path) => nameOf(`parameters.${path}`), values)
+      : isGone ? [h("p", {}, h("code", {}, JSON.stringify(unwrapped(given.parameters) ?? {}))), missingNote(why)] : []);
   };
   const learn = async (values) => {
     ({ actions } = await manifestOfDevice(device.value));
-    fill(action, actions.map((one) => h("option", { value: one.name }, one.name)));
-    if (values && actions.some((one) => one.name === given.action)) action.value = given.action;
+    const lacks = values && !actions.some((one) => one.name === given.action) ? [{ name: given.action }] : [];
+    fill(action, [...lacks, ...actions].map((one) => h("option", { value: one.name }, one.name)));
+    if (values) action.value = given.action;
     ask(values);
   };
-  device.addEventListener("change", () => learn());
+  device.addEventListener("change", () => learn(isGone ? unwrapped(given.parameters) ?? {} : undefined));
   action.addEventListener("change", () => ask());
   item.append(deviceField(device), field(action.id, "Action", action), parameters);
   await learn(given ? unwrapped(given.parameters) : undefined);
   item.read = () => {
     const chosen = actions.find((one) => one.name === action.value);
+    if (!chosen && given) return { ...given, ddid: device.value };
     return { ddid: device.value, action: action.value, parameters: chosen ? parametersIn(item, chosen, id, true) : {} };
   };
   return removable(item, "this Action");

@@ -36,7 +36,7 @@ export class Plan {
 
   async meters() {
     const { data } = await get(`/devices/${this.did}/quota`);
-    fill(this.parts.meters, this.meter("This device, today", data.device), this.meter("All devices of its maker, this month", data.organization),
+    fill(this.parts.meters, this.meter("Messages today, this device", data.device), this.meter("Messages this month, all devices of its maker", data.organization),
       data.organization ? null : h("p", { class: "hint" }, "Quotas are turned off here."));
   }
 
@@ -44,10 +44,10 @@ export class Plan {
     if (!usage) return null;
     const unlimited = usage.limit < 0;
     return h("div", {}, h("div", { class: "row between" }, h("span", {}, name),
-      h("span", { class: "number" }, unlimited ? `${whole(usage.used)} of any number` : `${whole(usage.used)} of ${whole(usage.limit)}`)),
+      h("span", { class: "number" }, unlimited ? `${whole(usage.used)}, no limit` : `${whole(usage.used)} of ${whole(usage.limit)}`)),
     unlimited ? null : h("meter", { class: "meter", "aria-label": name, min: 0, max: usage.limit, value: Math.min(usage.used, usage.limit),
       high: usage.limit * 0.9, low: usage.limit * 0.75, optimum: 0 }),
-    h("p", { class: "hint" }, `Counted anew from ${fullTime(usage.until)}`));
+    h("p", { class: "hint" }, `Resets on ${fullTime(usage.until)}`));
   }
 
   upgrade(button) {

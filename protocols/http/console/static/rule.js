@@ -2,8 +2,10 @@
 
 import { attempt, call, done, get, getText, tagOf } from "./api.js";
 import { conditionRow, isPlainCondition } from "./conditions.js";
-import { $, empty, fill, fullTime, h, showText, time, toast } from "./dom.js";
-import { actionRow, isPlainAction, newId, removable, withNames } from "./parts.js";
+import { $, empty, fill, fullTime, h, showText, sure, time, toast } from "./dom.js";
+import { automations, foreignNotice } from "./automations.js";
+import { withNames } from "./names.js";
+import { actionRow, isMissing, isPlainAction, newId, removable } from "./parts.js";
 import { save } from "./saving.js";
 import { follow } from "./sockets.js";
 
@@ -16,6 +18,7 @@ let id = form.dataset.id;
 let rule = null;
 let isJson = false;
 let seen = {};  // what is in the form, as it was loaded or saved
+let made = null;  // by which application
 const LABELS = { name: "Name", enabled: "It runs", rule: "When and then" };
 
 const listed = (value, member) => (value && member in value ? value[member] : value === undefined ? [] : [value]).flat();
@@ -96,7 +99,7 @@ form.addEventListener("submit", (event) => {
     }
     take(data);
     done("The rule is saved.");
-    watch();
+    await watch();
     await now();
   }, { form });
 });
@@ -107,6 +110,31 @@ async function load(data) {
   form.elements.name.value = rule.name;
   form.elements.enabled.checked = rule.enabled;
   await show(data.rule);
+  foreign();
+}
+
+// A rule that another application made for itself is there to be read, and to be stopped.
+function foreign() {
+  const isForeign = made !== null && !made.isOfConsole && rule.scope === "thisApplication";
+  $("#parts").disabled = isForeign;
+  $("#form-end").hidden = isForeign;
+  $("#delete").hidden = isForeign;
+  if (!isForeign) return void fill($("#foreign"));
+  fill($("#foreign"), foreignNotice(made, rule, {
+    turnOff: (event) => attempt(async () => {
+      take((await call("PUT", `/rules/${id}`, { body: { enabled: !rule.enabled } })).data);
+      foreign();
+      done(rule.enabled ? "The rule is on." : "The rule is off.");
+    }, { button: event.target }),
+    revoke: async (event) => {
+      if (!await sure(`Revoke ${made.application.name}?`, "It is signed out at once, and its rules stop. It has to ask you again before it sees anything.", "Revoke")) return;
+      await attempt(async () => {
+        await call("DELETE", `/users/${uid}/applications/${made.application.id}`);
+        done(`${made.application.name} no longer sees anything of yours.`);
+        await now();
+      }, { button: event.target });
+    },
+  }));
 }
 
 function take(data) {
@@ -116,41 +144,69 @@ function take(data) {
   $("#tools").hidden = false;
   $("#why-box").hidden = false;
   $("#test").hidden = !rule.isTestable;
-  const problem = rule.error?.errors?.flat().map((one) => `${one.field}: ${one.messages.join(", ")}`).join("; ") ?? rule.stopReason ?? rule.problems?.[0]?.message;
+  const problem = rule.error?.errors?.flat().map((one) => `${one.field}: ${one.messages.join(", ")}`).join("; ") ?? rule.stopReason ?? (rule.state === "failing" ? rule.problems?.[0]?.message : undefined);
   fill($("#standing"), h("span", { class: `badge ${KINDS[rule.state] ?? ""}` }, rule.state ?? ""),
-    rule.lastTriggeredOn ? h("span", {}, "triggered ", time(rule.lastTriggeredOn)) : h("span", {}, "never triggered yet"), problem ? h("span", {}, problem) : null);
+    rule.lastTriggeredOn ? h("span", {}, "triggered ", time(rule.lastTriggeredOn)) : h("span", {}, "never triggered yet"), problem ? withNames(problem) : null,
+    made && !made.isOfConsole ? h("span", { class: "tag" }, `made by ${made.application.name}`) : null);
 }
 
 // What each condition says, with the values that were seen: for the newest message, again with each message that comes
 
+const EACH_MS = 2000;  // explaining counts as a call
+const AGAIN_MS = 30000;  // what only time changes
 let stop = null;
 let asked = 0;
+let due = 0;  // the timer of the newest message that waits to be explained
+let newest = "";
+const explained = new Set();  // messages that stand above the list already
 
-function watch() {
+async function watch() {
   stop?.();
-  const sources = [...new Set(listed(rule.rule?.if, "and").map((one) => one.sdid).filter((one) => typeof one === "string"))];
+  stop = null;
+  const named = [...new Set(listed(rule.rule?.if, "and").map((one) => one.sdid).filter((one) => typeof one === "string"))];
+  const missing = await Promise.all(named.map(isMissing));
+  const sources = named.filter((_, at) => !missing[at]);
   if (sources.length === 0) return;
   stop = follow("live", { sdids: sources.join(",") }, (frame) => {
-    if (frame.type === "action" || Date.now() - asked < 2000) return;  // two seconds: explaining counts as a call
-    asked = Date.now();
-    explain(frame.mid).catch(() => {});
+    if (frame.type === "action") return;
+    newest = frame.mid;
+    if (!due) due = setTimeout(() => { explain().catch(() => {}); }, Math.max(0, asked + EACH_MS - Date.now()));
   });
 }
 
-async function explain(mid) {
-  const { data } = await get(`/rules/${id}/explain`, { mid });
-  if (data.explanations.length) fill($("#now"), await Promise.all(data.explanations.map(shown)));
+async function explain() {
+  [due, asked] = [0, Date.now()];
+  const { data } = await get(`/rules/${id}/explain`, { mid: newest });
+  if (data.explanations.length === 0) return;
+  explained.clear();
+  for (const one of data.explanations) explained.add(keyOf(one));
+  fill($("#now"), data.explanations.map(shown));
+  for (const one of $("#why").querySelectorAll("section[data-key]")) one.hidden = explained.has(one.dataset.key);
+  if (data.explanations.some((one) => one.triggers)) take((await get(`/rules/${id}`)).data);
 }
+
+const keyOf = (one) => `${one.mid ?? ""} ${one.ts}`;
+
+setInterval(() => {
+  if (document.hidden || !id) return;
+  get(`/rules/${id}`).then(({ data }) => { take(data); if (explained.size === 0) waits(data); }).catch(() => {});
+}, AGAIN_MS);
 
 async function now() {
   const { data } = await get(`/rules/${id}`);
   take(data);
+  explained.clear();
+  waits(data);
+}
+
+function waits(data) {
   if (data.waitsFor?.length) {
-    const waiting = data.waitsFor.map(async (text) => h("li", {}, light(false), withoutField(await withNames(text))));
-    fill($("#now"), h("ul", { class: "lights" }, await Promise.all(waiting)));
+    fill($("#now"), h("ul", { class: "lights" }, data.waitsFor.map((text) => h("li", {}, light(false), inWords(withoutField(text))))));
   } else fill($("#now"), empty("Nothing to explain yet", "As soon as a device of this rule sends a message, each condition stands here: whether it holds, and what was seen."));
 }
 
+// Times of the API are in UTC: people read them in their own zone.
+const inWords = (text) => withNames(text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (at) => fullTime(Date.parse(at))));
 const withoutField = (text) => text.replace(/^rule\.if(\.and\.\d+)?: /, "");
 
 function light(held) {
@@ -158,16 +214,18 @@ function light(held) {
   return h("span", { class: `badge ${kind}` }, words);
 }
 
-async function shown(one) {
-  return h("section", { class: "why" }, h("p", {}, h("b", {}, fullTime(one.ts)), " ", h("span", { class: `badge ${one.triggers ? "good" : ""}` }, one.triggers ? "triggered" : "did not trigger"),
-    one.counts ? null : h("small", { class: "tag" }, "from before the rule")),
-  h("ul", { class: "lights" }, await Promise.all(one.conditions.map(async (condition) => h("li", {}, light(condition.held), await withNames(condition.text))))));
+function shown(one) {
+  const [did, not] = one.counts ? ["triggered", "did not trigger"] : ["would have triggered", "would not have triggered"];
+  return h("section", { class: "why", "data-key": keyOf(one) }, h("p", {}, h("b", {}, fullTime(one.ts)), " ",
+    h("span", { class: `badge ${one.triggers && one.counts ? "good" : ""}` }, one.triggers ? did : not), one.counts ? null : h("small", { class: "tag" }, "from before the rule")),
+  h("ul", { class: "lights" }, one.conditions.map((condition) => h("li", {}, light(condition.held), inWords(condition.text)))));
 }
 
 $("#explain").addEventListener("click", (event) => attempt(async () => {
   const end = Date.now();
   const { data } = await get(`/rules/${id}/explain`, { startDate: end - HOUR_MS, endDate: end });
-  fill($("#why"), data.explanations.length ? await Promise.all(data.explanations.reverse().map(shown)) : empty("No message in the last hour", "Nothing concerned this rule."),
+  const sections = new Map(data.explanations.reverse().map((one) => [keyOf(one), one]));
+  fill($("#why"), sections.size ? [...sections].filter(([key]) => !explained.has(key)).map(([, one]) => shown(one)) : empty("No message in the last hour", "Nothing concerned this rule."),
     data.isComplete ? null : h("p", { class: "hint" }, "These are the first 100."));
 }, { button: event.target }));
 
@@ -176,7 +234,7 @@ $("#replay").addEventListener("click", (event) => attempt(async () => {
   const { data } = await call("POST", `/rules/${id}/replay`, { body: { startDate: end - 24 * HOUR_MS, endDate: end }, quiet: true });
   fill($("#why"), h("p", {}, `In the last day, with ${data.messages} messages, this rule would have triggered `, h("b", {}, `${data.triggered} times`), "."),
     data.isComplete ? null : h("p", { class: "hint" }, `Only messages until ${fullTime(data.until)} were tried.`),
-    h("ul", { class: "lights" }, data.triggers.map((one) => h("li", {}, h("span", { class: "when" }, fullTime(one.ts)), (one.actions ?? []).map((sent) => sent.action ?? sent.field).join(", ")))));
+    h("ul", { class: "lights" }, data.triggers.map((one) => h("li", {}, h("span", { class: "when" }, fullTime(one.ts)), (one.actions ?? []).flatMap((sent, at) => [at ? ", " : "", sent.action ?? sent.field, sent.ddid ? withNames(` to ${sent.ddid}`) : ""])))));
 }, { button: event.target }));
 
 $("#test").addEventListener("click", (event) => attempt(async () => {
@@ -213,7 +271,9 @@ await attempt(async () => {
     $("#name").focus();
     return;
   }
-  await load((await get(`/rules/${id}`, { includeBody: true })).data);
-  watch();
+  const [found, all] = await Promise.all([get(`/rules/${id}`, { includeBody: true }), automations("rule")]);
+  made = all.get(id) ?? null;
+  await load(found.data);
+  await watch();
   await now();
 });

@@ -1,7 +1,8 @@
 // One scene: its Actions, activating it, and its text.
 
 import { attempt, call, done, get, getText, tagOf } from "./api.js";
-import { $, h, showText, toast } from "./dom.js";
+import { $, fill, h, showText, toast } from "./dom.js";
+import { withNames } from "./names.js";
 import { actionRow, isPlainAction, removable } from "./parts.js";
 import { save } from "./saving.js";
 
@@ -46,7 +47,7 @@ function take(data) {
   $("#tools").hidden = false;
   const problem = scene.error?.errors?.flat().map((one) => `${one.field}: ${one.messages.join(", ")}`).join("; ");
   $("#invalid").hidden = !problem;
-  $("#invalid").textContent = problem ?? "";
+  fill($("#invalid"), problem ? withNames(problem) : null);
   $("#activate").disabled = Boolean(problem);
 }
 

@@ -1,4 +1,4 @@
-// Where did my message go? What the device sent lately: taken, failed and refused, and Actions to it, in one list.
+// Where did my message go? What the device sent lately: stored, failed and refused, and Actions to it, in one list.
 
 import { get } from "./api.js";
 import { $, clockTime, empty, fill, fullTime, h, heads } from "./dom.js";
@@ -45,7 +45,7 @@ export class Trail {
       const [failures, refusals, dropped] = await Promise.all([
         get(`/devices/${this.did}/failures`, { count: KEPT }), get(`/devices/${this.did}/refusals`), get(`/devices/${this.did}/dropped`)]);
       for (const one of dropped.data.fields) {
-        this.put(`dropped ${one.field}`, one.ts, "field dropped", "bad", "", `${one.field}: ${one.message}. The rest of the message was taken.`);
+        this.put(`dropped ${one.field}`, one.ts, "field dropped", "bad", "", `${one.field}: ${one.message}. The rest of the message was stored.`);
       }
       for (const one of failures.data.failures) {
         this.put(one.mid, one.cts, "failed", "bad", one.payload, this.reasonOf(one));
@@ -78,7 +78,7 @@ export class Trail {
     if (one.type === "action" || one.ddid) {
       const names = (one.data.actions ?? []).map((action) => action.name).join(", ");
       this.put(one.mid, one.cts, "Action", "", JSON.stringify(one.data), `${names}, sent to the device`);
-    } else this.put(one.mid, one.cts, "taken", "good", JSON.stringify(one.data), one.ts === one.cts ? "" : `with the time ${fullTime(one.ts)}`);
+    } else this.put(one.mid, one.cts, "stored", "good", JSON.stringify(one.data), one.ts === one.cts ? "" : `with the time ${fullTime(one.ts)}`);
   }
 
   put(key, at, what, kind, text, note) {
@@ -92,9 +92,9 @@ export class Trail {
 
   paint() {
     const found = this.sorted().slice(0, this.isLong ? KEPT : SHOWN);
-    $("#trail-note").textContent = this.isForeign ? "" : "also what failed in 7 days, the last refusals and dropped fields";
+    $("#trail-note").textContent = this.isForeign ? "" : "Also failed messages of the last 7 days, refusals and dropped fields.";
     if (found.length === 0) {
-      fill($("#trail"), empty("Nothing came yet", "Each message stands here at once: taken, failed or refused, and why."));
+      fill($("#trail"), empty("Nothing came yet", "Each message stands here at once: stored, failed or refused, and why."));
       return;
     }
     this.body ??= this.table();

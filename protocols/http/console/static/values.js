@@ -16,7 +16,7 @@ export class Values {
       if (known && known.ts > ts) continue;
       if (known) {
         known.ts = ts;
-        fill(known.value, shown(value, this.unit(path)));
+        fill(known.value, shown(value, this.unit(path), path));
         fill(known.when, time(ts));
       } else this.add(path, value, ts);
     }
@@ -39,7 +39,7 @@ export class Values {
         heads("Field", "Value#", "Time"),
         this.body));
     }
-    const row = { ts, value: h("td", { class: "size" }, shown(value, this.unit(path))), when: h("td", { class: "when" }, time(ts)) };
+    const row = { ts, value: h("td", { class: "size" }, shown(value, this.unit(path), path)), when: h("td", { class: "when" }, time(ts)) };
     this.rows.set(path, row);
     const about = this.manifest.fields.get(path)?.description;
     this.body.append(h("tr", {}, h("th", { scope: "row", title: about || undefined }, path), row.value, row.when));

@@ -1,0 +1,32 @@
+// What acts on the person's devices: which application made it, and what other people made.
+
+import { get } from "./api.js";
+import { $, h, heads } from "./dom.js";
+
+const uid = $("meta[name=uid]").content;
+
+// Rules or scenes, by id
+export async function automations(kind) {
+  const { data } = await get(`/users/${uid}/automations`);
+  return new Map(data.automations.filter((one) => one.kind === kind).map((one) => [one.id, one]));
+}
+
+// Those of other people: they see a device because it is shared with them, and only ending the share stops them.
+export function othersBox(found) {
+  const others = found.filter((one) => one.user.id !== uid);
+  if (others.length === 0) return null;
+  return h("section", { class: "box others", "aria-labelledby": "others-title" }, h("h2", { id: "others-title" }, "Of people with whom you share a device"),
+    h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Of other people"), heads("Whose", "Your devices in it", "Made by", ""),
+      h("tbody", {}, others.map((one) => h("tr", {}, h("th", { scope: "row" }, `A ${one.kind} of ${one.user.name}`),
+        h("td", { "data-label": "Your devices" }, one.devices.flatMap((device, at) => [at ? ", " : "", h("a", { href: `/console/devices/${device.id}` }, device.name)])),
+        h("td", { "data-label": "Made by" }, one.isOfConsole ? "the console" : one.application.name),
+        h("td", { class: "act" }, h("a", { href: `/console/devices/${one.devices[0].id}#share-box` }, "Stop sharing…")))))));
+}
+
+// Above a rule that another application made for itself: how to stop it
+export function foreignNotice(made, rule, { turnOff, revoke }) {
+  return h("div", { class: "notice", role: "note" }, h("p", {}, `${made.application.name} made this rule. You see it, and you can stop it; only ${made.application.name} can change it.`),
+    h("div", { class: "row" }, rule.enabled ? h("button", { type: "button", class: "small", onclick: turnOff }, "Turn it off")
+      : h("button", { type: "button", class: "quiet small", onclick: turnOff }, "Turn it on"),
+    h("button", { type: "button", class: "danger small", onclick: revoke }, `Revoke ${made.application.name}`)));
+}
