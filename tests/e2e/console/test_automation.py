@@ -177,7 +177,9 @@ def bright(device: str) -> dict[str, object]:
 @with_scenes
 def test_a_scene_whose_device_was_deleted_opens_whole(ada: User, site: Site) -> None:
     lamp = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": LIGHT_TYPE, "name": "Old lamp"})["id"]
-    actions = [{"ddid": one, "action": "setOn", "parameters": {}} for one in (lamp, device_id(15))]
+    actions: list[dict[str, object]] = [
+        {"ddid": one, "action": "setOn", "parameters": {}} for one in (lamp, device_id(15))
+    ]
     new = {"name": "Bright", "actions": actions}
     scene = site.of_ada_at_the_console(ada, "POST", "/scenes", new)["id"]
     site.of_ada_at_the_console(ada, "DELETE", f"/devices/{lamp}", None)
