@@ -72,6 +72,12 @@ class Life:
         assert answer.status_code == status, (method, path, answer.text)
         return answer.json()
 
+    async def at_console(self, method: str, path: str) -> httpx.Response:
+        """As the console does it, in a browser session of its own."""
+        accounts = self._services.accounts
+        session = await accounts.sessions.begin(await accounts.users.find(ZOE))
+        return await self.raw(method, path, token=(await accounts.console.token(session)).value)
+
     async def live(self, zoe: UserRecord) -> None:
         await self._messages()
         await self._automation()

@@ -33,6 +33,7 @@ NOT_SEALED = {
     ("device_share", "code_hash"),
     ("external_sign_in", "browser"),
     ("password_reset", "password"),
+    ("refresh_token", "salt"),
     ("registration", "certificate_hash"),
     ("registration", "nonce_hash"),
     ("secret", "value"),

@@ -101,8 +101,11 @@ class LeavingCalls(RestCalls):
         return Data(profile_of(user))
 
     async def _person(self, caller: Caller, uid: str) -> UserRecord:
+        """The user at the console: no application was granted all that an archive has."""
         user = await self._users.find(uid, caller)
         await self._permissions.require_profile(caller, user.key)
+        if not caller.is_console:
+            raise PermissionDenied("the user at the console: no application gets this")
         return user
 
     @RestCall(
@@ -112,7 +115,7 @@ class LeavingCalls(RestCalls):
         on=_person,
         summary="Ask for an archive of everything the service knows of you",
         about="It is made in the background. While one is being made, the answer is that one; a new one replaces the "
-        f"one before. It is kept for {ARCHIVE_KEPT_HOURS} hours.",
+        f"one before. It is kept for {ARCHIVE_KEPT_HOURS} hours. Only for the user at the console.",
         refusals={429: "The last one was made less than an hour ago."},
     )
     async def ask(self, user: UserRecord) -> Data[UserArchive]:
