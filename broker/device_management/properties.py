@@ -27,7 +27,7 @@ from storage.keys import DeviceKey, Milliseconds
 from storage.records import PresenceRecord
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_INT64: Final = range(-(2**63), 2**63)
+_INTEGERS: Final = range(-(2**63), 2**64)  # LWM2M has signed and unsigned ones
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _log = structlog.get_logger(__name__)
@@ -233,7 +233,7 @@ def _jsonable(value: ResourceValue) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, int) and value not in _INT64:
+    if isinstance(value, int) and value not in _INTEGERS:
         return None
     if isinstance(value, str) and not value.isascii():
         return value.encode(errors="replace").decode()  # JSON of a device may hold half a character

@@ -76,7 +76,7 @@ async def open_rules(
         rulebook=rulebook,
         looking_up=looking_up,
         access=Access(accounts.permissions, looking_up),
-        showing=Showing(database, reasons, looking_up, models),
+        showing=Showing(database, clock, reasons, looking_up, models),
         trial_runs=TrialRuns(database, clock, accounts.permissions, sending, queue),
         replays=Replays(turns, models.output),
         reasons=reasons,

@@ -188,6 +188,10 @@ class Rule:
         """It has `datetime` conditions."""
         return bool(self.conditions.times)
 
+    def lacks_sun(self, now_ms: Milliseconds) -> bool:
+        """A sunrise or sunset of a `datetime` condition does not happen on the local date, as beyond a polar circle."""
+        return any(condition.schedule.missing(now_ms) for condition in self.conditions.times)
+
     @property
     def transformers(self) -> tuple[Transformer, ...]:
         """Its conditions with models."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from broker.clock import Clock
 from broker.errors import Finding, ValidationFailed
 from broker.rules.judging import findings_of
 from broker.rules.looking_up import LookingUp
@@ -22,6 +23,8 @@ class Standing(StrEnum):
     DISABLED = "disabled"
     INVALID = "invalid"
     STOPPED = "stopped"
+    #: On the present local date, an event of the sun that a condition wants does not happen.
+    NO_SUN = "noSun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,11 @@ _Known = tuple[int, RuleState | None, list[RuleProblem]]
 
 
 class Showing:
-    def __init__(self, database: Database, reasons: Reasons, looking_up: LookingUp, models: Transformers) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, reasons: Reasons, looking_up: LookingUp, models: Transformers
+    ) -> None:
         self._database = database
+        self._clock = clock
         self._reasons = reasons
         self._looking_up = looking_up
         self._models = models
@@ -61,7 +67,7 @@ class Showing:
         return ShownRule(
             record=record,
             index=index,
-            standing=standing_of(record, state),
+            standing=self._standing_of(record, state, rule),
             is_testable=rule is not None and rule.is_testable,
             triggered=0 if state is None else state.triggered,
             last_on=None if state is None else state.last_on,
@@ -70,6 +76,12 @@ class Showing:
             problems=problems,
             waits_for=await self._waits_for(record, rule) if with_waiting and rule is not None else None,
         )
+
+    def _standing_of(self, record: RuleRecord, state: RuleState | None, rule: Rule | None) -> Standing:
+        standing = standing_of(record, state)
+        if standing is Standing.RUNNING and rule is not None and rule.lacks_sun(self._clock.now_ms()):
+            return Standing.NO_SUN
+        return standing
 
     async def _compiled(self, record: RuleRecord) -> Rule | None:
         try:

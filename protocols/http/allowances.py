@@ -22,7 +22,8 @@ from protocols.refusals import rate_members
 
 _NAME: Final = re.compile(r"\\\{\w+\\\}")  # as `re.escape` leaves it
 EXPOSED: Final = (
-    "X-Rate-Limit-Limit, X-Rate-Limit-Remaining, X-Rate-Limit-Reset, Retry-After, x-quota-max-payload-size,"
+    "ETag, Request-Time, X-Rate-Limit-Limit, X-Rate-Limit-Remaining, X-Rate-Limit-Reset, Retry-After,"
+    " x-quota-max-payload-size,"
     " x-quota-organization-limits, x-quota-organization-reset, x-quota-device-limits, x-quota-device-reset"
 )
 

@@ -14,7 +14,7 @@ CORS: Final = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "POST, GET, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": (
-        "Origin, X-Requested-With, Content-Type, Accept, Referer, User-Agent, Authorization"
+        "Origin, X-Requested-With, Content-Type, Accept, Referer, User-Agent, Authorization, If-Match"
     ),
 }
 

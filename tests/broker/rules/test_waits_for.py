@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from broker.rules.showing import Standing
 from broker.services import Services
 from tests.broker.rules.home import Home, body, when
 from tests.factories import KITCHEN, NOW_MS, World
@@ -64,3 +65,14 @@ async def test_a_time_says_when_it_comes(
     fake_clock.now = int(datetime.fromisoformat(f"{now}+00:00").timestamp()) * 1000
     rule = await home.rule(body({"field": "datetime", "operator": "=", "operand": {"value": expression}}))
     assert (await home.standing(rule)).waits_for == (f"rule.if: datetime = {expression} does not hold: {sentence}",)
+
+
+async def test_a_date_without_an_event_of_the_sun_is_in_the_state(home: Home, fake_clock: FakeClock) -> None:
+    """Of the whole rule, with one condition of the sun among others, and only while it runs."""
+    sunset = {"field": "datetime", "operator": ">", "operand": {"value": "@sunset 70N 30E +00:00 TZ Europe/Oslo"}}
+    rule = await home.rule(body([when("temperature", ">", 25), sunset]))
+    found = []
+    for day in ("2027-03-21", "2027-06-21", "2027-07-28"):
+        fake_clock.now = int(datetime.fromisoformat(f"{day}T12:00+00:00").timestamp()) * 1000
+        found.append((await home.standing(rule)).standing)
+    assert found == [Standing.RUNNING, Standing.NO_SUN, Standing.RUNNING]

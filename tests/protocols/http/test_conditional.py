@@ -92,6 +92,7 @@ async def test_the_later_of_two_changes_is_refused_with_what_there_is(
     read = await api.get(path, headers=HEADERS)
     tag = read.headers["etag"]
     assert tag.startswith('"')
+    assert "ETag" in read.headers["access-control-expose-headers"].split(", ")  # for pages of other origins
     first = await api.request(method, change, json=theirs, headers=HEADERS | {"If-Match": tag})
     assert first.status_code == 200, first.text
     late = await api.request(method, change, json=mine, headers=HEADERS | {"If-Match": tag})

@@ -29,7 +29,7 @@ CORS = {
     "access-control-allow-origin": "*",
     "access-control-allow-methods": "POST, GET, PUT, DELETE, OPTIONS",
     "access-control-allow-headers": (
-        "Origin, X-Requested-With, Content-Type, Accept, Referer, User-Agent, Authorization"
+        "Origin, X-Requested-With, Content-Type, Accept, Referer, User-Agent, Authorization, If-Match"
     ),
 }
 DEVICE = f"/devices/{KITCHEN}"

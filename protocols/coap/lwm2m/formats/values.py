@@ -19,7 +19,9 @@ _MILLISECONDS: Final = 1000
 _ABSOLUTE_SECONDS: Final = 2**28
 _LARGEST: Final = 2**64
 _INTEGERS: Final = range(-(2**63), _LARGEST)
-_UNSIGNED: Final = range(_LARGEST)
+_MOST_SECONDS: Final = 2**63 // _MILLISECONDS
+#: Of kinds that do not have all integers; a time fits in milliseconds.
+_WITHIN: Final = {Kind.UNSIGNED_INTEGER: range(_LARGEST), Kind.TIME: range(-_MOST_SECONDS, _MOST_SECONDS)}
 _DEPTH: Final = 4  # object, instance, resource, resource instance
 _RESOURCE_DEPTH: Final = 3
 
@@ -63,7 +65,7 @@ def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
         case ((Kind.INTEGER | Kind.UNSIGNED_INTEGER | Kind.TIME | Kind.FLOAT), bool()):
             pass
         case Kind.INTEGER | Kind.UNSIGNED_INTEGER | Kind.TIME, int() | float() as number:
-            within = _UNSIGNED if kind is Kind.UNSIGNED_INTEGER else _INTEGERS
+            within = _WITHIN.get(kind, _INTEGERS)
             # Compared before it is converted: JSON has integers that are too large for a double, and infinite numbers.
             if abs(number) <= _LARGEST and number == int(number) and int(number) in within:
                 return int(number) * (_MILLISECONDS if kind is Kind.TIME else 1)

@@ -149,6 +149,11 @@ class TestAnObjectInstance:
         with pytest.raises(Unreadable, match="from 0 on"):
             values_of(SENML_JSON, b'[{"n":"/1/0/13","v":-1}]', (1, 0))
 
+    def test_a_time_fits_in_milliseconds(self) -> None:
+        assert values_of(SENML_JSON, b'[{"n":"/3/0/13","v":1500000000}]', TIME) == {TIME: 1_500_000_000_000}
+        with pytest.raises(Unreadable, match="which should be a"):
+            values_of(SENML_JSON, b'[{"n":"/3/0/13","v":9300000000000000}]', TIME)
+
     def test_with_resources_that_a_model_describes(self) -> None:
         """The registry comes after what describes them."""
         table: dict[ResourcePath, Kind] = {(4242, 0, 1): Kind.OPAQUE, (4242, 0, 2): Kind.FLOAT, LEVEL: Kind.STRING}
