@@ -67,7 +67,9 @@ PARTS: Final[Mapping[str, str]] = {
     "payments": "SELECT id, device_id, status, cost, processor, created_on, decided_on FROM payment WHERE user = :user"
     " ORDER BY key",
     "device_types": "SELECT id, unique_name, name, created_on FROM device_type WHERE owner = :user ORDER BY key",
-    "mails": "SELECT m.kind, m.recipient, m.created_on, m.outcome FROM mail AS m JOIN user AS u ON u.key = :user"
+    # The user may have named the recipient of a mail by an id.
+    "mails": "SELECT m.kind, CASE WHEN m.recipient = u.email THEN m.recipient END AS recipient, m.created_on,"
+    " m.outcome FROM mail AS m JOIN user AS u ON u.key = :user"
     " WHERE m.recipient = u.email OR m.cause = u.id ORDER BY m.key",
     "failed_messages": "SELECT d.id AS device, f.cts, f.reason, f.payload FROM failed_message AS f"
     " JOIN device AS d ON d.key = f.device WHERE d.owner = :user ORDER BY f.position",

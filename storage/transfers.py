@@ -90,11 +90,20 @@ class TransferStore:
     def remove(self, device: DeviceKey) -> None:
         self._db.execute("DELETE FROM device_transfer WHERE device = :device", {"device": device})
 
-    def hand_over(self, device: DeviceKey, owner: UserKey) -> None:
-        """Give a device another owner, without what the former one gave to others."""
+    def hand_over(self, device: DeviceKey, owner: UserKey) -> list[bytes]:
+        """Give a device another owner, without what the former one gave to others.
+
+        Returns the hash of its token, if that ended: a trial's application made it.
+        """
         for table in _OF_THE_OWNER:
             self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
         self._db.execute("UPDATE device SET owner = :owner WHERE key = :device", {"owner": owner, "device": device})
+        rows = self._db.execute(
+            "DELETE FROM device_token WHERE device = :device AND application IN (SELECT application FROM trial)"
+            " RETURNING hash",
+            {"device": device},
+        )
+        return [row["hash"] for row in rows]
 
 
 def _transfer(row: Mapping[str, Any]) -> TransferRecord:

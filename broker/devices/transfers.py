@@ -3,6 +3,7 @@
 What the device is and has sent stays with it. What its former owner gave to others ends: shares, connections to trials.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +12,7 @@ from broker.devices.inventory import device_fact
 from broker.devices.registry import Device, Devices
 from broker.devices.shares import address_of, invited
 from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, UserNotFound
-from broker.facts import DeviceHandedOver, DeviceTakenOver, Router, SharesChanged
+from broker.facts import DeviceHandedOver, DeviceTakenOver, Router, SharesChanged, TokenRevoked
 from broker.ids import new_id
 from broker.mail import DeviceTransferAnswered, DeviceTransferOffer, Mails
 from broker.trace.audit import AuditEvent, note
@@ -30,6 +31,7 @@ _KEPT_MS: Final = TRANSFER_DAYS * 86_400_000
 class _Answered:
     before: DeviceRecord
     now: DeviceRecord | None = None  # None: it was declined
+    ended: Sequence[bytes] = ()  # the hash of its token, if a trial's application made it
 
 
 class Transfers:
@@ -147,12 +149,14 @@ class Transfers:
             _transferable(tx, device)
             if known.eid is not None and tx.devices.by_eid(receiver.key, known.device_type, known.eid) is not None:
                 raise Conflict(SAME_ID)
-            tx.transfers.hand_over(known.key, receiver.key)
-            return _Answered(known, tx.devices.device(known.key))
+            ended = tx.transfers.hand_over(known.key, receiver.key)
+            return _Answered(known, tx.devices.device(known.key), ended)
 
         def tell(answered: _Answered) -> None:
             if answered.now is None:
                 return
+            for hashed in answered.ended:
+                self._router.publish(TokenRevoked(hashed))
             self._devices.note_changed(answered.now)
             about = (type_.record, None, now_ms)
             self._router.publish(device_fact(DeviceHandedOver, answered.before, *about))

@@ -93,7 +93,7 @@ class Ingest:
         self.future_grace_ms = future_grace_ms
         self._quotas = quotas
         self._last_cts = last_cts
-        self.refused = RefusedMessages(clock)
+        self.refused = RefusedMessages(clock, router)
         self._messages = self._failed = self._actions = 0
         self._losses = Losses(clock)
         self.lost_fields = LostFields()

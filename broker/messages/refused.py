@@ -7,6 +7,7 @@ from typing import Final
 from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.errors import DomainError, Unauthorized
+from broker.facts import DeviceHandedOver, FactPhase, Router
 from broker.trace.origin import current_origin
 from storage.keys import DeviceKey
 
@@ -27,9 +28,10 @@ class RefusedMessage:
 
 
 class RefusedMessages:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, router: Router) -> None:
         self._clock = clock
         self._of: OrderedDict[DeviceKey, deque[RefusedMessage]] = OrderedDict()
+        router.subscribe(DeviceHandedOver, self._handed_over, FactPhase.STATE)
 
     def note(self, device: Device, error: DomainError) -> None:
         """A message of this device, or an Action to it, was refused.
@@ -59,6 +61,10 @@ class RefusedMessages:
                 self._of.popitem(last=False)
         self._of.move_to_end(device.key)
         return known
+
+    def _handed_over(self, fact: DeviceHandedOver) -> None:
+        """Its new owner does not see from where the former one and the former one's applications sent."""
+        self._of.pop(fact.device, None)
 
     def of(self, device: Device) -> list[RefusedMessage]:
         """The newest first."""

@@ -8,6 +8,7 @@ import trio
 from msgspec.structs import replace
 
 from broker.errors import BadRequest, Unauthorized
+from broker.facts import Router
 from broker.messages.refused import RefusedMessages
 from broker.services import Services
 from config.settings import Limits, Settings
@@ -167,7 +168,7 @@ async def test_a_sender_that_does_not_ask_is_looked_at_once_in_ten_seconds(
 
 async def test_only_the_last_of_each_device_are_kept(services: Services, world: World, fake_clock: FakeClock) -> None:
     kitchen = await services.devices.registry.find(KITCHEN)
-    refused = RefusedMessages(fake_clock.clock)
+    refused = RefusedMessages(fake_clock.clock, Router())
     for _ in range(100):
         fake_clock.advance(1)
         refused.note(kitchen, BadRequest())

@@ -9,6 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.facts import DeviceHandedOver, DeviceTakenOver, FactPhase
 from broker.services import Services
+from broker.trials.roles import TrialRole
 from storage.database import Transaction
 from storage.records import GrantRecord
 from tests.builders import ServicesOpener
@@ -19,6 +20,7 @@ from tests.factories import (
     APPLICATION_TOKEN,
     BOB,
     BOB_TOKEN,
+    BOBS,
     HALL,
     KITCHEN,
     KITCHEN_TOKEN,
@@ -32,6 +34,7 @@ from tests.mail_queue import waiting_mails
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
+from tests.trial_world import join, new_trial
 
 BOBS_ADDRESS = "bob@example.org"
 PATH = f"/devices/{KITCHEN}/transfer"
@@ -112,6 +115,31 @@ async def test_what_the_former_owner_gave_and_made_ends(life: Life, services: Se
     assert services.subscriptions.subscriptions.all() == []
     for path in (f"/rules/{rule_id}", f"/scenes/{scene_id}"):
         assert "invalidatedOn" in (await life.call("GET", path, token=ADA_TOKEN))["data"], path
+
+
+async def test_the_new_owner_does_not_see_from_where_the_former_one_sent(life: Life) -> None:
+    await life.call("POST", "/messages", token=ADA_TOKEN, status=400, json={"sdid": KITCHEN, "data": {}, "ts": 10**17})
+    refused = (await life.call("GET", f"/devices/{KITCHEN}/refusals", token=ADA_TOKEN))["data"]["refusals"]
+    assert [one["actor"] for one in refused] == [f"user {ADA}"]
+    await life.call("POST", PATH, token=ADA_TOKEN, json={"email": BOBS_ADDRESS})
+    await life.call("PUT", PATH, token=BOB_TOKEN, json={"status": "ACCEPTED"})
+    answer = await life.call("GET", f"/devices/{KITCHEN}/refusals", token=BOB_TOKEN)
+    assert answer["data"]["refusals"] == []
+
+
+async def test_a_token_that_a_trial_made_ends(life: Life, services: Services, world: World) -> None:
+    """Whoever leaves the trial ends it, but the former owner's leaving does not concern the device any more."""
+    trial = await new_trial(services, world)
+    await join(services, world, trial, world.bob, TrialRole.PARTICIPANT)
+    bobs = await services.devices.registry.find(BOBS)
+    made = await services.devices.tokens.renew(bobs, application=trial.record.application)
+    await life.call("POST", "/messages", token=made.token, json={"sdid": BOBS, "data": {"intensity": 1}})
+    path = f"/devices/{BOBS}/transfer"
+    await life.call("POST", path, token=BOB_TOKEN, json={"email": "ada@example.org"})
+    await life.call("PUT", path, token=ADA_TOKEN, json={"status": "ACCEPTED"})
+    assert (await life.call("GET", f"/devices/{BOBS}", token=ADA_TOKEN))["data"]["uid"] == ADA
+    await life.call("POST", "/messages", token=made.token, status=401, json={"sdid": BOBS, "data": {"intensity": 2}})
+    await life.call("GET", f"/devices/{BOBS}/tokens", token=ADA_TOKEN, status=404)
 
 
 async def test_an_offer_is_declined_or_withdrawn_and_nothing_changes(life: Life) -> None:

@@ -310,6 +310,18 @@ async def test_the_archive_has_what_the_service_knows(zoe: UserRecord, life: Lif
     assert [word for word in secrets if word in json.dumps(found)] == []
 
 
+async def test_an_archive_has_no_address_that_a_user_id_stands_for(zoe: UserRecord, life: Life, tmp_path: Path) -> None:
+    """Not of whom she named by an id, nor of whose device she took over."""
+    for path in ("shares", "transfer"):
+        await life.call("POST", f"/devices/{HER_LIGHT}/{path}", json={"uid": BOB})
+    await life.call("POST", f"/devices/{KITCHEN}/transfer", token=ADA_TOKEN, json={"uid": ZOE})
+    await life.call("PUT", f"/devices/{KITCHEN}/transfer", json={"status": "ACCEPTED"})
+    found = await archived(life, tmp_path)
+    assert len(found["mails.json"]) == 4
+    assert [one["recipient"] for one in found["mails.json"] if one["recipient"]] == [EMAIL]
+    assert [who for who in ("bob@example.org", "ada@example.org") if who in json.dumps(found)] == []
+
+
 async def test_an_archive_of_somebody_without_anything_is_whole(
     zoe: UserRecord, life: Life, tmp_path: Path, services: Services
 ) -> None:

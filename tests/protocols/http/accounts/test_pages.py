@@ -311,6 +311,7 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     assert shown.status_code == 200
     for text in ("Web", "by Acme", "Their Lock", "see devices and their data", "Your profile", "ada@example.org"):
         assert text in shown.text
+    assert "delete your account with all that is yours" in shown.text
     assert "form-action 'self' https:;" in shown.headers["content-security-policy"]
     back = await browser.send(shown, decision="allow")
     assert back.headers["location"].startswith(f"{OTHER_CALLBACK}&code=")
