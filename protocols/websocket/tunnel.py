@@ -10,11 +10,10 @@ import trio
 
 from broker.limits.overhead import Pace
 from broker.registration.certificates import ClientCertificate
-from config.limits import WEBSOCKET_FRAME_BYTES
+from protocols.websocket.streamed import StreamReader
 from protocols.websocket.wire import (
     NORMAL_CLOSURE,
     CloseFrame,
-    FrameReader,
     PingFrame,
     Received,
     WireError,
@@ -24,7 +23,6 @@ from protocols.websocket.wire import (
 )
 
 UNSUPPORTED_DATA: Final = 1003
-_FRAME_BYTES: Final = 2 * WEBSOCKET_FRAME_BYTES  # the largest packet fits into one frame, with what comes before it
 _READ_BYTES: Final = 32 * 1024
 #: Frames with fewer bytes than this on average count as overhead.
 _BYTES_OF_A_FRAME: Final = 8
@@ -47,7 +45,7 @@ class Tunnel(trio.abc.HalfCloseableStream):
         self._early = early
         self._pace = pace
         self._shown = shown
-        self._reader = FrameReader(limit=_FRAME_BYTES)
+        self._reader = StreamReader()
         self._sending = trio.Lock()
         self._is_over = self._said_close = False
 
@@ -55,14 +53,14 @@ class Tunnel(trio.abc.HalfCloseableStream):
         return self._shown
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:  # noqa: ARG002 - a turn of frames is bounded
-        """The content of the connection's next turn of binary frames; nothing at the end, also after a fault."""
+        """What has come of the content of the next turn of binary frames; nothing at the end, also after a fault."""
         while not self._is_over:
             if self._pace.owed:
                 await self._pace.wait()
             received = await self._receive_turn()
             content = await self._content(received)
-            small = len(received.messages) - len(content) // _BYTES_OF_A_FRAME
-            if overhead := len(received.controls) + received.fragments + max(0, small):
+            small = received.fragments - len(content) // _BYTES_OF_A_FRAME
+            if overhead := len(received.controls) + max(0, small):
                 self._pace.spend(overhead)
             if content:
                 return content

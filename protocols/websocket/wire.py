@@ -135,7 +135,7 @@ class FrameReader:
                 mask_at = at + (4 if length == 126 else 10)
                 if end < mask_at:
                     break
-                length = _long_length(buffer, at, length)
+                length = long_length(buffer, at, length)
             if first != _WHOLE_TEXT or length > self._limit or self._opcode:
                 self._check(first, length)
             begin = mask_at + 4
@@ -151,7 +151,7 @@ class FrameReader:
             elif first == _WHOLE_BINARY:
                 messages.append(payload)
             elif first & 0x8:
-                received.controls.append(_control(first & 0x0F, payload))
+                received.controls.append(control_frame(first & 0x0F, payload))
                 if first & 0x0F == _CLOSE:
                     break
             elif (message := self._joined(first, payload)) is not None:
@@ -192,14 +192,16 @@ class FrameReader:
         return _text(whole) if is_text else whole
 
 
-def _long_length(buffer: bytes | bytearray, at: int, length: int) -> int:
+def long_length(buffer: bytes | bytearray, at: int, length: int) -> int:
+    """The length of a frame that begins at `at`, and whose short length is 126 or 127. Raises WireError."""
     length = (_length_of_16_bits if length == 126 else _length_of_64_bits)(buffer, at + 2)[0]
     if length < 126 or (length < 65536 and buffer[at + 1] & 0x7F == 127):
         raise WireError(PROTOCOL_ERROR, "length not in its shortest form")
     return length
 
 
-def _control(opcode: int, payload: bytes) -> Control:
+def control_frame(opcode: int, payload: bytes) -> Control:
+    """Raises WireError."""
     if opcode == _CLOSE:
         return _close(payload)
     return PingFrame(payload) if opcode == _PING else PongFrame(payload)

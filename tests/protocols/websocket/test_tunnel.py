@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import trio.testing
+from msgspec.structs import replace
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,
@@ -18,6 +19,8 @@ from wsproto.events import (
 )
 
 from broker.services import Services
+from config.limits import MQTT_OPEN_PACKET_BYTES
+from config.settings import Mqtt, Settings
 from tests.factories import KITCHEN
 from tests.protocols.mqtt.peers import ACCEPTED, DISCONNECT, PINGREQ, PINGRESP, connect, puback, publish
 from tests.protocols.websocket.peers import Peers
@@ -43,6 +46,9 @@ class Device:
 
     async def send(self, *frames: Event) -> None:
         await self._stream.send_all(b"".join(self._wire.send(frame) for frame in frames))
+
+    async def send_raw(self, data: bytes) -> None:
+        await self._stream.send_all(data)
 
     async def event(self) -> Event:
         while not self._events:
@@ -123,8 +129,32 @@ async def test_a_text_frame_ends_the_connection(peers: Peers, services: Services
 async def test_a_fault_of_the_frames_ends_the_connection(peers: Peers) -> None:
     device = await dialled(peers, connect())
     await device.expect(ACCEPTED)
-    await device.send(BytesMessage(bytes(2 * 64 * 1024 + 1)))
-    await device.expect_close(1009)
+    await device.send_raw(b"\xc2\x80" + bytes(4))  # a reserved bit
+    await device.expect_close(1002)
+
+
+class TestOpen:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return replace(settings, mqtt=Mqtt(topics="open"))
+
+    @each_row("cuts", [1, 5])
+    async def test_a_packet_of_a_mebibyte_comes_in_one_frame_or_in_several(self, peers: Peers, cuts: int) -> None:
+        """Issue 44, 15: as over TCP. paho and MQTT.js send a packet as one frame."""
+        device = await dialled(peers, connect())
+        await device.expect(ACCEPTED)
+        packet = publish(1, bytes(MQTT_OPEN_PACKET_BYTES - 100), topic=b"zigbee2mqtt/bridge/devices")
+        step = -(-len(packet) // cuts)
+        parts = [packet[at : at + step] for at in range(0, len(packet), step)]
+        await device.send(*(BytesMessage(part, message_finished=part is parts[-1]) for part in parts))
+        await device.expect(puback(1))
+
+
+async def test_a_stranger_makes_nobody_keep_a_long_frame(peers: Peers) -> None:
+    """CONNECT is bounded, and what comes of a frame goes to MQTT at once."""
+    device = await dialled(peers)
+    await device.send(BytesMessage(b"\x10\xff\xff\x3f" + bytes(1_000), message_finished=False))
+    await device.expect_close(1000)
 
 
 async def test_a_fault_of_mqtt_has_its_reason_before_the_close_frame(peers: Peers) -> None:
