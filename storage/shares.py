@@ -26,6 +26,7 @@ class OfferRow:
     device_id: str
     device_name: str
     owner_id: str
+    owner_name: str
 
 
 class ShareStore:
@@ -101,11 +102,15 @@ class ShareStore:
         parameters = {"user": user, "email": folded_address(email), "offset": offset, "limit": limit, **named}
         rows = self._db.execute(
             "SELECT s.*, d.id AS device_id, d.name AS device_name,"  # noqa: S608 - constants
-            f" (SELECT u.id FROM user AS u WHERE u.key = d.owner) AS owner_id{_FROM}{condition}"
+            " (SELECT u.id FROM user AS u WHERE u.key = d.owner) AS owner_id,"
+            f" (SELECT u.full_name FROM user AS u WHERE u.key = d.owner) AS owner_name{_FROM}{condition}"
             " ORDER BY s.key LIMIT :limit OFFSET :offset",
             parameters,
         )
-        found = [OfferRow(_share(row), row["device_id"], row["device_name"], row["owner_id"]) for row in rows]
+        found = [
+            OfferRow(_share(row), row["device_id"], row["device_name"], row["owner_id"], row["owner_name"])
+            for row in rows
+        ]
         return found, self._count(condition, parameters)
 
     def _count(self, condition: str, parameters: Mapping[str, object]) -> int:

@@ -57,6 +57,7 @@ class ShareInvitation:
     """What the page of an invitation shows before the user answers."""
 
     share: ShareRecord
+    device_id: str
     device_name: str
     owner_name: str
 
@@ -299,4 +300,4 @@ def _invitation(tx: Transaction, code: str) -> ShareInvitation:
     owner = None if device is None else tx.accounts.user(device.owner)
     if share is None or device is None or owner is None:
         raise Gone
-    return ShareInvitation(share, device.name, owner.full_name)
+    return ShareInvitation(share, device.id, device.name, owner.full_name)

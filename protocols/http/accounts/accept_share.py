@@ -49,11 +49,11 @@ def accept_share_blueprint(shares: Shares, browsers: Browsers) -> Blueprint:
         except PermissionDenied:
             return browsers.sign_in_page(_query(code), status=403, problem=_OTHER_ACCOUNT)
         if status is ShareStatus.REJECTED:
-            return notice("Invitation declined", "Nothing has changed. You may close this page.")
+            return notice("Invitation declined", "Nothing has changed.", console=("", "To the console"))
         return notice(
             "Device shared with you",
             f"{invitation.device_name} is among your devices now.",
-            "You may close this page.",
+            console=(f"/devices/{invitation.device_id}", f"Open {invitation.device_name}"),
         )
 
     return routes

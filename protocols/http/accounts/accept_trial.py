@@ -52,12 +52,13 @@ def accept_trial_blueprint(invitations: Invitations, browsers: Browsers) -> Blue
             return notice(
                 "You take part",
                 f"You are a participant of {invitation.trial.name} now.",
-                "Its application can reach your devices of the types that you saw. You may close this page.",
+                "Its application can reach your devices of the types that you saw.",
+                console=("", "To your devices"),
             )
         return notice(
             "You administer this trial",
             f"You are an administrator of {invitation.trial.name} now.",
-            "You may close this page.",
+            console=("", "To the console"),
         )
 
     return routes

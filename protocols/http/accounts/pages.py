@@ -27,6 +27,8 @@ _HEADERS: Final = {
     "X-Frame-Options": "DENY",
 }
 _RETRY_SECONDS: Final = 5
+NO_PAGE: Final = "There is no such page here."
+LOST: Final = "The address may be mistyped, or what it showed is gone."
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 
 _log = structlog.get_logger(__name__)
@@ -98,9 +100,22 @@ def render_page(
     return answer
 
 
-def notice(title: str, *paragraphs: str, status: int = 200, way_on: tuple[str, str] | None = None) -> Response:
-    """A page with a title and paragraphs. `way_on`: an accounts path, and the text of a link to it."""
-    return render_page("notice.html", status, title=title, paragraphs=paragraphs, way_on=way_on)
+def notice(
+    title: str,
+    *paragraphs: str,
+    status: int = 200,
+    way_on: tuple[str, str] | None = None,
+    console: tuple[str, str] | None = None,
+) -> Response:
+    """A page with a title and paragraphs.
+
+    Args:
+        way_on: an accounts path, and the text of a link to it.
+        console: a path below /console, and the text of a button that leads there. A listener of the accounts paths
+            alone has no console, and shows no button.
+    """
+    shown = console if accounts_path() else None
+    return render_page("notice.html", status, title=title, paragraphs=paragraphs, way_on=way_on, console=shown)
 
 
 def _words_of(refused: DomainError) -> str:
@@ -125,8 +140,9 @@ def outcome_response(outcome: Redirect | ErrorPage) -> Response:
     return error_page(outcome.status, outcome.text)
 
 
-def error_page(status: int, text: str, *, error_id: str = "") -> Response:
-    return render_page("error.html", status, problem=text, error_id=error_id)
+def error_page(status: int, text: str, *, error_id: str = "", lost: str = "") -> Response:
+    """`lost`: what to say of an address that leads nowhere, instead of advice to try again."""
+    return render_page("error.html", status, problem=text, error_id=error_id, lost=lost)
 
 
 def _schemes_of(redirect_uri: str) -> str:
@@ -155,10 +171,12 @@ async def _refused(error: DomainError) -> Response:
     error_id = new_id()
     if isinstance(error, StorageUnavailable):
         _log.error("page_storage_unavailable", error_id=error_id, route=route_of_request(), reason=error.reason)
-    return render_page("error.html", refused=error, error_id=error_id)
+    return render_page("error.html", refused=error, error_id=error_id, lost="")
 
 
 async def _refused_by_http(error: HTTPException) -> Response:
+    if error.code == 404:
+        return error_page(404, NO_PAGE, lost=LOST)
     return error_page(error.code or 500, error.name)
 
 

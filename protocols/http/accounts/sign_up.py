@@ -145,8 +145,8 @@ class _Invited:
             answer = notice(
                 "Welcome",
                 f"Your account is open. You are signed in as {user.email}.",
-                "You may close this page.",
-                way_on=("/go", "Connect a device"),
+                console=("", "Open the console"),
+                way_on=("/go", "Connect a device that shows a code"),
             )
         self._browsers.remember(answer, session)
         return answer

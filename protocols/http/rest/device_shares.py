@@ -58,11 +58,17 @@ class ShareObject(Shape, kw_only=True):
 
 class OfferedShare(ShareObject, kw_only=True):
     shape = "OfferedShare"
-    example = _EXAMPLE | {"did": samples.DID, "deviceName": "Kitchen light", "ownerId": samples.UID}
+    example = _EXAMPLE | {
+        "did": samples.DID,
+        "deviceName": "Kitchen light",
+        "ownerId": samples.UID,
+        "ownerName": "Ada Example",
+    }
 
     did: Id
     device_name: str
     owner_id: Id
+    owner_name: str
 
 
 class _Offered(Shape):
@@ -214,6 +220,7 @@ class DeviceShareCalls(RestCalls):
                 did=one.device_id,
                 device_name=one.device_name,
                 owner_id=one.owner_id,
+                owner_name=one.owner_name,
             )
             for one in found
         ]

@@ -25,7 +25,7 @@ function row(one) {
   return h("tr", {}, h("th", { scope: "row", title: one.userAgent }, name, one.id === $("#sessions").dataset.this ? h("small", { class: "tag" }, "this browser") : null),
     h("td", { "data-label": "Address" }, one.address), h("td", { class: "when", "data-label": "Last used" }, time(one.lastUsedOn)),
     h("td", { class: "when", "data-label": "Until" }, fullTime(one.expiresOn)),
-    h("td", { class: "size" }, h("button", { type: "button", class: "quiet small", "aria-label": `Sign out ${name} at ${one.address}`, onclick: (event) => attempt(async () => {
+    h("td", { class: "act" }, h("button", { type: "button", class: "quiet small", "aria-label": `Sign out ${name} at ${one.address}`, onclick: (event) => attempt(async () => {
       await call("DELETE", `/users/${uid}/sessions/${one.id}`);
       done("That browser is signed out.");
       await load();

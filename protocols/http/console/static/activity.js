@@ -1,7 +1,8 @@
 // What happened to the account: the audit log as far as it is about this person.
 
 import { attempt, get } from "./api.js";
-import { $, empty, fill, h, heads, time, whole } from "./dom.js";
+import { $, detailWords, empty, fill, h, heads, time, whole } from "./dom.js";
+import { withNames } from "./names.js";
 
 const uid = $("meta[name=uid]").content;
 const PAGE = 15;
@@ -17,9 +18,7 @@ const words = (event) => {
 const actor = (one) => one.actor === `user ${uid}` ? "you" : one.actor || (one.outcome === "done" ? "the service" : "a stranger");
 const about = (one) => [`account ${uid}`, `user ${uid}`].includes(one.object) ? "" : one.object;
 
-function details(one) {
-  return Object.entries(one.details).filter(([, value]) => value !== "" && value !== uid).map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
-}
+const details = (one) => detailWords(Object.fromEntries(Object.entries(one.details).filter(([, value]) => value !== uid)));
 
 export async function loadActivity() {
   const { data, total } = await get(`/users/${uid}/audit`, { count: PAGE, offset });
@@ -39,9 +38,9 @@ export async function loadActivity() {
 function row(one) {
   return h("tr", {}, h("th", { scope: "row" }, words(one.event), BAD[one.outcome] ? h("small", { class: "tag bad" }, BAD[one.outcome]) : null),
     h("td", { class: "when", "data-label": "When" }, time(one.ts)),
-    h("td", { "data-label": "By" }, actor(one)),
+    h("td", { "data-label": "By" }, withNames(actor(one))),
     h("td", { "data-label": "From" }, one.address || "–"),
-    h("td", { "data-label": "About" }, [about(one), details(one)].filter(Boolean).join(": ") || "–"));
+    h("td", { "data-label": "About" }, withNames([about(one), details(one)].filter(Boolean).join(": ") || "–")));
 }
 
 const turn = (by) => (event) => attempt(async () => {

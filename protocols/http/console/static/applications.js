@@ -34,7 +34,7 @@ function row(one) {
   });
   return h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Made by" }, one.organization),
     h("td", { "data-label": "May" }, what.length ? what : `see and change your devices of the types of ${one.organization}`),
-    h("td", { class: "size" }, h("button", { type: "button", class: "danger small", "aria-label": `Revoke ${one.name}`, onclick: (event) => revoke(one, event.target) }, "Revoke")));
+    h("td", { class: "act" }, h("button", { type: "button", class: "danger small", "aria-label": `Revoke ${one.name}`, onclick: (event) => revoke(one, event.target) }, "Revoke")));
 }
 
 async function revoke(one, button) {

@@ -83,7 +83,7 @@ export class DataTable {
 
   head(one, index) {
     const isSorted = this.order?.[0] === index;
-    if (!one.name) return h("th", { scope: "col" }, h("span", { class: "unseen" }, "What you can do"));
+    if (!one.name) return h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"));
     return h("th", { scope: "col", class: one.isNumber ? "size" : undefined, "aria-sort": isSorted ? (this.order[1] ? "descending" : "ascending") : undefined },
       h("button", { type: "button", class: "sort", onclick: () => this.sortBy(index) }, one.name, isSorted ? (this.order[1] ? " ↓" : " ↑") : ""));
   }
@@ -91,7 +91,7 @@ export class DataTable {
   cell(one, row) {
     const content = one.cell ? one.cell(row) : String(one.value(row) ?? "");
     if (one.isName) return h("th", { scope: "row" }, content);
-    return h("td", { class: one.isNumber ? "size" : undefined, "data-label": one.name || undefined }, content);
+    return h("td", { class: one.isNumber ? "size" : one.name ? undefined : "act", "data-label": one.name || undefined }, content);
   }
 
   saveCsv() {

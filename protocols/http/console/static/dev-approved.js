@@ -5,6 +5,7 @@ import { badge, box, button, everything, field, follow, form, id, page, progress
 import { DataTable, quoted } from "./data-table.js";
 import { typeShown } from "./dev-shared.js";
 import { $, fill, h, sure, time, toast, whole } from "./dom.js";
+import { named } from "./names.js";
 import { curlLine, REST } from "./api.js";
 
 const KEPT = `trunkline upload ${id}`;  // an upload that goes on when the page is left
@@ -87,7 +88,7 @@ await show(async () => {
   parts = { standing: h("p", { class: "row" }), upload: h("div", { id: "upload" }), certificates: h("div", { id: "certificates" }), ids: null };
   parts.ids = new DataTable("Vendor ids", [
     { name: "Vendor id", value: (one) => one.vdid, isName: true },
-    { name: "Device", value: (one) => one.did ?? "", cell: (one) => (one.did ? h("code", {}, one.did) : h("span", { class: "soft" }, "nobody uses it")) },
+    { name: "Device", value: (one) => one.did ?? "", cell: (one) => (one.did ? named(one.did) : h("span", { class: "soft" }, "nobody uses it")) },
     { name: "Uploaded", value: (one) => one.uploadedOn, cell: (one) => time(one.uploadedOn) },
     { name: "", value: () => "", cell: (one) => button("Remove", (event) => attempt(async () => {
       await call("DELETE", `${WHITELIST}/${encodeURIComponent(one.vdid)}`);

@@ -5,6 +5,7 @@ import { badge, box, everything, figures, follow, id, page, sameCall, show, uid 
 import { DataTable } from "./data-table.js";
 import { typeShown } from "./dev-shared.js";
 import { fill, fullTime, h, time, whole } from "./dom.js";
+import { named } from "./names.js";
 
 const PATH = `/developer/devicetypes/${id}/connector`;
 const DOING = { authorization: "linking an account", fetch: "fetching readings", notification: "reading a notification", action: "sending an Action" };
@@ -28,7 +29,7 @@ async function load() {
 await show(async () => {
   await typeShown();
   parts = { standing: h("div", { id: "standing" }), problems: new DataTable("Failing calls", [
-    { name: "Device", value: (one) => one.did ?? "", cell: (one) => (one.did ? h("code", {}, one.did) : "no single device"), isName: true },
+    { name: "Device", value: (one) => one.did ?? "", cell: (one) => (one.did ? named(one.did) : "no single device"), isName: true },
     { name: "While", value: (one) => DOING[one.doing] ?? one.doing },
     { name: "Why", value: (one) => one.problem },
     { name: "Times", value: (one) => one.times, cell: (one) => whole(one.times), isNumber: true },

@@ -4,20 +4,21 @@ import { box, everything, follow, id, page, sameAs, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { typeShown } from "./dev-shared.js";
 import { fill, fullTime, h, time } from "./dom.js";
+import { named, plainNames } from "./names.js";
 
 let latest = null;
 
 async function load() {
   const { type } = await typeShown();
   const summary = new DataTable("Devices with errors", [
-    { name: "Device", value: (one) => one.did, cell: (one) => h("a", { href: `/console/devices/${one.did}` }, one.did), isName: true },
+    { name: "Device", value: (one) => plainNames(one.did), cell: (one) => named(one.did, `/console/devices/${one.did}`), isName: true },
     { name: "Failed", value: (one) => one.times, isNumber: true },
     { name: "Last reason", value: (one) => one.reason },
     { name: "Last", value: (one) => one.cts, cell: (one) => time(one.cts) },
   ], { empty: "No message failed in the last 7 days.", order: [1, true], file: "devices-with-errors.csv" });
   latest = new DataTable("Failed messages", [
-    { name: "Time", value: (one) => new Date(one.cts).toISOString(), cell: (one) => fullTime(one.cts) },
-    { name: "Device", value: (one) => one.did, isName: true },
+    { name: "Time", value: (one) => new Date(one.cts).toISOString(), cell: (one) => h("span", { class: "when" }, fullTime(one.cts)) },
+    { name: "Device", value: (one) => plainNames(one.did), cell: (one) => named(one.did), isName: true },
     { name: "Reason", value: (one) => one.reason },
   ], { empty: "No message failed in the last 7 days.", order: [0, true], file: "failed-messages.csv" });
   const refresh = async () => {

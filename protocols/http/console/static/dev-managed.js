@@ -6,6 +6,7 @@ import { DataTable } from "./data-table.js";
 import { typeShown } from "./dev-shared.js";
 import { TASK_COLUMNS } from "./dev-tasks.js";
 import { fill, h, shown, time, whole } from "./dom.js";
+import { named, plainNames } from "./names.js";
 
 let table = null;
 let tasks = null;
@@ -57,7 +58,7 @@ await show(async () => {
   await typeShown();
   const standing = h("div");
   table = new DataTable("Devices", [
-    { name: "Device", value: (one) => one.systemProperties?.did ?? one.did, isName: true, cell: (one) => h("code", {}, one.systemProperties?.did ?? one.did) },
+    { name: "Device", value: (one) => plainNames(one.systemProperties?.did ?? one.did), isName: true, cell: (one) => named(one.systemProperties?.did ?? one.did) },
     { name: "Connection", value: (one) => (one.systemProperties?.connection?.connected ? "connected" : "not connected"), cell: (one) => {
       const link = one.systemProperties?.connection;
       return link ? h("span", {}, badge(link.connected ? link.protocol : "not connected", link.connected ? "good" : ""), " ", time(link.lastSeenOn)) : badge("never connected");

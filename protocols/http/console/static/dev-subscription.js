@@ -4,9 +4,12 @@ import { attempt, call, done, get } from "./api.js";
 import { badge, box, button, crumb, everything, field, follow, form, id, page, progress, sameCall, show, title } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, fullTime, h, time, whole } from "./dom.js";
+import { named, withNames } from "./names.js";
 
 const PATH = `/subscriptions/${id}`;
-const KINDS = { DELIVERED: "good", FAILED: "bad", ACTIVE: "good", SUSPENDED: "bad" };
+const KINDS = { DELIVERED: "good", FAILED: "bad", ACTIVE: "good", SUSPENDED: "bad", FAILING: "bad" };
+// Active says only that it is not paused: one whose deliveries fail is not well.
+const stateOf = (one) => (one.status === "ACTIVE" && one.problem ? "FAILING" : one.status);
 const KEPT = `trunkline replay ${id}`;  // a replay goes on when the page is left
 let parts = null;
 let waiting = -1;
@@ -50,8 +53,8 @@ async function deliveries() {
 async function standing() {
   const { data: one } = await get(PATH);
   title(one.description || one.callbackUrl || one.subscriptionType);
-  fill(parts.standing, h("dl", { class: "facts" }, h("dt", {}, "Status"), h("dd", {}, badge(one.status.toLowerCase().replaceAll("_", " "), KINDS[one.status] ?? "")),
-    h("dt", {}, "Of"), h("dd", {}, `${one.messageType}s of user `, h("code", {}, one.uid)), one.callbackUrl ? [h("dt", {}, "Callback"), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
+  fill(parts.standing, h("dl", { class: "facts" }, h("dt", {}, "Status"), h("dd", {}, badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? ""), one.problem ? h("div", { class: "soft" }, withNames(one.problem)) : null),
+    h("dt", {}, "Of"), h("dd", {}, `${one.messageType}s of `, named(one.uid)), one.callbackUrl ? [h("dt", {}, "Callback"), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
     h("dt", {}, "Created"), h("dd", {}, time(one.createdOn))),
   h("p", { class: "row" }, ["ACTIVE", "PAUSED"].includes(one.status) ? button(one.status === "PAUSED" ? "Resume" : "Pause", (event) => attempt(async () => {
     await call("PUT", PATH, { body: { status: one.status === "PAUSED" ? "ACTIVE" : "PAUSED" } });

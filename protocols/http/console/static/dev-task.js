@@ -5,6 +5,7 @@ import { box, button, crumb, everything, figures, follow, id, organizations, pag
 import { DataTable } from "./data-table.js";
 import { countsText, status, taskStatus } from "./dev-tasks.js";
 import { fill, h, sure, time, whole } from "./dom.js";
+import { named, plainNames } from "./names.js";
 
 const PATH = `/devicemgmt/tasks/${id}`;
 let parts = null;
@@ -36,7 +37,7 @@ async function load() {
   if (!parts) {
     crumb(`/developer/types/${task.dtid}/${task.property === "akc.update" ? "firmware" : "devices"}`, "The device type");
     parts = { head: h("div", { id: "standing" }), devices: new DataTable("Devices", [
-      { name: "Device", value: (one) => one.did, cell: (one) => h("code", {}, one.did), isName: true },
+      { name: "Device", value: (one) => plainNames(one.did), cell: (one) => named(one.did), isName: true },
       { name: "Status", value: (one) => one.status, cell: (one) => status(one.status) },
       { name: "Why", value: why },
       { name: "Sent", value: (one) => one.progress ?? "", cell: (one) => (one.progress === undefined ? "" : `${one.progress} %`), isNumber: true },

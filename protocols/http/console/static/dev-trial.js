@@ -4,6 +4,7 @@ import { attempt, call, done, get, tagOf } from "./api.js";
 import { badge, box, button, crumb, everything, field, follow, form, id, page, sameCall, show, title } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { copyButton, fill, h, sure, time } from "./dom.js";
+import { named } from "./names.js";
 import { save } from "./saving.js";
 
 const PATH = `/trials/${id}`;
@@ -69,7 +70,7 @@ await show(async () => {
     ], { empty: "No invitations yet.", file: "invitations.csv" }),
     participants: people("Participants", "participant", "participants"),
     administrators: people("Administrators", "administrator", "administrators"),
-    devices: new DataTable("Connected devices", [{ name: "Device", value: (one) => one.name, isName: true }, { name: "Id", value: (one) => one.id, cell: (one) => h("code", {}, one.id) }, { name: "Of", value: (one) => one.uid }], { empty: "No device is connected yet.", file: "trial-devices.csv" }),
+    devices: new DataTable("Connected devices", [{ name: "Device", value: (one) => one.name, isName: true }, { name: "Id", value: (one) => one.id, cell: (one) => h("code", {}, one.id) }, { name: "Of", value: (one) => one.uid, cell: (one) => named(one.uid) }], { empty: "No device is connected yet.", file: "trial-devices.csv" }),
   };
   const invite = form("Invite", [h("div", { class: "tools" }, field("email", "E-mail address", "email", { required: true }), field("invitationType", "As", [["participant", "participant"], ["administrator", "administrator"]]))], "Send the invitation", async (elements, element) => {
     await call("POST", `${PATH}/invitations`, { body: { email: elements.email.value.trim(), invitationType: elements.invitationType.value } });

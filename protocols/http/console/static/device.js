@@ -7,6 +7,7 @@ import { $, fill, fullTime, h, showText, sure, time } from "./dom.js";
 import { Drawing } from "./drawing.js";
 import { HandingOver } from "./handing-over.js";
 import { manifestOf, snapshotLeaves } from "./manifest.js";
+import { named } from "./names.js";
 import { Plan } from "./plan.js";
 import { Sharing } from "./sharing.js";
 import { follow } from "./sockets.js";
@@ -20,6 +21,7 @@ let device;
 let availability = "unknown";
 let lastMessage = 0;
 let leaving = false;
+let shared = null;  // who shares it with the person
 
 async function open() {
   const { data } = await get(`/devices/${did}`);
@@ -33,7 +35,7 @@ async function open() {
   about(type);
   const values = new Values(manifest);
   const drawing = new Drawing(did, manifest);
-  const trail = new Trail(did, manifest, () => connecting.troubled());
+  const trail = new Trail(did, manifest, isOwner, () => connecting.troubled());
   new Acting(did, manifest);
   const connecting = new Connecting(page.dataset, device, manifest, type, isOwner);
   if (isOwner) {
@@ -41,7 +43,7 @@ async function open() {
     new Sharing(did);
     new HandingOver(did, () => device.name);
     new Tasks(did);
-  }
+  } else guestTools();
   const plan = new Plan(did, isOwner);
 
   const refresh = async () => {
@@ -82,7 +84,7 @@ function head() {
   fill($("#standing"), h("span", { class: `badge ${availability}` }, availability),
     lastMessage ? h("span", {}, "last message ", time(lastMessage)) : null,
     device.connected ? null : h("span", { class: "tag" }, "disabled"),
-    device.sharedWithMe ? h("span", { class: "tag" }, "shared with you") : null);
+    device.sharedWithMe ? (shared ??= h("span", {}, "shared with you by ", named(device.uid, undefined, true))) : null);
   $("#enable").textContent = device.connected ? "Disable" : "Enable";
 }
 
@@ -131,6 +133,18 @@ function ownerTools() {
     if (yes) await attempt(async () => {
       leaving = true;
       await call("DELETE", `/devices/${did}`);
+      location.assign("/console");
+    }, { button: event.target });
+  });
+}
+
+function guestTools() {
+  $("#guest-tools").hidden = false;
+  $("#leave").addEventListener("click", async (event) => {
+    const yes = await sure(`Leave ${device.name}?`, "You see it no more. Only its owner can share it with you again.", "Leave it");
+    if (yes) await attempt(async () => {
+      leaving = true;
+      await call("DELETE", `/devices/${did}/shares/${device.sharedWithMe}`);
       location.assign("/console");
     }, { button: event.target });
   });

@@ -165,17 +165,23 @@ async function offers() {
   for (const share of data.shares) {
     const answer = (status, text) => attempt(async () => {
       await call("PUT", `/devices/${share.did}/shares/${share.id}`, { body: { status } });
-      note.remove();
+      if (status === "ACCEPTED") openIt(note, share.did, share.deviceName);
+      else note.remove();
       done(text);
       await load();
     }, { button: note.querySelector("button") });
-    const note = h("div", { class: "notice" }, h("p", {}, "Somebody shares ", h("b", {}, share.deviceName), " with you."),
+    const note = h("div", { class: "notice" }, h("p", {}, h("b", {}, share.ownerName || "Somebody"), " shares ", h("b", {}, share.deviceName), " with you."),
       h("div", { class: "row" },
         h("button", { type: "button", class: "small", onclick: () => answer("ACCEPTED", `${share.deviceName} is in your list.`) }, "Accept"),
         h("button", { type: "button", class: "quiet small", onclick: () => answer("REJECTED", "The offer was declined.") }, "Decline")));
     box.append(note);
   }
 }
+
+const openIt = (note, did, name) => {
+  note.className = "notice good";
+  fill(note, h("p", {}, `${name} is in your list.`), h("a", { class: "button", href: `/console/devices/${did}` }, "Open it"));
+};
 
 // What others hand over
 
@@ -184,7 +190,8 @@ async function transfers() {
   for (const one of data.transfers) {
     const answer = (status, text) => (event) => attempt(async () => {
       await call("PUT", `/devices/${one.did}/transfer`, { body: { status } });
-      note.remove();
+      if (status === "ACCEPTED") openIt(note, one.did, one.deviceName);
+      else note.remove();
       done(text);
       await load();
     }, { button: event.target });

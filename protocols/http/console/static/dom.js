@@ -72,6 +72,13 @@ export function shown(value, unit = "", path = "") {
   return `${value}${unit ? `\u00a0${unit}` : ""}`;
 }
 
+// What an entry of the audit log tells beside who and what
+export const detailWords = (details) => Object.entries(details).filter(([, value]) => value !== "" && value !== null).map(([name, value]) => {
+  const text = Array.isArray(value) ? value.map((one) => (typeof one === "object" ? `(${detailWords(one)})` : one)).join(", ")
+    : value !== null && typeof value === "object" ? `(${detailWords(value)})` : value;
+  return `${name.replaceAll("_", " ")} ${text}`;
+}).join(", ");
+
 export function fileSize(bytes) {
   let size = bytes, step = 0;
   while (size >= 1000 && step < UNITS.length - 1) [size, step] = [size / 1000, step + 1];
@@ -83,7 +90,7 @@ export function heads(...texts) {
   const cells = texts.map((text) => {
     const isNumber = text.endsWith("#");
     const name = isNumber ? text.slice(0, -1) : text;
-    return h("th", { scope: "col", class: isNumber ? "size" : undefined }, name || h("span", { class: "unseen" }, "What you can do"));
+    return h("th", { scope: "col", class: isNumber ? "size" : undefined }, name || h("span", { class: "unseen" }, "Actions"));
   });
   return h("thead", {}, h("tr", {}, cells));
 }
@@ -153,3 +160,9 @@ export function showText(title, line, hint) {
 export const empty = (title, text, ...more) => h("div", { class: "empty" }, h("p", {}, h("b", {}, title)), h("p", {}, text), ...more);
 
 export const skeleton = (rows) => Array.from({ length: rows }, () => h("p", { class: "skeleton", "aria-hidden": "true" }));
+
+// On a phone the navigation is one row that scrolls: the place of the page is seen.
+for (const one of document.querySelectorAll(".console > header nav ul")) {
+  const here = one.querySelector("[aria-current]");
+  if (here && one.scrollWidth > one.clientWidth) one.scrollLeft = here.offsetLeft - one.offsetLeft - 24;
+}

@@ -48,7 +48,7 @@ function row(one) {
     h("td", { "data-label": "State" }, h("span", { class: `badge ${kind}` }, words[one.status] ?? one.status), isOn ? h("progress", { "aria-label": "The export is being written" }) : null),
     h("td", { class: "size", "data-label": "Messages" }, one.totalMessages === undefined ? "" : whole(one.totalMessages)),
     h("td", { class: "size", "data-label": "Size" }, one.fileSize === undefined ? "" : fileSize(one.fileSize)),
-    h("td", {}, kind === "good" ? h("button", { type: "button", class: "small", "aria-label": `Download the export of ${fullTime(request.requestDate)}`, onclick: (event) => save(one, event.target) }, "Download") : null));
+    h("td", { class: "act" }, kind === "good" ? h("button", { type: "button", class: "small", "aria-label": `Download the export of ${fullTime(request.requestDate)}`, onclick: (event) => save(one, event.target) }, "Download") : null));
 }
 
 function save(one, button) {

@@ -2,6 +2,7 @@
 
 import { attempt, call, done, get } from "./api.js";
 import { $, fill, fullTime, h, sure } from "./dom.js";
+import { named } from "./names.js";
 
 const uid = $("meta[name=uid]").content;
 
@@ -31,7 +32,7 @@ export class HandingOver {
     const offer = data.offers.find((one) => one.did === this.did) ?? null;
     this.form.hidden = offer !== null;
     if (offer === null) return void fill($("#handed"), h("p", { class: "hint" }, "Somebody else becomes the owner, with all that the device has sent."));
-    fill($("#handed"), h("p", {}, "Offered to ", h("b", {}, offer.email ?? `user ${offer.uid}`), `, until ${fullTime(offer.expiresOn)}.`),
+    fill($("#handed"), h("p", {}, "Offered to ", h("b", {}, offer.email ?? named(offer.uid)), `, until ${fullTime(offer.expiresOn)}.`),
       h("p", {}, h("button", { type: "button", class: "quiet small", onclick: (event) => attempt(async () => {
         await call("DELETE", this.path);
         done("The offer is withdrawn.");

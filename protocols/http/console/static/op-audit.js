@@ -3,17 +3,18 @@
 import { attempt, get } from "./api.js";
 import { box, field, follow, form, page, sameAs, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
-import { fill, fullTime, h } from "./dom.js";
+import { detailWords, fill, fullTime, h } from "./dom.js";
+import { plainNames, withNames } from "./names.js";
 
 const HOURS = [["1", "The last hour"], ["24", "The last day"], ["168", "The last week"], ["", "Everything"]];
 const entries = new DataTable("Entries", [
-  { name: "Time", value: (one) => new Date(one.at).toISOString(), cell: (one) => fullTime(one.at) },
+  { name: "Time", value: (one) => new Date(one.at).toISOString(), cell: (one) => h("span", { class: "when" }, fullTime(one.at)) },
   { name: "What", value: (one) => one.event, cell: (one) => one.event.replaceAll("_", " "), isName: true },
-  { name: "Who", value: (one) => one.actor || "a stranger or the service" },
+  { name: "Who", value: (one) => plainNames(one.actor) || "a stranger or the service", cell: (one) => withNames(one.actor || "a stranger or the service") },
   { name: "From", value: (one) => one.address },
-  { name: "About", value: (one) => one.object },
+  { name: "About", value: (one) => plainNames(one.object), cell: (one) => withNames(one.object) },
   { name: "Outcome", value: (one) => one.outcome, cell: (one) => h("span", { class: `badge ${one.outcome === "done" ? "" : "bad"}` }, one.outcome) },
-  { name: "Details", value: (one) => (Object.keys(one.details).length ? JSON.stringify(one.details) : "") },
+  { name: "Details", value: (one) => plainNames(detailWords(one.details)), cell: (one) => withNames(detailWords(one.details)) },
 ], { empty: "No entry fits.", file: "audit.csv" });
 
 async function find(elements) {

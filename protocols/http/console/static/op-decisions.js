@@ -4,6 +4,7 @@ import { attempt, call, done, get } from "./api.js";
 import { box, button, follow, page, sameAs, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, h, heads, time, whole } from "./dom.js";
+import { named } from "./names.js";
 
 let last = "";
 let payments = null;
@@ -25,7 +26,7 @@ async function load() {
   last = text;
   payments ??= new DataTable("Payments", [
     { name: "Reference", value: (one) => one.reference, isName: true }, { name: "Price", value: (one) => one.price }, { name: "Tier", value: (one) => one.tier },
-    { name: "Device", value: (one) => one.did, cell: (one) => h("code", {}, one.did) }, { name: "Since", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
+    { name: "Device", value: (one) => one.did, cell: (one) => named(one.did) }, { name: "Since", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
     { name: "", value: () => "", cell: (one) => h("span", { class: "row" }, one.status === "pending" ? [button("Accept", decide("/operator/payments", { reference: one.reference, outcome: "accepted" }, "The payment is accepted.")),
       button("Decline", decide("/operator/payments", { reference: one.reference, outcome: "declined" }, "The payment is declined."))]
       : button("Sent back", decide("/operator/payments", { reference: one.reference, outcome: "refunded" }, "Noted: the money was sent back."))) },

@@ -43,7 +43,7 @@ function paint(data) {
   fill(body.alarms, found.length ? h("ul", { class: "alarms" }, found.map(([name, text, href]) => h("li", {}, h("div", {}, h("p", {}, h("b", {}, name)), h("p", {}, text)),
     href ? h("a", { href, "aria-label": `Open: ${name}` }, "Open") : null))) : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, "The service is ready, and nothing is wrong that it knows of."))));
   fill(body.figures, figures(
-    ["Version", data.version], ["Runs since", time(data.startedOn)], ...RATES.map(([name, ...at]) => [name, rate(data, ...at)]),
+    ["Version", h("span", { title: data.version }, data.version.split(" ")[0])], ["Runs since", time(data.startedOn)], ...RATES.map(([name, ...at]) => [name, rate(data, ...at)]),
     ["Devices online", whole(of(data, "presence", "online"))], ["Links of devices", whole(of(data, "connections", "links"))],
     ["Live feeds", whole(of(data, "feeds", "subscribers"))], ["Waiting rows", whole(of(data, "store", "waiting_rows"))]));
   fill(body.listeners, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Listeners"), heads("Listener", "Address", "State", "Answers"), h("tbody", {}, data.listeners.map((one) =>

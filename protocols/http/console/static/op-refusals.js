@@ -4,11 +4,12 @@ import { get } from "./api.js";
 import { box, follow, page, sameAs, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, h, time, whole } from "./dom.js";
+import { plainNames, withNames } from "./names.js";
 
 const refusals = new DataTable("Refusals", [
-  { name: "From", value: (one) => one.source || "the service itself", isName: true },
+  { name: "From", value: (one) => plainNames(one.source) || "the service itself", cell: (one) => withNames(one.source || "the service itself"), isName: true },
   { name: "What", value: (one) => one.event.replaceAll("_", " ") },
-  { name: "Why", value: (one) => one.reason, cell: (one) => h("span", {}, one.reason, one.account ? h("span", { class: "type" }, `about ${one.account}`) : null) },
+  { name: "Why", value: (one) => one.reason, cell: (one) => h("span", {}, withNames(one.reason), one.account ? h("span", { class: "type" }, "about ", withNames(one.account)) : null) },
   { name: "Listener", value: (one) => one.listener },
   { name: "Times", value: (one) => one.times, cell: (one) => whole(one.times), isNumber: true },
   { name: "Last", value: (one) => one.lastOn, cell: (one) => time(one.lastOn) },

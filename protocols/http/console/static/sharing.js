@@ -32,7 +32,7 @@ export class Sharing {
     const status = share.status.toLowerCase(), whom = share.email ?? `user ${share.uid}`;
     return h("tr", {}, h("th", { scope: "row" }, whom),
       h("td", {}, h("span", { class: `badge ${status === "accepted" ? "good" : ""}` }, status)), h("td", { class: "when" }, time(share.sharedOn)),
-      h("td", { class: "size" }, h("button", {
+      h("td", { class: "act" }, h("button", {
         type: "button", class: "quiet small", "aria-label": `Stop sharing with ${whom}`,
         onclick: (event) => attempt(async () => {
           await call("DELETE", `${this.path}/${share.id}`);

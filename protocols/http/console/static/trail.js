@@ -2,15 +2,17 @@
 
 import { get } from "./api.js";
 import { $, clockTime, empty, fill, fullTime, h, heads } from "./dom.js";
+import { withNames } from "./names.js";
 
 const SHOWN = 12;
 const KEPT = 100;
 const AGAIN_MS = 20000;
 
 export class Trail {
-  constructor(did, manifest, onLoss) {
+  constructor(did, manifest, isOwner, onLoss) {
     this.did = did;
     this.manifest = manifest;
+    this.isForeign = !isOwner;  // failures are the owner's to see
     this.entries = new Map();
     setInterval(() => { if (!document.hidden) this.again().catch(() => {}); }, AGAIN_MS);
     this.onLoss = onLoss;
@@ -41,21 +43,16 @@ export class Trail {
 
   async losses() {
     if (this.isForeign) return;
-    try {
-      const [failures, refusals, dropped] = await Promise.all([
-        get(`/devices/${this.did}/failures`, { count: KEPT }), get(`/devices/${this.did}/refusals`), get(`/devices/${this.did}/dropped`)]);
-      for (const one of dropped.data.fields) {
-        this.put(`dropped ${one.field}`, one.ts, "field dropped", "bad", "", `${one.field}: ${one.message}. The rest of the message was stored.`);
-      }
-      for (const one of failures.data.failures) {
-        this.put(one.mid, one.cts, "failed", "bad", one.payload, this.reasonOf(one));
-      }
-      refusals.data.refusals.forEach((one) => this.put(`refused ${one.ts} ${one.message}`, one.ts, "refused", "bad", "",
-        `${one.message} (${one.code}), from ${one.actor || "somebody"}${one.address ? ` at ${one.address}` : ""}`));
-    } catch (error) {
-      if (error.status !== 403) throw error;
-      this.isForeign = true;  // failures are the owner's to see
+    const [failures, refusals, dropped] = await Promise.all([
+      get(`/devices/${this.did}/failures`, { count: KEPT }), get(`/devices/${this.did}/refusals`), get(`/devices/${this.did}/dropped`)]);
+    for (const one of dropped.data.fields) {
+      this.put(`dropped ${one.field}`, one.ts, "field dropped", "bad", "", `${one.field}: ${one.message}. The rest of the message was stored.`);
     }
+    for (const one of failures.data.failures) {
+      this.put(one.mid, one.cts, "failed", "bad", one.payload, this.reasonOf(one));
+    }
+    refusals.data.refusals.forEach((one) => this.put(`refused ${one.ts} ${one.message}`, one.ts, "refused", "bad", "",
+      `${one.message} (${one.code}), from ${one.actor || "somebody"}${one.address ? ` at ${one.address}` : ""}`));
   }
 
   // A failed message has no field that the Manifest knows: say which it had, and which would have been known.
@@ -101,7 +98,7 @@ export class Trail {
     const rows = found.map(([key, one]) => {
       one.row ??= h("tr", { class: "fresh" }, h("td", { class: "when", "data-label": "Time", title: fullTime(one.at) }, clockTime(one.at)),
         h("td", { "data-label": "What" }, h("span", { class: `badge ${one.kind}` }, one.what)),
-        h("td", { "data-label": "Data" }, one.text ? h("code", {}, one.text) : null, one.note ? h("div", { class: "soft" }, one.note) : null));
+        h("td", { "data-label": "Data" }, one.text ? h("code", {}, one.text) : null, one.note ? h("div", { class: "soft" }, withNames(one.note)) : null));
       return one.row;
     });
     // Only what changed is moved, so that a selection in the list stays.

@@ -1,0 +1,58 @@
+"""A device that somebody else shares: whose it is, leaving it, and nothing that the console itself may not do."""
+
+import httpx
+import pytest
+
+from tests.browser import Chromium
+from tests.daemon import device_id
+from tests.e2e.console.measures import measured
+from tests.e2e.console.user import User
+from tests.e2e.console.world import BOB_EMAIL, Site
+
+
+@pytest.fixture
+def bob(chromium: Chromium, site: Site) -> User:
+    user = User(chromium, site.origin)
+    user.take_session(BOB_EMAIL)
+    user.open("")
+    user.sees("Devices")
+    return user
+
+
+def test_a_shared_device_says_who_shares_it_and_is_left(bob: User, site: Site) -> None:
+    did = device_id(40)
+    site.of_ada("POST", f"/devices/{did}/shares", json={"email": BOB_EMAIL})
+    bob.open("")
+    bob.sees("Ada shares Light 40 with you", "#offers")
+    bob.click("Accept")
+    bob.sees("Light 40 is in your list")
+    bob.click("Open it")
+    bob.sees("shared with you by Ada", "#standing")
+    site.send(40, intensity=7)
+    bob.sees("stored", "#trail")
+    assert bob.browser.traffic().complaints == (), "it asks for nothing that only the owner may see"
+    assert measured(bob.browser) == []
+    bob.click("Leave")
+    bob.sees("Leave Light 40?", "dialog")
+    bob.browser.leaving(lambda: bob.click("Leave it"))
+    bob.sees("No devices yet")
+    assert site.of_ada("GET", f"/devices/{did}/shares")["total"] == 0
+
+
+def test_words_would_be_found_broken(bob: User) -> None:
+    """The measure of tables would find something."""
+    bob.open("/account")
+    bob.sees("this browser")
+    narrow = "display: block; width: 1rem; overflow-wrap: anywhere"
+    bob.browser.driver.execute_script(f"document.querySelector('#sessions th').style.cssText = '{narrow}'")
+    assert any("is broken into" in one for one in measured(bob.browser))
+
+
+def test_a_page_that_does_not_exist_is_a_page(bob: User, site: Site) -> None:
+    for path in ("/console/nothing", "/nothing/at/all", "/developer/nothing"):
+        answer = httpx.get(site.origin + path, headers={"Accept": "text/html,*/*"})
+        assert answer.status_code == 404
+        assert answer.headers["Content-Type"].startswith("text/html"), path
+        assert "There is no such page" in answer.text
+    bare = httpx.get(site.origin + "/nothing/at/all", headers={"Accept": "*/*"})
+    assert not bare.headers.get("Content-Type", "").startswith("text/html")
