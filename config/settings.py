@@ -318,8 +318,8 @@ class ConsoleSettings(_Table, frozen=True):
     """Who may use the page of the operator, and where its backups go."""
 
     operators: tuple[str, ...] = ()  # e-mail addresses
-    backup_dir: Path | None = None  # None: the folder `backups` of `state_dir`
-    keep_backups: int = 3
+    backup_dir: Path | None = None  # see `Settings.backup_dir`
+    keep_backups: int = 7
 
 
 class Settings(_Table, frozen=True):
@@ -346,6 +346,12 @@ class Settings(_Table, frozen=True):
     console: ConsoleSettings = ConsoleSettings()
     tracing: Tracing = Tracing()
     grace_seconds: float = 5.0
+
+    @property
+    def backup_dir(self) -> Path:
+        """Where backups go that name no other place, those of the operator's page and those of the command."""
+        state = self.state_dir.absolute()
+        return self.console.backup_dir or state.with_name(f"{state.name}-backups")
 
     @property
     def listeners(self) -> tuple[str, ...]:

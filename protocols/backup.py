@@ -50,6 +50,16 @@ def name_by_time(folder: Path) -> Path:
     return folder / f"trunkline-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}.tar.gz"
 
 
+def make_folder(settings: Settings, folder: Path) -> None:
+    """Closed to others, and of the owner of the state directory. Raises OSError."""
+    if folder.is_dir():
+        return
+    folder.mkdir(mode=0o700, parents=True)
+    if os.geteuid() == 0:
+        owner = settings.state_dir.stat()
+        os.chown(folder, owner.st_uid, owner.st_gid)
+
+
 def make_backup(
     settings: Settings,
     target: Path,

@@ -15,7 +15,7 @@ from broker.backup.archive import BackupError
 from broker.backup.pace import Pace
 from broker.operating.port import BackupFailedError, Check, Copied, Listener, Room
 from config.settings import Address, Settings
-from protocols.backup import MIB, BackupNotWrittenError, make_backup, name_by_time
+from protocols.backup import MIB, BackupNotWrittenError, make_backup, make_folder, name_by_time
 from protocols.doctor.examination import examine
 from protocols.doctor.patient import Patient
 from protocols.doctor.state import available_bytes, disk_finding
@@ -115,7 +115,7 @@ class DaemonMachine:
             pace.spend(more)
 
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._settings, folder)
             made = make_backup(self._settings, name_by_time(folder), copied=slowly).path
             for old in self._found(folder)[keep:]:
                 old.unlink(missing_ok=True)

@@ -104,6 +104,14 @@ class DeviceStore:
         )
         return [row["key"] for row in rows]
 
+    def keys_called(self, name: str, *, limit: int) -> list[DeviceKey]:
+        """The devices of this name, whosever they are, by id. Reads the whole table: for operators."""
+        rows = self._db.execute(
+            "SELECT key FROM device WHERE deleted_on IS NULL AND name = :name ORDER BY id LIMIT :limit",
+            {"name": name, "limit": limit},
+        )
+        return [row["key"] for row in rows]
+
     def names_of_owner(self, owner: UserKey) -> list[str]:
         rows = self._db.execute(
             "SELECT name FROM device WHERE owner = :owner AND deleted_on IS NULL ORDER BY key", {"owner": owner}

@@ -141,6 +141,10 @@ class Devices:
         """The first devices by name, for the operator: of one owner or of all."""
         return await self.get_all(await self._database.read(lambda tx: tx.devices.keys(owner=owner, limit=limit)))
 
+    async def called(self, name: str, *, limit: int) -> list[Device]:
+        """The devices of this name, by id, for the operator; names need not be unique."""
+        return await self.get_all(await self._database.read(lambda tx: tx.devices.keys_called(name, limit=limit)))
+
     async def owned_by(self, user: UserKey) -> list[Device]:
         return await self.get_all(await self._database.read(lambda tx: tx.devices.keys_of_owner(user)))
 

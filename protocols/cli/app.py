@@ -51,7 +51,7 @@ def token() -> None:
 @token.command()
 @click.option("--app", "application", help="The application, by id or name; needed if there are several.")
 @click.option("--user", "--for", "user", metavar="E-MAIL", help="A token of this user; else of the application itself.")
-@click.option("--device", metavar="ID", help="The token of a device: a new one, which ends the former one.")
+@click.option("--device", help="The token of a device (id or name): a new one, which ends the former one.")
 @click.option("--expires", metavar="N[s|m|h|d]", help="How long it lives; not for devices. Default: 1d")
 @config_option
 def new(

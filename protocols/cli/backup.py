@@ -21,7 +21,7 @@ from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, enter
 from config.logging import configure_logging
 from config.settings import Settings, load_settings
-from protocols.backup import MIB, BackupNotWrittenError, Copied, make_backup, name_by_time
+from protocols.backup import MIB, BackupNotWrittenError, Copied, make_backup, make_folder, name_by_time
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
@@ -56,7 +56,7 @@ _key_option = click.option(
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--rate", type=click.FloatRange(min=0.1), default=_RATE_MIB, show_default=True, help="MiB copied a second."
 )
@@ -66,7 +66,7 @@ _key_option = click.option(
 @_key_option
 @config_option
 def backup(
-    file: Path,
+    file: Path | None,
     rate: float,
     keep: int | None,
     without_key: bool,
@@ -77,19 +77,27 @@ def backup(
     """Write everything that the daemon keeps into FILE: the store with all messages, firmware images, the key.
 
     Works with a running daemon, which goes on storing, and with a stopped one. FILE must be new; in a directory, the
-    time names it. A name that ends in .gz or .tgz is compressed. FILE gets mode 0600: who reads it reads everything.
+    time names it. Without FILE it goes where those of the operator's page go (console.backup_dir), and the newest
+    (console.keep_backups) are kept. A name that ends in .gz or .tgz is compressed. FILE gets mode 0600: who reads it
+    reads everything.
     """
     if without_key and passphrase_file is not None:
         raise CommandError("--without-key and --passphrase-file exclude each other", 2)
-    if keep is not None and not file.is_dir():
+    if keep is not None and file is not None and not file.is_dir():
         raise CommandError(f"--keep: {file} is not a directory", 2)
-    target = name_by_time(file) if file.is_dir() else file
     with _failures_told():
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)
         passphrase = None if passphrase_file is None else _first_line(passphrase_file)
         if not (settings.state_dir / STORE).exists():
             raise StateError(f"{settings.state_dir}: there is no store")
+        if file is None:
+            file, keep = settings.backup_dir, keep or settings.console.keep_backups
+            try:
+                make_folder(settings, file)
+            except OSError as error:
+                raise BackupNotWrittenError(f"{file}: {error.strerror or error}") from error
+        target = name_by_time(file) if file.is_dir() else file
         with _noted(settings, target), _progress("backup", Pace(rate * MIB).spend) as copied:
             made = make_backup(settings, target, key_file, passphrase, has_key=not without_key, copied=copied)
     click.echo(f"{made.path}: {made.size / MIB:,.1f} MiB, {_TOLD[made.key]}")

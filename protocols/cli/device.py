@@ -31,7 +31,7 @@ def list_devices(owner: str | None, limit: int, as_json: bool, config: Path | No
 @json_option
 @config_option
 def show(device_id: str, as_json: bool, config: Path | None) -> None:
-    """Print what is known of DEVICE."""
+    """Print what is known of DEVICE (an id, or a name that no other device has)."""
     found = administer(config, "device show", {"device": device_id}, DeviceLine)
     print_lines([found], _details, as_json=as_json)
 

@@ -63,7 +63,7 @@ def approve_manifest(device_type: str, version: int, config: Path | None) -> Non
 @json_option
 @config_option
 def list_failures(device_or_type: str, count: int, *, as_json: bool, config: Path | None) -> None:
-    """List the failed messages of a device, or of all devices of a type: newest first, each with the reason."""
+    """List the failed messages of a device or of all devices of a type (id or name): newest first, with reasons."""
     answer = ask_daemon(config, "type failures", {"device_or_type": device_or_type, "limit": count})
     print_lines(msgspec.convert(answer, list[FailedMessage]), _failure_line, as_json=as_json)
 

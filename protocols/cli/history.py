@@ -22,6 +22,8 @@ _INTERVALS = (("minute", 3_600_000), ("hour", 86_400_000), ("day", 31 * 86_400_0
 _WIDTHS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _MONTH_MS = 31 * 86_400_000
 _SECONDS = 30.0
+_ID = re.compile(r"[0-9a-f]{32}")
+_PAGE = 100
 
 
 @click.command()
@@ -32,9 +34,10 @@ _SECONDS = 30.0
 @click.option("--url", metavar="URL", default="http://127.0.0.1:8080", show_default=True)
 @cafile_option
 def history(device: str, field: str | None, since: str, count: int, url: str, cafile: Path | None) -> None:
-    """Print the latest messages of a device, one line of JSON each, oldest first.
+    """Print the latest messages of a device (id or name), one line of JSON each, oldest first.
 
-    A token that may read the device is read from the environment variable TRUNKLINE_TOKEN.
+    A name is one of a device of the token's user. A token that may read the device is read from the environment
+    variable TRUNKLINE_TOKEN.
     """
     token = os.environ.get("TRUNKLINE_TOKEN")
     if not token:
@@ -48,6 +51,7 @@ def history(device: str, field: str | None, since: str, count: int, url: str, ca
     try:
         base, trust = f"{url.rstrip('/')}/v1.1", trusting(cafile)
         with httpx.Client(base_url=base, headers=headers, timeout=_SECONDS, verify=trust) as client:
+            device = _id_of(client, device)
             if field is not None:
                 _print_sparkline(client, device, field, start_ms, end_ms)
             times: dict[str, str | int] = {"startDate": start_ms, "endDate": end_ms, "order": "desc", "count": count}
@@ -56,6 +60,19 @@ def history(device: str, field: str | None, since: str, count: int, url: str, ca
                 click.echo(f"{time_text(message['ts'])}  {_compact(message['data'])}")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandError(f"{url}: {error or type(error).__name__}") from error
+
+
+def _id_of(client: httpx.Client, device: str) -> str:
+    """The id of the device that is called so, if it is no id. Raises CommandError."""
+    if _ID.fullmatch(device):
+        return device
+    user = _get(client, "/users/self", {})["data"]["id"]
+    found = _get(client, f"/users/{user}/devices", {"search": device, "count": _PAGE})["data"]["devices"]
+    ids = [one["id"] for one in found if device in (one["id"], one["name"])]
+    if len(ids) == 1:
+        return str(ids[0])
+    several = f": give the id: {', '.join(ids)}" if ids else ""
+    raise CommandError(f"{len(ids) or 'no'} devices are called {device!r}{several}")
 
 
 def _get(client: httpx.Client, path: str, params: Mapping[str, str | int]) -> Any:
@@ -71,7 +88,9 @@ def _get(client: httpx.Client, path: str, params: Mapping[str, str | int]) -> An
         for group in error.get("errors", ())
         for finding in group
     )
-    raise CommandError(f"refused with {answer.status_code} {error['message']}{f' ({findings})' if findings else ''}")
+    about = f"device {params['sdid']}: " if "sdid" in params else ""
+    more = f" ({findings})" if findings else ""
+    raise CommandError(f"{about}refused with {answer.status_code} {error['message']}{more}")
 
 
 def _print_sparkline(client: httpx.Client, device: str, field: str, start_ms: int, end_ms: int) -> None:

@@ -8,6 +8,7 @@ from broker.services import open_services
 from broker.trace.origin import Origin, enter
 from config.settings import Settings
 from protocols.control.audit import note_command
+from protocols.control.naming import with_ids
 from protocols.control.server import COMMANDS
 from protocols.outbound.streams import cloud_streams
 from protocols.state import StateDirectory
@@ -27,6 +28,7 @@ async def run_on_store(settings: Settings, state: StateDirectory, command: str, 
     enter(Origin("command line", f"operator {os.getuid()}"))
     services_of_store = open_services(settings, Database(engine), state.vault, streams=cloud_streams(settings))
     async with services_of_store as services:
+        arguments = await with_ids(services, arguments)
         done = await COMMANDS[command](services, arguments)
         await note_command(services, command, arguments, "done")
         return done

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from broker.errors import DeviceTypeNotFound, NotFound
+from protocols.control.naming import UnknownObject, device_called, named
 from protocols.control.rooms import ControlRooms
 
 
@@ -30,17 +32,29 @@ async def _list(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
 
 async def _upload(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Upload)
-    return await rooms.device_types.manifests.upload(wanted.device_type, wanted.document, approve=wanted.approve)
+    with named("device type", wanted.device_type):
+        return await rooms.device_types.manifests.upload(wanted.device_type, wanted.document, approve=wanted.approve)
 
 
 async def _approve(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Approval)
-    return await rooms.device_types.manifests.approve(wanted.device_type, wanted.version)
+    with named("device type", wanted.device_type):
+        try:
+            return await rooms.device_types.manifests.approve(wanted.device_type, wanted.version)
+        except DeviceTypeNotFound:
+            raise
+        except NotFound as error:
+            raise UnknownObject(f"version {wanted.version} of device type {wanted.device_type!r}") from error
 
 
 async def _failures(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Failures)
-    return await rooms.device_types.manifests.failures(wanted.device_or_type, limit=wanted.limit)
+    manifests, name = rooms.device_types.manifests, wanted.device_or_type
+    try:
+        return await manifests.failures(name, limit=wanted.limit)
+    except NotFound:
+        device = await device_called(rooms, name, kind="device or device type")
+        return await manifests.failures(device.id, limit=wanted.limit)
 
 
 DEVICE_TYPE_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {

@@ -9,6 +9,7 @@ import msgspec
 from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
 from protocols.control.lines import LIST_MAX, DeviceLine
+from protocols.control.naming import device_called, named
 from protocols.control.rooms import ControlRooms
 
 
@@ -23,7 +24,8 @@ class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def _list(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _List)
-    owner = None if wanted.owner is None else (await rooms.accounts.users.named(wanted.owner)).key
+    with named("user", wanted.owner):
+        owner = None if wanted.owner is None else (await rooms.accounts.users.named(wanted.owner)).key
     return await _lines(rooms, await rooms.devices.registry.listed(owner=owner, limit=wanted.limit))
 
 
@@ -53,7 +55,7 @@ async def _delete(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
 
 
 async def _device(rooms: ControlRooms, arguments: Mapping[str, Any]) -> Device:
-    return await rooms.devices.registry.find(msgspec.convert(arguments, _Named).device)
+    return await device_called(rooms, msgspec.convert(arguments, _Named).device)
 
 
 async def _lines(rooms: ControlRooms, devices: list[Device]) -> list[DeviceLine]:

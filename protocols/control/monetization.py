@@ -8,6 +8,7 @@ import msgspec
 from broker.monetization.payments import Payment
 from broker.monetization.plans import MonetizationPlan, PlanDecision
 from protocols.control.lines import OperatorsPayment, OperatorsPlan, OperatorsTier
+from protocols.control.naming import named
 from protocols.control.rooms import ControlRooms
 
 
@@ -33,9 +34,10 @@ async def _plans(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
 
 async def _decide_plan(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _PlanDecision)
-    return _plan(
-        await rooms.monetization.plans.decide(wanted.device_type, wanted.version, wanted.decision, wanted.comments)
-    )
+    with named(f"plan {wanted.version} of device type", wanted.device_type):
+        return _plan(
+            await rooms.monetization.plans.decide(wanted.device_type, wanted.version, wanted.decision, wanted.comments)
+        )
 
 
 async def _payments(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
@@ -45,12 +47,14 @@ async def _payments(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> objec
 
 async def _decide_payment(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _PaymentDecision)
-    return _payment(rooms, await rooms.monetization.payments.decide(wanted.reference, wanted.outcome))
+    with named("payment", wanted.reference):
+        return _payment(rooms, await rooms.monetization.payments.decide(wanted.reference, wanted.outcome))
 
 
 async def _refunded(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Refund)
-    return _payment(rooms, await rooms.monetization.payments.refunded(wanted.reference))
+    with named("payment", wanted.reference):
+        return _payment(rooms, await rooms.monetization.payments.refunded(wanted.reference))
 
 
 def _plan(plan: MonetizationPlan) -> OperatorsPlan:

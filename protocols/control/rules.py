@@ -9,6 +9,7 @@ from broker.rules.replay import Triggered
 from broker.rules.rule import CallHttp, Outgoing, SendAction, SendMail
 from broker.rules.why import Why
 from protocols.control.lines import Explained, ExplainedCondition, ExplainedTime, ReplayedTime, ReplayedTrigger
+from protocols.control.naming import named
 from protocols.control.rooms import ControlRooms
 from storage.keys import Milliseconds
 from storage.records import MessageRow
@@ -29,11 +30,13 @@ class _Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def _explain(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Explain)
-    record = await rooms.rules.rulebook.find(wanted.rule)
+    with named("rule", wanted.rule):
+        record = await rooms.rules.rulebook.find(wanted.rule)
     rule = await rooms.rules.looking_up.compiled(record)
     reasons = rooms.rules.reasons
     if wanted.message is not None:
-        found, until = [await reasons.of_message(record, rule, wanted.message)], None
+        with named("message", wanted.message):
+            found, until = [await reasons.of_message(record, rule, wanted.message)], None
     else:
         found, until = await reasons.of_time(record, rule, wanted.start, wanted.end)
     return ExplainedTime([_explained(rooms, one) for one in found], until)
@@ -50,7 +53,9 @@ def _mid(rooms: ControlRooms, row: MessageRow | None) -> str:
 
 async def _replay(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Replay)
-    rule = await rooms.rules.looking_up.compiled(await rooms.rules.rulebook.find(wanted.rule))
+    with named("rule", wanted.rule):
+        record = await rooms.rules.rulebook.find(wanted.rule)
+    rule = await rooms.rules.looking_up.compiled(record)
     replayed = await rooms.rules.replays.run(rule, wanted.start, wanted.end)
     triggers = [await _triggered(rooms, one) for one in replayed.shown]
     return ReplayedTime(replayed.messages, replayed.triggered, triggers, replayed.until_ms)

@@ -20,6 +20,7 @@ from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.devices import DEVICE_COMMANDS
 from protocols.control.limits import LIMIT_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
+from protocols.control.naming import with_ids
 from protocols.control.retention import RETENTION_COMMANDS
 from protocols.control.rooms import ControlRooms
 from protocols.control.rules import RULE_COMMANDS
@@ -153,9 +154,11 @@ async def _run(rooms: ControlRooms, commands: Mapping[str, Command], content: by
     command = commands.get(request.command)
     if command is None:
         return _failure(f"this daemon does not know the command {request.command!r}")
+    arguments: Mapping[str, Any] = request.arguments
     outcome = "refused"
     try:
-        data = await command(rooms, request.arguments)
+        arguments = await with_ids(rooms, arguments)
+        data = await command(rooms, arguments)
         outcome = "done"
         return ControlAnswer(data=data)
     except ValidationFailed as error:
@@ -169,7 +172,7 @@ async def _run(rooms: ControlRooms, commands: Mapping[str, Command], content: by
         _log.exception("control_command_failed", command=request.command, error_id=error_id)
         return _failure(f"internal error {error_id}; the daemon's log says more")
     finally:
-        await note_command(rooms, request.command, request.arguments, outcome)
+        await note_command(rooms, request.command, arguments, outcome)
 
 
 def _failure(message: str) -> ControlAnswer:

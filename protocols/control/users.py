@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from protocols.control.lines import LIST_MAX, UserLine
+from protocols.control.naming import named
 from protocols.control.rooms import ControlRooms
 from storage.records import UserRecord
 
@@ -15,7 +16,9 @@ class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def _reset_second_factor(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
-    return await rooms.accounts.second_factors.reset(msgspec.convert(arguments, _Named).name)
+    name = msgspec.convert(arguments, _Named).name
+    with named("user", name):
+        return await rooms.accounts.second_factors.reset(name)
 
 
 class _User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,11 +26,15 @@ class _User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def _disable(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
-    return _line(await rooms.accounts.disabling.disable(msgspec.convert(arguments, _User).user))
+    name = msgspec.convert(arguments, _User).user
+    with named("user", name):
+        return _line(await rooms.accounts.disabling.disable(name))
 
 
 async def _enable(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
-    return _line(await rooms.accounts.disabling.enable(msgspec.convert(arguments, _User).user))
+    name = msgspec.convert(arguments, _User).user
+    with named("user", name):
+        return _line(await rooms.accounts.disabling.enable(name))
 
 
 class _Leaver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,19 +43,24 @@ class _Leaver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def _show(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
-    return _line(await rooms.accounts.users.named(msgspec.convert(arguments, _User).user))
+    name = msgspec.convert(arguments, _User).user
+    with named("user", name):
+        return _line(await rooms.accounts.users.named(name))
 
 
 async def _delete(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Leaver)
-    user = await rooms.accounts.users.find(wanted.user)
-    await rooms.leaving.leaving.delete(user, even_last=wanted.even_last, until_gone=True)
+    with named("user", wanted.user):
+        user = await rooms.accounts.users.find(wanted.user)
+        await rooms.leaving.leaving.delete(user, even_last=wanted.even_last, until_gone=True)
     return _line(user)
 
 
 async def _reset_password(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     """The link with which the user sets a new password."""
-    reset = await rooms.accounts.resets.open_for(msgspec.convert(arguments, _User).user)
+    name = msgspec.convert(arguments, _User).user
+    with named("user", name):
+        reset = await rooms.accounts.resets.open_for(name)
     return f"{rooms.core.site.mailed_accounts_url}/{reset.path}?code={reset.code}"
 
 

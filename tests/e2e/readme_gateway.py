@@ -52,7 +52,6 @@ _FOLDERS = (
     "root/etc/systemd/system",
     "root/root",
     "root/var/lib/private",
-    "root/var/lib/trunkline-backups",
 )
 _CONFIGURATION = """state_dir = "{state}"
 [http]
@@ -230,7 +229,6 @@ def running_gateway(folder: Path) -> Iterator[Gateway]:
         "root/etc/systemd/system",
         "root/root",
         "root/var/lib/private",
-        "root/var/lib/trunkline-backups",
     ):
         (folder / path).mkdir(parents=True, exist_ok=True)
     for name, text in (("sudo", _SUDO), ("systemctl", _SYSTEMCTL)):

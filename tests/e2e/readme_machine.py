@@ -127,7 +127,8 @@ def backed_up(gateway: Gateway, code: str) -> None:
 
 def every_night(gateway: Gateway, code: str) -> None:
     gateway.paste(code)
-    assert [path.suffixes for path in (gateway.root / "var/lib/trunkline-backups").iterdir()] == [[".tar", ".gz"]]
+    made = (gateway.root / "var/lib/private/trunkline-backups").iterdir()
+    assert [path.suffixes for path in made] == [[".tar", ".gz"]]
 
 
 def restored(gateway: Gateway, code: str) -> None:

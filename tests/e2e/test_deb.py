@@ -120,7 +120,7 @@ def test_a_package_is_installed_used_upgraded_removed_and_purged(packages: Packa
                 "curl", "-sf", f"{URL}/messages/last?sdids={DEVICE}", "-H", f"Authorization: Bearer {USER_TOKEN}"
             )
             assert '"data":{"on":true}' in found
-            root.run("trunkline", "backup", "/var/lib/trunkline-backups", "--keep", "7", "--config", CONFIG)
+            root.run("trunkline", "backup", "--config", CONFIG)
 
         root.run("dpkg", "--remove", "trunkline")
         root.run("test", "-e", "/usr/bin/trunkline", status=1)

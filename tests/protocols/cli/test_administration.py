@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -14,11 +14,12 @@ import trio
 from click.testing import CliRunner, Result
 
 from broker.clock import Clock
-from broker.errors import DomainError
+from broker.errors import DomainError, ValidationFailed
 from broker.services import open_services
 from config.settings import load_settings
 from protocols.cli import main
 from protocols.control.client import ControlFailedError, send_command
+from protocols.control.server import COMMANDS
 from protocols.state import open_state
 from storage.audit import AuditStore
 from storage.database import Database
@@ -133,6 +134,82 @@ def test_a_new_device_token_ends_the_former_one(config: Path) -> None:
     assert [entry[0] for entry in audited(config)] == ["device token", "device rotate", "device token"]
 
 
+def test_a_device_is_named_by_its_id_or_by_a_name_that_no_other_has(config: Path) -> None:
+    """Also in the audit log, which has the id."""
+    device = device_id(1)
+    assert f"id            {device}" in output(config, "device", "show", "Light 1")
+    assert output(config, "device", "token", "Light 1") == f"{device_token(1)}\n"
+    new = output(config, "token", "new", "--device", "Light 1").strip()
+    assert caller_of(config, new) == ("device", f"device {device}")
+    output(config, "device", "disable", "Light 1")
+    assert {entry[1] for entry in audited(config)} == {f"device {device}"}
+    store = load_settings(config).state_dir / "store.sqlite"
+    with closing(SqliteEngine(store).open(read_only=False)) as opened:
+        opened.begin(write=True)
+        opened.execute("UPDATE device SET name = 'Light 1' WHERE id = :id", {"id": device_id(3)})
+        opened.commit()
+    for command in ("show", "token", "rotate", "disable", "enable"):
+        done = run(config, "device", command, "Light 1")
+        ids = [f"{device_id(number)} of {ADA_EMAIL}" for number in (1, 3)]
+        assert (done.exit_code, f"called 'Light 1': give the id: {', '.join(ids)}" in done.stderr) == (1, True)
+    assert f"id            {device}" in output(config, "device", "show", device)
+
+
+#: Of each command that is about an object: arguments that name none, and what the refusal names.
+NOBODY: Mapping[str, tuple[Mapping[str, object], str]] = {
+    "app secret": ({"application": "Nobody"}, "application: no application called 'Nobody'"),
+    **{
+        f"device {verb}": ({"device": "Nobody"}, "there is no device 'Nobody'")
+        for verb in ("show", "token", "rotate", "disable", "enable", "delete")
+    },
+    "device list": ({"owner": "Nobody"}, "there is no user 'Nobody'"),
+    **{
+        f"user {verb}": ({"user": "Nobody"}, "there is no user 'Nobody'")
+        for verb in ("show", "disable", "enable", "delete", "reset password")
+    },
+    "user reset second-factor": ({"name": "Nobody"}, "there is no user 'Nobody'"),
+    "type upload": (
+        {"device_type": "Nobody", "document": {"fields": [{"name": "on", "valueClass": "Boolean"}]}},
+        "there is no device type 'Nobody'",
+    ),
+    "type approve": ({"device_type": "Nobody", "version": 1}, "there is no device type 'Nobody'"),
+    "type failures": ({"device_or_type": "Nobody", "limit": 1}, "there is no device or device type 'Nobody'"),
+    "rule explain": ({"rule": "Nobody"}, "there is no rule 'Nobody'"),
+    "rule replay": ({"rule": "Nobody", "start": 0, "end": 1}, "there is no rule 'Nobody'"),
+    "plans decide": (
+        {"device_type": "Nobody", "version": 1, "decision": "APPROVED"},
+        "there is no plan 1 of device type 'Nobody'",
+    ),
+    "payments decide": ({"reference": "Nobody", "outcome": "accepted"}, "there is no payment 'Nobody'"),
+    "payments refunded": ({"reference": "Nobody"}, "there is no payment 'Nobody'"),
+}
+ABOUT_NOTHING = {"app list", "audit", "backup", "limits", "listeners", "payments", "plans", "provision"}
+ABOUT_NOTHING |= {"retention confirm", "statistics", "type list", "user list"}
+
+
+def test_each_command_names_what_is_not_there(config: Path) -> None:
+    assert NOBODY.keys() == COMMANDS.keys() - ABOUT_NOTHING
+
+    async def refusals() -> dict[str, str]:
+        settings, said = load_settings(config), dict[str, str]()
+        with open_state(settings) as state:
+            database = Database(SqliteEngine(state.database), run_sync=run_inline)
+            async with open_services(settings, database, state.vault, Clock()) as services:
+                for command, (arguments, _) in NOBODY.items():
+                    try:
+                        await COMMANDS[command](services, arguments)
+                    except ValidationFailed as error:
+                        (finding,) = error.findings
+                        said[command] = f"{finding.field}: {', '.join(finding.messages)}"
+                    except DomainError as error:
+                        said[command] = str(error)
+        return said
+
+    said = trio.run(refusals)
+    for command, (_, wanted) in NOBODY.items():
+        assert wanted in said.get(command, "nothing"), command
+
+
 @pytest.mark.parametrize("name", [DASHBOARD, "Dashboard"])
 def test_a_client_secret_is_shown_and_the_audit_log_notes_it(config: Path, name: str) -> None:
     assert output(config, "app", "secret", name) == "s3cret\n"
@@ -203,8 +280,8 @@ def test_what_is_used_up_is_listed_first_with_the_time_when_it_opens(config: Pat
 @each_row(
     ("arguments", "status", "said"),
     [
-        (("device", "show", "00"), 1, "Not Found"),
-        (("device", "list", "--owner", "nobody@example.org"), 1, "User does not exist"),
+        (("device", "show", "00"), 1, "there is no device '00'"),
+        (("device", "list", "--owner", "nobody@example.org"), 1, "there is no user 'nobody@example.org'"),
         (("app", "secret", "Nothing"), 1, "application: no application called 'Nothing'"),
         (("token", "new", "--app", "Nothing"), 1, "Nothing"),
         (("token", "new", "--app", "Dashboard", "--expires", "soon"), 2, "--expires: expected"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from config.settings import Settings
+from config.settings import Settings, load_settings
 from protocols.cli import main
 from protocols.state import open_state
 from storage.audit import AuditStore
@@ -39,6 +39,20 @@ def test_a_directory_keeps_the_newest_backups_and_all_that_is_not_one(config: Pa
         made.append(Path(done.stdout.splitlines()[0].split(": ")[0]))
     assert {path.name for path in folder.iterdir()} == {"mine.tar.gz", *(path.name for path in made[1:])}
     assert {path.stat().st_mode & 0o777 for path in made[1:]} == {0o600}
+
+
+def test_without_a_file_it_goes_where_those_of_the_page_go(config: Path, tmp_path: Path) -> None:
+    """And as many are kept."""
+    folder = load_settings(config).backup_dir
+    assert folder == tmp_path / "state-backups"
+    config.write_text(config.read_text() + "[console]\nkeep_backups = 2\n")
+    for kept in (1, 2, 2):
+        done = run("backup", "--rate", "1000", "--config", config)
+        assert (done.exit_code, done.stdout.startswith(f"{folder}/trunkline-")) == (0, True), done.output
+        assert len(list(folder.iterdir())) == kept
+    assert folder.stat().st_mode & 0o777 == 0o700
+    config.write_text(config.read_text() + f'backup_dir = "{tmp_path / "elsewhere"}"\n')
+    assert run("backup", "--rate", "1000", "--config", config).stdout.startswith(f"{tmp_path}/elsewhere/trunkline-")
 
 
 def test_both_commands_are_in_the_audit_log(config: Path, tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def test_a_daemon_starts_between_two_steps_of_a_rotation(stopped: Daemon) -> Non
     ("arguments", "status", "said"),
     [
         (("ada@example.org", "--second-factor"), 0, "ada@example.org has no second factor"),
-        (("nobody@example.org", "--second-factor"), 1, "User does not exist."),
+        (("nobody@example.org", "--second-factor"), 1, "there is no user 'nobody@example.org'"),
         (("ada@example.org",), 2, "--second-factor"),
     ],
 )
@@ -372,3 +372,13 @@ def test_a_second_factor_is_reset_on_a_stopped_daemons_state(
     run = trunkline("user", "reset", *arguments, "--config", stopped.config)
     assert run.returncode == status
     assert said in run.stdout + run.stderr
+
+
+def test_a_device_is_named_in_its_history_too(running: Daemon) -> None:
+    def history(device: str) -> subprocess.CompletedProcess[str]:
+        return trunkline("history", device, "--url", running.base_url.removesuffix("/v1.1"), TRUNKLINE_TOKEN=USER_TOKEN)
+
+    assert history("Light 0").returncode == 0, history("Light 0").stderr
+    assert one_line(history("Lamp")) == "trunkline: no devices are called 'Lamp'"
+    failures = trunkline("type", "failures", "Light 0", "--config", running.config)
+    assert (failures.returncode, failures.stdout) == (0, ""), failures.stderr

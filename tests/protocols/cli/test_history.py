@@ -22,6 +22,7 @@ from tests.served import served
 
 HOUR_MS = 3_600_000
 TOKEN = "33" * 16
+DEVICE, UNKNOWN = "d1" * 16, "d2" * 16
 
 
 @each_row(
@@ -47,7 +48,7 @@ class Daemon(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         status, body = 200, dict[str, object]()
-        if query["sdid"] == "unknown":
+        if query["sdid"] == UNKNOWN:
             status, body = 404, {"error": {"code": 404, "message": "Not Found", "id": "x"}}
         elif query.get("field") == "state":
             findings = [[{"field": "field", "messages": ["Numeric field only"]}]]
@@ -92,7 +93,7 @@ def run(*arguments: str, token: str = TOKEN) -> tuple[int, str, str]:
 
 
 def test_messages_oldest_first_below_a_sparkline(url: str) -> None:
-    status, out, _ = run("d", "--field", "temperature", "--count", "2", "--url", url)
+    status, out, _ = run(DEVICE, "--field", "temperature", "--count", "2", "--url", url)
     assert status == 0
     assert out.splitlines() == [
         "temperature, means by hour: ▁ █",
@@ -103,21 +104,24 @@ def test_messages_oldest_first_below_a_sparkline(url: str) -> None:
 
 
 def test_refusals_are_one_line(url: str) -> None:
-    assert run("unknown", "--url", url) == (1, "", "trunkline: refused with 404 Not Found\n")
-    status, _, err = run("d", "--field", "state", "--count", "2", "--url", url)
-    assert (status, err) == (1, "trunkline: refused with 400 Validation Error (field: Numeric field only)\n")
+    assert run(UNKNOWN, "--url", url) == (1, "", f"trunkline: device {UNKNOWN}: refused with 404 Not Found\n")
+    status, _, err = run(DEVICE, "--field", "state", "--count", "2", "--url", url)
+    assert (status, err) == (
+        1,
+        f"trunkline: device {DEVICE}: refused with 400 Validation Error (field: Numeric field only)\n",
+    )
 
 
 @each_row("since", ["", "x", "0h", "1w", "367d", "-1h"])
 def test_an_invalid_time(since: str) -> None:
-    status, out, err = run("d", f"--since={since}")
+    status, out, err = run(DEVICE, f"--since={since}")
     assert (status, out) == (2, "")
     assert err.startswith("trunkline: --since: expected")
 
 
 def test_without_a_token_or_a_daemon() -> None:
-    assert run("d", token="") == (2, "", "trunkline: TRUNKLINE_TOKEN must hold a token\n")
-    status, _, err = run("d", "--url", "http://127.0.0.1:1")
+    assert run(DEVICE, token="") == (2, "", "trunkline: TRUNKLINE_TOKEN must hold a token\n")
+    status, _, err = run(DEVICE, "--url", "http://127.0.0.1:1")
     assert status == 1
     assert err.startswith("trunkline: http://127.0.0.1:1: ")
 
@@ -134,7 +138,7 @@ def test_a_gateway_with_a_certificate_of_its_own_is_trusted_by_cafile(tmp_path: 
     server = HTTPServer(("127.0.0.1", 0), Daemon)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     with served(server):
-        arguments = ("d", "--count", "2", "--url", f"https://127.0.0.1:{server.server_port}")
+        arguments = (DEVICE, "--count", "2", "--url", f"https://127.0.0.1:{server.server_port}")
         assert run(*arguments, "--cafile", str(tmp_path / "ca.pem"))[0] == 0
         status, _, err = run(*arguments)
         assert (status, "certificate" in err.lower()) == (1, True)

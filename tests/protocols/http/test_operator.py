@@ -173,7 +173,7 @@ async def test_a_backup_goes_on_in_the_background_one_at_a_time(
     assert (await api.post("/operator/backups", headers=bearer(ada))).status_code == 409
     machine.gate.set()
     done = await ended(api, ada)
-    assert (done["status"], done["file"], done["done"], done["total"]) == ("done", "kept-3", 4, 4)
+    assert (done["status"], done["file"], done["done"], done["total"]) == ("done", "kept-7", 4, 4)
     machine.failure = "the disk is full"
     await ask(api, "POST", "/backups", ada)
     assert (await ended(api, ada))["problem"] == "the disk is full"
