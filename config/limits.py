@@ -55,6 +55,7 @@ MQTT_OPEN_FILTERS_MAX: Final = 1_000  # of one SUBSCRIBE or UNSUBSCRIBE where to
 MQTT_SUBSCRIPTIONS_MAX: Final = 10_000  # of one device
 MQTT_SUBSCRIBED_BYTES: Final = 32 * 1024 * 1024  # what the subscriptions of one user's devices take in memory
 MQTT_ARRIVING_BYTES: Final = 32 * 1024 * 1024  # of packets over 64 KiB of one user's devices that have not come whole
+MQTT_QUEUED_BYTES: Final = 32 * 1024 * 1024  # that wait for one user's devices to read, where topics are open
 MQTT_TOPIC_LEVELS_MAX: Final = 32  # of the open topic space, and how long a topic or a filter is
 MQTT_TOPIC_BYTES_MAX: Final = 1_024
 MQTT_RETAINED_MAX: Final = 40_000  # messages of the open topic space, and how large they are together

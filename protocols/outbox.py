@@ -5,10 +5,22 @@ is false, so the answers are bounded by what was read. All other bytes are offer
 """
 
 from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
 
 import trio
 
 OUTBOX_BYTES = 256 * 1024
+_SMALL_BYTES: Final = 64 * 1024
+
+
+class SharedRoom(Protocol):
+    """The memory for bytes that wait, which several outboxes share."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def add(self, size: int) -> None:
+        """So many bytes more wait; fewer, when it is negative."""
 
 
 class Outbox:
@@ -27,6 +39,7 @@ class Outbox:
         "_limit",
         "_send",
         "_send_now",
+        "_shared",
         "_waiting",
         "_waiting_bytes",
         "_wakeup",
@@ -44,6 +57,7 @@ class Outbox:
         self._limit = limit
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0  # including what is being sent now
+        self._shared: SharedRoom | None = None
         self._is_corked = False
         self._is_wanted = False  # while the sending task has bytes to send
         # Events take much of what an idle connection holds: there are none while nobody waits.
@@ -59,6 +73,17 @@ class Outbox:
     def has_room(self) -> bool:
         return self._waiting_bytes < self._limit
 
+    def share(self, shared: SharedRoom) -> None:
+        """Count what waits there, too. While that is full, nothing is offered to a peer that has something waiting, and
+        nothing large to any."""
+        self._shared = shared
+        shared.add(self._waiting_bytes)
+
+    def _count(self, change: int) -> None:
+        self._waiting_bytes += change
+        if self._shared is not None:
+            self._shared.add(change)
+
     def put(self, data: bytes) -> None:
         """Queue an answer to the peer's own request. Always accepted."""
         if not data:
@@ -68,17 +93,19 @@ class Outbox:
             if sent == len(data):
                 return
             self._waiting.append(data[sent:])
-            self._waiting_bytes = len(data) - sent
+            self._count(len(data) - sent)
             self._want()
             return
         self._waiting.append(data)
-        self._waiting_bytes += len(data)
+        self._count(len(data))
         if not self._is_corked:
             self._begin()
 
     def offer(self, data: bytes) -> bool:
         """Queue other bytes; False, and nothing queued, when the peer does not keep up."""
         if not self.has_room:
+            return False
+        if self._shared is not None and (self._waiting_bytes or len(data) > _SMALL_BYTES) and self._shared.is_full:
             return False
         self.put(data)
         return True
@@ -98,7 +125,7 @@ class Outbox:
         if self._send_now is not None:
             data = self._take_waiting()
             sent = self._send_now(data)
-            self._waiting_bytes -= sent
+            self._count(-sent)
             if sent == len(data):
                 return
             self._waiting.append(data[sent:])
@@ -125,6 +152,9 @@ class Outbox:
         """The connection has ended, and nothing more is sent. Both functions for that may refer to what has this queue,
         which would then wait for the collector of garbage."""
         self._send, self._send_now = _lose, None
+        if self._shared is not None:
+            self._shared.add(-self._waiting_bytes)
+            self._shared = None
 
     async def send_forever(self) -> None:
         """Send until cancelled; run by one task. Raises the stream's error when the peer has gone."""
@@ -135,7 +165,7 @@ class Outbox:
                 self._wakeup = None
             data = self._take_waiting()
             await self._send(data)
-            self._waiting_bytes -= len(data)
+            self._count(-len(data))
             if not self._waiting:
                 self._is_wanted = False
                 if self._emptied is not None:

@@ -18,6 +18,7 @@ from broker.limits.overhead import Overhead, Pace
 from broker.topics.tree import SHARED, Group, TopicTree, is_filter, pattern_of, split_shared
 from config.limits import (
     MQTT_ARRIVING_BYTES,
+    MQTT_QUEUED_BYTES,
     MQTT_RETAINED_BYTES,
     MQTT_RETAINED_BYTES_OF_USER,
     MQTT_RETAINED_MAX,
@@ -119,6 +120,26 @@ class Arriving:
             del self._held[self._user]
 
 
+class Queued:
+    """The memory for what waits until the devices of a user read it, which all of them share."""
+
+    __slots__ = ("_held", "_user")
+
+    def __init__(self, held: dict[UserKey, int], user: UserKey) -> None:
+        self._held = held
+        self._user = user
+
+    @property
+    def is_full(self) -> bool:
+        return self._held.get(self._user, 0) > MQTT_QUEUED_BYTES
+
+    def add(self, size: int) -> None:
+        """So many bytes more wait; fewer, when it is negative."""
+        self._held[self._user] = held = self._held.get(self._user, 0) + size
+        if not held:
+            del self._held[self._user]
+
+
 class TopicSpace:
     def __init__(self, database: Database, clock: Clock, sessions: DeviceSessions) -> None:
         self._database = database
@@ -134,6 +155,7 @@ class TopicSpace:
         self._owners: dict[DeviceKey, UserKey] = {}  # of devices with subscriptions
         self._subscribed: dict[UserKey, int] = {}  # the bytes of each user's subscriptions
         self._arriving: dict[UserKey, int] = {}
+        self._queued: dict[UserKey, int] = {}
         self._messages = self._deliveries = 0
         self._paces: dict[DeviceKey, Pace] = {}
         sessions.on_end(self.forget)
@@ -158,6 +180,10 @@ class TopicSpace:
     def arriving(self, device: Device) -> Arriving:
         """For the packets of a connection of this device."""
         return Arriving(self._arriving, device.owner)
+
+    def queued(self, device: Device) -> Queued:
+        """For what waits to be sent on a connection of this device."""
+        return Queued(self._queued, device.owner)
 
     # --- Subscriptions ---
 

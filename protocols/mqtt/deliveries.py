@@ -154,6 +154,7 @@ class Deliveries:
             settled=partial(sessions.settle, lasting),
             sent_until=lasting.sent_until,
             now_ms=self._now_ms,
+            queued=None if self._space is None else self._space.queued(self._device),
         )
         if lasting.is_stored:
             self._session.resume(lasting.received)
@@ -166,6 +167,7 @@ class Deliveries:
         if self._lasting is not None and self._sessions is not None:
             if self._flow is not None:
                 self._lasting.sent_until = self._flow.sent_until
+                self._flow.end()
             self._sessions.end(self._lasting)
         if self._lasting is None or not self._lasting.expiry_seconds:
             self._searches.clear()

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
+from config.limits import MQTT_PACKET_BYTES, MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
 from protocols.mqtt.answers import Answers
 from protocols.mqtt.messages import packet_of
+from protocols.outbox import SharedRoom
 from storage.keys import Milliseconds
 from storage.mqtt_sessions import DeliveryRecord
 
@@ -36,6 +37,8 @@ class Flow:
         dropped: called with the number of each delivery that is dropped.
         settled: called with the number of each delivery that the device has acknowledged.
         now_ms: the time, for messages that expire.
+        queued: where the deliveries of this connection and of others are counted. While that is full, each of them
+            holds at most 64 KiB.
     """
 
     __slots__ = (
@@ -43,6 +46,7 @@ class Flow:
         "_by_id",
         "_dropped",
         "_now_ms",
+        "_queued",
         "_released",
         "_settled",
         "_under_way",
@@ -61,12 +65,14 @@ class Flow:
         settled: Callable[[int], None],
         sent_until: int = 0,
         now_ms: Callable[[], Milliseconds],
+        queued: SharedRoom | None = None,
     ) -> None:
         self._answers = answers
         self._window = min(window, MQTT_WAITING_MESSAGES)
         self._dropped = dropped
         self._settled = settled
         self._now_ms = now_ms
+        self._queued = queued
         self.sent_until = sent_until
         self._waiting: deque[DeliveryRecord] = deque()
         self._waiting_bytes = 0
@@ -100,6 +106,23 @@ class Flow:
             len(self._waiting) > MQTT_WAITING_MESSAGES or self._waiting_bytes > MQTT_WAITING_BYTES
         ):
             self._dropped(self._next().number)
+        while (
+            self._waiting
+            and self._waiting_bytes + self._under_way > MQTT_PACKET_BYTES
+            and self._queued is not None
+            and self._queued.is_full
+        ):
+            self._dropped(self._next().number)
+
+    def end(self) -> None:
+        """The connection has ended: nothing of it is counted any longer."""
+        if self._queued is not None:
+            self._queued.add(-self._waiting_bytes - self._under_way)
+            self._queued = None
+
+    def _count(self, change: int) -> None:
+        if self._queued is not None:
+            self._queued.add(change)
 
     def puback(self, packet_id: bytes) -> bytes | None:
         """A delivery of QoS 1 was acknowledged; return the packets to send. None when there is no such delivery."""
@@ -134,6 +157,7 @@ class Flow:
     def _settle(self, packet_id: bytes, delivery: DeliveryRecord) -> bytes:
         del self._by_id[packet_id]
         self._under_way -= delivery.size
+        self._count(-delivery.size)
         self._released.discard(packet_id)
         self._settled(delivery.number)
         return self._fill()
@@ -141,14 +165,17 @@ class Flow:
     def _take(self, packet_id: bytes, delivery: DeliveryRecord) -> None:
         self._by_id[packet_id] = delivery
         self._under_way += delivery.size
+        self._count(delivery.size)
 
     def _wait(self, delivery: DeliveryRecord) -> None:
         self._waiting.append(delivery)
         self._waiting_bytes += delivery.size
+        self._count(delivery.size)
 
     def _next(self) -> DeliveryRecord:
         delivery = self._waiting.popleft()
         self._waiting_bytes -= delivery.size
+        self._count(-delivery.size)
         return delivery
 
     def _fill(self) -> bytes:

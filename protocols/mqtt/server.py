@@ -282,6 +282,7 @@ class _Connection:
                 most_filters=MQTT_OPEN_FILTERS_MAX,
                 arriving=space.arriving(device),
             )
+            self._outbox.share(space.queued(device))
         self._exchange, self._connect = exchange, connect
         return self._rooms.routing.connections.connect(
             device,

@@ -7,6 +7,7 @@ import trio
 from paho.mqtt.packettypes import PacketTypes
 from trio.testing import wait_all_tasks_blocked
 
+from broker.devices.registry import Device
 from broker.limits.overhead import FRAMES_AT_ONCE
 from broker.topics.space import (
     Search,
@@ -506,6 +507,42 @@ async def test_large_packets_that_arrive_at_once_are_bounded_for_each_user(
     await leave(server, kitchen)
     await leave(server, bobs)
     assert space_of(server)._arriving == {}
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_what_waits_for_slow_readers_is_bounded_for_each_user(
+    server: Server, monkeypatch: pytest.MonkeyPatch, qos: int
+) -> None:
+    bound, size = 150_000, 70_000
+    monkeypatch.setattr("broker.topics.space.MQTT_QUEUED_BYTES", bound)
+    server.hub = Hub(server.nursery, server.services.core.life)  # with sockets, which take only so much
+    hall, bobs, kitchen = await dialled(server, HALL), await dialled(server, BOBS), await dialled(server)
+    for peer in (hall, bobs):
+        await subscribed(peer, b"big/#", options=qos)
+    for number in range(1, 31):
+        await kitchen.send(publish_5(number, bytes(size), topic=b"big/%d" % number))
+        await kitchen.expect(puback(number))
+    held = space_of(server)._queued
+    assert sorted(held) == sorted({(await found(server, one)).owner for one in (HALL, BOBS)})
+    assert all(waiting <= bound + 2 * (size + 100) for waiting in held.values()), held
+    for peer, device in ((hall, HALL), (bobs, BOBS)):  # whoever reads gets what comes next
+        owner, topics = (await found(server, device)).owner, list[bytes]()
+        while owner in held:
+            topics.append((await heard(peer))[0])
+            await wait_all_tasks_blocked()
+        await kitchen.send(publish_5(31, b"x", topic=b"big/last"))
+        await kitchen.expect(puback(31))
+        while topics[-1] != b"big/last":
+            topics.append((await heard(peer))[0])
+        assert 3 <= len(topics) < 31, topics  # the others were dropped
+    for peer in (hall, bobs, kitchen):
+        await peer.stream.aclose()
+    await wait_all_tasks_blocked()
+    assert held == {}
+
+
+async def found(server: Server, device: str) -> Device:
+    return await server.services.devices.registry.find(device)
 
 
 async def test_topics_are_short(server: Server) -> None:
