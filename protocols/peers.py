@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.accounts.tokens import Caller
-from broker.limits.sockets import Held, Holder, Sockets, holders_of
+from broker.limits.sockets import Held, Sockets, holders_of, holders_of_device
 from broker.limits.strangers import Place
 from protocols.lingering import Lingering
 from protocols.turnstile import Turnstile
@@ -56,9 +56,10 @@ async def turn_of_strangers(turnstile: Turnstile | None = None) -> None:
         await turnstile.enter()
 
 
-def authenticated(caller: Caller | None = None, *, device: str = "", is_feed: bool = False) -> None:
+def authenticated(caller: Caller | None = None, *, device: str = "", owner: str = "", is_feed: bool = False) -> None:
     """The peer has proved who it is: from now on its connection is not one of a stranger (reference 21.6), and counts
-    for its caller, or for the device of this id (21.8). Where it counted for others, it counts for these instead.
+    for its caller, or for the device and the owner of these ids (21.8). Where it counted for others, it counts for
+    these instead.
 
     Raises TooManyConnections; then it is a stranger's as before.
     """
@@ -67,7 +68,7 @@ def authenticated(caller: Caller | None = None, *, device: str = "", is_feed: bo
         return
     sockets, held, whose = peer.sockets, peer.held, device if caller is None else caller.token
     if sockets is not None and whose and (held is None or peer.held_for != whose or held.is_feed != is_feed):
-        holders = (Holder("device", device),) if caller is None else holders_of(caller)
+        holders = holders_of_device(device, owner) if caller is None else holders_of(caller)
         peer.held, peer.held_for = sockets.hold(holders, is_feed=is_feed, instead=held), whose
     if peer.place is not None:
         peer.place.leave()

@@ -78,8 +78,22 @@ class Caller:
 
     def act(self) -> None:
         """From now on the task works for this caller."""
-        payer = "" if self.device_owner is None else f"user {self.device_owner}"
-        acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", payer)
+        acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", self.payer)
+
+    @property
+    def payer(self) -> str:
+        """For whom it acts, where that is somebody else. A user can make a hundred trials, so the applications of an
+        organization's trials act for one payer."""
+        if self.device_owner is not None:
+            return f"user {self.device_owner}"
+        if self.trial_organization is not None and self.kind is TokenKind.APPLICATION:
+            return trials_of(self.trial_organization)
+        return ""
+
+
+def trials_of(organization: OrganizationKey) -> str:
+    """On whose account the applications of trials work together (`broker/trace/origin.py: Origin`)."""
+    return f"trials of organization {organization}"
 
 
 @dataclass(frozen=True, slots=True)

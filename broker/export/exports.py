@@ -16,7 +16,7 @@ import msgspec
 import structlog
 import trio
 
-from broker.accounts.tokens import Caller
+from broker.accounts.tokens import Caller, trials_of
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.disk import room_in
@@ -39,7 +39,7 @@ from config.limits import (
 from storage.database import Database, Transaction
 from storage.export import ExportsOf
 from storage.fair_places import FairPlaces
-from storage.keys import ApplicationKey, DeviceKey, Position, UserKey
+from storage.keys import DeviceKey, Position, UserKey
 from storage.records import ExportRecord
 from storage.sql import StoreError
 
@@ -62,8 +62,9 @@ class TooManyExports(TryLater):
     template = "Too many exports. Try again in {retry_seconds} seconds"
 
 
-#: Whose export it is: the user, or the application when it asks for itself.
-_Owner = tuple[UserKey | None, ApplicationKey | None]
+#: Whose turn an export takes: that of the user, or of the application that asks for itself; those of one user's trials
+#: are one.
+_Owner = UserKey | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +243,9 @@ class Exports:
     async def _begin(self) -> None:
         """Begin the oldest export of each owner, first of those who have waited longest for one."""
         await self.expire()
-        first = await self._database.read(lambda tx: tx.exports.first_of_each_owner(TO_DO))
-        self._begun = {owner: self._begun.get(owner, 0.0) for owner in map(_owner_of, first)}
-        for record in sorted(first, key=lambda one: self._begun[_owner_of(one)]):
-            owner = _owner_of(record)
+        first = await self._database.read(_first_of_each_owner)
+        self._begun = {owner: self._begun.get(owner, 0.0) for owner, _ in first}
+        for owner, record in sorted(first, key=lambda one: self._begun[one[0]]):
             if owner not in self._at_work and len(self._at_work) < EXPORTS_AT_ONCE and self._nursery is not None:
                 self._at_work.add(owner)
                 self._begun[owner] = trio.current_time()
@@ -255,7 +255,7 @@ class Exports:
         try:
             record = await self._database.read(lambda tx: tx.exports.by_id(export_id))
             if record is not None and record.status in TO_DO:  # it may have ended since it was found
-                await self._export(record)
+                await self._export(owner, record)
         except StoreError as error:  # the export goes on after the last saved step
             _log.warning("export_not_saved", reason=str(error))
             await trio.sleep(_STORE_SECONDS)
@@ -280,9 +280,9 @@ class Exports:
         except OSError as error:
             _log.warning("export_file_not_removed", export_id=record.id, reason=str(error))
 
-    async def _export(self, record: ExportRecord) -> None:
+    async def _export(self, owner: _Owner, record: ExportRecord) -> None:
         try:
-            await self._write(record)
+            await self._write(owner, record)
         except StoreError:
             raise
         except OSError as error:
@@ -297,7 +297,7 @@ class Exports:
         await self._database.write(partial(_move, record.id, ExportStatus.FAILURE, reason))
         self._failed += 1
 
-    async def _write(self, record: ExportRecord) -> None:
+    async def _write(self, owner: _Owner, record: ExportRecord) -> None:
         request = msgspec.json.decode(record.request, type=ExportRequest)
         plan = msgspec.json.decode(record.plan, type=ExportPlan)
         request = plan.narrowed(request)
@@ -315,7 +315,7 @@ class Exports:
         logged_at = trio.current_time()
         try:
             while not writer.is_done:
-                async with self._steps.of(_owner_of(record)):
+                async with self._steps.of(owner):
                     await self._database.read(partial(_step, writer, self._folder))
                 self._messages += writer.record.total_messages - record.total_messages
                 record = writer.record
@@ -385,8 +385,17 @@ class _TooLargeError(OSError):
     """The text is one line."""
 
 
-def _owner_of(record: ExportRecord) -> _Owner:
-    return (record.user, None) if record.user is not None else (None, record.application)
+def _first_of_each_owner(tx: Transaction) -> list[tuple[_Owner, ExportRecord]]:
+    return [(_owner_of(tx, one), one) for one in tx.exports.first_of_each_owner(TO_DO)]
+
+
+def _owner_of(tx: Transaction, record: ExportRecord) -> _Owner:
+    if record.user is not None:
+        return record.user
+    application = None if record.application is None else tx.accounts.application(record.application)
+    if application is not None and tx.trials.of_application(application.key) is not None:
+        return trials_of(application.organization)
+    return f"application {record.application}"
 
 
 def _budgets(tx: Transaction, record: ExportRecord) -> tuple[ExportsOf, ExportsOf]:

@@ -2,7 +2,8 @@
 
 A connection of a stranger has a place (`strangers`). From the moment at which somebody has authenticated on it, it
 counts for whom it serves, until it ends (reference 21.8). So nobody takes the descriptors of others: a holder has at
-most a quarter of them, and the last tenth is for those who have few.
+most a quarter of them, and the last tenth is for those who have few. All devices of an owner may have more, but none of
+the last tenth: whoever makes many devices does not shut out others.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ _RETRY_SECONDS: Final = 60
 #: Who has fewer may open one of the last tenth of all descriptors.
 _FEW: Final = 10
 
-_Kind = Literal["token", "user", "application", "device"]
+_Kind = Literal["token", "user", "application", "device", "owner"]
 
 
 class Holder(NamedTuple):
@@ -50,12 +51,19 @@ class SocketStatistics:
 def holders_of(caller: Caller) -> tuple[Holder, ...]:
     """For whom a connection counts that shows the caller's token."""
     if caller.kind is TokenKind.DEVICE:
-        return (Holder("device", caller.device_id or ""),)
-    token, application = Holder("token", caller.token), Holder("application", caller.application_id or "")
+        return holders_of_device(caller.device_id or "", caller.device_owner or "")
+    # Those of one user's trials are one, as anybody makes many.
+    application = Holder("application", caller.payer or caller.application_id or "")
+    token = Holder("token", caller.token)
     if caller.kind is TokenKind.APPLICATION:
         return token, application
     user = Holder("user", caller.user_id or "")
     return (token, user) if caller.is_console else (token, user, application)  # the console serves everybody
+
+
+def holders_of_device(device: str, owner: str) -> tuple[Holder, ...]:
+    """For whom a connection counts that a device has, by the ids of both: anybody makes many devices."""
+    return Holder("device", device), Holder("owner", owner)
 
 
 class Held:
@@ -106,7 +114,9 @@ class Sockets:
             instead: what the same connection counted as until now; it is released when this counts.
         """
         for one in holders:
-            most = min(self._most[one.kind], self._descriptors // 4)
+            most = self._descriptors  # an owner's devices may be all that there are
+            if one.kind != "owner":
+                most = min(self._most[one.kind], self._descriptors // 4)
             if self._connections >= self._descriptors * 9 // 10:
                 most = min(most, _FEW)
             self._check("connections", one, holders, self._open[one], most, instead)

@@ -182,7 +182,8 @@ class DeviceStream:
             if self._server.needs_store(request):
                 answer = await self._server.answer_stored(self, request)
                 if self.registered is not None:
-                    authenticated(device=self.registered.device.id)
+                    device = self.registered.device
+                    authenticated(device=device.id, owner=device.record.owner_id)
                 return answer
             return self._server.answer(self, request)
         except DomainError as error:

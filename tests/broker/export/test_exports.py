@@ -15,7 +15,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from broker.accounts.tokens import Caller
+from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
 from broker.errors import Conflict, Gone, NotFound, PermissionDenied, ValidationFailed
 from broker.export import exports, merging, writer
@@ -25,6 +25,7 @@ from broker.export.status import ExportStatus, may_follow
 from broker.messages.history import Search
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
 from broker.services import Services
+from broker.trials.roles import TrialRole
 from config.limits import EXPORT_ENTRY_MESSAGES
 from protocols.rendering import message_entry
 from storage.keys import Milliseconds
@@ -46,6 +47,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
 from tests.rows import each_row
+from tests.trial_world import join, new_trial
 from tests.wording import INVALID
 
 START = NOW_MS - DAY_MS
@@ -464,6 +466,42 @@ async def test_the_exports_of_one_user_hold_up_no_other_user(
     assert statuses.count(ExportStatus.SUCCESS) <= 1
     for one in of_ada:
         assert (await finished(services, ada, one)).status is ExportStatus.SUCCESS
+
+
+async def test_the_applications_of_one_users_trials_take_one_turn(
+    services: Services,
+    world: World,
+    ada: Caller,
+    kitchen: Device,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Anybody makes a hundred trials, each with an application of its own."""
+    monkeypatch.setattr(writer, "EXPORT_ENTRY_MESSAGES", 2)
+    bobs = await services.devices.registry.get(world.bobs)
+    for device in (kitchen, bobs):
+        await send(services, *((device, NOW_MS - number, {"intensity": number % 100}) for number in range(40)))
+    of_trials = []
+    for _ in range(5):
+        trial = await new_trial(services, world)
+        await join(services, world, trial, world.bob, TrialRole.PARTICIPANT)
+        application = await services.core.database.read(
+            lambda tx, key=trial.record.application: tx.accounts.application(key)  # type: ignore[misc]
+        )
+        caller = Caller(
+            TokenKind.APPLICATION,
+            b"",
+            None,
+            application=application.key,
+            application_id=application.id,
+            trial_organization=application.organization,
+        )
+        of_trials.append((caller, await services.export.create(caller, asking(sdids=BOBS))))
+    await finished(services, ada, await services.export.create(ada, asking(uids=ADA)))
+    statuses = [(await services.export.find(*one)).status for one in of_trials]
+    assert statuses.count(ExportStatus.SUCCESS) <= 1, statuses
+    for one in of_trials:
+        assert (await finished(services, *one)).status is ExportStatus.SUCCESS
 
 
 async def test_exports_of_a_user_that_wait_are_bounded(

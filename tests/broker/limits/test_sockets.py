@@ -3,8 +3,10 @@
 import pytest
 
 from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind
-from broker.limits.sockets import Held, Holder, Sockets, TooManyConnections, holders_of
+from broker.limits.sockets import Held, Holder, Sockets, TooManyConnections, holders_of, holders_of_device
+from broker.trace.origin import on_whose_account
 from config.settings import Limits
+from storage.keys import OrganizationKey
 from tests.fakes import new_refusals
 
 ADA, BOB = Holder("user", "ada"), Holder("user", "bob")
@@ -72,6 +74,31 @@ def test_nobody_has_more_than_a_quarter_of_the_descriptors_and_the_last_tenth_is
     opened(sockets, 1, BOB)
 
 
+def test_many_devices_of_one_owner_leave_the_last_tenth_to_others() -> None:
+    """Else 200 devices with 100 connections each would shut out everybody."""
+    sockets = limited(descriptors=100)
+    for number in range(90):
+        opened(sockets, 1, *holders_of_device(str(number), "ada"))
+    assert refusal(sockets, *holders_of_device("another", "ada")) == "Too many connections of this owner: at most 10"
+    opened(sockets, 5, *holders_of_device("lamp", "bob"))
+    opened(sockets, 5, ADA)  # she herself has few
+
+
+def test_the_applications_of_all_trials_of_one_user_are_one() -> None:
+    """Anybody makes a hundred trials. They take turns as one, too (`broker/trace/origin.py: on_whose_account`)."""
+    one, other = (
+        Caller(TokenKind.APPLICATION, b"1", None, application_id=id_, trial_organization=OrganizationKey(7))
+        for id_ in ("first", "second")
+    )
+    assert holders_of(one)[1] == holders_of(other)[1]
+    accounts = set()
+    for caller in (one, other):
+        caller.act()
+        accounts.add(on_whose_account())
+    assert len(accounts) == 1
+    assert one.actor != other.actor
+
+
 def test_lower_numbers_end_no_connection() -> None:
     sockets = limited()
     opened(sockets, 5, ADA)
@@ -86,7 +113,7 @@ def test_lower_numbers_end_no_connection() -> None:
         (TokenKind.USER, "dashboard", ["token", "user", "application"]),
         (TokenKind.USER, CONSOLE_ID, ["token", "user"]),  # which serves all users
         (TokenKind.APPLICATION, "dashboard", ["token", "application"]),
-        (TokenKind.DEVICE, None, ["device"]),
+        (TokenKind.DEVICE, None, ["device", "owner"]),
     ],
 )
 def test_for_whom_a_connection_counts(kind: TokenKind, application: str | None, kinds: list[str]) -> None:
