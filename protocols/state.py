@@ -105,7 +105,9 @@ def _take(lock: int, itself: int, directory: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        raise StateInUseError(f"state_dir {directory}: in use by process {holder or '?'}") from error
+        raise StateInUseError(
+            f"state_dir {directory}: in use by process {holder or '?'}: stop it, or name another"
+        ) from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
 

@@ -347,7 +347,7 @@ def _decodable(rows: Sequence[MessageRow]) -> Decoded:
         try:
             found += decoded([row])
         except (msgspec.DecodeError, UnicodeError):
-            _log.error("message_not_in_folds", position=row.position, device=row.device)
+            _log.error("snapshot_incomplete", position=row.position, device=row.device)
     return found
 
 

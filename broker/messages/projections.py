@@ -361,7 +361,7 @@ class Projector:
     def _leave_out(self, device: DeviceKey, position: Position) -> None:
         if device not in self._damaged:
             self._damaged.add(device)
-            _log.error("message_not_in_folds", position=position, device=device)
+            _log.error("snapshot_incomplete", position=position, device=device)
 
     # Writing
 

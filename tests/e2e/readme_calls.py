@@ -63,6 +63,32 @@ def settings_load(gateway: Gateway, code: str) -> None:
     load_settings(file, {})
 
 
+def shared(gateway: Gateway, code: str) -> None:
+    (answer,) = documents(gateway.paste(code))
+    assert answer["data"]["email"] == "bob@example.org"
+
+
+def handed_over(gateway: Gateway, code: str) -> None:
+    offered, open_, withdrawn = gateway.answers(code)
+    assert offered == open_ == withdrawn
+    assert offered["email"] == "bob@example.org"
+
+
+def every_page(gateway: Gateway, code: str) -> None:
+    """More messages than a page has, each found once."""
+    device = gateway.variables["DEVICE"]
+    for number in range(3):
+        gateway.post("/messages", {"sdid": device, "data": {"state": True, "intensity": number}})
+    found = [message["mid"] for page in documents(gateway.paste(code)) for message in page["data"]]
+    assert len(found) == len(set(found)) > 2
+
+
+def changed(gateway: Gateway, code: str) -> None:
+    first, second = documents(gateway.paste(code))
+    assert first["data"]["description"] == second["data"]["description"] == "Every light off"
+    assert second["error"]["code"] == 412
+
+
 def received(gateway: Gateway, code: str) -> None:
     with gateway.begun(code.replace("9000", "0")) as printed:
         assert json.loads(printed.readline())["data"]
@@ -122,6 +148,22 @@ def update(gateway: Gateway, code: str) -> None:
     (made,) = gateway.answers(board_names() + code)
     succeeds(gateway, made["id"])
     assert firmware(gateway) == "1.2.0"
+
+
+def update_by_coap(gateway: Gateway, code: str) -> None:
+    """The board gets an address that it cannot fetch from; tests/e2e/test_firmware_by_coap.py has clients that can.
+
+    With an image of its own: the board has the one of the block before.
+    """
+    image = "echo 1.3.0 > image.bin\n" + BLOCKS["device-management: Firmware 1"].code.splitlines()[1]
+    (made,) = gateway.answers(f"{board_names()}{image.replace('1.2.0', '1.3.0')}\n{code}")
+
+    def reasons() -> list[str]:
+        statuses = gateway.get(f"/devicemgmt/tasks/{made['id']}/statuses")["statuses"]
+        return [entry.get("errorMessage", "") for entry in statuses]
+
+    (said,) = eventually(reasons, any)
+    assert "the address of the image is invalid" in said
 
 
 def rule(gateway: Gateway, code: str) -> None:

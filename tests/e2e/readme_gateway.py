@@ -65,6 +65,7 @@ bind = "127.0.0.1:0"
 _FOR_THE_DEMO: Final = (
     "README",
     "docs/first-steps",
+    "docs/people",
     "docs/rules-scenes-models",
     "docs/device-management",
     "docs/provision-file",

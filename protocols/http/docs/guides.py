@@ -27,6 +27,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "first-steps",
         "devices",
         "applications",
+        "people",
         "manifests",
         "rules-scenes-models",
         "device-management",

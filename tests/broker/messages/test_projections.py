@@ -685,7 +685,7 @@ async def test_a_row_that_cannot_be_decoded_is_left_out_alone(
             await services.messages.projector.flush()
             assert await count_and_sum(services, kitchen) == (20, sum(range(100, 120)))
             assert await count_and_sum(services, hall) == (1, 1)
-        assert [line["event"] for line in logs if line["log_level"] == "error"] == ["message_not_in_folds"]
+        assert [line["event"] for line in logs if line["log_level"] == "error"] == ["snapshot_incomplete"]
 
 
 async def test_a_write_that_met_a_defect_leaves_the_devices_waiting(
@@ -997,7 +997,7 @@ async def test_a_device_on_a_damaged_page_stops_no_other_device(
             for device in (kitchen, hall, bobs):
                 await send(services, device, 1)
             await projector.flush()
-    told = [line for line in logs if line["event"] == "message_not_in_folds"]
+    told = [line for line in logs if line["event"] == "snapshot_incomplete"]
     assert [line["device"] for line in told] == [hall.key]
     assert projector.statistics().written_position == projector.position
     for device in (kitchen, bobs):
