@@ -1,4 +1,4 @@
-# make run    the demo: everything in .venv, nothing else to install
+# make run    the demo; everything is installed into .venv
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 # make again  the tests that failed last, at most three, one after the other

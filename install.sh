@@ -2,7 +2,7 @@
 # Installs or upgrades Trunkline from this tree, on a machine with systemd that has no Debian packages: as root, or below
 # another folder for looking at it.
 #
-# Tried with DESTDIR; with a running systemd it is untried.
+# Tested with DESTDIR; not tested yet with a running systemd.
 #
 #   sudo ./install.sh                       into /opt, with the units, and starts the service
 #   sudo ./install.sh --extras tracing      with more optional parts of pyproject.toml than learning and streams

@@ -155,4 +155,4 @@ class Lingering:
             self._life.end_with_stop(self._running)
         if ending.place is not None:
             ending.place.leave()
-            ending.place = None  # which refers to `ending`; a cycle would wait for the collector of garbage
+            ending.place = None  # which refers to `ending`; a cycle would wait for the garbage collector

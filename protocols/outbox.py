@@ -150,7 +150,7 @@ class Outbox:
 
     def end(self) -> None:
         """The connection has ended, and nothing more is sent. Both functions for that may refer to what has this queue,
-        which would then wait for the collector of garbage."""
+        which would then wait for the garbage collector."""
         self._send, self._send_now = _lose, None
         if self._shared is not None:
             self._shared.add(-self._waiting_bytes)

@@ -209,7 +209,7 @@ def server_stream(transport: trio.SocketStream, context: TlsContext) -> TlsStrea
 async def abandon(stream: TlsStream) -> None:
     """Close a stream that nobody uses any more, at once, and free what OpenSSL holds for it.
 
-    trio's stream refers to itself, so this memory would wait for the collector of garbage, which counts objects and not
+    trio's stream refers to itself, so this memory would wait for the garbage collector, which counts objects and not
     bytes: a second of strangers' connections would take 20 MiB.
     """
     await trio.aclose_forcefully(stream)

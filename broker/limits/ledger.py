@@ -70,7 +70,7 @@ class Ledger:
         self._kept = {record.name: record for record in tallies}
         self._recent_until_ms = steady_ms + WINDOW_MS
         for record in calls:
-            # After the clock was set back, calls may be in the future: they count as made now.
+            # If the clock was set back, calls with future times count as if they were made now.
             age_ms = max(now_ms - record.at_ms, 0)
             self._recent.setdefault(record.name, []).append((steady_ms - age_ms, record.calls))
             self._batch.at_ms = max(self._batch.at_ms, record.at_ms)

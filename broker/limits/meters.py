@@ -100,8 +100,8 @@ class Meter:
             self._require_room(self._now_ms(), self._steady_ms())
 
     def count_overhead(self) -> None:
-        """Count a frame that no message comes of: a minute has room for as many of them as of messages, and the room is
-        their own. Raises RateLimitExceeded; a refused frame is not counted."""
+        """Count a frame that carries no message. They have a limit of their own, as high as that of
+        messages. Raises RateLimitExceeded; a refused frame is not counted."""
         steady_ms, rate = self._steady_ms(), self.rate
         if self._overhead is None:
             self._overhead = Window()

@@ -1,6 +1,6 @@
-"""Fairness between peers: what they send that no message comes of is bounded, for each peer and for all together.
+"""Fairness between peers: frames that carry no message are bounded, for each peer and for all together.
 
-Overhead is what keeps the daemon busy and is no stored message: pings, fragments, subscriptions, refused frames
+Overhead is work for the daemon without a stored message: pings, fragments, subscriptions, refused frames
 (reference 21.5). Each peer has an allowance that no polite peer uses up. A peer beyond it waits before the daemon reads
 on, in one line with all others of its kind, so that a thousand of them take no more of the event loop than one.
 
@@ -134,7 +134,7 @@ class Pace:
         return self._over_limit.is_empty(now)
 
     def spend(self, frames: int = 1) -> None:
-        """The peer has sent so many frames that no message comes of."""
+        """The peer has sent so many frames that carry no message."""
         now = trio.current_time()
         self._bucket.charge(now, frames)
         if self._bucket.is_empty(now):

@@ -1,6 +1,6 @@
 """Aggregates, histogram and presence of intervals (reference 9.5).
 
-Answers are exact at any moment: what the folds hold in memory is laid over the rollups, and messages that came since
+Answers are exact at any moment: what is in memory is merged with the rollups, and messages that came since
 are read from the log in the same transaction. Only messages whose `ts` is at least a minute old count, so the minute in
 which this limit falls is read from the log, too.
 """

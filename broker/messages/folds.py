@@ -106,7 +106,7 @@ class Folds:
         self._tally = tally
         self.position = self.saved_position = saved.position if saved is not None else Position(0)
         self._fields: Fields = _decode_fields(saved.fields) if saved is not None else {}
-        # The newest message, as long as those before it had the same fields: it is laid over the fields later.
+        # The newest message, as long as those before it had the same fields: it is merged into the fields later.
         self._newest: _Newest | None = None
         self._minutes: Minutes = {}  # not summed up yet
         self._sums: dict[int, Cells] = {}  # of minutes, by their start (ms), which are not in the buckets yet

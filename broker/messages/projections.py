@@ -4,7 +4,7 @@ Rows are added to the folds in memory soon after their commit. Each device is wr
 in one transaction, together with the position up to which nothing is missing in the store. After a crash the rows
 behind that position are added again, and those that a device has already are passed over.
 
-Reads lay what is in memory over what is in the store, so nothing that was acknowledged is missing in them.
+Reads merge memory and store, so nothing that was acknowledged is missing in them.
 
 The index of the log is made of the same rows, because they are sorted by device here (storage/log_index.py). Searches
 scan the rows that have no entry yet.
@@ -32,16 +32,16 @@ from storage.log_index import Entries, Entry
 from storage.records import MessageRow, SnapshotRow
 from storage.sql import StoreDamagedError
 
-#: A device is written when it has a row that is so old, and a bucket of a minute so only once.
+#: A device is written once its oldest unwritten row is this old, so that each bucket of a minute is written once.
 WRITE_SECONDS: Final = 60.0
-#: The folds look for rows so often, and as soon as there are so many: more for many devices, because a row that comes
-#: alone costs several times as much as one that comes with others of its device.
+#: How often, and after how many rows, new rows are added to the folds: after more for many devices, because a single
+#: row costs several times as much as one in a batch of its device.
 _LOOK_SECONDS: Final = 1.0
 _LOOK_ROWS: Final = 4_000
 _LOOK_ROWS_OF_A_DEVICE: Final = 8
 _LOOK_ROWS_MOST: Final = 12_000
-#: So many rows of a device are added in one piece, and pieces for so long before other tasks have their turn. The clock
-#: is looked at after so many rows: most cost a microsecond, and a few, behind which sums are made, a millisecond.
+#: Rows of a device that are added in one piece; seconds after which other tasks have their turn; rows between two looks
+#: at the clock. Most rows cost a microsecond, and a few, after which sums are made, a millisecond.
 _ROWS_AT_ONCE: Final = 128
 _FOLD_SECONDS: Final = 0.01
 _CLOCK_ROWS: Final = 16
@@ -51,9 +51,9 @@ _HELD_DEVICES: Final = 10_000
 _HELD_FIELDS: Final = 400_000
 #: Devices of one transaction, at least: other writes wait for it.
 _WRITE_DEVICES: Final = 50
-#: Rows that get their index entries together: so many, when the last ones got theirs a second ago; and else as many as
-#: come until then, at most `_UNINDEXED_MOST`, because searches scan them: 2,000 in 0.1 to 0.4 ms. All senders wait for
-#: the entries, and the more rows of a device come together, the fewer there are.
+#: Rows that get their index entries in a batch: this many, when the last batch was a second ago; else as many as come
+#: until then, at most `_UNINDEXED_MOST`, because searches scan them: 2,000 in 0.1 to 0.4 ms. All senders wait for
+#: the entries, and the larger a batch of a device is, the fewer there are.
 _UNINDEXED: Final = 2_000
 _INDEX_SECONDS: Final = 1.0
 _UNINDEXED_MOST: Final = 16_000

@@ -1,4 +1,4 @@
-"""A rule's word about itself: how it stands, when it triggered last, what it waits for, what went wrong."""
+"""The status of a rule: its state, when it triggered last, what it waits for, what went wrong."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Who may run a simulation now, and for how long (reference 12.9).
+"""Slots for simulations of rules, shared out by user, and the time that each may take (reference 12.9).
 
 Simulations take the processor from the event loop, and a reader from the store. Two run at once, of each user one, and
 each has a bound on its time.

@@ -153,7 +153,7 @@ class Subscriptions:
             raise NotFound
         sealed = subscription.record.nonce
         given = f"{application_id} {nonce}".encode(errors="surrogatepass")
-        # A stream has no nonce: what is compared then has the form of one, and nobody knows it.
+        # A stream has no nonce: compare with a random one that nobody knows.
         expected = f"{subscription.names.application_id} {new_id() if sealed is None else self._vault.open(sealed)}"
         if not hmac.compare_digest(given, expected.encode()):
             raise PermissionDenied("the nonce of this subscription")

@@ -1,4 +1,4 @@
-"""`trunkline demo`: a daemon with an embedded store, demo data and simulated devices; nothing else to install."""
+"""`trunkline demo`: a daemon with an embedded store, demo data and simulated devices."""
 
 import os
 import shlex
@@ -182,7 +182,7 @@ def _document(user_token: str) -> Mapping[str, Any]:
         ],
         "rules": [
             _rule(_WARM_RULE, "Warm for ten seconds: light on", _WARM, "setOn"),
-            _rule(_QUIET_RULE, "Nobody at the door for a minute: light off", _QUIET, "setOff"),
+            _rule(_QUIET_RULE, "Door closed for a minute: light off", _QUIET, "setOff"),
         ],
         "scenes": [
             {

@@ -28,5 +28,5 @@ def limits(*, used_up: bool, as_json: bool, config: Path | None) -> None:
 def _line(one: LimitLine) -> str:
     limit = "?" if one.limit is None else "unlimited" if one.limit < 0 else f"{one.limit:,}"
     opens = datetime.fromtimestamp(one.opens_on / 1000, UTC).isoformat(timespec="minutes")
-    state = "used up, open again" if one.is_used_up else "counted anew"
+    state = "used up, open again" if one.is_used_up else "resets"
     return f"{one.what:<22}{f'{one.used:,} of {limit}':<28}{state} {opens}  {printable(one.whose)}"

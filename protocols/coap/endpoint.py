@@ -139,7 +139,7 @@ class Endpoint(SessionEndpoint[CoapSession]):
     # --- In ----------------------------------------------------------------------------------------------------------
 
     def receive_from(self, send_to: Callable[[Hashable, bytes], None], key: Hashable, datagram: bytes) -> int:
-        """Take a datagram from an address, unless the peer has sent too many that no message comes of.
+        """Take a datagram from an address, unless the peer has sent too many that carry no message.
 
         Only a request opens a session. Another message of an unknown peer is rejected if it is confirmable, and leaves
         nothing behind.

@@ -20,7 +20,7 @@ from protocols.coap.message_layer import MessageLayer
 from protocols.coap.observe import Observation
 from protocols.coap.usual import USUAL_BYTES, UsualPost
 
-#: What one session may send that no message comes of. More is dropped unread, because UDP cannot make a peer wait.
+#: Datagrams without a message that one session may send. More are dropped unread: UDP cannot make a peer wait.
 OVERHEAD_AT_ONCE: Final = 256
 OVERHEAD_PER_SECOND: Final = 20.0
 #: A session after one request, without what `bytes_held` counts separately: measured, rounded up.
@@ -105,7 +105,7 @@ class CoapSession:
         self.blockwise: Blockwise | None = None
         self.repeated = b""  # the options of the latest POST that was not usual
         self.usual: UsualPost | None = None
-        self.overhead: Bucket | None = None  # its allowance of datagrams that no message comes of, once it sent one
+        self.overhead: Bucket | None = None  # its allowance of datagrams that carry no message, once it sent one
 
     def spend(self, now: float) -> None:
         """A datagram came that is no message, no answer and no part of one: a ping, a refused request, a duplicate."""

@@ -133,7 +133,7 @@ class SessionEndpoint(Generic[S]):
     # --- In and out --------------------------------------------------------------------------------------------------
 
     def receive(self, session: S, datagram: bytes) -> None:
-        """Take a datagram of a session, unless its peer has sent too many that no message comes of.
+        """Take a datagram of a session, unless its peer has sent too many that carry no message.
 
         The caller contains exceptions (`contained`).
         """

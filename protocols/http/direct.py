@@ -132,7 +132,7 @@ class DirectCalls:
                 partial(_within, received[asked.head_length :]),
             )
             await self._send(await self._answer(request, asked.method, route), stream, send_now)
-            # Who made the call, has not sent what comes next. And thousands of connections may be idle.
+            # Forget the caller: the next request may be somebody else's, and an idle connection should hold nothing.
             enter(Origin(peer.address))
             answering(None)
             if not (may_park and route.is_message and _is_of_device(request, peer)):

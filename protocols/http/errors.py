@@ -97,7 +97,7 @@ async def refused_by_http(error: HTTPException) -> Response:
 
 def forget_frames(error: HTTPException) -> None:
     """The request keeps this error. With the frames that the error has passed, it would keep the request, too, and both
-    would wait for the collector of garbage."""
+    would wait for the garbage collector."""
     error.__traceback__ = error.__context__ = None
 
 

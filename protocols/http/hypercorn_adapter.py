@@ -261,7 +261,7 @@ class _Server(TCPServer):
 
     def _break_cycles(self) -> None:
         """All tasks of the connection have ended. Its objects refer to each other, and strangers decide how many
-        connections end: the collector of garbage would stop the loop for tens of milliseconds."""
+        connections end: the garbage collector would stop the loop for tens of milliseconds."""
         self._http_stream.stop_idling = trio.lowlevel.checkpoint
         own = vars(self)
         for one in (own.get("_http"), own.get("_task_group"), self):

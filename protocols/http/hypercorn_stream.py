@@ -111,7 +111,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         if self.held is not None and not self.is_idle:
             await self.held.opened.wait()
         if self._is_closed:
-            # As the socket would, whose error leaves its frames to the collector of garbage (Python 3.13).
+            # Raise what the closed socket would raise, without its traceback cycle (Python 3.13).
             raise trio.ClosedResourceError
         most = min(max_bytes or _CHUNK_BYTES, _CHUNK_BYTES)
         if self.is_idle and self.has_begun_head:

@@ -158,7 +158,7 @@ class MqttExchange:
             return
         self.left = ()
         if len(packets) == 1 and type(packet := packets[0]) is Publish and packet.qos == 1 and self._space is None:
-            # Who waits for each acknowledgement sends nothing else, and a fleet of such devices a packet a read.
+            # A device with one message in flight sends one packet per read.
             self._publish(packet)
             self._await_commit((packet.packet_id,), ())
             return
@@ -226,7 +226,7 @@ class MqttExchange:
         return self._goes_on and not session.is_closed
 
     def _spend_overhead(self, overhead: int) -> RateLimitExceeded | None:
-        """Count and pace packets that no message comes of; a flood of them ends the connection."""
+        """Count and pace packets that carry no message; a flood of them ends the connection."""
         refusal = self._count(overhead)
         if refusal is not None and self.pace.floods(overhead):
             about = f"{refusal}; the connection is closed"

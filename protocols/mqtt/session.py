@@ -212,7 +212,7 @@ class MqttSession:
         self._receive_maximum = receive_maximum
         self._unreleased: dict[bytes, bool] = {}  # QoS 2 packet id: whether its PUBREC has been sent
         self._out = b""
-        #: Packets so far that no message comes of: pings, subscriptions (one for each filter), acknowledgements of
+        #: Packets so far that carry no message: pings, subscriptions (one for each filter), acknowledgements of
         #: nothing.
         self.overhead = 0
 

@@ -188,7 +188,7 @@ class OpenWebSocket:
             self._alarms.unset(self._alarm)
             self._conversation.leave()
             # From now on nothing is offered, so no alarm is set. These three refer back to this object: it would wait
-            # for the collector of garbage, and strangers decide how many connections end.
+            # for the garbage collector, and strangers decide how many connections end.
             self._ending = self._ending or (NORMAL_CLOSURE, "")
             self._outbox.end()
             del self._conversation, self._alarm

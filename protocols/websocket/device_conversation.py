@@ -100,7 +100,7 @@ class DeviceConversation:
     async def talk(self) -> None:
         connection, ingest = self._connection, self._ingest
         while True:
-            # Only who is no stranger is parked: the sockets of strangers may be closed while they are read.
+            # Only authenticated connections are parked: the sockets of strangers may be closed while they are read.
             payloads = await connection.receive(self._take if self._registrations else None)
             if payloads is None:
                 return

@@ -91,7 +91,7 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "operate/install: On other systems with systemd 1": "needs root; tests/test_deploying.py runs it with DESTDIR",
     "operate/install: Configuration 1": checked,
     "operate/install: Configuration 2": settings_load,
-    "operate/install: Secrets in the configuration 1": "adds a group and opens an editor: untried",
+    "operate/install: Secrets in the configuration 1": "adds a group and opens an editor",
     "operate/install: Administration 1": administered,
     "operate/tls-and-proxy: The certificate 1": credentials,
     "operate/tls-and-proxy: The certificate 2": settings_load,

@@ -263,7 +263,7 @@ class RegisteredDevice:
         for token in [token for token, one in self._observed.items() if one.path == path]:
             del self._observed[token]
         token = os.urandom(TOKEN_BYTES)
-        self._observed[token] = _Observed(path)  # the first notification may come together with the answer
+        self._observed[token] = _Observed(path)  # the first notification may come with the answer
         is_observed = False
         try:
             async with self._turn:

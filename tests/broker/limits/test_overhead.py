@@ -1,4 +1,4 @@
-"""What peers send that no message comes of: the allowance of each, and the line of all (reference 21.5)."""
+"""Frames that carry no message: the allowance of each peer, and the line of all (reference 21.5)."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
