@@ -25,6 +25,7 @@ LAST_MS = Milliseconds(253_402_300_799_999)
 
 class Interval(StrEnum):
     MINUTE = "minute"
+    TEN_MINUTES = "tenMinutes"
     HOUR = "hour"
     DAY = "day"
     MONTH = "month"
@@ -32,14 +33,14 @@ class Interval(StrEnum):
 
     def start_of(self, ts: int) -> Milliseconds:
         """The start of the bucket that contains `ts` (ms)."""
-        if (width := _FIXED.get(self)) is not None:
+        if (width := _WIDTHS.get(self)) is not None:
             return Milliseconds(ts - ts % width)
         moment = datetime.fromtimestamp(ts // 1000, UTC)
         return _month_ms(moment.year, moment.month if self is Interval.MONTH else 1)
 
     def end_of(self, ts: int) -> Milliseconds:
         """The end of the bucket that contains `ts` (ms): the start of the next one."""
-        if (width := _FIXED.get(self)) is not None:
+        if (width := _WIDTHS.get(self)) is not None:
             return Milliseconds(ts - ts % width + width)
         moment = datetime.fromtimestamp(ts // 1000, UTC)
         if self is Interval.MONTH and moment.month < _MONTHS:
@@ -47,7 +48,9 @@ class Interval(StrEnum):
         return Milliseconds(LAST_MS + 1) if moment.year == MAXYEAR else _month_ms(moment.year + 1, 1)
 
 
+#: The levels of the rollups; ten minutes are made of minutes.
 _FIXED = {Interval.MINUTE: MINUTE_MS, Interval.HOUR: HOUR_MS, Interval.DAY: DAY_MS}
+_WIDTHS = _FIXED | {Interval.TEN_MINUTES: 10 * MINUTE_MS}
 _MONTHS = 12
 
 
@@ -96,7 +99,7 @@ class LocalInterval:
 
     def _by_clock(self, ts: int) -> tuple[int, int]:
         """The hour or minute, cut where the clock changes within it."""
-        width, offset = _FIXED[self.interval], self._offset_ms(ts)
+        width, offset = _WIDTHS[self.interval], self._offset_ms(ts)
         start = (ts + offset) // width * width - offset
         end = start + width
         if self._offset_ms(start) != offset:
@@ -136,6 +139,7 @@ _BY_DATE = {Interval.DAY, Interval.MONTH, Interval.YEAR}
 #: The longest range of a histogram and of a presence search, in ms.
 HISTOGRAM_RANGE_MS = {
     Interval.MINUTE: HOUR_MS,
+    Interval.TEN_MINUTES: DAY_MS,
     Interval.HOUR: DAY_MS,
     Interval.DAY: 31 * DAY_MS,
     Interval.MONTH: YEAR_MS,
@@ -159,7 +163,7 @@ def spans(start_ms: Milliseconds, end_ms: Milliseconds, coarsest: Interval = Int
 
     No row is coarser than `coarsest`; a month or a year consists of days.
     """
-    levels = [level for level, width in _FIXED.items() if width <= _FIXED.get(coarsest, DAY_MS)]
+    levels = [level for level, width in _FIXED.items() if width <= _WIDTHS.get(coarsest, DAY_MS)]
     for level, wider in pairwise(levels):
         width = _FIXED[wider]
         edge = min(Milliseconds(-(-start_ms // width) * width), level.start_of(end_ms))

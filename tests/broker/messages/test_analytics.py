@@ -41,6 +41,7 @@ from tests.wording import INVALID
 
 LONGEST = {
     Interval.MINUTE: HOUR_MS,
+    Interval.TEN_MINUTES: DAY_MS,
     Interval.HOUR: DAY_MS,
     Interval.DAY: 31 * DAY_MS,
     Interval.MONTH: YEAR_MS,

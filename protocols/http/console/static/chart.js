@@ -1,4 +1,5 @@
-// A line chart on a canvas: one field over time. Points are {t, v}, and {t, v, low, high, count} of a histogram.
+// A line chart on a canvas: one field over time, or several of the same unit. Points are {t, v}, and
+// {t, v, low, high, count} of a histogram. Between points that lie farther apart than `gap` ms there is no line.
 //
 // Points that share a pixel column are drawn as one stroke from the lowest to the highest, so that the time to draw
 // depends on the width and not on the number of points.
@@ -6,21 +7,28 @@
 import { fullTime, h, shown, truth, whole } from "./dom.js";
 
 const LEFT = 52, RIGHT = 10, TOP = 10, BOTTOM = 22;
+// The first is the main color of the page; the others stand out from it, and from each other, on light and on dark.
+const COLORS = [null, ["#b45309", "#fbbf24"], ["#0f766e", "#2dd4bf"], ["#7e22ce", "#d8b4fe"], ["#be123c", "#fda4af"], ["#4d7c0f", "#bef264"]];
+const ZONE = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" }).formatToParts().find((one) => one.type === "timeZoneName")?.value ?? "";
 const STEPS_MS = [1, 2, 5, 10, 15, 30].map((one) => one * 1000)
   .concat([1, 2, 5, 10, 15, 30].map((one) => one * 60000))
   .concat([1, 2, 3, 6, 12].map((one) => one * 3600000))
   .concat([1, 2, 7, 14, 30, 90, 365].map((one) => one * 86400000));
 
 export class Chart {
-  constructor({ name, unit = "", step = false, onZoom = () => {}, onHover = () => {} }) {
-    Object.assign(this, { name, unit, step, onZoom, onHover });
-    this.points = [];
+  constructor({ names, unit = "", step = false, onZoom = () => {}, onHover = () => {} }) {
+    Object.assign(this, { names, unit, step, onZoom, onHover });
+    this.series = names.map((name) => ({ name, points: [] }));
+    this.gap = Infinity;
+    this.kind = "latest";
     this.range = [Date.now() - 300000, Date.now()];
     this.hover = null;
     this.drag = null;
     this.canvas = h("canvas", { tabindex: "0", role: "img" });
     this.element = h("figure", { class: "chart" },
-      h("figcaption", {}, h("span", { class: "field" }, name), this.latest = h("span", { class: "number latest" })),
+      h("figcaption", {}, this.series.map((one) => h("span", { class: "legend" },
+        names.length > 1 ? one.swatch = h("i", { class: "swatch", "aria-hidden": "true" }) : null,
+        h("span", { class: "field" }, unit ? `${one.name} (${unit})` : one.name), " ", one.latest = h("span", { class: "number latest" })))),
       this.canvas);
     this.listen();
     this.resized = new ResizeObserver(() => this.draw());
@@ -29,9 +37,10 @@ export class Chart {
     this.scheme.addEventListener("change", () => this.draw());
   }
 
-  show(points, range) {
-    this.points = points;
-    this.range = range;
+  // `lists` are points by name; `kind` says what the number beside the name is.
+  show(lists, range, { gap = Infinity, kind = "latest" } = {}) {
+    for (const one of this.series) one.points = lists.get(one.name) ?? [];
+    Object.assign(this, { range, gap, kind });
     this.draw();
   }
 
@@ -53,34 +62,52 @@ export class Chart {
     this.colors = Object.fromEntries(["main", "main-tint", "line", "soft"].map((one) => [one, style.getPropertyValue(`--${one}`)]));
     pen.font = `11px ${style.fontFamily}`;
     this.frame = { width: width - LEFT - RIGHT, height: height - TOP - BOTTOM };
-    const seen = this.visible();
-    this.scale(seen);
+    const isDark = this.scheme.matches;
+    this.series.forEach((one, at) => {
+      const own = COLORS[at % COLORS.length];
+      one.color = own === null ? this.colors.main : own[isDark ? 1 : 0];
+      if (one.swatch) one.swatch.style.background = one.color;
+      one.seen = this.visible(one.points);
+    });
+    this.scale(this.series.flatMap((one) => one.seen));
     this.paintAxes(pen, width);
     pen.save();
     pen.beginPath();
     pen.rect(LEFT, TOP - 3, this.frame.width, this.frame.height + 6);
     pen.clip();
-    if (seen.some((one) => one.low !== undefined)) this.paintBand(pen, seen);
-    this.paintLine(pen, seen);
+    for (const { seen, color } of this.series) {
+      if (seen.some((one) => one.low !== undefined)) for (const run of this.runs(seen)) this.paintBand(pen, run, color);
+      for (const run of this.step ? [seen] : this.runs(seen)) this.paintLine(pen, run, color);
+    }
     pen.restore();
     this.paintHover(pen);
-    this.describe(seen);
+    this.describe();
   }
 
   // The points in the range, and the next one on both sides, so that lines leave the frame
-  visible() {
+  visible(points) {
     const [from, to] = this.range;
-    let first = this.index(from), last = this.index(to);
-    first = Math.max(0, first - 1);
-    last = Math.min(this.points.length, last + 1);
-    return this.points.slice(first, last);
+    const first = Math.max(0, this.index(points, from) - 1), last = Math.min(points.length, this.index(points, to) + 1);
+    return points.slice(first, last);
   }
 
-  index(t) {
-    let low = 0, high = this.points.length;
+  // The points between two gaps
+  runs(seen) {
+    const found = [];
+    let before = null;
+    for (const one of seen) {
+      if (before === null || one.t - before.t > this.gap) found.push([]);
+      found.at(-1).push(one);
+      before = one;
+    }
+    return found;
+  }
+
+  index(points, t) {
+    let low = 0, high = points.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.points[middle].t < t) low = middle + 1; else high = middle;
+      if (points[middle].t < t) low = middle + 1; else high = middle;
     }
     return low;
   }
@@ -117,7 +144,7 @@ export class Chart {
       pen.moveTo(LEFT, y);
       pen.lineTo(width - RIGHT, y);
       pen.stroke();
-      pen.fillText(this.step ? truth(value, this.name) : shown(Number(value.toPrecision(8))), LEFT - 6, y);
+      pen.fillText(this.step ? truth(value, this.names[0]) : shown(Number(value.toPrecision(8))), LEFT - 6, y);
     }
     pen.textAlign = "center";
     pen.textBaseline = "top";
@@ -135,9 +162,9 @@ export class Chart {
     }
   }
 
-  paintLine(pen, seen) {
-    pen.strokeStyle = this.colors.main;
-    pen.fillStyle = this.colors.main;
+  paintLine(pen, seen, color) {
+    pen.strokeStyle = color;
+    pen.fillStyle = color;
     pen.lineWidth = 1.75;
     pen.lineJoin = "round";
     pen.beginPath();
@@ -158,7 +185,7 @@ export class Chart {
     if (column !== null && lowest !== highest) { pen.lineTo(column, lowest); pen.lineTo(column, highest); }
     if (this.step && before !== null) pen.lineTo(this.x(Math.min(this.range[1], Date.now())), before);
     pen.stroke();
-    if (seen.length <= this.frame.width / 20) {
+    if (seen.length === 1 || seen.length <= this.frame.width / 20) {
       for (const one of seen) {
         pen.beginPath();
         pen.arc(this.x(one.t), this.y(one.v), 2.5, 0, 7);
@@ -167,12 +194,14 @@ export class Chart {
     }
   }
 
-  paintBand(pen, seen) {
-    pen.fillStyle = this.colors["main-tint"];
+  paintBand(pen, seen, color) {
+    pen.fillStyle = color;
+    pen.globalAlpha = 0.14;
     pen.beginPath();
     seen.forEach((one, at) => pen[at ? "lineTo" : "moveTo"](this.x(one.t), this.y(one.high)));
     for (const one of [...seen].reverse()) pen.lineTo(this.x(one.t), this.y(one.low));
     pen.fill();
+    pen.globalAlpha = 1;
   }
 
   paintHover(pen) {
@@ -182,44 +211,47 @@ export class Chart {
       pen.fillRect(this.drag, TOP, this.x(this.hover) - this.drag, this.frame.height);
       pen.globalAlpha = 1;
     }
-    const one = this.hovered();
-    if (one === undefined) return;
-    const x = this.x(one.t);
-    pen.strokeStyle = this.colors.soft;
-    pen.beginPath();
-    pen.moveTo(Math.round(x) + 0.5, TOP);
-    pen.lineTo(Math.round(x) + 0.5, TOP + this.frame.height);
-    pen.stroke();
-    pen.fillStyle = this.colors.main;
-    pen.beginPath();
-    pen.arc(x, this.y(one.v), 4, 0, 7);
-    pen.fill();
+    for (const { points, color } of this.series) {
+      const one = this.hover === null ? undefined : this.nearest(points, this.hover);
+      if (one === undefined) continue;
+      const x = this.x(one.t);
+      pen.strokeStyle = this.colors.soft;
+      pen.beginPath();
+      pen.moveTo(Math.round(x) + 0.5, TOP);
+      pen.lineTo(Math.round(x) + 0.5, TOP + this.frame.height);
+      pen.stroke();
+      pen.fillStyle = color;
+      pen.beginPath();
+      pen.arc(x, this.y(one.v), 4, 0, 7);
+      pen.fill();
+    }
   }
 
-  hovered() {
-    return this.hover === null ? undefined : this.nearest(this.hover);
+  value(one, name) {
+    return this.step && !("count" in one) ? truth(one.v, name) : shown(one.v, this.unit);
   }
 
-  words(one) {
-    const value = this.step && !("count" in one) ? truth(one.v, this.name) : shown(one.v, this.unit);
-    const range = one.low === undefined ? "" : ` (${shown(one.low)} to ${shown(one.high)}, ${whole(one.count)} messages)`;
-    return `${fullTime(one.t)}: ${value}${range}`;
+  words(one, name) {
+    const range = one.low === undefined ? "" : ` (mean; ${shown(one.low)} to ${shown(one.high)}, ${whole(one.count)} messages)`;
+    return `${fullTime(one.t)} ${ZONE}: ${this.value(one, name)}${range}`;
   }
 
-  nearest(t) {
-    const at = this.index(t);
-    const around = [this.points[at - 1], this.points[at]].filter((one) => one && one.t >= this.range[0] && one.t <= this.range[1]);
+  nearest(points, t) {
+    const at = this.index(points, t);
+    const around = [points[at - 1], points[at]].filter((one) => one && one.t >= this.range[0] && one.t <= this.range[1]);
     return around.sort((a, b) => Math.abs(a.t - t) - Math.abs(b.t - t))[0];
   }
 
-  describe(seen) {
-    const last = this.points.at(-1);
-    const text = last === undefined ? "no data" : this.step && last.low === undefined ? truth(last.v, this.name) : shown(last.v, this.unit);
-    const one = this.hovered();
-    const said = one === undefined ? text : this.words(one);
-    if (this.latest.textContent !== said) this.latest.textContent = said;
-    this.canvas.setAttribute("aria-label", `${this.name} over time: ${whole(seen.length)} points, the last ${text}. `
-      + "Arrow keys read the points, plus and minus zoom.");
+  describe() {
+    const told = this.series.map((one) => {
+      const last = one.points.at(-1);
+      const text = last === undefined ? "no data" : `${this.kind} ${this.value(last, one.name)}`;
+      const hovered = this.hover === null ? undefined : this.nearest(one.points, this.hover);
+      const said = hovered === undefined ? text : this.words(hovered, one.name);
+      if (one.latest.textContent !== said) one.latest.textContent = said;
+      return `${one.name} over time: ${whole(one.seen.length)} points, ${text}.`;
+    });
+    this.canvas.setAttribute("aria-label", `${told.join(" ")} Times in ${ZONE}. Arrow keys read the points, plus and minus zoom.`);
   }
 
   point(t) {
@@ -240,7 +272,7 @@ export class Chart {
     this.canvas.addEventListener("dblclick", () => this.onZoom(null, null));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("blur", () => {
-      this.latest.removeAttribute("role");
+      for (const one of this.series) one.latest.removeAttribute("role");
       this.onHover(null);
     });
   }
@@ -249,11 +281,12 @@ export class Chart {
     const [from, to] = this.range;
     const here = this.hover ?? to;
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-      const at = this.points.indexOf(this.nearest(here)) + (event.key === "ArrowLeft" ? -1 : 1);
-      const next = this.hover === null ? this.nearest(to) : this.points[at];
+      const { points, latest } = this.series[0];
+      const at = points.indexOf(this.nearest(points, here)) + (event.key === "ArrowLeft" ? -1 : 1);
+      const next = this.hover === null ? this.nearest(points, to) : points[at];
       if (next === undefined) return;
       this.onHover(next.t);
-      this.latest.setAttribute("role", "status");  // what a screen reader says while the arrows are used
+      latest.setAttribute("role", "status");  // what a screen reader says while the arrows are used
     } else if (event.key === "+") this.onZoom(here - (to - from) / 4, here + (to - from) / 4);
     else if (event.key === "-" || event.key === "Escape") this.onZoom(null, null);
     else return;

@@ -2,26 +2,27 @@
 
 import { attempt, get } from "./api.js";
 import { Chart } from "./chart.js";
-import { $, empty, fill, fullTime, h } from "./dom.js";
+import { $, ago, empty, fill, fullTime, h } from "./dom.js";
 import { isDrawn, isNumber, valueAt } from "./manifest.js";
 
 const LIVE_MS = 300000;
 const MOST_POINTS = 10000;
 const AT_FIRST = 3;
-const BUCKET_MS = { minute: 60000, hour: 3600000 };
+const BUCKET_MS = { minute: 60000, tenMinutes: 600000, hour: 3600000, day: 86400000, month: 31 * 86400000 };
 // The longest range that the histogram takes for each interval (reference 9.5)
-const LONGEST_MS = { minute: 3600000, hour: 86400000, day: 31 * 86400000, month: 365 * 86400000 };
+const LONGEST_MS = { minute: 3600000, tenMinutes: 86400000, day: 31 * 86400000, month: 365 * 86400000 };
 
+// What a point of a histogram is
+const WORDS = { minute: "mean of the last minute", tenMinutes: "mean of the last ten minutes", day: "mean of the last day", month: "mean of the last month" };
 const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone;  // hours, days and months are those of the viewer
 
 // The histogram leaves out the bucket in which the range ends: so it ends where the next one begins.
 function nextBucket(interval, ms) {
-  if (interval === "minute") return Math.ceil(ms / BUCKET_MS.minute) * BUCKET_MS.minute;
+  if (interval in { minute: 1, tenMinutes: 1 }) return Math.ceil(ms / BUCKET_MS[interval]) * BUCKET_MS[interval];
   const at = new Date(ms);
-  if (interval === "hour") at.setMinutes(0, 0, 0);
-  else at.setHours(0, 0, 0, 0);
+  at.setHours(0, 0, 0, 0);
   if (interval === "month") at.setMonth(at.getMonth() + 1, 1);
-  else if (at < ms) interval === "day" ? at.setDate(at.getDate() + 1) : at.setTime(at.getTime() + BUCKET_MS.hour);
+  else if (at < ms) at.setDate(at.getDate() + 1);
   return at.getTime();
 }
 
@@ -33,6 +34,12 @@ function firstBucket(interval, end) {
   return at.getTime();
 }
 
+// The finest interval that takes a range of this length
+const finest = (ms) => Object.entries(LONGEST_MS).find(([, longest]) => ms <= longest)?.[0] ?? "month";
+
+// A time as a field takes it, in the browser's zone
+const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+
 export class Drawing {
   constructor(did, manifest) {
     this.did = did;
@@ -42,6 +49,7 @@ export class Drawing {
     this.interval = "live";
     this.end = 0;
     this.zoom = null;
+    this.own = null;  // a range that the person chose, or zoomed into
     this.asked = 0;
     if (this.fields.size === 0) {
       fill($("#charts"), empty("Nothing to draw", "This type of device has no field with a number or a switch."));
@@ -53,6 +61,12 @@ export class Drawing {
     for (const button of $("#ranges").children) button.addEventListener("click", () => this.choose(button));
     $("#back").addEventListener("click", () => this.move(-1));
     $("#forth").addEventListener("click", () => this.move(1));
+    $("#together").addEventListener("change", () => { this.lay(); this.draw(); });
+    $("#own").addEventListener("submit", (event) => {
+      event.preventDefault();
+      const [from, to] = ["from", "to"].map((name) => new Date(event.target.elements[name].value).getTime());
+      if (from < to) this.show([from, to]);
+    });
     setInterval(() => { if (this.interval === "live" && !document.hidden) this.paint(); }, 1000);
   }
 
@@ -62,20 +76,47 @@ export class Drawing {
     return h("label", {}, box, path);
   }
 
+  // One chart for each field, or for all fields of the same unit
   lay() {
     const wanted = [...document.querySelectorAll("#drawn input:checked")].map((one) => one.value);
-    for (const [path, chart] of this.charts) if (!wanted.includes(path)) { chart.remove(); this.charts.delete(path); }
+    const groups = new Map();
     for (const path of wanted) {
-      if (this.charts.has(path)) continue;
       const field = this.fields.get(path);
-      this.charts.set(path, new Chart({
-        name: path, unit: field.unit, step: !isNumber(field),
+      const key = $("#together").checked ? `${isNumber(field)} ${field.unit ?? ""}` : path;
+      groups.set(key, [...(groups.get(key) ?? []), path]);
+    }
+    for (const chart of this.charts.values()) chart.remove();
+    this.charts.clear();
+    for (const [key, paths] of groups) {
+      const field = this.fields.get(paths[0]);
+      this.charts.set(key, new Chart({
+        names: paths, unit: field.unit, step: !isNumber(field),
         onHover: (t) => { for (const one of this.charts.values()) one.point(t); },
-        onZoom: (from, to) => { this.zoom = from === null ? null : [from, to]; this.paint(); },
+        onZoom: (from, to) => this.zoomTo(from, to),
       }));
     }
-    fill($("#charts"), wanted.length ? wanted.map((path) => this.charts.get(path).element)
+    fill($("#charts"), wanted.length ? [...this.charts.values()].map((one) => one.element)
       : empty("No field chosen", "Tick a field to see it here."));
+  }
+
+  // Live, what is there is drawn larger; else the range is asked for anew, in finer steps.
+  zoomTo(from, to) {
+    if (this.interval === "live") {
+      this.zoom = from === null ? null : [from, to];
+      this.paint();
+    } else if (from === null) {
+      this.own = null;
+      this.draw();
+    } else this.show([from, Math.max(to, from + BUCKET_MS.minute)]);
+  }
+
+  show([from, to]) {
+    if (this.interval === "live") {
+      this.interval = "minute";
+      for (const one of $("#ranges").children) one.setAttribute("aria-pressed", "false");
+    }
+    this.own = [from, to];
+    this.draw();
   }
 
   // Messages that were stored before the page was open, newest first
@@ -107,15 +148,20 @@ export class Drawing {
     this.interval = button.dataset.range;
     this.end = 0;
     this.zoom = null;
+    this.own = null;
     this.draw();
   }
 
   move(steps) {
+    if (this.own) {
+      const width = this.own[1] - this.own[0];
+      return this.show(this.own.map((one) => one + steps * width));
+    }
     const width = LONGEST_MS[this.interval];
     const end = (this.end || Date.now()) + steps * width;
     this.end = end >= Date.now() ? 0 : end;
     this.zoom = null;
-    this.draw();
+    return this.draw();
   }
 
   draw() {
@@ -126,18 +172,19 @@ export class Drawing {
 
   async load() {
     const mine = this.asked += 1;
-    const end = nextBucket(this.interval, this.end || Date.now());
-    const start = firstBucket(this.interval, end);
-    const query = { sdid: this.did, startDate: start, endDate: end, interval: this.interval, timezone: ZONE };
-    $("#span").textContent = `${fullTime(start)} to ${fullTime(end)}`;
-    $("#forth").disabled = this.end === 0;
+    const interval = this.own ? finest(this.own[1] - this.own[0]) : this.interval;
+    const end = nextBucket(interval, this.own?.[1] ?? (this.end || Date.now()));
+    const start = this.own ? Math.max(this.own[0], end - LONGEST_MS[interval]) : firstBucket(interval, end);
+    const query = { sdid: this.did, startDate: start, endDate: end, interval, timezone: ZONE };
+    $("#span").textContent = `${fullTime(start)} to ${fullTime(end)}, ${ZONE}`;
+    $("#forth").disabled = this.own ? this.own[1] >= Date.now() : this.end === 0;
+    [$("#own-from").value, $("#own-to").value] = [local(start), local(end)];
     this.loaded = new Map();
     this.range = [start, end];
-    await Promise.all([...this.charts].map(async ([path, chart]) => {
-      if (!isNumber(this.fields.get(path))) {
-        chart.show([], this.range);
-        return;
-      }
+    this.gap = BUCKET_MS[interval] * 1.5;
+    this.kind = WORDS[interval];
+    const paths = [...this.charts.values()].flatMap((one) => one.names).filter((path) => isNumber(this.fields.get(path)));
+    await Promise.all(paths.map(async (path) => {
       const { data } = await get("/messages/analytics/histogram", { ...query, field: path });
       if (mine !== this.asked) return;
       this.loaded.set(path, data.map((one) => ({ t: one.ts, v: one.mean, low: one.min, high: one.max, count: one.count })));
@@ -148,15 +195,30 @@ export class Drawing {
 
   paint() {
     const now = Date.now();
-    for (const [path, chart] of this.charts) {
-      if (this.interval === "live") chart.show(this.live.get(path), this.zoom ?? this.window(now));
-      else if (this.range) chart.show(this.loaded?.get(path) ?? [], this.zoom ?? this.range);
-    }
+    const isLive = this.interval === "live";
+    const lists = isLive ? this.live : this.loaded ?? new Map();
+    const range = isLive ? this.zoom ?? this.window(now) : this.range;
+    if (!range) return;
+    for (const chart of this.charts.values()) chart.show(lists, range, isLive ? { gap: this.silence() } : { gap: this.gap, kind: this.kind });
+    const last = this.lastOn();
+    const isSilent = isLive && last > 0 && last < now - LIVE_MS;
+    $("#silent").hidden = !isSilent;
+    if (isSilent) $("#silent").textContent = `No message since ${fullTime(last)} (${ago(last)}). Shown are the minutes before.`;
+  }
+
+  lastOn() {
+    return Math.max(0, ...[...this.live.values()].map((points) => points.at(-1)?.t ?? 0));
+  }
+
+  // How long a live device may be silent before its line has a gap: much longer than usually
+  silence() {
+    const steps = [...this.live.values()].flatMap((points) => points.slice(-50).map((one, at, some) => (at ? one.t - some[at - 1].t : 0)).slice(1)).sort((a, b) => a - b);
+    return Math.max(30000, 5 * (steps[Math.floor(steps.length / 2)] ?? 0));
   }
 
   // The last five minutes; of a device that was silent in them, the five minutes before its last message
   window(now) {
-    const last = Math.max(0, ...[...this.live.values()].map((points) => points.at(-1)?.t ?? 0));
+    const last = this.lastOn();
     const end = last && last < now - LIVE_MS ? last + LIVE_MS / 10 : now;
     return [end - LIVE_MS, end];
   }
