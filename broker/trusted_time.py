@@ -14,6 +14,7 @@ import trio
 
 from broker.clock import Clock
 from broker.loops import repeat
+from config.shown_command import shown_command
 from storage.database import Database
 
 _LOOK_SECONDS: Final = 60.0
@@ -101,7 +102,7 @@ class TrustedTime:
                 "nothing_is_deleted",
                 reason="the clock jumped ahead, or the daemon did not run for long",
                 seconds=self._jumped_ms // 1000,
-                confirm="trunkline retention confirm",
+                confirm=shown_command("retention confirm"),
             )
 
     async def save(self) -> None:

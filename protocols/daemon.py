@@ -23,6 +23,7 @@ from broker.device_management.sessions import ResourcePath
 from broker.services import Services, open_services
 from broker.trace.origin import listening_as, on_whose_account
 from config.settings import Address, Settings, SettingsError, Tls
+from config.shown_command import shown_command
 from protocols import systemd
 from protocols.coap.dtls.connection import LWM2M_PRIORITIES
 from protocols.coap.dtls.errors import DtlsUnavailable
@@ -117,7 +118,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         stack.enter_context(_handlers_restored())
         state = stack.enter_context(open_state(settings))
         if len(state.keys) > 1:
-            _log.warning("key_rotation_interrupted", finish="stop the daemon and run: trunkline key rotate")
+            _log.warning("key_rotation_interrupted", finish=f"stop the daemon and run: {shown_command('key rotate')}")
         engine = SqliteEngine(
             state.database, synchronous=settings.storage.synchronous, progress=systemd.tell_of_upgrade
         )

@@ -13,14 +13,18 @@ from typing import Any, Final
 
 import structlog
 
+from config.shown_command import shown_command
 from storage.sql import StoreDamagedError
 
 #: Steps of one position behind damage; then the steps double. A page has fewer rows.
 _NEAR: Final = 2_000
 _TELL_SECONDS: Final = 3600.0
 _TABLE: Final = re.compile(r"\b(?:FROM|INTO|UPDATE)\s+(\w+)")
-HELP: Final = "stop the daemon and run: trunkline store salvage"
 _log = structlog.get_logger(__name__)
+
+
+def help_with_damage() -> str:
+    return f"stop the daemon and run: {shown_command('store salvage')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Damage:
             if told_at is not None and now - told_at < _TELL_SECONDS:
                 return
             self._told_at[table] = now
-        _log.error("store_damaged", table=table, reason=reason, help=HELP)
+        _log.error("store_damaged", table=table, reason=reason, help=help_with_damage())
 
     def is_met(self) -> bool:
         return bool(self._told_at or self.set_aside)

@@ -4,6 +4,7 @@ The secret is sealed in the store; recovery codes are stored as hashes. Until th
 that the app has the secret, nothing is stored: the page carries the offered secret, sealed.
 """
 
+import shlex
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,6 +19,7 @@ from broker.facts import Router, SessionsEnded
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import FRESH_SIGN_IN_SECONDS
+from config.shown_command import shown_command
 from storage.database import Database, Transaction
 from storage.keys import UserKey
 from storage.records import SecondFactorRecord, UserRecord
@@ -181,7 +183,8 @@ def _reset(tx: Transaction, name: str, now_ms: int) -> tuple[UserKey, bool]:
     if user.email_verified_on is None and name.strip() != user.name:
         raise Conflict(
             f"nobody has proved to own the address {user.email}: give its owner a new account with"
-            f" `trunkline user reset --password`, or name this account by its user name, {user.name}"
+            f" `{shown_command(f'user reset --password {shlex.quote(user.email)}')}`, or name this account by its user"
+            f" name, {user.name}"
         )
     tx.sessions.remove_of(user.key)
     if not tx.second_factors.remove(user.key):

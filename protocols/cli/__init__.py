@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from config.shown_command import commands_of_this_program
 from protocols.cli.failures import CommandError, leaves
 
 #: The module of each command, in the order of the help text.
@@ -52,7 +53,7 @@ _FIRST_SENTENCES = {
     "simulate": "Send plausible messages as a device and print the Actions it receives.",
     "tail": "Print each message of the live feed as it is stored, one line of JSON each.",
     "receive": "Print what a callback gets, one line of JSON for each notification.",
-    "history": "Print the latest messages of a device, one line of JSON each, oldest first.",
+    "history": "Print the latest messages of a device (id or name), one line of JSON each, oldest first.",
     "type": "Device types of the running daemon and their Manifests.",
     "plans": "List the plans that are not decided yet.",
     "payments": "List the payments that have to be refunded, and those that are not decided yet.",
@@ -94,7 +95,8 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with commands_of_this_program():
+                return super().invoke(ctx)
         except CommandError as error:
             for line in error.lines:
                 click.echo(f"trunkline: {line}", err=True)

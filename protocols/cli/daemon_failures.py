@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from broker.errors import DomainError, ValidationFailed
 from config.settings import SettingsError
 from protocols.cli.failures import CommandError, leaves
@@ -34,6 +36,11 @@ def failures_reported(*, about: Path | None = None) -> Iterator[None]:
         for leaf in leaves(error):
             if isinstance(leaf, CommandError):
                 raise leaf from error
+            if isinstance(leaf, msgspec.ValidationError):  # of an answer, which only another version makes
+                raise CommandError(
+                    f"the answer of the running daemon cannot be read ({leaf}): it is of another version than this"
+                    " program. Restart the daemon, or use its own program"
+                ) from error
             for kind, status in _STATUSES:
                 if isinstance(leaf, kind):
                     first, *others = _lines(leaf, about)

@@ -22,6 +22,7 @@ from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.logging import configure_logging
 from config.settings import Address, Coap, ConsoleSettings, Http, Log, Lwm2m, Mqtt, Outbound, Settings
+from config.shown_command import with_state
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
@@ -96,6 +97,7 @@ def demo(
         console=ConsoleSettings(operators=(_ADMINISTRATOR,)),
         log=Log(level="warning"),
     )
+    with_state(settings.state_dir)
     configure_logging(settings.log.level, settings.log.format)
     with failures_reported():
         trio.run(_run, settings, show_actions, clock=PausingClock())

@@ -24,7 +24,7 @@ def type() -> None:  # noqa: A001 - the name of the command
 @config_option
 def list_types(*, as_json: bool, config: Path | None) -> None:
     """List the device types: unique name, id, the version in use, and versions that wait for approval."""
-    found = msgspec.convert(ask_daemon(config, "type list", {}), list[TypeOverview])
+    found = ask_daemon(config, "type list", {}, list[TypeOverview])
     print_lines(found, _type_line, as_json=as_json)
 
 
@@ -42,7 +42,7 @@ def _type_line(found: TypeOverview) -> str:
 def upload_manifest(device_type: str, file: Path, approve: bool, config: Path | None) -> None:
     """Make the Manifest in FILE (JSON) the newest version of TYPE (an id or a unique name)."""
     arguments = {"device_type": device_type, "document": _read_json(file), "approve": approve}
-    answer = msgspec.convert(ask_daemon(config, "type upload", arguments, about=file), UploadedManifest)
+    answer = ask_daemon(config, "type upload", arguments, UploadedManifest, about=file)
     state = "approved" if answer.approved else "waits for approval"
     click.echo(f"version {answer.version}: {state}{'' if answer.is_new else ', as before'}")
 
@@ -53,8 +53,8 @@ def upload_manifest(device_type: str, file: Path, approve: bool, config: Path | 
 @config_option
 def approve_manifest(device_type: str, version: int, config: Path | None) -> None:
     """Approve a VERSION of the Manifest of TYPE, so that its devices use it."""
-    answer = ask_daemon(config, "type approve", {"device_type": device_type, "version": version})
-    click.echo(f"version {msgspec.convert(answer, UploadedManifest).version}: approved")
+    wanted = {"device_type": device_type, "version": version}
+    click.echo(f"version {ask_daemon(config, 'type approve', wanted, UploadedManifest).version}: approved")
 
 
 @type.command("failures")
@@ -64,8 +64,8 @@ def approve_manifest(device_type: str, version: int, config: Path | None) -> Non
 @config_option
 def list_failures(device_or_type: str, count: int, *, as_json: bool, config: Path | None) -> None:
     """List the failed messages of a device or of all devices of a type (id or name): newest first, with reasons."""
-    answer = ask_daemon(config, "type failures", {"device_or_type": device_or_type, "limit": count})
-    print_lines(msgspec.convert(answer, list[FailedMessage]), _failure_line, as_json=as_json)
+    wanted = {"device_or_type": device_or_type, "limit": count}
+    print_lines(ask_daemon(config, "type failures", wanted, list[FailedMessage]), _failure_line, as_json=as_json)
 
 
 def _failure_line(failed: FailedMessage) -> str:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from broker.monetization.statuses import REFUND_DUE
 from protocols.cli.administration import json_option, print_lines
@@ -21,7 +20,7 @@ _comments = click.option("--comments", default="", help="What the owners of the 
 def plans(context: click.Context, *, as_json: bool, config: Path | None) -> None:
     """List the plans that are not decided yet."""
     if context.invoked_subcommand is None:
-        found = msgspec.convert(ask_daemon(config, "plans", {}), list[OperatorsPlan])
+        found = ask_daemon(config, "plans", {}, list[OperatorsPlan])
         print_lines(found, _plan_lines, as_json=as_json)
 
 
@@ -39,7 +38,7 @@ def _plan_line(plan: OperatorsPlan) -> str:
 
 def _decide_plan(config: Path | None, device_type: str, version: int, decision: str, comments: str = "") -> None:
     arguments = {"device_type": device_type, "version": version, "decision": decision, "comments": comments}
-    click.echo(_plan_line(msgspec.convert(ask_daemon(config, "plans decide", arguments), OperatorsPlan)))
+    click.echo(_plan_line(ask_daemon(config, "plans decide", arguments, OperatorsPlan)))
 
 
 @plans.command("review")
@@ -78,7 +77,7 @@ def reject_plan(device_type: str, version: int, comments: str, config: Path | No
 def payments(context: click.Context, *, as_json: bool, config: Path | None) -> None:
     """List the payments that have to be refunded, and those that are not decided yet."""
     if context.invoked_subcommand is None:
-        found = msgspec.convert(ask_daemon(config, "payments", {}), list[OperatorsPayment])
+        found = ask_daemon(config, "payments", {}, list[OperatorsPayment])
         print_lines(found, _payment_line, as_json=as_json)
 
 
@@ -90,7 +89,7 @@ def _payment_line(payment: OperatorsPayment) -> str:
 
 
 def _decide_payment(config: Path | None, command: str, **arguments: str) -> None:
-    payment = msgspec.convert(ask_daemon(config, command, arguments), OperatorsPayment)
+    payment = ask_daemon(config, command, arguments, OperatorsPayment)
     click.echo(f"{payment.reference}  {payment.status}")
 
 

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import click
-import msgspec
 
 from protocols.cli.asking import ask_daemon
 from protocols.cli.options import config_option
@@ -47,7 +46,7 @@ def explain(rule_id: str, message: str | None, since: int, config: Path | None) 
         arguments |= {"start": now_ms - since, "end": now_ms}
     else:
         arguments["message"] = message
-    answer = msgspec.convert(ask_daemon(config, "rule explain", arguments), ExplainedTime)
+    answer = ask_daemon(config, "rule explain", arguments, ExplainedTime)
     for one in answer.found:
         outcome = "triggers" if one.triggers else "does not trigger"
         earlier = "" if one.counts else "  (before the rule was made or changed)"
@@ -68,7 +67,7 @@ def replay(rule_id: str, since: int, config: Path | None) -> None:
     """Run RULE (an id) over the messages of this time, and print what it would have sent. Nothing is sent."""
     now_ms = int(time.time() * 1000)
     arguments = {"rule": rule_id, "start": now_ms - since, "end": now_ms}
-    answer = msgspec.convert(ask_daemon(config, "rule replay", arguments), ReplayedTime)
+    answer = ask_daemon(config, "rule replay", arguments, ReplayedTime)
     for one in answer.triggers:
         click.echo(f"{time_text(one.at)}  {one.mid or 'the time'}")
         for action in one.actions:

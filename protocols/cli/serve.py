@@ -16,6 +16,7 @@ from config.logging import configure_logging
 from config.settings import Address, Settings, SettingsError, load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
+from protocols.cli.options import config_option_with
 from protocols.daemon import run_daemon
 from protocols.dry_start import dry_start
 from protocols.pausing_clock import PausingClock
@@ -27,11 +28,7 @@ _log = structlog.get_logger(__name__)
 @click.command()
 @click.option("--check", is_flag=True, help="Look at configuration, certificates, key and store, and exit.")
 @click.option("--dry-start", "dry", is_flag=True, help="Start once on a copy of the schema, on free ports, and exit.")
-@click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The configuration file; without it, only the TRUNKLINE_… environment variables count.",
-)
+@config_option_with("The configuration file; without it, only the TRUNKLINE_… environment variables count.")
 def serve(check: bool, dry: bool, config: Path | None) -> None:
     """Serve devices and applications until SIGTERM or SIGINT. SIGHUP reloads certificates, log level, rates and limits.
 

@@ -1,6 +1,7 @@
 """`trunkline statistics`: the counters of a running daemon, and the disk space that its messages take."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -14,7 +15,7 @@ from protocols.cli.options import config_option
 @config_option
 def statistics(as_json: bool, config: Path | None) -> None:
     """Print the counters of the running daemon: the store, refusals, limits, ingest, connections, disk use, mails."""
-    found = ask_daemon(config, "statistics", {})
+    found = ask_daemon(config, "statistics", {}, dict[str, Any])
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return

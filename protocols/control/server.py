@@ -34,6 +34,7 @@ from protocols.control.wire import (
     short_name,
     socket_path,
 )
+from storage.migrations import VERSION
 from storage.sql import StoreError
 
 _MAX_CONNECTIONS: Final = 4
@@ -153,7 +154,7 @@ async def _run(rooms: ControlRooms, commands: Mapping[str, Command], content: by
         return _failure(f"not a request: {error}")
     command = commands.get(request.command)
     if command is None:
-        return _failure(f"this daemon does not know the command {request.command!r}")
+        return _failure(f"the running daemon, Trunkline {VERSION}, does not know the command {request.command!r}")
     arguments: Mapping[str, Any] = request.arguments
     outcome = "refused"
     try:
@@ -164,7 +165,7 @@ async def _run(rooms: ControlRooms, commands: Mapping[str, Command], content: by
     except ValidationFailed as error:
         return ControlAnswer(error=ControlFailure(str(error), error.findings))
     except msgspec.ValidationError as error:
-        return _failure(f"{request.command}: {error}")
+        return _failure(f"{request.command}: the running daemon, Trunkline {VERSION}, does not take it: {error}")
     except (DomainError, StoreError) as error:
         return _failure(str(error))
     except Exception:  # noqa: BLE001 - a bug in one command must end only its connection

@@ -13,6 +13,7 @@ from typing import Final
 
 from broker.trusted_time import UNEXPLAINED_MS
 from config.settings import ANY_HOST, Address
+from config.shown_command import shown_command
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.self_test import self_test
 from protocols.doctor.patient import Finding, Patient
@@ -61,7 +62,7 @@ def look_at_clock(patient: Patient) -> Iterator[Finding]:
             "clock",
             False,
             f"{jumped} s ahead of the last time that was believed, so nothing is deleted: if it shows the right time,"
-            " run: trunkline retention confirm (with the daemon running)",
+            f" run: {shown_command('retention confirm')} (with the daemon running)",
         )
     elif is_right:
         yield Finding("clock", True, "synchronised")

@@ -8,8 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from config.shown_command import shown_command
 from protocols.doctor.patient import Finding, Patient
 from protocols.key_file import KeyFile, KeyFileError
+from storage.damage import help_with_damage
 from storage.engines.sqlite_check import Growth, check_integrity, growth
 from storage.sql import StoreError
 
@@ -17,7 +19,6 @@ CHECK_SECONDS: Final = 10.0
 _MIB: Final = 1024**2
 _LEAST_BYTES: Final = 256 * _MIB
 _LEAST_DAYS: Final = 30
-_MEND: Final = "restore a backup, or stop the daemon and run: trunkline store salvage"
 
 
 def look_at_state(patient: Patient) -> Iterator[Finding]:
@@ -39,7 +40,9 @@ def look_at_state(patient: Patient) -> Iterator[Finding]:
     if patient.store.exists() and key.path.exists():
         try:
             if len(key.keys()) > 1:
-                yield Finding("state", False, "a rotation of the key was interrupted: run trunkline key rotate again")
+                yield Finding(
+                    "state", False, f"a rotation of the key was interrupted: run {shown_command('key rotate')} again"
+                )
                 return
         except KeyFileError as error:
             yield Finding("state", False, str(error))
@@ -57,7 +60,11 @@ def look_at_store(patient: Patient) -> Iterator[Finding]:
         yield Finding("store", False, f"{error}: restore a backup, or run the doctor as the user of the service")
         return
     if found.problems:
-        yield Finding("store", False, f"{patient.store} is damaged ({'; '.join(found.problems)}): {_MEND}")
+        yield Finding(
+            "store",
+            False,
+            f"{patient.store} is damaged ({'; '.join(found.problems)}): restore a backup, or {help_with_damage()}",
+        )
     elif found.is_complete:
         yield Finding("store", True, "no damage")
     else:

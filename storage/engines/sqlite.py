@@ -14,6 +14,7 @@ import msgspec
 import sqlite_utils
 import structlog
 
+from config.shown_command import shown_command
 from storage.damage import Damage
 from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
 from storage.engines.sqlite_check import opened_to_read
@@ -309,12 +310,12 @@ class SqliteEngine:
         if not self._upgrades:
             raise StoreError(
                 f"{self.path}: Trunkline {made_by} has made this store, and it lacks {len(steps)} schema steps:"
-                f" start the daemon, or run once: trunkline migrate"
+                f" start the daemon, or run once: {shown_command('migrate')}"
             )
         _log.info("migrating", store=str(self.path), steps=list(steps))
         if self._progress is not None:
             copy = keep_copy(self.path, connection, last, self._progress)
-            _log.info("store_copied_before_upgrade", copy=str(copy), undo="trunkline store undo-upgrade")
+            _log.info("store_copied_before_upgrade", copy=str(copy), undo=shown_command("store undo-upgrade"))
 
     def _close_to_others(self) -> None:
         """The files of the store are 0600, whatever the umask is: the directory may be opened to others one day.

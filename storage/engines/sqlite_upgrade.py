@@ -15,6 +15,7 @@ from typing import Final
 
 import sqlite_utils
 
+from config.shown_command import shown_command
 from storage.migrations import migrations
 from storage.sql import StoreError, StoreFullError
 
@@ -47,7 +48,7 @@ def keep_copy(store: Path, connection: sqlite3.Connection, last_step: str, progr
     if free < pages * page_bytes + _RESERVE_BYTES:
         raise StoreFullError(
             f"{store}: the upgrade keeps a copy of {pages * page_bytes >> 20} MiB, and the disk has {free >> 20} MiB:"
-            f" make room, or make a backup and run: trunkline migrate --no-copy"
+            f" make room, or make a backup and run: {shown_command('migrate --no-copy')}"
         )
     copy = store.with_name(f"{store.name}.before-{last_step[:4]}")
     part = copy.with_name(f"{copy.name}.part")

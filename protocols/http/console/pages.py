@@ -15,6 +15,7 @@ from broker.ids import is_device_type_id, is_id
 from broker.secrets import token_hash
 from broker.site import Site
 from config.settings import Settings
+from config.shown_command import around_command, shown_program
 from protocols.http.accounts.browsers import Browsers
 from protocols.http.accounts.pages import pages_blueprint, redirect
 from protocols.http.answers import REST_ROOT
@@ -183,6 +184,9 @@ class _Pages:
         is_member = await self._organizations.has_developer(session.user.key)
         areas = {"developer": is_member, "operator": self._operators.has(session.user)}
         values: dict[str, object] = {"id": id_, "connecting": connecting.shown(), "areas": areas}
+        # The configuration is of the machine: only an operator is shown where it is.
+        before, behind = around_command() if areas["operator"] else (shown_program(), "")
+        values |= {"program": shown_program(), "before": before, "behind": behind}
         return self._render(page, session, values)
 
     def _render(self, page: Page, session: Session, values: dict[str, object]) -> Response:

@@ -5,19 +5,26 @@ The shared daemon, the demo and what stands within `programs_started` start the 
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
+import sqlite_utils
+import trio
 
 from broker.secrets import Vault
+from protocols.control.client import ControlFailedError, send_command
+from storage.migrations import migrations
 from tests.daemon import (
     ADA,
     DEMO_ON_ANY_PORT,
@@ -382,3 +389,79 @@ def test_a_device_is_named_in_its_history_too(running: Daemon) -> None:
     assert one_line(history("Lamp")) == "trunkline: no devices are called 'Lamp'"
     failures = trunkline("type", "failures", "Light 0", "--config", running.config)
     assert (failures.returncode, failures.stdout) == (0, ""), failures.stderr
+
+
+LISTING = (("device", "list"), ("user", "list"), ("app", "list"), ("limits",), ("audit",), ("device", "show", "x"))
+
+
+def test_commands_say_that_a_store_is_older_and_what_to_do_runs_as_it_is_shown(tmp_path: Path) -> None:
+    """They change nothing."""
+    config, store = tmp_path / "the trunkline.toml", tmp_path / "state/store.sqlite"
+    config.write_text(f'state_dir = "{store.parent}"\n')
+    store.parent.mkdir(mode=0o700)
+    store.with_name("key").write_bytes(Vault.new_key())
+    store.with_name("key").chmod(0o600)
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")  # as the daemon has left it
+        db = sqlite_utils.Database(connection)
+        migrations.apply(db, stop_before=[step.name for step in migrations.pending(db)][-1])
+    before = store.read_bytes()
+    with programs_started():
+        for words in LISTING:
+            done = trunkline(*words, "--config", config)
+            assert (done.returncode, done.stdout) == (4, ""), words
+            about, _, shown = one_line(done).partition("run once: ")
+            assert "it lacks 1 schema steps" in about, words
+            assert store.read_bytes() == before, words
+        assert shlex.split(shown) == [str(TRUNKLINE), "migrate", "--config", str(config)]
+        subprocess.run(["sh", "-c", shown], check=True, capture_output=True, timeout=SECONDS)
+        assert trunkline("device", "list", "--config", config).returncode == 0
+
+
+@contextmanager
+def daemon_that_answers(state: Path, answer: bytes) -> Iterator[None]:
+    """The control socket of a daemon of another version."""
+    state.mkdir(mode=0o700, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(state / "control.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            with listener.accept()[0] as client:
+                while client.recv(65_536):
+                    pass
+                client.sendall(answer)
+
+        thread = Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("device", "list"), b'{"data":[{"id":"a"}]}'),
+        (("user", "list"), b'{"data":[{"id":"a"}]}'),
+        (("limits",), b'{"data":{}}'),
+        (("audit",), b'{"data":[{}]}'),
+        (("type", "list"), b'{"data":[{}]}'),
+        (("statistics",), b'{"data":7}'),
+    ],
+)
+def test_a_daemon_of_another_version_is_named(
+    tmp_path_factory: pytest.TempPathFactory, words: tuple[str, ...], answer: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("v")
+    config = folder / "trunkline.toml"
+    config.write_text(f'state_dir = "{folder}/s"\n')
+    with daemon_that_answers(folder / "s", answer):
+        (folder / "s/store.sqlite").touch()
+        done = trunkline(*words, "--config", config)
+    assert (done.returncode, "of another version than this program" in one_line(done)) == (1, True)
+
+
+def test_a_daemon_says_what_it_does_not_know_with_its_version(running: Daemon) -> None:
+    for command, arguments in (("device sing", {}), ("device list", {"sorted": True})):
+        with pytest.raises(ControlFailedError, match=r"the running daemon, Trunkline \S+ \(.*schema \d+\), does not"):
+            trio.run(send_command, running.state, command, arguments)

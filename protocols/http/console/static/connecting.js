@@ -111,18 +111,21 @@ export class Connecting {
   // [name, about, the line with a token]
   offered() {
     const { id } = this.device;
-    const { origin, mqtt, mqttSecure, coap, coapSecure, lwm2m } = this.place;
+    const { origin, mqtt, mqttSecure, coap, coapSecure, lwm2m, program } = this.place;
     const http = new URL(origin);
     const data = JSON.stringify(this.data);
     const body = JSON.stringify({ data: this.data });
-    const simulate = (protocol, address) => (token) => `TRUNKLINE_TOKEN=${token} trunkline simulate --protocol ${protocol} --address ${address} --device ${id} --type ${quote(this.type.uniqueName)}`;
+    const simulate = (protocol, address) => (token) => `TRUNKLINE_TOKEN=${token} ${program} simulate --protocol ${protocol} --address ${address} --device ${id} --type ${quote(this.type.uniqueName)}`;
     const authority = http.port ? http.host : `${http.host}:${http.protocol === "https:" ? 443 : 80}`;
     const found = [["curl", "One message over HTTP.", (token) => `curl -X POST ${quote(`${origin}${REST}/messages`)} -H ${quote(`Authorization: Bearer ${token}`)} -H 'Content-Type: application/json' -d ${quote(JSON.stringify({ sdid: id, data: this.data }))}`]];
     if (mqtt) {
       const [host, port] = split(mqtt);
       found.push(["MQTT", `User name: the device id. Password: the token. Topic: /v1.1/messages/${id}`, (token) => `mosquitto_pub -h ${host} -p ${port}${mqttSecure ? " --capath /etc/ssl/certs" : ""} -q 1 -u ${id} -P ${token} -t /v1.1/messages/${id} -m ${quote(data)}`]);
     }
-    if (coap) found.push(["CoAP", "The token is the end of the path.", (token) => `coap-client -m post -t 50 -e ${quote(body)} ${quote(`coap${coapSecure ? "s" : ""}://${coap}/v1.1/messages/${token}`)}`]);
+    // Debian names libcoap's client after the TLS library that it was built with.
+    const post = `-m post -t 50 -e ${quote(body)}`;
+    if (coap && coapSecure) found.push(["CoAP", "DTLS with a pre-shared key. Identity: the device id. Key: the token, as 16 bytes; the shell cannot pass a token with 00 among them, then make a new one. Elsewhere than on Debian, the program is coap-client.", (token) => `coap-client-openssl -u ${id} -k "$(perl -e 'print pack "H*", shift' ${token})" ${post} ${quote(`coaps://${coap}/v1.1/messages/${token}`)}`]);
+    else if (coap) found.push(["CoAP", "The token is the end of the path. Elsewhere than on Debian, the program is coap-client.", (token) => `coap-client-notls ${post} ${quote(`coap://${coap}/v1.1/messages/${token}`)}`]);
     found.push(["WebSocket", `The simulated device speaks this protocol: it connects to ${origin.replace("http", "ws")}${REST}/websocket?ack=true, sends {"type":"register","sdid":"${id}","Authorization":"bearer …"}, and then {"sdid":"${id}","data":${data}}.`, simulate("websocket", authority)]);
     if (lwm2m) found.push(["LWM2M", `DTLS with a pre-shared key at ${lwm2m}. Identity and endpoint: the device id. Key: the token, as 16 bytes in hexadecimal.`, simulate("lwm2m", lwm2m)]);
     return found;

@@ -221,8 +221,15 @@ export const sameAs = (text, hint = "Put an access token into the variable TRUNK
 
 export const sameCall = (method, path, body) => sameAs(curlLine(method, `${REST}${path}`, body));
 
+// A command of the service: `words` without the program's name. One for the machine of the service has its configuration.
+const command = (words) => `${page.dataset.before} ${words}${page.dataset.behind}`;
+
+export const sameCommand = (words, hint = "On the machine of the service.") => sameAs(command(words), hint);
+
+export const sameClient = (words, hint) => sameAs(`${page.dataset.program} ${words}`, hint);
+
 export const sameTable = (text) => button("As a provision table", () => showText("The same in a provision file", text,
-  "trunkline provision FILE.toml applies it."));
+  `${command("provision FILE.toml")} applies it.`));
 
 const toml = (value) => {
   if (Array.isArray(value)) return `[${value.map(toml).join(", ")}]`;

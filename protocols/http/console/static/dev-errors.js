@@ -1,6 +1,6 @@
 // What failed of the messages of a type's devices, by device and reason.
 
-import { box, everything, follow, id, page, sameAs, show } from "./dash.js";
+import { box, everything, follow, id, page, sameCommand, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { typeShown } from "./dev-shared.js";
 import { fill, fullTime, h, time } from "./dom.js";
@@ -32,7 +32,7 @@ async function load() {
     latest.set(found);
   };
   fill(page, box("Devices with errors", h("p", { class: "hint" }, "What was in a message is for its device's owner, on the device's page."), summary.element),
-    box("Failed messages", h("p", {}, sameAs(`trunkline type failures ${type.uniqueName}`, "On the machine of the service.")), latest.element));
+    box("Failed messages", h("p", {}, sameCommand(`type failures ${type.uniqueName}`)), latest.element));
   await refresh();
   follow(refresh, 10000);
 }

@@ -1,6 +1,6 @@
 // The subscriptions of the organization's applications.
 
-import { badge, box, everything, follow, organizations, page, sameAs, show } from "./dash.js";
+import { badge, box, everything, follow, organizations, page, sameClient, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, h, time } from "./dom.js";
 import { named, plainNames, withNames } from "./names.js";
@@ -23,7 +23,7 @@ await show(async () => {
     { name: "Application", value: (one) => plainNames(one.aid), cell: (one) => named(one.aid) },
     { name: "Created", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
   ], { empty: "No application of yours has a subscription. An application makes one with POST /subscriptions.", order: [1, true], file: "subscriptions.csv" });
-  fill(page, box("Subscriptions", h("p", {}, sameAs("trunkline receive --port 9000", "A callback on your own machine that prints what it gets and validates its subscription.")), table.element));
+  fill(page, box("Subscriptions", h("p", {}, sameClient("receive --port 9000", "A callback on your own machine that prints what it gets and validates its subscription.")), table.element));
   await load(table, members);
   follow(() => load(table, members), 5000);
 });

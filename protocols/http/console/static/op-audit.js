@@ -1,7 +1,7 @@
 // What changed lately, by whom and from where.
 
 import { attempt, get } from "./api.js";
-import { box, field, follow, form, page, sameAs, show } from "./dash.js";
+import { box, field, follow, form, page, sameCommand, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { detailWords, fill, fullTime, h } from "./dom.js";
 import { plainNames, withNames } from "./names.js";
@@ -29,7 +29,7 @@ const asked = form("Find entries", [h("div", { class: "tools" }, field("hours", 
   field("outcome", "Outcome", [["", "any"], ["done", "done"], ["refused", "refused"], ["failed", "failed"]]))], "Find", find);
 
 await show(async () => {
-  fill(page, box("Audit log", h("p", {}, sameAs("trunkline audit --since 1d", "On the machine of the service.")), asked, entries.element));
+  fill(page, box("Audit log", h("p", {}, sameCommand("audit --since 1d")), asked, entries.element));
   asked.elements.hours.value = "24";
   await find(asked.elements);
   follow(() => get("/operator/waiting"), 5000);  // whether the person is still an operator

@@ -1,7 +1,7 @@
 // The backups that are there, and the one that is being made: the page can be left and found again.
 
 import { attempt, call, done, get } from "./api.js";
-import { badge, box, button, follow, page, progress, sameAs, show } from "./dash.js";
+import { badge, box, button, follow, page, progress, sameCommand, show } from "./dash.js";
 import { fileSize, fill, h, heads, time } from "./dom.js";
 
 const WORDS = { running: ["under way", ""], done: ["done", "good"], failed: ["failed", "bad"] };
@@ -28,7 +28,7 @@ async function load() {
       done("The backup has begun. It goes on when you leave this page.");
       await load();
     }, { button: event.target }), "small") };
-    fill(page, box("The latest backup", h("p", { class: "row" }, state.begin, sameAs("trunkline backup /var/backups/", "On the machine of the service.")), state.latest), box("Backups", state.kept));
+    fill(page, box("The latest backup", h("p", { class: "row" }, state.begin, sameCommand("backup")), state.latest), box("Backups", state.kept));
   }
   paint(data);
 }

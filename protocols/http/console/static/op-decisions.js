@@ -1,7 +1,7 @@
 // What waits for the operator: plans, payments, Advanced Manifests.
 
 import { attempt, call, done, get } from "./api.js";
-import { box, button, follow, page, sameAs, show } from "./dash.js";
+import { box, button, follow, page, sameCommand, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, h, heads, time, whole } from "./dom.js";
 import { named } from "./names.js";
@@ -33,12 +33,12 @@ async function load() {
   ], { empty: "Nothing waits.", order: [4, false], file: "payments.csv" });
   payments.set(data.payments);
   fill(page,
-    box("Plans", h("p", {}, sameAs("trunkline plans", "On the machine of the service.")), rows("Plans", ["Device type", "Version#", "Tiers", ""], data.plans.map((one) => h("tr", {},
+    box("Plans", h("p", {}, sameCommand("plans")), rows("Plans", ["Device type", "Version#", "Tiers", ""], data.plans.map((one) => h("tr", {},
       h("th", { scope: "row" }, one.dtid), h("td", { class: "size", "data-label": "Version" }, String(one.version)), h("td", { "data-label": "Tiers" }, one.tiers.map((each) => h("div", {}, tier(each)))),
       h("td", { class: "size" }, button("Approve", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "APPROVED" }, "The plan is approved.")),
         button("Reject", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "REJECTED" }, "The plan is rejected."))))))),
-    box("Payments", h("p", {}, sameAs("trunkline payments", "On the machine of the service.")), payments.element),
-    box("Manifests", h("p", { class: "hint" }, "An Advanced Manifest runs its author's expression for each message."), h("p", {}, sameAs("trunkline type list", "On the machine of the service.")),
+    box("Payments", h("p", {}, sameCommand("payments")), payments.element),
+    box("Manifests", h("p", { class: "hint" }, "An Advanced Manifest runs its author's expression for each message."), h("p", {}, sameCommand("type list")),
       rows("Manifests", ["Device type", "Version#", ""], data.manifests.map((one) => h("tr", {}, h("th", { scope: "row" }, one.uniqueName), h("td", { class: "size", "data-label": "Version" }, String(one.version)),
         h("td", { class: "size" }, button("Approve", decide("/operator/manifests", { dtid: one.dtid, version: one.version }, "The Manifest is approved."))))))));
 }

@@ -1,7 +1,7 @@
 // How the service is: the first questions of an incident, answered without a shell.
 
 import { get, done, attempt } from "./api.js";
-import { badge, box, button, figures, follow, page, sameAs, save, show } from "./dash.js";
+import { badge, box, button, figures, follow, page, sameCommand, save, show } from "./dash.js";
 import { fileSize, fill, fullTime, h, heads, shown, time, whole } from "./dom.js";
 
 const AGAIN_MS = 5000;
@@ -81,8 +81,8 @@ async function load() {
       numbers: part(), statistics: null };
     body.statistics = h("details", { id: "statistics" }, h("summary", {}, "Every statistic"), body.numbers);
     fill(page, box("Now", body.alarms, body.figures), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),
-      box("What the doctor says", h("p", { class: "row" }, sameAs("trunkline doctor", "On the machine of the service.")), body.doctor),
-      box("Statistics", h("p", { class: "row" }, sameAs("trunkline statistics", "On the machine of the service."), button("Diagnostics file", (event) => attempt(async () => {
+      box("What the doctor says", h("p", { class: "row" }, sameCommand("doctor")), body.doctor),
+      box("Statistics", h("p", { class: "row" }, sameCommand("statistics"), button("Diagnostics file", (event) => attempt(async () => {
         const answer = await get("/operator/diagnostics");
         save("trunkline-diagnostics.json", JSON.stringify(answer.data, null, 2), "application/json");
         done("The file has addresses of peers, ids and e-mail addresses, and no secrets.");

@@ -1,7 +1,7 @@
 // What is refused, why, and from where.
 
 import { get } from "./api.js";
-import { box, follow, page, sameAs, show } from "./dash.js";
+import { box, follow, page, sameCommand, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, h, time, whole } from "./dom.js";
 import { plainNames, withNames } from "./names.js";
@@ -22,6 +22,6 @@ async function load() {
 
 await show(async () => {
   await load();
-  fill(page, box("The latest refusals since the start", h("p", {}, sameAs("trunkline audit --outcome refused", "On the machine of the service: those that the audit log has.")), refusals.element));
+  fill(page, box("The latest refusals since the start", h("p", {}, sameCommand("audit --outcome refused", "On the machine of the service: those that the audit log has.")), refusals.element));
   follow(load, 5000);
 });
