@@ -6,11 +6,11 @@ tests/benchmarks/websocket.py has the large soak.
 from pathlib import Path
 
 from tests.benchmarks.websocket import soak
-from tests.daemon import running_daemon
+from tests.daemon import MANY_CONNECTIONS, running_daemon
 
 
 def test_subscribers_that_stop_reading_do_not_delay_the_others(tmp_path: Path) -> None:
-    with running_daemon(tmp_path, devices=60) as daemon:
+    with running_daemon(tmp_path, devices=60, settings=MANY_CONNECTIONS) as daemon:
         found = soak(daemon, 1.0, sockets=300, steps=2)
     assert found.received == [found.acknowledged] * 15
     assert len(found.ends) == 5
