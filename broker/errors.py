@@ -213,15 +213,6 @@ class Gone(DomainError):
 
 
 @dataclass(eq=False)
-class NotInThisVersion(DomainError):
-    """The reference has this capability; this version does not serve it yet."""
-
-    status = 501
-    template = "{capability}: not in this version"
-    capability: str
-
-
-@dataclass(eq=False)
 class PayloadTooLarge(DomainError):
     """`data` is over the plan's limit. MQTT and CoAP name the device, other protocols the organization."""
 

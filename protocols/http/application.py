@@ -24,7 +24,6 @@ from protocols.http.health import health_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.rest.named import Named
-from protocols.http.rest.nouns import TO_COME
 from protocols.http.through_quart import begin
 from protocols.http.websocket_paths import answer_other_methods
 from protocols.hub import Hub
@@ -32,7 +31,7 @@ from protocols.metrics.vitals import Traffic, Vitals
 from protocols.proxies import TrustedProxies
 from protocols.roots import usual_root
 
-CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
+CALLS: Final = tuple(call for noun in ALL_NOUNS for call in noun.declared())
 _BY_ADDRESS: Final = paths_by_address(CALLS)
 _UPLOAD: Final = re.compile("/v1.1/devicemgmt/devicetypes/[^/]+/images/?")
 _BODY_SECONDS: Final = 30
@@ -62,7 +61,6 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     guard = _guard(services)
     dispatcher = Dispatcher(guard, Named(services.accounts, services.device_types, services.devices))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
-    dispatcher.install_refusals(app, TO_COME)
     app.extensions[_PLAIN] = dispatcher.plain
     browsers = install_accounts(app, services, services.core.site.accounts)
     if not is_secure:  # that listener is for devices with certificates

@@ -176,12 +176,11 @@ class RestCall:
     is_conditional: bool = False  # the call takes If-Match, and answers 412 with the present object
     is_timed: bool = False  # a search: its answer says how long it took
     has_token_in_body: bool = False  # the member `token` of the body is the caller's, unless there is one in the header
-    capability: str = ""  # not empty: what a later version serves; the call answers 501
     handler: str = ""
     hints: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.capability and bool(self.names) and self.tokens and isinstance(self.on, Nothing):
+        if bool(self.names) and self.tokens and isinstance(self.on, Nothing):
             raise TypeError(f"{self}: the path names an object, and no permission on the object is checked")
         if self.counted in {Counted.REST, Counted.MESSAGES} and not self.tokens:
             raise TypeError(f"{self}: without a token, a call counts against its address or nothing")
@@ -256,7 +255,7 @@ class RestCall:
         """Whether all that the call needs of a request is its token, path, query and JSON: it has a short way, too."""
         return (
             bool(self.tokens)
-            and not (self.capability or self.needs_certificate or self.has_token_in_body)
+            and not (self.needs_certificate or self.has_token_in_body)
             and self.counted in {Counted.REST, Counted.MESSAGES}
             and self.accepts is None
             and self.hints["return"] is not Response

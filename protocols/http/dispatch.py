@@ -14,7 +14,7 @@ from quart import Quart, Response, request
 
 from broker.accounts.tokens import Caller
 from broker.conditional import expecting
-from broker.errors import BadRequest, DomainError, NotFound, NotInThisVersion, ValidationFailed
+from broker.errors import BadRequest, DomainError, NotFound, ValidationFailed
 from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
@@ -55,15 +55,10 @@ class Dispatcher:
                     if noun.is_served and call.is_plain:
                         self.plain[name] = endpoint
 
-    def install_refusals(self, app: Quart, calls: Iterable[RestCall]) -> None:
-        """Route calls of capabilities that a later version serves."""
-        for call in calls:
-            _route(app, call, _Refusal(call, self._guard).answer)
-
 
 def _route(app: Quart, call: RestCall, answer: Callable[..., Awaitable[Response]]) -> str:
     """The name of the endpoint."""
-    endpoint = f"{'not_yet' if call.capability else 'rest'}.{call}"
+    endpoint = f"rest.{call}"
     app.add_url_rule(_rule(call.path), endpoint, answer, methods=[call.method])
     return endpoint
 
@@ -105,16 +100,6 @@ class _Admission:
         except (BadRequest, ValidationFailed):
             return None
         return token
-
-
-class _Refusal:
-    def __init__(self, call: RestCall, guard: Guard) -> None:
-        self._admission = _Admission(call, guard)
-        self._capability = call.capability
-
-    async def answer(self, **_names: str) -> Response:
-        _, refusal = await self._admission()
-        raise refusal or NotInThisVersion(self._capability)
 
 
 class _Endpoint:

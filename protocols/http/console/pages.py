@@ -22,7 +22,6 @@ from protocols.http.answers import REST_ROOT
 from protocols.http.console.connecting import Connecting
 from protocols.http.console.doors import HOME, PROOF, add_doors, sign_in_address
 from protocols.http.console.static_files import StaticFiles
-from protocols.http.rest.nouns import TO_COME
 from protocols.http.templates import templates_of
 
 _POLICY: Final = (
@@ -52,9 +51,7 @@ _NAVIGATION: Final = {
     "applications": (f"{HOME}/applications", "Apps"),
     "account": (f"{HOME}/account", "Account"),
 }
-#: Places without calls to show. The others are those of this version.
-MISSING: Final = {call.capability.lower() for call in TO_COME} & _NAVIGATION.keys()
-_ALL_PAGES: Final = (
+PAGES: Final = (
     Page("", "devices.html", "devices"),
     Page("/devices/new", "new_device.html", "devices"),
     Page("/rules", "rules.html", "rules"),
@@ -66,7 +63,6 @@ _ALL_PAGES: Final = (
     Page("/account", "account.html", "account"),
     Page("/signed-in", "signed_in.html", "account"),
 )
-PAGES: Final = tuple(page for page in _ALL_PAGES if page.place not in MISSING)
 #: Pages about one object, whose id is in the path.
 _OBJECTS: Final = (
     Page("/devices/<id_>", "device.html", "devices"),
@@ -142,8 +138,7 @@ def console_blueprint(accounts: AccountsRoom, browsers: Browsers, site: Site, se
     for page in PAGES:
         routes.add_url_rule(HOME + page.path, f"list {page.path}", _serving(partial(pages.show, page, connecting)))
     for page in _OBJECTS:
-        if page.place not in MISSING:
-            routes.add_url_rule(HOME + page.path, page.path, _serving(partial(pages.show, page, connecting)))
+        routes.add_url_rule(HOME + page.path, page.path, _serving(partial(pages.show, page, connecting)))
 
     for page in DASHBOARDS:
         routes.add_url_rule(page.path, page.path, _serving(partial(pages.show, page, connecting)))
@@ -198,7 +193,7 @@ class _Pages:
             static=self._static.root,
             accounts=self._accounts,
             rest=REST_ROOT,
-            navigation=[(place, *link) for place, link in _AREAS[page.area].items() if place not in MISSING],
+            navigation=[(place, *link) for place, link in _AREAS[page.area].items()],
             nav=page.place,
             area=page.area,
             page=page,

@@ -18,7 +18,6 @@ from protocols.http.docs.guides import DOCS, Guide, guides
 from protocols.http.docs.objects import objects_guide
 from protocols.http.docs.prose import sections, with_code
 from protocols.http.openapi.serving import described
-from protocols.http.rest.nouns import TO_COME
 from protocols.http.templates import templates_of
 
 _CALLS: Final = f"{DOCS}/api"
@@ -139,7 +138,6 @@ class _Book:
             title="Documentation",
             sections=self._sections,
             server=self._server,
-            missing=tuple(dict.fromkeys(call.capability for call in TO_COME)),
         )
 
     def _guide(self, guide: Guide) -> str:

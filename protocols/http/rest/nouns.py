@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from protocols.http.calls import RestCall, RestCalls
+from protocols.http.calls import RestCalls
 from protocols.http.rest.accounts import AccountsCalls
 from protocols.http.rest.actions import ActionCalls
 from protocols.http.rest.analytics import AnalyticsCalls
@@ -94,6 +94,3 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     OperatorBackupCalls,
     OperatorDecisionCalls,
 )
-
-#: Calls of reference 2 that a later version serves. They answer 501, in contrast to unknown paths. There are none now.
-TO_COME: Final[tuple[RestCall, ...]] = ()

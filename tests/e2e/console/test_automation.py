@@ -6,15 +6,11 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 
-from protocols.http.console.pages import MISSING
 from tests.browser import DESKTOP, PHONE
 from tests.daemon import LIGHT_TYPE, device_id
 from tests.e2e.accounts.test_looks import LOOKS, findings
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
-
-with_rules = pytest.mark.skipif("rules" in MISSING, reason="this version has no rules")
-with_scenes = pytest.mark.skipif("scenes" in MISSING, reason="this version has no scenes")
 
 
 def choose(user: User, selector: str, text: str) -> None:
@@ -38,7 +34,6 @@ def find(user: User, part: str, name: str) -> None:
     user.eventually(lambda: user.browser.texts(f"{part} [id$=-device] option") == [name])
 
 
-@with_rules
 def test_a_rule_is_made_explained_tried_and_deleted(ada: User, site: Site) -> None:
     ada.click("Rules")
     ada.sees("No rules yet")
@@ -79,7 +74,6 @@ def last_actions(number: int) -> dict[str, str]:
     return {"ddid": device_id(number), "startDate": "0", "endDate": "9999999999999"}
 
 
-@with_rules
 def test_findings_of_the_api_stand_at_their_fields(ada: User) -> None:
     ada.open("/rules/new")
     ada.browser.fill("Name", "Without a number")
@@ -94,7 +88,6 @@ def test_findings_of_the_api_stand_at_their_fields(ada: User) -> None:
     ada.was_refused(400)
 
 
-@with_scenes
 def test_a_scene_is_made_activated_and_deleted(ada: User, site: Site) -> None:
     ada.click("Scenes")
     ada.sees("No scenes yet")
@@ -123,8 +116,6 @@ def test_a_scene_is_made_activated_and_deleted(ada: User, site: Site) -> None:
 
 @pytest.mark.parametrize("place", ["rules", "scenes"])
 def test_their_pages_have_no_overflow_and_no_findings_of_axe(ada: User, place: str, node_folder: Path) -> None:
-    if place in MISSING:
-        pytest.skip(f"this version has no {place}")
     for path in (f"/{place}", f"/{place}/new"):
         ada.open(path)
         ada.sees("New")
@@ -136,7 +127,6 @@ def test_their_pages_have_no_overflow_and_no_findings_of_axe(ada: User, place: s
             assert findings(ada.browser, node_folder, dark=dark) == [], (path, name)
 
 
-@with_rules
 def test_a_rule_whose_device_was_deleted_opens_whole_and_is_mended(ada: User, site: Site) -> None:
     """It names the device that is missing; what was wanted of it is kept for the one in its place."""
     lamp = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": LIGHT_TYPE, "name": "Old lamp"})["id"]
@@ -174,7 +164,6 @@ def bright(device: str) -> dict[str, object]:
     return {"sdid": device, "field": "intensity", "operator": ">", "operand": {"value": 80}}
 
 
-@with_scenes
 def test_a_scene_whose_device_was_deleted_opens_whole(ada: User, site: Site) -> None:
     lamp = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": LIGHT_TYPE, "name": "Old lamp"})["id"]
     actions: list[dict[str, object]] = [
@@ -191,7 +180,6 @@ def test_a_scene_whose_device_was_deleted_opens_whole(ada: User, site: Site) -> 
     site.of_ada_at_the_console(ada, "DELETE", f"/scenes/{scene}", None)
 
 
-@with_rules
 def test_rules_of_other_applications_are_listed_and_stopped(ada: User, site: Site) -> None:
     body = {
         "if": {"and": [bright(device_id(13))]},

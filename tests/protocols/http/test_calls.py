@@ -1,6 +1,5 @@
 """A declaration that leaves out a check, or does not fit its handler, is refused when its module is imported."""
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +26,6 @@ from protocols.http.openapi.schemas import Schemas, example_of
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.reading import Query
 from protocols.http.rest.named import named_device
-from protocols.http.rest.nouns import NOUNS, TO_COME
 from protocols.http.schema import Data, DataAndFlat, NumberedPage, Shape
 
 
@@ -145,9 +143,3 @@ def test_a_shape_without_an_example_is_not_left_without_one() -> None:
 
     with pytest.raises(LookupError):
         example_of(Nameless)
-
-
-def test_a_path_is_served_with_all_its_methods_or_not_at_all() -> None:
-    """A client takes 501 at a path that answers other methods for a fault of the server."""
-    forms = {re.sub(r"{\w+}", "{}", call.path) for noun in NOUNS for call in noun.declared()}
-    assert [str(call) for call in TO_COME if re.sub(r"{\w+}", "{}", call.path) in forms] == []

@@ -21,7 +21,6 @@ from protocols.http.application import build_app
 from protocols.http.docs.chapters import slug_of
 from protocols.http.openapi.schemas import Schemas
 from protocols.http.openapi.serving import ALL_NOUNS, described
-from protocols.http.rest.nouns import TO_COME
 from protocols.http.schema import Shape
 from tests.factories import ADA_TOKEN
 from tests.programs import require_node_module, require_program
@@ -161,10 +160,8 @@ class TestDocument:
             if rule.rule.startswith(f"{REST_ROOT}/")
             for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
         }
-        # Those only refuse: a client made from the document should not have them.
-        missing = {(call.method, named(call.path)) for call in TO_COME}
         described = {(method, named(path)) for method, path, _ in operations()}
-        assert described == served - missing
+        assert described == served
 
     async def test_what_is_only_on_the_secure_listener_says_so(self, services: Services) -> None:
         ordinary = {named(rule.rule.removeprefix(REST_ROOT)) for rule in build_app(services).url_map.iter_rules()}

@@ -35,7 +35,7 @@ TOKENS: Final = {
 }
 #: What a path names, by method and path, in the words of the fixture `named`.
 NAMED: Final = {(method, PARAMETER.sub("{}", path)): PARAMETER.findall(path) for method, path, _ in rows()}
-BODIES: Final = [call for call in CALLS if not call.capability and call.takes_body and not call.needs_certificate]
+BODIES: Final = [call for call in CALLS if call.takes_body and not call.needs_certificate]
 
 
 @pytest.fixture
