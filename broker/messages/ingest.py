@@ -256,7 +256,14 @@ class Ingest:
         self._append_failed(device.key, cts, reason, payload)
 
     def submit_action(
-        self, source: Device, destination: Device, data: bytes, ts: object = None, *, is_sent: bool = True
+        self,
+        source: Device,
+        destination: Device,
+        data: bytes,
+        ts: object = None,
+        dropped: list[DroppedField] | None = None,
+        *,
+        is_sent: bool = True,
     ) -> Position:
         """Accept one Action message; return its log position. The Action is routed as soon as it is durable.
 
@@ -265,6 +272,7 @@ class Ingest:
             destination: the receiving device; the caller has checked the permission to write.
             data: the JSON text of `data`: `{"actions":[{"name":…,"parameters":{…}}]}`.
             ts: as for `submit`.
+            dropped: gets what is to be said of `ts`.
             is_sent: False for an Action that the destination's external cloud reports, and that is not sent to it.
 
         Raises:
@@ -283,6 +291,8 @@ class Ingest:
             source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
             if source_ts < _YEAR_2001_MS and self._is_in_seconds(source_ts, now_ms):
                 self.lost_fields.note(source.key, [IN_SECONDS], cts)
+                if dropped is not None:
+                    dropped.append(IN_SECONDS)
             text = _checked_actions(data)
             if self._quotas is not None:
                 self._quotas.charge_action(source, destination, len(text), now_ms, is_sent=is_sent)

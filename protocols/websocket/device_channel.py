@@ -128,6 +128,7 @@ class ActionOffered(msgspec.Struct, gc=False):
     cid: str | None = None
     form: FrameForm = FrameForm.JSON
     answer: ServerFrame | None = None  # as in MessageOffered
+    warnings: tuple[DroppedField, ...] = ()
 
 
 class DeviceUnregistered(msgspec.Struct, frozen=True):
@@ -427,8 +428,7 @@ class DeviceChannel:
         frames: list[ServerFrame] = []
         for offer, verdict in verdicts:
             if isinstance(verdict, str):
-                warnings = offer.warnings if type(offer) is MessageOffered else ()
-                answer = stored(verdict, offer.cid, offer.form, warnings)
+                answer = stored(verdict, offer.cid, offer.form, offer.warnings)
             else:
                 answer = error_frame(verdict, offer.cid, offer.form)
             if line and line[0] is offer:  # mostly the offers are settled in their order

@@ -312,7 +312,10 @@ class DeviceConversation:
                 raise DeviceNotRegistered
             if not source.reach.allows(destination, Permission.WRITE):
                 raise PermissionDenied(f"WRITE on device {offer.ddid}")
-            return self._ingest.submit_action(source.device, destination, offer.data, offer.ts)
+            dropped: list[DroppedField] = []
+            position = self._ingest.submit_action(source.device, destination, offer.data, offer.ts, dropped)
+            offer.warnings = tuple(dropped)
+            return position
         except DomainError as refusal:
             note_refusal(self._rooms.core.refusals, "websocket", refusal)
             return refusal

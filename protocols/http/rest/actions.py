@@ -17,7 +17,7 @@ from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
 from protocols.http.rest.messages import MESSAGES
 from protocols.http.rest.searching import ByMid, Found, InRange, Searches, SearchScope, found_example
-from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewAction, Sending, Sent
+from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewAction, Sending, StoredMessage
 from protocols.http.schema import Amount, Data, Id, Shape, TypeId, about, absent_if_none, one_of, time_ms
 from protocols.rendering import action_entry
 from storage.message_searches import NO_DEVICE, Match
@@ -114,7 +114,7 @@ class ActionCalls(RestCalls):
         answers=STORED,
         refusals={**SENDING_REFUSALS, 403: DestinationDeviceDisabled.template},
     )
-    async def send(self, caller: Caller, body: NewAction) -> Data[Sent]:
+    async def send(self, caller: Caller, body: NewAction) -> StoredMessage:
         return await self._sending.action(caller, body)
 
     async def _chosen(self, caller: Caller, query: Query) -> SearchScope:

@@ -155,7 +155,7 @@ class MessageCalls(RestCalls):
     )
     async def send(self, caller: Caller, body: NewMessage) -> StoredMessage:
         if body.type.lower() == "action":
-            return StoredMessage((await self._sending.action(caller, body)).data)
+            return await self._sending.action(caller, body)
         return await self._sending.message(caller, body)
 
     async def _chosen(self, caller: Caller, query: Query) -> SearchScope:

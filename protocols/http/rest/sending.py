@@ -67,9 +67,12 @@ class StoredMessage(Shape):
     example = {"data": {"mid": samples.MID}, "warnings": [{"field": "opne", "message": "not in the Manifest"}]}
 
     data: Sent
-    warnings: Annotated[list[MessageWarning], about("Fields that were not kept; absent when all were")] | UnsetType = (
-        UNSET
-    )
+    warnings: (
+        Annotated[
+            list[MessageWarning], about("Fields that were not kept, and a `ts` in seconds; absent when there are none")
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 def _message_has_source(given: Given) -> Iterator[Finding]:
@@ -135,7 +138,7 @@ class Sending:
         stored = await self._stored(self._ingest.submit(device, payload, time_of(body.ts), dropped))
         return stored_message(stored.data.mid, dropped)
 
-    async def action(self, caller: Caller, body: NewMessage | NewAction) -> Data[Sent]:
+    async def action(self, caller: Caller, body: NewMessage | NewAction) -> StoredMessage:
         try:
             data = payload_of(body.data)
         except ValidationFailed as error:
@@ -148,7 +151,9 @@ class Sending:
         charge_to(source, by_day=destination)
         if not self._ingest.has_room:
             await self._ingest.wait_room()
-        return await self._stored(self._ingest.submit_action(source, destination, data, time_of(body.ts)))
+        dropped: list[DroppedField] = []
+        stored = await self._stored(self._ingest.submit_action(source, destination, data, time_of(body.ts), dropped))
+        return stored_message(stored.data.mid, dropped)
 
     async def note_refused(self, caller: Caller, error: DomainError) -> None:
         """A body that a device has sent cannot be read: for its owner to see (reference 9.6)."""

@@ -164,6 +164,15 @@ async def test_a_time_in_seconds_is_stored_and_told(api: httpx.AsyncClient, ts: 
     assert dropped == [{"ts": NOW_MS, **told}]
 
 
+@pytest.mark.parametrize("path", ["/actions", "/messages"])
+async def test_a_time_of_an_action_in_seconds_is_told(api: httpx.AsyncClient, path: str) -> None:
+    body = {"type": "action", "ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}, "ts": NOW_MS // 1000}
+    answer = await api.post(path, json=body, headers=bearer(ADA_TOKEN))
+    assert (answer.status_code, [one["field"] for one in answer.json()["warnings"]]) == (200, ["ts"])
+    now = await api.post(path, json=body | {"ts": NOW_MS}, headers=bearer(ADA_TOKEN))
+    assert set(now.json()) == {"data"}
+
+
 @each_row("ts", [5, 978_307_199, NOW_MS // 1000 + 86_400, NOW_MS - 86_400_000])
 async def test_no_other_time_is_taken_for_seconds(api: httpx.AsyncClient, ts: int) -> None:
     assert "warnings" not in (await post(api, sdid=KITCHEN, data=DATA, ts=ts)).json()

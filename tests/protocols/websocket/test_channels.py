@@ -209,3 +209,15 @@ async def test_a_wrong_token_is_on_the_page_of_the_devices_owner(peers: Peers) -
     assert [(one.status, one.text, one.actor) for one in found] == [
         (401, "WebSocket: wrong credentials for this device", "")
     ]
+
+
+async def test_a_time_of_an_action_in_seconds_is_told(peers: Peers) -> None:
+    socket = await peers.connect("/v1.1/websocket?ack=true")
+    await ask(socket, type="register", sdid=KITCHEN, Authorization=KITCHEN_TOKEN)
+    action = {"type": "action", "sdid": KITCHEN, "ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
+    for ts, told in ((NOW_MS // 1000, ["ts"]), (NOW_MS, [])):
+        await say(socket, **action, ts=ts)
+        answer = await said(socket)
+        while "mid" not in answer.get("data", {}) or "actions" in answer["data"]:  # the Action itself comes, too
+            answer = await said(socket)
+        assert [one["field"] for one in answer.get("warnings", [])] == told
