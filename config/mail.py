@@ -53,14 +53,15 @@ def mail_address(text: str) -> str:
 def folded_address(text: str) -> str:
     """The form in which addresses are compared: two that have the same are one (reference 5.1).
 
-    Without regard to case and composition in all of Unicode (Unicode 3.13, canonical caseless matching), and with the
-    domain as the domain name system has it (RFC 5891). For text that is no address, too.
+    Without regard to case and composition in all of Unicode, and with the domain as the domain name system has it
+    (RFC 5891). For text that is no address, too.
     """
     local, at, domain = text.strip().rpartition("@")
-    return f"{_caseless(local)}{at}{_ascii_domain(domain) or _caseless(domain)}"
+    return f"{caseless(local)}{at}{_ascii_domain(domain) or caseless(domain)}"
 
 
-def _caseless(text: str) -> str:
+def caseless(text: str) -> str:
+    """Without regard to case and composition (Unicode 3.13, canonical caseless matching)."""
     folded = unicodedata.normalize("NFD", text).casefold()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", folded).casefold())
 

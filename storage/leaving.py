@@ -174,8 +174,11 @@ class LeavingStore:
         """Remove what was sent or offered to an address. An accepted share stays until it is ended."""
         for table, column in _BY_ADDRESS:
             kept = " AND status <> 'ACCEPTED'" if table == "device_share" else ""
-            named = folded_address(email) if column == "email_key" else email
-            self._db.execute(f"DELETE FROM {table} WHERE {column} = :email{kept}", {"email": named})  # noqa: S608
+            # Of an older version, mails have the address as it was written.
+            self._db.execute(
+                f"DELETE FROM {table} WHERE {column} IN (:key, :email){kept}",  # noqa: S608 - constants
+                {"key": folded_address(email), "email": email},
+            )
         self._db.execute(
             "UPDATE monetization_plan SET contact_email = '', contact_phone = '' WHERE contact_email = :email",
             {"email": email},
@@ -183,11 +186,11 @@ class LeavingStore:
 
     def forget_marks(self, leaver: LeavingRecord) -> None:
         """Remove what the provision file made of the user, and the mails to the user or that the user caused."""
-        named: dict[str, object] = {"id": leaver.id, "email": leaver.email}
-        self._db.execute("DELETE FROM provision_mark WHERE name = :email OR object = :id", named)
+        named: dict[str, object] = {"id": leaver.id, "email": leaver.email, "key": folded_address(leaver.email)}
+        self._db.execute("DELETE FROM provision_mark WHERE name IN (:email, :key) OR object = :id", named)
         # Whoever opens a new account with the address meanwhile keeps later mails.
         self._db.execute(
-            "DELETE FROM mail WHERE cause = :id OR (recipient = :email AND created_on < :until)",
+            "DELETE FROM mail WHERE cause = :id OR (recipient IN (:email, :key) AND created_on < :until)",
             {**named, "until": leaver.began_on + _LATE_MS},
         )
 

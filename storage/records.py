@@ -286,7 +286,7 @@ class MailRecord:
 
     message_id: str  # without angle brackets
     kind: str
-    recipient: str
+    recipient: str  # in the form in which addresses are compared (reference 5.1)
     cause: str  # the user or object that the mail is about: rates are counted by cause
     content: bytes | None  # sealed, because its links contain one-time codes
     created_on: int

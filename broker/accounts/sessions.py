@@ -39,6 +39,7 @@ from config.limits import (
     SESSION_USE_SECONDS,
     SESSIONS_OF_ONE_USER,
 )
+from config.mail import folded_address
 from storage.database import Database, Transaction
 from storage.keys import UserKey
 from storage.records import SessionRecord, UserRecord
@@ -195,7 +196,7 @@ class Sessions:
         self._hashing.require_room()
         # Counted before the password is checked, so that concurrent guesses are counted, too. Names without an account
         # are counted like the others: the answers must not differ.
-        key = f"user {user.key}" if user is not None else f"name {_digest(name.casefold())}"
+        key = f"user {user.key}" if user is not None else f"name {_digest(folded_address(name))}"
         self._throttle.count(key)
         matches = await self._hashing.matches(user.password_hash if user is not None else None, password)
         if user is None or not matches:

@@ -22,6 +22,7 @@ from broker.leaving.archives import Archives
 from broker.mail import Mails, MailServerUnavailable
 from broker.messages.projections import Projector
 from broker.trials.roles import TrialRole
+from config.mail import caseless, folded_address
 from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.leaving import LeavingRecord
@@ -118,7 +119,8 @@ class Erasing:
 class _Scrubber:
     def __init__(self, one: LeavingRecord) -> None:
         self._id = f"user {one.id}"  # as actors and objects have it
-        texts = [re.escape(text.casefold()) for text in (one.email, one.full_name) if text]
+        names = {caseless(text) for text in (one.email, folded_address(one.email), one.full_name) if text}
+        texts = map(re.escape, names)
         self._named = re.compile(rf"(?<!\w)(?:{'|'.join(texts)})(?!\w)")
 
     def changed(self, entries: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -133,7 +135,7 @@ class _Scrubber:
                 }
 
     def _names(self, text: str) -> bool:
-        return self._named.search(text.casefold()) is not None
+        return self._named.search(caseless(text)) is not None
 
     def _without(self, details: Mapping[str, Any]) -> dict[str, Any]:
         return {

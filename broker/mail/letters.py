@@ -16,7 +16,7 @@ from broker.ids import new_id
 from broker.mail.kinds import LinkOrigins, Mail, ends_a_line
 from broker.mail.transport import MailRejected, OutgoingMail
 from broker.secrets import Vault
-from config.mail import Sender, mail_address
+from config.mail import Sender, folded_address, mail_address
 from config.rates import Rate
 from storage.records import MailRecord
 
@@ -33,6 +33,7 @@ class _Content(msgspec.Struct, array_like=True):
     subject: str
     text: str
     mails: int = 1  # that were put together: the subject is that of the first one
+    to: str = ""  # the recipient as it was written; the queue has the form in which addresses are compared
 
 
 _decode_content = msgspec.json.Decoder(_Content).decode
@@ -81,9 +82,9 @@ class Letters:
         record = MailRecord(
             message_id=f"{new_id()}@{self._sender.domain}",
             kind=mail.kind,
-            recipient=recipient,
+            recipient=folded_address(recipient),
             cause=cause,
-            content=self._seal(_Content(subject, text)),
+            content=self._seal(_Content(subject, text, to=recipient)),
             created_on=now_ms,
             next_on=now_ms,
         )
@@ -102,7 +103,7 @@ class Letters:
         text = before.text + _BETWEEN + new.text
         if len(text) > TEXT_CHARACTERS or before.mails >= _TOGETHER_MAX:
             return None
-        return self._seal(_Content(before.subject, text, before.mails + 1))
+        return self._seal(_Content(before.subject, text, before.mails + 1, before.to))
 
     def outgoing(self, mail: MailRecord) -> OutgoingMail:
         """The message of a queued mail. Raises MailRejected when its content cannot be read."""
@@ -110,13 +111,14 @@ class Letters:
             content = _decode_content(self._vault.open(mail.content or b""))
         except InvalidToken:
             raise MailRejected("its content was sealed with another key") from None
-        message = EmailMessage(_POLICY if mail.recipient.isascii() else _POLICY.clone(utf8=True))  # RFC 6532
+        recipient = content.to or mail.recipient
+        message = EmailMessage(_POLICY if recipient.isascii() else _POLICY.clone(utf8=True))  # RFC 6532
         message["From"] = self._sender.header
-        local_part, _, domain = mail.recipient.rpartition("@")
+        local_part, _, domain = recipient.rpartition("@")
         message["To"] = Address("", local_part, domain)
         message["Subject"] = content.subject + (f" (and {content.mails - 1} more)" if content.mails > 1 else "")
         message["Date"] = datetime.fromtimestamp(mail.created_on / 1000, UTC)
         message["Message-ID"] = f"<{mail.message_id}>"
         message["Auto-Submitted"] = "auto-generated"  # RFC 3834: prevents automatic replies
         message.set_content(content.text)
-        return OutgoingMail(mail.message_id, mail.created_on, self._sender.address, mail.recipient, message)
+        return OutgoingMail(mail.message_id, mail.created_on, self._sender.address, recipient, message)

@@ -209,7 +209,7 @@ class AccountTables:
         place = None if wanted.organization is None else self._run.tx.accounts.organization(wanted.organization)
         mail = AccountInvitation(organization=place.name if place else "", code=code, expires_on=expires_on)
         if not self._run.report.dry_run:
-            letter = self._mails.compose(wanted.email, mail, cause=wanted.email.lower())
+            letter = self._mails.compose(wanted.email, mail, cause=folded_address(wanted.email))
             self._mails.add(self._run.tx, letter)
         link = f"{self._site.mailed_accounts_url}/{mail.path}?code={code}"
         self._run.generate(at, wanted.email, "link", link)

@@ -13,6 +13,7 @@ import msgspec
 from broker.errors import Finding, ValidationFailed
 from broker.provisioning.document import TABLES
 from broker.provisioning.forms import Form
+from config.mail import folded_address
 
 #: The findings that are kept: nobody reads more, and a file can have as many as it has characters.
 FINDINGS_MAX: Final = 1_000
@@ -58,7 +59,7 @@ class Findings:
     def explains(self, table: str, name: str) -> bool:
         """Whether the object may be missing because its entry is refused: then it is no finding of its own."""
         refused = self._refused.get(table, set())
-        return refused is None or name.lower() in refused
+        return refused is None or folded_address(name) in refused
 
     def failure(self) -> ValidationFailed | None:
         """All findings, in the order of the tables and entries."""
@@ -96,8 +97,8 @@ class Reading:
 
 
 def names_of(entry: object) -> set[str]:
-    """The names by which other entries may refer to this one, in lower case."""
-    return {value.lower() for key in _NAMES if isinstance(value := getattr(entry, key, None), str)}
+    """The names by which other entries may refer to this one, in the form in which addresses are compared."""
+    return {folded_address(value) for key in _NAMES if isinstance(value := getattr(entry, key, None), str)}
 
 
 def read_document(document: Mapping[str, Any]) -> Reading:
@@ -127,7 +128,7 @@ def _read_entries(
         reading.findings.add(*wrong)
         # Other entries use the names as they are written, also where their form is wrong.
         texts = {key: text for key, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
-        reading.findings.refuse(table, {texts[key].lower() for key in _NAMES if key in texts} or None)
+        reading.findings.refuse(table, {folded_address(texts[key]) for key in _NAMES if key in texts} or None)
         reading.unusable.append((at, texts))
 
 

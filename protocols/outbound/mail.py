@@ -22,7 +22,7 @@ import trio
 
 from broker.mail import MailDeferred, MailRejected, MailServerUnavailable, MailTransport, OutgoingMail
 from broker.threads import RunInThread, run_in_thread
-from config.mail import MailSecurity, Sender, SmtpServer
+from config.mail import MailSecurity, Sender, SmtpServer, caseless, folded_address
 from config.settings import Settings
 from protocols.outbound.tls import client_context
 
@@ -226,14 +226,14 @@ class SpoolTransport:
 
     async def forget(self, address: str, name: str) -> None:
         try:
-            await self._run_sync(lambda: self._forget(address.casefold(), name.casefold()))
+            await self._run_sync(lambda: self._forget({address, folded_address(address), name}))
         except OSError as error:
             raise MailServerUnavailable(f"{self._directory}: {error.strerror or error}") from error
 
-    def _forget(self, address: str, name: str) -> None:
+    def _forget(self, texts: set[str]) -> None:
         if not self._directory.is_dir():
             return
-        named = re.compile("|".join(rf"(?<!\w){re.escape(text)}(?!\w)" for text in (address, name) if text))
+        named = re.compile("|".join(rf"(?<!\w){re.escape(text)}(?!\w)" for text in map(caseless, texts) if text))
         for path in self._directory.iterdir():
             if path.suffix in {".eml", ".new"} and named.search(_words_of(path)):
                 path.unlink(missing_ok=True)
@@ -273,4 +273,4 @@ def _words_of(path: Path) -> str:
     message = message_from_bytes(path.read_bytes(), policy=default)
     body = message.get_body(("plain",))
     text = "" if body is None else str(body.get_content())
-    return f"{message['to']} {message['subject']} {text}".casefold()
+    return caseless(f"{message['to']} {message['subject']} {text}")

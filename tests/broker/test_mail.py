@@ -446,8 +446,12 @@ async def test_rates_of_recipients_and_causes(open_office: OpenOffice, autojump_
         assert not await office.send("A@X.example", reset, "2")
         assert [await office.send(f"{n}@x.example", reset, "1") for n in range(4)] == [True] * 3 + [False]
         assert await office.send("a@x.example", HELLO, "1")
+        of_one = ("JÖRG@exämple.org", "jörg@exämple.org", "jo\u0308rg@xn--exmple-cua.org")  # reference 5.1
+        assert [await office.send(to, reset, str(n)) for n, to in enumerate(of_one, 3)] == [True, True, False]
         statistics = office.mails.statistics()
-        assert (statistics.queued, statistics.refused) == (6, 3)
+        assert (statistics.queued, statistics.refused) == (8, 4)
+        await office.database.write(lambda tx: tx.leaving.forget_addressed("JÖRG@exämple.org"))
+        assert not any("exmple" in mail.recipient for mail in await office.waiting()), "a user who leaves has no mails"
 
 
 async def test_the_minute_is_a_sliding_one(open_office: OpenOffice, autojump_clock: MockClock) -> None:

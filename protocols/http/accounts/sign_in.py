@@ -9,6 +9,7 @@ from broker.accounts.consent import ConsentScreen
 from broker.accounts.hashing import TooBusy
 from broker.accounts.sessions import CodeWanted, Session, Sessions, WrongPassword
 from broker.errors import TooManyAttempts
+from config.mail import folded_address
 from protocols.http.accounts.browsers import Browsers, remote_address, user_agent, way_on
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, as_field, in_address, shown
@@ -191,4 +192,4 @@ async def _of_other_tab(name: str, browsers: Browsers, asked: AuthorizationReque
     session = await browsers.session()
     if session is None or (asked is not None and asked.login_wanted):
         return None
-    return session if name.strip().casefold() in {session.user.email.casefold(), session.user.name} else None
+    return session if folded_address(name) in {folded_address(session.user.email), session.user.name} else None

@@ -18,7 +18,7 @@ from protocols.http.reading import Given, Query, Rule
 from protocols.http.rest.messages import MESSAGES
 from protocols.http.rest.searching import ByMid, Found, InRange, Searches, SearchScope, found_example
 from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewAction, Sending, StoredMessage
-from protocols.http.schema import Amount, Data, Id, Shape, TypeId, about, absent_if_none, one_of, time_ms
+from protocols.http.schema import Amount, Id, Shape, TypeId, about, absent_if_none, one_of, time_ms
 from protocols.rendering import action_entry
 from storage.message_searches import NO_DEVICE, Match
 

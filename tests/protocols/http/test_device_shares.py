@@ -10,6 +10,7 @@ from broker.accounts.permissions import Permission
 from broker.facts import DeviceChanged, SharesChanged
 from broker.services import Services
 from config.limits import DEVICE_SHARES_MAX
+from config.mail import folded_address
 from storage.records import ShareRecord
 from tests.factories import (
     ADA,
@@ -77,7 +78,7 @@ async def test_an_invitation(services: Services, api: httpx.AsyncClient, body: d
     whom = {"uid": BOB} if body == {"uid": BOB} else {"email": email}
     record = {"id": share, **whom, "status": "PENDING", "sharedOn": NOW_MS}
     assert await call(api, "GET", f"{SHARES}/{share}", ADA_TOKEN) == (200, {"data": record, **record})
-    assert await queued(services) == [f"device_share_invitation {email}"]
+    assert await queued(services) == [f"device_share_invitation {folded_address(email)}"]
     assert (await call(api, "GET", f"/devices/{KITCHEN}", ADA_TOKEN))[1]["data"] == RECORD
 
 
