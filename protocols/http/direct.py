@@ -130,6 +130,7 @@ class DirectCalls:
                 asked.query,
                 certificate,
                 partial(_within, received[asked.head_length :]),
+                is_whole=True,
             )
             await self._send(await self._answer(request, asked.method, route), stream, send_now)
             # Forget the caller: the next request may be somebody else's, and an idle connection should hold nothing.

@@ -154,7 +154,7 @@ class _Endpoint:
         if refusal is not None:
             raise refusal
         texts = {parameter: names[name] for name, parameter in self._call.text_parameters}
-        arguments = await self._read(performer, found)
+        arguments = await self._read(performer, found, names)
         if self._call.is_conditional and (header := this_request().if_match):
             with expecting(expected_tags(header)):
                 answer = await self._handler(**texts, **arguments)
@@ -163,7 +163,9 @@ class _Endpoint:
                 answer = await self._handler(**texts, **arguments)
         return answer if isinstance(answer, Response) else self._rendered(answer, started)
 
-    async def _read(self, performer: Caller | ClientCertificate | None, found: object) -> dict[str, Any]:
+    async def _read(
+        self, performer: Caller | ClientCertificate | None, found: object, names: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Read the handler's arguments. What is wrong with the body is reported before what is wrong with the query."""
         call = self._call
         caller = performer if isinstance(performer, Caller) else None
@@ -181,6 +183,8 @@ class _Endpoint:
                 if call.counted is Counted.MESSAGES and caller is not None:
                     await self._noun.body_refused(caller, error)
                 raise
+            if not this_request().is_whole:
+                found = await self._found_again(performer, found, names, query)
         if query is not None:
             query.check()
             if call.takes_query:
@@ -190,6 +194,23 @@ class _Endpoint:
         if call.performer_parameter is not None:
             arguments[call.performer_parameter] = performer
         return arguments
+
+    async def _found_again(
+        self,
+        performer: Caller | ClientCertificate | None,
+        found: object,
+        names: Mapping[str, str],
+        query: Query | None,
+    ) -> object:
+        """A client sends a body as slowly as it likes. What was checked before is checked once more after it: a token
+        may have ended, and an object may have another owner, or be gone. Raises DomainError, StoreError."""
+        if isinstance(performer, Caller):
+            await self._guard.check_again()
+        if self._find is not None:
+            return await self._find(performer, *[names[name] for name in self._call.names])
+        if self._find_in_query is not None:
+            return await self._find_in_query(performer, query)
+        return found
 
     def _rendered(self, answer: Any, started: float) -> Answer:
         if self._call.is_timed:

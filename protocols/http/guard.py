@@ -70,6 +70,11 @@ class Guard:
         await self._admission.check_caller(caller, request_certificate())
         return caller, refusal
 
+    async def check_again(self) -> None:
+        """Time has passed since `admitted`. Raises Unauthorized: the token in the header is valid no more."""
+        if (token := token_in_header()) is not None:
+            await self._tokens.caller(token)
+
     def count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
         """Count the call, and note where the caller stands for the headers of the answer."""
         request = this_request()

@@ -26,6 +26,8 @@ class ThisRequest:
     certificate: ClientCertificate | None
     #: Reads the body, which may have so many bytes. Raises BodyTooLarge, TooManyBodies.
     read_body: Callable[[int], Awaitable[bytes]]
+    #: All of it was there before anything was checked.
+    is_whole: bool = False
     if_match: str = ""  # the header, empty without one
     #: The ETag of the answer, without quotes; empty: it has none.
     etag: str = ""
