@@ -492,7 +492,7 @@ def _assert_agrees(found: Aggregate, values: Sequence[Any]) -> None:
 
 def _start(interval: Interval, ts: int) -> int:
     """The start of the bucket by numpy's calendar."""
-    unit = {"minute": "m", "hour": "h", "day": "D", "month": "M", "year": "Y"}[interval]
+    unit = {"minute": "m", "tenMinutes": "10m", "hour": "h", "day": "D", "month": "M", "year": "Y"}[interval]
     return int(np.datetime64(ts, "ms").astype(f"datetime64[{unit}]").astype("datetime64[ms]").astype(int))
 
 
