@@ -21,6 +21,7 @@ from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.disk import room_in
 from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, TryLater, UserNotFound, ValidationFailed
+from broker.export.formats import file_time
 from broker.export.requests import ExportPlan, ExportRequest, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
 from broker.export.writer import ArchiveWriter
@@ -190,6 +191,13 @@ class Exports:
         if export.status not in WITH_RESULT:
             raise Conflict(NOT_READY)
         return export, self._path(export.record)
+
+    def file_name(self, export: Export) -> str:
+        """Of its archive, without extension: its id; of csv2, for people, also from when to when it goes."""
+        request = export.request
+        if request.format != "csv2":
+            return export.record.id
+        return f"trunkline-{file_time(request.start_ms)}_to_{file_time(request.end_ms)}-{export.record.id[:8]}"
 
     async def served(self, export_id: str) -> None:
         """Note that the archive was downloaded completely."""

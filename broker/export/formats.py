@@ -1,9 +1,14 @@
-"""The contents of an archive entry: JSON as in the answers of searches, or CSV (RFC 4180).
+"""The contents of an archive entry: JSON as in the answers of searches, or CSV (RFC 4180) of two kinds.
 
 The text is built from the rows without objects, because there are millions of rows; stored `data` is compact JSON.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
 
 from broker.devices.registry import Device
 from storage.keys import DeviceKey, Position
@@ -40,3 +45,70 @@ def csv_entry(rows: Sequence[MessageRow], devices: Mapping[DeviceKey, Device], m
 
 def _quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
+
+
+#: What a spreadsheet would take for a formula.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_IN_QUOTES: Final = re.compile(r'[",\r\n]')
+_NO_FILE_NAME: Final = re.compile(r"[^\w.-]+")
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class FieldColumns:
+    """CSV with a column for each field of the devices' Manifests, in their order; what else a message has, as it may
+    under an earlier Manifest, is in the last column as JSON."""
+
+    def __init__(self, devices: Iterable[Device]) -> None:
+        paths: dict[str, None] = {}
+        for device in devices:
+            paths |= dict.fromkeys(device.manifest.manifest.leaves)
+        self._places = {path: place for place, path in enumerate(paths)}
+
+    @property
+    def header(self) -> str:
+        names = ("time", "ts", "cts", "sdid", "device", *self._places, "more")
+        return f"{','.join(map(_cell, names))}\n"
+
+    def entry(self, rows: Sequence[MessageRow], devices: Mapping[DeviceKey, Device], *, headers: bool) -> bytes:
+        about = {key: f"{device.id},{_cell(device.record.name)}" for key, device in devices.items()}
+        lines = [self._line(row, about[row.device]) for row in rows]
+        return f"{self.header if headers else ''}{''.join(lines)}".encode()
+
+    def _line(self, row: MessageRow, about: str) -> str:
+        cells, more = [""] * len(self._places), {}
+        for path, value in _leaves(_decode(row.data)):
+            place = self._places.get(path)
+            if place is None:
+                more[path] = value
+            else:
+                cells[place] = _cell(value)
+        at = datetime.fromtimestamp(row.ts / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        rest = _cell(_encode(more).decode()) if more else ""
+        return f"{at},{row.ts},{row.cts},{about},{','.join((*cells, rest))}\n"
+
+
+def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(data, dict):
+        yield prefix, data
+        return
+    for name, value in data.items():
+        yield from _leaves(value, f"{prefix}.{name}" if prefix else name)
+
+
+def _cell(value: object) -> str:
+    """A text that looks like a formula gets an apostrophe before it."""
+    text = value if isinstance(value, str) else _encode(value).decode()
+    if text is value and text.startswith(_FORMULA):
+        text = f"'{text}"
+    return _quoted(text) if _IN_QUOTES.search(text) else text
+
+
+def plain_file_name(name: str) -> str:
+    """A name of a device as a part of a file's name."""
+    return _NO_FILE_NAME.sub("-", name).strip("-.") or "device"
+
+
+def file_time(ts: int) -> str:
+    """A time as a part of a file's name, in UTC."""
+    return datetime.fromtimestamp(ts / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -31,7 +31,7 @@ class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     sdtids: str | None = None
     trial_id: str | None = None
     order: Literal["asc", "desc"] = "asc"
-    format: Literal["json", "csv1"] = "json"
+    format: Literal["json", "csv1", "csv2"] = "json"
     csv_headers: bool = True
     url: str | None = None
 

@@ -9,7 +9,7 @@ import msgspec
 from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.export.archive import Archive
-from broker.export.formats import csv_entry, json_entry
+from broker.export.formats import FieldColumns, csv_entry, file_time, json_entry, plain_file_name
 from broker.export.merging import MergedRows
 from broker.export.requests import ExportPlan, ExportRequest
 from broker.messages.mids import Mids
@@ -56,6 +56,7 @@ class ArchiveWriter:
         self._mid = mids.mid
         self._clock = clock
         self._rows: MergedRows | None = None
+        self._columns = FieldColumns(devices.values()) if request.format == "csv2" else None
 
     def step(self, tx: Transaction) -> None:
         """Add the next entry or the end of the archive. Runs in a thread. Raises OSError."""
@@ -117,16 +118,18 @@ class ArchiveWriter:
 
     def _add(self, archive: Archive, id_: str, rows: Sequence[MessageRow]) -> None:
         written = self._written
-        name = f"{id_}-{rows[0].ts if rows else 0}"
+        name = f"{id_}-{rows[0].ts if rows else 0}" if self._columns is None else self._label(id_, rows)
         # One moment fills more than an entry: the next entry must not have the name of this one.
         repeated = written.repeated + 1 if name == written.last_name else 0
         json = self._request.format == "json"
+        headers = self._request.csv_headers
         file_name = f"{name}{f'-{repeated}' if repeated else ''}.{'json' if json else 'csv'}"
-        content = (
-            json_entry(rows, self._devices, self._mid)
-            if json
-            else csv_entry(rows, self._devices, self._mid, headers=self._request.csv_headers)
-        )
+        if self._columns is not None:
+            content = self._columns.entry(rows, self._devices, headers=headers)
+        elif json:
+            content = json_entry(rows, self._devices, self._mid)
+        else:
+            content = csv_entry(rows, self._devices, self._mid, headers=headers)
         archive.add(file_name, content, now_ms=self._clock.now_ms())
         place = (rows[-1].ts, rows[-1].position) if rows else None
         self._written = Written(archive.size, written.group, place, name, repeated)
@@ -135,6 +138,15 @@ class ArchiveWriter:
             written=_encode(self._written).decode(),
             total_messages=self.record.total_messages + len(rows),
         )
+
+    def _label(self, id_: str, rows: Sequence[MessageRow]) -> str:
+        """The name of a file for people: the device, or the id of the user, and from when to when it goes."""
+        device = next((one for one in self._devices.values() if one.id == id_), None)
+        name = id_ if device is None else f"{plain_file_name(device.record.name)}-{id_[:8]}"
+        if not rows:
+            return f"{name}_empty"
+        first, last = sorted((rows[0].ts, rows[-1].ts))
+        return f"{name}_{file_time(first)}_to_{file_time(last)}"
 
     def close(self) -> None:
         if self._archive is not None:

@@ -37,7 +37,8 @@ from protocols.http.schema import (
 from storage.keys import Milliseconds
 
 _ORDERS: Final = ("asc", "desc")
-_FORMATS: Final = ("json", "csv1")
+_FORMATS: Final = ("json", "csv1", "csv2")
+_FORMAT_OF: Final[dict[str, Literal["json", "csv1", "csv2"]]] = {"csv1": "csv1", "csv2": "csv2"}
 _STATUSES: Final = ("Received", "InProgress", "Success", "Failure", "Served", "Expired")
 _FINISHED: Final = frozenset({ExportStatus.SUCCESS, ExportStatus.SERVED, ExportStatus.EXPIRED})
 _DONE: Final = {
@@ -58,7 +59,7 @@ _TrialId = Annotated[str, about("A trial")]
 # Answers repeat these members of the request, with their defaults.
 _Order = Annotated[str, one_of(_ORDERS, "By ts", default="asc")]
 _Format = Annotated[str, one_of(_FORMATS, default="json")]
-_CsvHeaders = Annotated[bool, about("With csv1: whether the first line names the columns", default=True)]
+_CsvHeaders = Annotated[bool, about("With csv1 and csv2: whether the first line names the columns", default=True)]
 _Url = Annotated[str, text("An address that the mail names", longest=EXPORT_URL_CHARACTERS)]
 
 
@@ -147,7 +148,9 @@ class _Wanted(Shape, kw_only=True):
     order: Annotated[_Order, Valid(lambda given: given.lower() in {"", *_ORDERS}, choice(_ORDERS))] = "asc"
     format: Annotated[_Format, Valid(lambda given: given.lower() in {"", *_FORMATS}, choice(_FORMATS))] = "json"
     csv_headers: Annotated[
-        Raw, about("With csv1: whether the first line names the columns", type="boolean", default=True), Rule(_is_truth)
+        Raw,
+        about("With csv1 and csv2: whether the first line names the columns", type="boolean", default=True),
+        Rule(_is_truth),
     ] = msgspec.field(default_factory=Raw)
     url: Annotated[_Url, Rule(_something_is_chosen)] | None = None
 
@@ -241,7 +244,10 @@ class ExportCalls(RestCalls):
     async def result(self, caller: Caller, export_id: str) -> Response:
         export, path = await self._exports.result(caller, export_id)
         answer = await archive_answer(
-            path, export_id, export.record.file_size or 0, partial(self._exports.served, export_id)
+            path,
+            self._exports.file_name(export),
+            export.record.file_size or 0,
+            partial(self._exports.served, export_id),
         )
         answer.headers["X-Service-Total-Messages"] = str(export.record.total_messages)
         return answer
@@ -249,7 +255,7 @@ class ExportCalls(RestCalls):
 
 def _request(wanted: _Wanted) -> ExportRequest:
     order: Literal["asc", "desc"] = "desc" if wanted.order.lower() == "desc" else "asc"
-    format_: Literal["json", "csv1"] = "csv1" if wanted.format.lower() == "csv1" else "json"
+    format_ = _FORMAT_OF.get(wanted.format.lower(), "json")
     return ExportRequest(
         start_ms=Milliseconds(wanted.start_date),
         end_ms=Milliseconds(wanted.end_date),
@@ -281,7 +287,7 @@ def _created(export_id: str, wanted: ExportRequest) -> _Created:
         end_date=wanted.end_ms,
         order=wanted.order,
         format=wanted.format,
-        csv_headers=wanted.csv_headers if wanted.format == "csv1" else UNSET,
+        csv_headers=UNSET if wanted.format == "json" else wanted.csv_headers,
         url=absent_if_none(wanted.url),
     )
 

@@ -6,6 +6,7 @@ import io
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from broker.devices.registry import Device
 from broker.errors import Conflict, Gone, NotFound, PermissionDenied, ValidationFailed
 from broker.export import exports, merging, writer
 from broker.export.exports import Export, TooManyExports
+from broker.export.formats import FieldColumns
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus, may_follow
 from broker.messages.history import Search
@@ -28,7 +30,8 @@ from broker.services import Services
 from broker.trials.roles import TrialRole
 from config.limits import EXPORT_ENTRY_MESSAGES
 from protocols.rendering import message_entry
-from storage.keys import Milliseconds
+from storage.keys import Milliseconds, Position
+from storage.records import MessageRow
 from tests.builders import ServicesOpener
 from tests.factories import (
     ADA,
@@ -545,3 +548,34 @@ async def test_an_export_leaves_the_reserve_on_the_disk(
     export = await finished(services, ada, await services.export.create(ada, asking(uids=ADA)))
     assert (export.status, "disk" in (export.record.last_error or "")) == (ExportStatus.FAILURE, True)
     assert not (services.core.settings.state_dir / "exports" / f"{export.record.id}.tgz").exists()
+
+
+async def test_csv2_has_a_column_for_each_field_and_names_for_people(
+    services: Services, ada: Caller, kitchen: Device
+) -> None:
+    text = '=1+1, "quoted"\n'
+    await send(
+        services,
+        (kitchen, NOW_MS - 2_000, {"text": text, "colorRGB": {"r": 1, "g": 2, "b": 3}}),
+        (kitchen, NOW_MS - 1_000, {"state": True, "intensity": -5}),
+    )
+    found = await exported(services, ada, asking(sdids=KITCHEN, format="csv2"))
+    ((name, content),) = found.items()
+    assert name.startswith(f"Kitchen-light-{KITCHEN[:8]}_")
+    first, second = (datetime.fromtimestamp((NOW_MS - ago) / 1000, UTC) for ago in (2_000, 1_000))
+    assert name.endswith(f"_{first:%Y%m%dT%H%M%SZ}_to_{second:%Y%m%dT%H%M%SZ}.csv")
+    lines = list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+    assert [one["ts"] for one in lines] == [str(NOW_MS - 2_000), str(NOW_MS - 1_000)]
+    assert {one["device"] for one in lines} == {"Kitchen light"}
+    assert (lines[0]["text"], lines[0]["colorRGB.g"], lines[0]["state"]) == (f"'{text}", "2", "")
+    assert (lines[1]["state"], lines[1]["intensity"], lines[1]["more"]) == ("true", "-5", "")
+    assert list(lines[0])[:5] == ["time", "ts", "cts", "sdid", "device"]
+    bare = await exported(services, ada, asking(sdids=KITCHEN, format="csv2", csv_headers=False))
+    assert bare[name] == content.partition(b"\n")[2]
+
+
+async def test_csv2_loses_no_field_of_an_earlier_manifest(services: Services, ada: Caller, kitchen: Device) -> None:
+    columns = FieldColumns([])
+    row = MessageRow(Position(1), kitchen.key, Milliseconds(0), Milliseconds(0), 1, '{"old":{"one":1},"list":[1,2]}')
+    (line,) = csv.reader(io.StringIO(columns.entry([row], {kitchen.key: kitchen}, headers=False).decode()))
+    assert msgspec.json.decode(line[-1]) == {"old.one": 1, "list": [1, 2]}

@@ -44,7 +44,7 @@ function row(one) {
   const words = { Received: "waiting", InProgress: "being written", Success: "ready", Served: "ready, downloaded before", Failure: "failed", Expired: "deleted after 24 hours" };
   const isOn = ["Received", "InProgress"].includes(one.status);
   return h("tr", {}, h("td", { class: "when", "data-label": "Asked for" }, time(request.requestDate)),
-    h("td", { "data-label": "Range" }, `${fullTime(request.startDate)} to ${fullTime(request.endDate)}, ${request.format === "csv1" ? "CSV" : "JSON"}`),
+    h("td", { "data-label": "Range" }, `${fullTime(request.startDate)} to ${fullTime(request.endDate)}, ${{ csv1: "CSV, data as JSON", csv2: "CSV" }[request.format] ?? "JSON"}`),
     h("td", { "data-label": "State" }, h("span", { class: `badge ${kind}` }, words[one.status] ?? one.status), isOn ? h("progress", { "aria-label": "The export is being written" }) : null),
     h("td", { class: "size", "data-label": "Messages" }, one.totalMessages === undefined ? "" : whole(one.totalMessages)),
     h("td", { class: "size", "data-label": "Size" }, one.fileSize === undefined ? "" : fileSize(one.fileSize)),
@@ -53,14 +53,16 @@ function row(one) {
 
 function save(one, button) {
   attempt(async () => {
+    const day = (ms) => local(ms).slice(0, 10);
+    const name = `trunkline-${day(one.request.startDate)}-to-${day(one.request.endDate)}-${one.exportId.slice(0, 8)}.tgz`;
     const bar = h("progress", { max: 1, "aria-label": "Progress of the download" });
     button.after(bar);
     try {
       const blob = await download(`/messages/export/${one.exportId}/result`, (size, total) => { if (total) bar.value = size / total; });
-      const link = h("a", { href: URL.createObjectURL(blob), download: `${one.exportId}.tgz` });
+      const link = h("a", { href: URL.createObjectURL(blob), download: name });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60000);
-      toast(`${one.exportId}.tgz is in your downloads.`);
+      toast(`${name} is in your downloads.`);
     } finally {
       bar.remove();
     }
