@@ -271,8 +271,11 @@ def _introduction(
     yours = next(device for device in _DEVICES if device.protocol is None)
     variables = {
         "URL": f"http://{http}",
+        "WS_URL": f"ws://{http}",
+        "ACCOUNTS": f"http://{http}/accounts",
         "HOST": mqtt.host,
         "MQTT_PORT": mqtt.port,
+        "COAP_PORT": addresses["coap"].port,
         "TOKEN": user_token,
         "DEVICE": yours.id,
         "DEVICE_TOKEN": tokens[yours.id],

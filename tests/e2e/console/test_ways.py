@@ -64,6 +64,7 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(
         user.sees("Actions:")
         user.click("Add the device")
         user.sees("Waiting for the first message")
+        user.sees("Development Board", "h1")  # without a name of its own, that of its type
         user.click("Show me the line")
         user.sees("Hide the token")
         with pasted(line_of(user), program):

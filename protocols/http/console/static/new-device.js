@@ -46,8 +46,8 @@ select.addEventListener("change", () => attempt(describe));
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(async () => {
-    const name = form.elements.name.value.trim();
-    const { data } = await call("POST", "/devices", { body: { dtid: select.value, ...(name ? { name } : {}) } });
+    const name = form.elements.name.value.trim() || select.selectedOptions[0].text.slice(0, 64);
+    const { data } = await call("POST", "/devices", { body: { dtid: select.value, name } });
     // Its page shows the token when asked. A type that wants certificates has none to give.
     await call("PUT", `/devices/${data.id}/tokens`).catch(() => {});
     location.assign(`/console/devices/${data.id}`);
