@@ -274,7 +274,7 @@ async def test_a_forged_form_sets_up_nothing(browser: Browser, fake_clock: FakeC
     page = await browser.open(page.headers["location"])
     forged = await browser.send(page, code=Phone(page, fake_clock).code(), csrf="0" * 64)
     assert forged.status_code == 403
-    assert "Off. With a second factor" in (await browser.open("account")).text
+    assert "Off. Turn it on" in (await browser.open("account")).text
 
 
 async def test_it_is_turned_off_by_its_person(browser: Browser, fake_clock: FakeClock) -> None:
@@ -283,7 +283,7 @@ async def test_it_is_turned_off_by_its_person(browser: Browser, fake_clock: Fake
     (csrf,) = set(re.findall('name="csrf" value="(.*?)"', page.text))
     assert (await browser.post("/accounts/account/second-factor/remove", {"csrf": "0" * 64})).status_code == 403
     off = await browser.post("/accounts/account/second-factor/remove", {"csrf": csrf})
-    assert "Off. With a second factor" in off.text
+    assert "Off. Turn it on" in off.text
 
 
 async def test_an_old_session_changes_nothing(browser: Browser, fake_clock: FakeClock) -> None:
