@@ -97,8 +97,6 @@ class Ingest:
         self._messages = self._failed = self._actions = 0
         self._losses = Losses(clock)
         self.lost_fields = LostFields()
-        #: Of the latest message whose `ts` was in seconds.
-        self.seconds_position: Position | None = None
         #: Of the latest failed message; its reason is `_failure`.
         self.failed_position: Position | None = None
         self._failure = ""
@@ -156,17 +154,13 @@ class Ingest:
                     dropped.insert(0, DroppedField("data", failure or reason))
                 return self._append_failed(key, cts, failure or reason, payload)
             self._messages += 1
-            in_seconds = source_ts < _YEAR_2001_MS and self._is_in_seconds(source_ts, now_ms)
-            if in_seconds:
+            if source_ts < _YEAR_2001_MS and self._is_in_seconds(source_ts, now_ms):
                 noting = [] if noting is None else noting
                 noting.append(IN_SECONDS)
             if noting:
                 self.lost_fields.note(key, noting, cts)
             self._senders[key] = device
-            position = self._journal.append_message(key, source_ts, cts, version.version, data.decode())
-            if in_seconds:
-                self.seconds_position = position
-            return position
+            return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
         except DomainError as refusal:
             self.refused.note(device, refusal)
             raise

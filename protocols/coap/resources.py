@@ -25,7 +25,6 @@ from broker.errors import (
     Unauthorized,
 )
 from broker.limits.meters import Channel
-from broker.messages.ingest import IN_SECONDS
 from broker.nesting import check_nesting
 from broker.trace.origin import current_origin, enter
 from config.limits import COAP_BODY_BYTES
@@ -59,6 +58,8 @@ MAX_WAITING_PER_TOKEN: Final = 64
 _DISCOVERY: Final = b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
 _WELL_KNOWN: Final = (b".well-known", b"core")
 #: The method of a path, which has a device token behind these segments.
+#: What a constrained device has room for in an answer.
+_WARNINGS_BYTES: Final = 512
 _METHODS: Final[dict[tuple[bytes, ...], int]] = {
     MESSAGES: int(Code.POST),
     (b"v1.1", b"actions"): int(Code.GET),
@@ -86,6 +87,18 @@ def _claimed(request: CoapRequest, payload: bytes) -> str:
 
 _decode_body = msgspec.json.Decoder(_Body).decode
 _decode_text = msgspec.json.Decoder(str).decode
+
+
+def _warnings(lost: list[DroppedField]) -> bytes:
+    """As JSON; of many, as many as a small answer takes, and how many more there are."""
+    room, found = _WARNINGS_BYTES, list[DroppedField]()
+    for one in lost:
+        room -= len(msgspec.json.encode(one))
+        if room < 0 and found:
+            found.append(DroppedField("data", f"{len(lost) - len(found)} more"))
+            break
+        found.append(one)
+    return msgspec.json.encode(found)
 
 
 def _unquoted(data: bytes) -> bytes:
@@ -142,7 +155,7 @@ class Resources:
         self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]] = []
         #: What to tell the senders of messages of which nothing remained, or whose time is in seconds, until they are
         #: answered (reference 9.7).
-        self._lost: dict[Position, DroppedField] = {}
+        self._lost: dict[Position, list[DroppedField]] = {}
         # The requests that wait, by the token that is being looked up. The channel has each token once.
         self._unknown: dict[str, list[tuple[CoapSession, Incoming, CoapRequest]]] = {}
         self._lookups, self._lookups_due = trio.open_memory_channel[str](MAX_UNKNOWN_TOKENS)
@@ -341,11 +354,13 @@ class Resources:
         except DomainError as error:
             self._ingest.refused.note(device, error)
             raise
-        position = self._ingest.submit(device, data, ts)
-        if position == self._ingest.failed_position and (lost := self._ingest.nothing_remained(device)) is not None:
-            self._lost[position] = DroppedField("data", str(lost))
-        elif position == self._ingest.seconds_position:
-            self._lost[position] = IN_SECONDS
+        dropped: list[DroppedField] = []
+        position = self._ingest.submit(device, data, ts, dropped)
+        if position == self._ingest.failed_position:
+            if (lost := self._ingest.nothing_remained(device)) is not None:
+                self._lost[position] = [DroppedField("data", str(lost))]
+        elif dropped:
+            self._lost[position] = dropped
         self._stored.append((session, incoming, request, position))
 
     def _count(self, caller: Caller) -> None:
@@ -424,12 +439,12 @@ class Resources:
                 self._contained(session.key, self._reply, session, incoming, refusal(refusal_for(error), request))
 
     def _reply_created(
-        self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str, lost: DroppedField | None
+        self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str, lost: list[DroppedField] | None
     ) -> None:
         format_ = request.answer_format
         body = b'{"data":{"mid":"%b"}}' % mid.encode()
         if lost is not None:
-            warnings = msgspec.json.encode([lost])
+            warnings = _warnings(lost)
             body = b"%b,%b}" % (body[:-1], b'"warnings":' + warnings)
         response = CoapResponse(Code.CREATED, json_to(format_, body), format_)
         if request.block1 is not None:

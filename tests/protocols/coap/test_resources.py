@@ -82,7 +82,18 @@ class TestPost:
         assert json.loads(stored.data) == {"intensity": 3} | ({"temperature": 0.5} if message is None else {})
         hall = await services.devices.registry.find(HALL)
         named = [(one.field, one.message) for one in services.messages.ingest.lost_fields.of(hall)]
+        warned = [(one["field"], one["message"]) for one in cbor2.loads(answer.payload).get("warnings", [])]
+        assert warned == ([("temperature", message)] if message else [])
         assert named == ([("temperature", message)] if message else named)
+
+    async def test_names_as_many_fields_as_a_small_answer_takes(self, peer: Peer) -> None:
+        body = {"data": {"state": True} | {f"unknown{number}": 1 for number in range(40)}}
+        answer = await _posted(peer, KITCHEN_TOKEN, body)
+        *named, rest = json.loads(answer.payload)["warnings"]
+        assert len(answer.payload) < 700
+        assert [one["field"] for one in named] == [f"unknown{number}" for number in range(len(named))]
+        assert rest["field"] == "data"
+        assert int(rest["message"].removesuffix(" more")) + len(named) == 21  # 20 fields, and how many more
 
     async def test_is_answered_only_after_the_commit(self, peer: Peer, services: Services) -> None:
         await _posted(peer, KITCHEN_TOKEN, STATE)
