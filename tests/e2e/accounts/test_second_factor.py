@@ -34,7 +34,7 @@ def test_setting_it_up_signing_in_with_it_and_turning_it_off(person: Person, sit
     person.browser.press("Continue")
     assert "Recovery codes left: 9." in person.browser.text
     person.browser.press("Turn off")
-    assert "Off. With a second factor" in person.browser.text
+    assert "Off. Turn it on" in person.browser.text
 
     person.browser.fresh()
     person.enter_account(OWN_EMAILS[0])
@@ -47,7 +47,7 @@ def test_the_operator_resets_it(person: Person, site: Site) -> None:
     person.set_up_second_factor()
     assert "the second factor is removed" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
     person.enter_account(OWN_EMAILS[1])
-    assert "Off. With a second factor" in person.browser.text
+    assert "Off. Turn it on" in person.browser.text
     assert "has no second factor" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
 
 
