@@ -26,6 +26,7 @@ from storage.ballast import Ballast, makes_room
 from storage.claims import ClaimStore
 from storage.codes import CodeStore
 from storage.commit_delay import CommitDelay
+from storage.conditions import conditional
 from storage.connectors import ConnectorStore
 from storage.deliveries import DeliveryStore
 from storage.device_management import DeviceManagementStore
@@ -379,6 +380,7 @@ class Database:
         """
         if self._closed:
             raise StoreError("the store is closed")
+        work = conditional(work)
         job, group = self.write_with_next(work), self.open_group
         if announce is not None:
             group.callbacks.append(partial(_announce, job, announce))

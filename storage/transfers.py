@@ -98,6 +98,12 @@ class TransferStore:
         for table in _OF_THE_OWNER:
             self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
         self._db.execute("UPDATE device SET owner = :owner WHERE key = :device", {"owner": owner, "device": device})
+        # Who begins a registration completes it with a device that the former owner has, and gets the token.
+        self._db.execute(
+            "UPDATE registration SET pin = NULL, status = 'REVOKED' WHERE device = :device"
+            " AND status = 'PENDING_DEVICE_COMPLETION'",
+            {"device": device},
+        )
         rows = self._db.execute(
             "DELETE FROM device_token WHERE device = :device AND application IN (SELECT application FROM trial)"
             " RETURNING hash",

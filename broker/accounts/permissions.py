@@ -7,6 +7,7 @@ users who accepted a share are in the shared `Device`.
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from enum import Enum, StrEnum
+from functools import partial
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -14,6 +15,7 @@ from broker.accounts.tokens import Caller, TokenKind
 from broker.changes import Changes
 from broker.errors import PermissionDenied
 from broker.facts import ApplicationGrantsChanged, FactPhase, GrantsChanged, Router
+from storage.conditions import require
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import GrantRecord
@@ -177,6 +179,12 @@ class Reach:
         return self.covers_user(user) and is_granted
 
 
+def _still_owned(device: DeviceKey, owner: UserKey, tx: Transaction) -> None:
+    known = tx.devices.device(device)
+    if known is not None and known.owner != owner:
+        raise PermissionDenied(f"{Permission.MANAGE.value} on device {known.id}")
+
+
 _NO_GRANTS: Final = Grants()
 
 
@@ -228,9 +236,15 @@ class Permissions:
                 grants.put(fact.user, fact.grants)
 
     async def require(self, caller: Caller, device: Guarded, permission: Permission) -> None:
-        """Raises PermissionDenied unless `caller` has `permission` on `device`."""
+        """Raises PermissionDenied unless `caller` has `permission` on `device`.
+
+        With MANAGE, nothing of a request is written any more once the device has another owner: a caller can delay what
+        comes between the check and the write, by reads that wait for the caller's own.
+        """
         if not (await self.reach(caller)).allows(device, permission):
             raise PermissionDenied(f"{permission.value} on device {device.id}")
+        if permission is Permission.MANAGE:
+            require(partial(_still_owned, device.key, device.owner))
 
     async def require_user(self, caller: Caller, user: UserKey) -> None:
         """Raises PermissionDenied unless `caller` acts for this user."""

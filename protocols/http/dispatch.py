@@ -29,6 +29,7 @@ from protocols.http.reading import Query, has_first_member, json_object, members
 from protocols.http.rest.named import Named
 from protocols.http.this_request import this_request
 from storage.ballast import making_room
+from storage.conditions import under_conditions
 from storage.fair_places import FairPlaces
 
 #: It takes 5 ms to read a body of this length.
@@ -146,6 +147,12 @@ class _Endpoint:
 
         Raises DomainError, StoreError.
         """
+        if self._call.counted is Counted.MESSAGES:  # they are written without a transaction of their own
+            return await self._reply(names)
+        with under_conditions():
+            return await self._reply(names)
+
+    async def _reply(self, names: Mapping[str, str]) -> Answer | Response:
         started = time.perf_counter()
         performer, refusal = await self._admission()
         found = None

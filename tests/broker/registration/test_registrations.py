@@ -28,7 +28,7 @@ from broker.services import Services
 from storage.keys import UserKey
 from tests.builders import ServicesOpener
 from tests.certificates import DAY, Authority, Issued
-from tests.factories import ADA, APPLICATION_TOKEN, BOB_TOKEN, KITCHEN, LIGHT_TYPE, World
+from tests.factories import ADA, APPLICATION_TOKEN, BOB, BOB_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
 from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
@@ -389,6 +389,21 @@ async def test_a_device_that_was_deleted_before_its_completion_is_not_registered
     assert await steps.status(begun) is Status.REVOKED
     with pytest.raises(Conflict):
         await steps.complete(begun)
+
+
+async def test_a_registration_that_the_former_owner_began_ends_with_a_transfer(
+    services: Services, secure: World, steps: Steps
+) -> None:
+    """Else the former owner's machine gets a new token of a device that is somebody else's."""
+    begun = await steps.begin()
+    await steps.confirm(begun)
+    progress = await services.registration.registrations.progress(steps.device.shown, begun.id)
+    device = await services.devices.registry.find(progress.device_id or "")
+    transfer = await services.devices.transfers.offer(device, uid=BOB)
+    await services.devices.transfers.answer(device, transfer, secure.bob, accept=True)
+    with pytest.raises(Conflict):
+        await steps.complete(begun)
+    assert await services.core.database.read(lambda tx: tx.devices.token_of(device.key)) is None
 
 
 # The end

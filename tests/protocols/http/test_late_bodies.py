@@ -7,6 +7,7 @@ import httpx
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
+from broker.devices.shares import invited
 from broker.services import Services
 from storage.records import GrantRecord
 from tests.builders import ServicesOpener
@@ -80,3 +81,23 @@ async def test_a_token_that_has_ended_does_nothing(
         await services.accounts.tokens.revoke(ADA_TOKEN)
 
     error_of(await late(api, call, end), 401)
+
+
+@pytest.mark.parametrize(
+    ("module", "path"), [("shares", f"{DEVICE}/shares"), ("transfers", f"{DEVICE}/transfer")], ids=["share", "transfer"]
+)
+async def test_nor_with_a_call_that_waits_for_its_own_reads(
+    services: Services, world: World, life: Life, monkeypatch: pytest.MonkeyPatch, module: str, path: str
+) -> None:
+    """Between the check and the write there are reads, which wait for the others of the caller."""
+
+    async def slow(*arguments: Any) -> Any:
+        found = await invited(*arguments)
+        await services.core.database.write(lambda tx: tx.transfers.hand_over(world.kitchen, world.bob))
+        return found
+
+    monkeypatch.setattr(f"broker.devices.{module}.invited", slow)
+    await life.call("POST", path, token=ADA_TOKEN, status=403, json={"email": "friend@example.org"})
+    of_device = services.core.database.read(lambda tx: tx.shares.page_of(world.kitchen, offset=0, limit=9))
+    assert await of_device == ([], 0)
+    assert await services.core.database.read(lambda tx: tx.transfers.of_device(world.kitchen, now_ms=0)) is None
