@@ -24,7 +24,9 @@ def sign_in_address(accounts_path: str, page: str) -> str:
     return f"{accounts_path}/go?{urlencode({CONSOLE_PARAMETER: page})}"
 
 
-def add_doors(routes: Blueprint, console: Console, sessions: Sessions, browsers: Browsers, accounts_path: str) -> None:
+def add_doors(
+    routes: Blueprint, console: Console, sessions: Sessions, browsers: Browsers, accounts_path: str, *, build: str
+) -> None:
     @routes.post(f"{HOME}/token")
     async def token() -> Response:
         """The access token of this session's pages. The header proves that one of them asks."""
@@ -34,7 +36,8 @@ def add_doors(routes: Blueprint, console: Console, sessions: Sessions, browsers:
         if not session.proves(request.headers.get("X-Console", ""), PROOF):
             return Answer(b'{"error":{"code":403,"message":"Please load the page again"}}', 403).response()
         page_token = await console.token(session)
-        return secret_answer({"accessToken": page_token.value, "expiresIn": page_token.expires_in}).response()
+        found = {"accessToken": page_token.value, "expiresIn": page_token.expires_in, "build": build}
+        return secret_answer(found).response()
 
     @routes.post(f"{HOME}/sign-out")
     async def sign_out() -> Response:

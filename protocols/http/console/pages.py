@@ -132,7 +132,7 @@ def console_blueprint(accounts: AccountsRoom, browsers: Browsers, site: Site, se
     static = StaticFiles()
     static.install(routes)
     routes.after_request(_forbid_storing)
-    add_doors(routes, accounts.console, accounts.sessions, browsers, site.accounts.path)
+    add_doors(routes, accounts.console, accounts.sessions, browsers, site.accounts.path, build=static.build)
     pages = _Pages(accounts, browsers, site, static)
     connecting = Connecting(site, settings)
     for page in PAGES:
@@ -191,6 +191,7 @@ class _Pages:
             csrf=session.proof(PROOF),
             this_session=shown_session_id(token_hash(session.id)),
             static=self._static.root,
+            build=self._static.build,
             accounts=self._accounts,
             rest=REST_ROOT,
             navigation=[(place, *link) for place, link in _AREAS[page.area].items()],

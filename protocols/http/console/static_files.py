@@ -9,6 +9,9 @@ from typing import Final
 from quart import Blueprint, Response
 from werkzeug.exceptions import NotFound
 
+from config.build import commit
+from storage.migrations import VERSION
+
 _TYPES: Final = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 _FOREVER: Final = "public, max-age=31536000, immutable"
 
@@ -29,6 +32,8 @@ class StaticFiles:
     def __init__(self) -> None:
         self._contents = _contents()
         self.root: Final = f"/console/static/{_digest()}"
+        #: Tells a page of the version before that it is one: another program, another store, or other scripts.
+        self.build: Final = f"{commit()} {VERSION} {_digest()}"
 
     def install(self, routes: Blueprint) -> None:
         @routes.get(f"{self.root}/<name>")

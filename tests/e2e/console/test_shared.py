@@ -56,3 +56,17 @@ def test_a_page_that_does_not_exist_is_a_page(bob: User, site: Site) -> None:
         assert "There is no such page" in answer.text
     bare = httpx.get(site.origin + "/nothing/at/all", headers={"Accept": "*/*"})
     assert not bare.headers.get("Content-Type", "").startswith("text/html")
+
+
+def test_a_page_of_the_version_before_says_that_it_is_to_be_loaded_again(bob: User) -> None:
+    script = (
+        "const done = arguments[arguments.length - 1];"
+        "document.querySelector('meta[name=build]').content = 'the version before';"
+        "import(document.querySelector('script').src.replace(/[^/]*$/, 'api.js'))"
+        ".then((api) => api.accessToken(true)).then(() => done(), done)"
+    )
+    bob.browser.driver.execute_async_script(script)
+    bob.sees("another version now", "#outdated")
+    bob.browser.leaving(lambda: bob.click("Reload"))
+    bob.sees("Devices", "h1")
+    assert bob.browser.texts("#outdated") == []

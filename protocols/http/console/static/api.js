@@ -73,9 +73,25 @@ async function askForToken() {
     return askForToken();
   }
   const given = await answer.json();
+  if (given.build !== meta("build")) outdated();
   token = given.accessToken;
   goodUntil = Date.now() + (given.expiresIn - 60) * 1000;
   return token;
+}
+
+// This page is of the version before an upgrade: its calls and scripts may not fit any more.
+function outdated() {
+  if (document.getElementById("outdated")) return;
+  const reload = document.createElement("button");
+  Object.assign(reload, { type: "button", className: "small", textContent: "Reload" });
+  reload.addEventListener("click", () => location.reload());
+  const note = document.createElement("div");
+  Object.assign(note, { id: "outdated", className: "notice" });
+  note.setAttribute("role", "alert");
+  const text = document.createElement("p");
+  text.textContent = "This service has another version now. Reload this page; save what you typed before.";
+  note.append(text, reload);
+  document.getElementById("content").prepend(note);
 }
 
 // Again and again while the server cannot be reached
