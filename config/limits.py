@@ -243,6 +243,8 @@ SCENE_ACTIONS_MAX: Final = 100
 SCENE_BODY_BYTES: Final = 16 * 1024
 SCENES_OF_USER: Final = 200
 AUTOMATIONS_SHOWN: Final = 1_000  # rules, and as many scenes, of one list
+CONNECTIONS_SHOWN: Final = 1_000  # to the operator
+ORGANIZATIONS_SHOWN: Final = 1_000
 NAMES_ASKED: Final = 100  # ids in one question for names
 SCENE_MESSAGES_MAX: Final = 1_000  # Action messages of one activation
 

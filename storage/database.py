@@ -48,6 +48,7 @@ from storage.mqtt_sessions import MqttSessionStore
 from storage.mqtt_topics import MqttTopicStore
 from storage.mqtt_wills import MqttWillStore
 from storage.names import NameStore
+from storage.operating import OperatingStore
 from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
@@ -158,6 +159,7 @@ class Transaction:
         self.deliveries = DeliveryStore(connection)
         self.rules = RuleStore(connection)
         self.names = NameStore(connection)
+        self.operating = OperatingStore(connection)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from broker.operating.names import Names
 from broker.operating.overview import Overview, overview
 from broker.operating.port import Machine
 from broker.operating.progress import ProgressFeed
+from broker.operating.samples import Samples
 from broker.subscriptions.room import SubscriptionsRoom
 
 
@@ -22,6 +23,7 @@ class OperatingRoom:
     backups: Backups
     progress: ProgressFeed
     names: Names
+    samples: Samples
     started_on: int
     machine: Machine | None = field(default=None)
 
@@ -46,4 +48,6 @@ async def open_operating(
     )
     core.life.worker("progress", progress.tell_forever)
     names = Names(core.database, accounts.operators)
-    return OperatingRoom(core, backups, progress, names, core.clock.now_ms())
+    samples = Samples(core)
+    core.life.worker("samples", samples.take_forever)
+    return OperatingRoom(core, backups, progress, names, samples, core.clock.now_ms())

@@ -9,6 +9,7 @@ itself. A take-over does not take the device offline: the device has a link at e
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from heapq import nlargest
 from typing import Protocol, Self
 
 import structlog
@@ -58,6 +59,7 @@ class DeviceLink:
         "is_allowed",
         "is_exclusive",
         "protocol",
+        "since",
         "token",
     )
 
@@ -78,6 +80,7 @@ class DeviceLink:
         self.is_exclusive = is_exclusive
         self.is_allowed = is_allowed
         self.protocol = protocol
+        self.since = 0
         self.token = token
         self.dropped = 0
         self._deliver = deliver
@@ -176,6 +179,7 @@ class Connections:
 
     def enter(self, link: DeviceLink) -> None:
         """Register the link. An exclusive one replaces the one before."""
+        link.since = self._clock.now_ms()
         key = link.device.key
         incumbent = self._exclusive.get(key) if link.is_exclusive else None
         was_online = self.is_online(key)
@@ -245,6 +249,11 @@ class Connections:
 
     def _every_link(self) -> list[DeviceLink]:
         return [link for links in self._links.values() for link in links]
+
+    def newest(self, most: int) -> tuple[list[DeviceLink], int]:
+        """The links that began last, the newest first, and how many there are."""
+        links = self._every_link()
+        return nlargest(most, links, key=lambda link: link.since), len(links)
 
     def close_all(self) -> None:
         """The daemon stops: close every link, each with its protocol's own farewell."""

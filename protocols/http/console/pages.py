@@ -81,6 +81,8 @@ _DEVELOPER: Final = {
 }
 _OPERATOR: Final = {
     "overview": ("/operator", "Overview"),
+    "people": ("/operator/people", "People"),
+    "devices": ("/operator/devices", "Devices"),
     "refusals": ("/operator/refusals", "Refusals"),
     "audit": ("/operator/audit", "Audit"),
     "backups": ("/operator/backups", "Backups"),
@@ -119,6 +121,8 @@ DASHBOARDS: Final = (
     *_of_area(
         "operator",
         ("", "overview", "Operator", "op-overview.js"),
+        ("/people", "people", "People", "op-people.js"),
+        ("/devices", "devices", "Devices and connections", "op-devices.js"),
         ("/refusals", "refusals", "Refusals", "op-refusals.js"),
         ("/audit", "audit", "Audit", "op-audit.js"),
         ("/backups", "backups", "Backups", "op-backups.js"),

@@ -32,6 +32,7 @@ from protocols.http.rest.notifications import NotificationCalls
 from protocols.http.rest.operator import OperatorCalls
 from protocols.http.rest.operator_backups import OperatorBackupCalls
 from protocols.http.rest.operator_decisions import OperatorDecisionCalls
+from protocols.http.rest.operator_people import OperatorPeopleCalls
 from protocols.http.rest.own_account import OwnAccountCalls
 from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.rules import RuleCalls
@@ -93,4 +94,5 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     OperatorCalls,
     OperatorBackupCalls,
     OperatorDecisionCalls,
+    OperatorPeopleCalls,
 )

@@ -29,6 +29,8 @@ PAGES: Final = {
     "/developer/trials": "New trial",
     "/developer/usage": "Used this month",
     "/operator": "no damage",
+    "/operator/people": "Messages a month",
+    "/operator/devices": "Connected now",
     "/operator/refusals": "The latest refusals",
     "/operator/audit": "Audit log",
     "/operator/backups": "Make a backup",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from broker.trace.tally import SOURCES, Tally
 from config.settings import ConsoleSettings, PaymentSettings, Settings
 from protocols.http.rest.nouns import NOUNS
 from protocols.http.rest.operator import without_texts
+from storage.keys import Milliseconds
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, BOB_TOKEN, KITCHEN_TOKEN, LIGHT_TYPE, World
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.connectors.conftest import bind, terms
@@ -235,3 +237,55 @@ async def test_an_operator_deletes_a_user(api: httpx.AsyncClient, services: Serv
     assert (await api.delete(f"/users/{BOB}", headers=bearer(ada))).status_code == 404
     (entry,) = (await ask(api, "GET", "/audit?event=account_deleted", ada))["entries"]
     assert (entry["actor"], entry["object"]) == (f"user {ADA}", f"account {BOB}")
+
+
+async def pages(api: httpx.AsyncClient, path: str, token: str) -> Any:
+    answer = await api.get(f"/operator{path}", headers=bearer(token))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_users_are_found_disabled_and_helped(api: httpx.AsyncClient, services: Services, ada: str) -> None:
+    found = await pages(api, "/users?search=BOB@", ada)
+    assert ([one["id"] for one in found["data"]], found["total"]) == ([BOB], 1)
+    assert (await pages(api, "/users?search=%25", ada))["total"] == 0, "a per cent sign is one"
+    assert (await pages(api, "/users?count=1&offset=1", ada))["total"] > 1
+    bobs = await console_token(services, BOB)
+    await ask(api, "POST", "/users", ada, json={"uid": BOB, "action": "disable"})
+    assert (await api.get("/users/self", headers=bearer(bobs))).status_code == 401
+    assert (await pages(api, "/users?search=bob@", ada))["data"][0]["isDisabled"]
+    await ask(api, "POST", "/users", ada, json={"uid": BOB, "action": "enable"})
+    assert not (await pages(api, "/users?search=bob@", ada))["data"][0]["isDisabled"]
+    link = (await ask(api, "POST", "/users", ada, json={"uid": BOB, "action": "resetPassword"}))["link"]
+    assert (await services.accounts.resets.find(link.partition("code=")[2])).id == BOB
+    assert "link" not in await ask(api, "POST", "/users", ada, json={"uid": BOB, "action": "resetSecondFactor"})
+    unknown = await api.post("/operator/users", json={"uid": "9" * 32, "action": "disable"}, headers=bearer(ada))
+    assert unknown.status_code == 404
+
+
+async def test_devices_connections_and_organizations_are_shown(
+    api: httpx.AsyncClient, services: Services, ada: str
+) -> None:
+    found = (await pages(api, "/devices?search=kitchen", ada))["data"]
+    assert [one["name"] for one in found] == ["Kitchen light"]
+    assert [one["name"] for one in (await ask(api, "GET", "/organizations", ada))["organizations"]][:1] == ["Acme"]
+    assert (await ask(api, "GET", "/connections", ada)) == {"connections": [], "total": 0}
+    kitchen = await services.devices.registry.find(found[0]["id"])
+    now_ms = services.core.clock.now_ms()
+    with services.routing.connections.connect(
+        kitchen, protocol="MQTT", token=b"", exclusive=True, deliver=None, close=lambda _: None
+    ):
+        (one,) = (await ask(api, "GET", "/connections", ada))["connections"]
+    assert (one["name"], one["protocol"]) == ("Kitchen light", "MQTT")
+    assert one["since"] >= now_ms
+
+
+async def test_samples_tell_of_a_day(api: httpx.AsyncClient, services: Services, ada: str) -> None:
+    await services.operating.samples.take()
+    (one,) = (await ask(api, "GET", "/samples", ada))["samples"]
+    assert one["storeBytes"] > 0
+    assert one["connections"] == 0
+    record = (await services.operating.samples.all())[0]
+    later = replace(record, at=Milliseconds(record.at + 90_000_000))
+    await services.core.database.write(lambda tx: tx.operating.add_sample(later, kept_from_ms=later.at - 86_400_000))
+    assert [one.at for one in await services.operating.samples.all()] == [later.at], "of the last day only"

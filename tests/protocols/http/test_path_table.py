@@ -262,6 +262,12 @@ GET /operator/doctor
 GET /operator/backups
 POST /operator/backups
 GET /operator/diagnostics
+GET /operator/users
+POST /operator/users
+GET /operator/organizations
+GET /operator/devices
+GET /operator/connections
+GET /operator/samples
 GET /operator/waiting
 POST /operator/plans
 POST /operator/payments

@@ -2,6 +2,7 @@
 
 import { get, done, attempt } from "./api.js";
 import { badge, box, button, figures, follow, page, sameCommand, save, show } from "./dash.js";
+import { Chart } from "./chart.js";
 import { fileSize, fill, fullTime, h, heads, shown, time, whole } from "./dom.js";
 
 const AGAIN_MS = 5000;
@@ -65,6 +66,24 @@ function paint(data) {
   before = data;
 }
 
+// The last day, from samples that the service takes every five minutes
+const CURVES = [["messages in a second", (one) => one.messages / one.seconds], ["connections of devices", (one) => one.connections],
+  ["mean commit, ms", (one) => one.commitUs / 1000], ["refusals in five minutes", (one) => one.refusals * 300 / one.seconds], ["size of the store, MB", (one) => one.storeBytes / 1e6]];
+const GAP_MS = 11 * 60000;
+let curves = null;
+
+async function day() {
+  const { data } = await get("/operator/samples");
+  const now = Date.now();
+  body.day.firstChild.hidden = data.samples.length > 1;
+  curves ??= CURVES.map(([name, read]) => {
+    const chart = new Chart({ names: [name], onHover: (t) => { for (const one of curves) one.chart.point(t); } });
+    body.day.append(chart.element);
+    return { name, read, chart };
+  });
+  for (const { name, read, chart } of curves) chart.show(new Map([[name, data.samples.map((one) => ({ t: one.at, v: read(one) }))]]), [now - 86400000, now], { gap: GAP_MS });
+}
+
 async function examine() {
   const { data } = await get("/operator/doctor");
   examined = data.checks;
@@ -77,10 +96,10 @@ async function load() {
   const { data } = await get("/operator/overview");
   if (!body) {
     const part = () => h("div");
-    body = { alarms: part(), figures: part(), listeners: part(), room: h("div", { id: "room" }), consumers: h("div", { id: "consumers" }), doctor: h("div", { id: "doctor", "aria-busy": "true" }, h("p", { class: "skeleton" })),
+    body = { day: h("div", {}, h("p", { class: "hint" }, "The first curves stand here after ten minutes: there is a sample every five.")), alarms: part(), figures: part(), listeners: part(), room: h("div", { id: "room" }), consumers: h("div", { id: "consumers" }), doctor: h("div", { id: "doctor", "aria-busy": "true" }, h("p", { class: "skeleton" })),
       numbers: part(), statistics: null };
     body.statistics = h("details", { id: "statistics" }, h("summary", {}, "Every statistic"), body.numbers);
-    fill(page, box("Now", body.alarms, body.figures), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),
+    fill(page, box("Now", body.alarms, body.figures), box("The last day", body.day), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),
       box("What the doctor says", h("p", { class: "row" }, sameCommand("doctor")), body.doctor),
       box("Statistics", h("p", { class: "row" }, sameCommand("statistics"), button("Diagnostics file", (event) => attempt(async () => {
         const answer = await get("/operator/diagnostics");
@@ -94,5 +113,7 @@ async function load() {
 await show(async () => {
   await load();
   follow(load, AGAIN_MS);
+  await day();
+  follow(day, 60000);
   await examine();
 });
