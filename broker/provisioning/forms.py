@@ -44,6 +44,10 @@ def about(text: str, **schema: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, extra_json_schema=schema or None)
 
 
+#: The command replaces the name of a file by what is in it.
+FILE_OR_TABLE: Final = Form(lambda _value: None, {"type": ["object", "string"]})
+
+
 def _must(fits: Callable[[str], bool], form: str, **schema: Any) -> Form:
     return Form(lambda text: None if fits(text) else f"must be {form}", schema)
 

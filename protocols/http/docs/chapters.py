@@ -98,7 +98,7 @@ class _Reader:
         parameters = operation.get("parameters", [])
         content = operation.get("requestBody", {}).get("content", {})
         (status, answer), *refusals = operation["responses"].items()
-        ((answer_type, media),) = answer.get("content", {"": {}}).items()
+        (answer_type, media), *_ = answer.get("content", {"": {}}).items()
         return DocumentedCall(
             anchor=operation["operationId"],
             method=method,

@@ -175,7 +175,7 @@ class _Document:
         described: dict[str, Any] = {"description": answers.about}
         if call.answer is not None:
             media: dict[str, Any] = {"schema": self._answered(call)}
-            described["content"] = {answers.content_type: media}
+            described["content"] = dict.fromkeys((answers.content_type, *answers.also), media)
             if answers.example is not None:
                 media["example"] = answers.example
             elif answers.type is None:

@@ -17,11 +17,12 @@ from broker.rules.rulebook import CHANGED_MEANWHILE, OTHER_APPLICATIONS, SCOPES,
 from broker.rules.storing import TOO_MANY_RULES, rule_tag
 from broker.rules.text import provision_text
 from broker.rules.turns import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
-from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chapter, RestCall, RestCalls
+from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import has_value, json_object, members
 from protocols.http.rest.named import NAMED_USER
+from protocols.http.rest.provision_files import provision_answer, provision_answers
 from protocols.http.rest.rule_shapes import (
     Executions,
     ExplainMessageQuery,
@@ -266,10 +267,10 @@ class RuleCalls(RestCalls):
         on=_shown,
         summary="A rule as a provision file",
         about="One table `[[rules]]`, to review it, keep it in git and apply it elsewhere.",
-        answers=Answers(content_type="application/toml", type=str, example=_PROVISION_EXAMPLE),
+        answers=provision_answers(str, _PROVISION_EXAMPLE),
     )
     async def provision(self, record: RuleRecord) -> Response:
-        return Response(provision_text(record), content_type="application/toml")
+        return provision_answer(provision_text(record))
 
     @RestCall(
         "GET",

@@ -14,11 +14,12 @@ from broker.scenes.room import ScenesRoom
 from broker.scenes.scenes import TOO_MANY_SCENES, Scene, scene_tag
 from broker.scenes.text import provision_text
 from config.limits import NAME_MAX_CHARACTERS, SCENE_ACTIONS_MAX, SCENE_BODY_BYTES, SCENE_DESCRIPTION_MAX_CHARACTERS
-from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Accepts, Answers, Chapter, RestCall, RestCalls
+from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.openapi.errors import FindingObject
 from protocols.http.rest.named import NAMED_USER
+from protocols.http.rest.provision_files import provision_answer, provision_answers
 from protocols.http.schema import (
     Data,
     Id,
@@ -203,14 +204,10 @@ class SceneCalls(RestCalls):
         on=_readable,
         summary="Read a scene as a provision file",
         about="The scene as one text, to keep, review and copy: `trunkline provision` takes it.",
-        answers=Answers(
-            type=Annotated[str, about("A table `[[scenes]]`")], content_type="application/toml", example=_TEXT
-        ),
+        answers=provision_answers(Annotated[str, about("A table `[[scenes]]`")], _TEXT),
     )
     async def text(self, scene: Scene) -> Response:
-        answer = Response(provision_text(scene.record), content_type="application/toml; charset=utf-8")
-        answer.headers["X-Content-Type-Options"] = "nosniff"
-        return answer
+        return provision_answer(provision_text(scene.record))
 
     @RestCall(
         "PUT",

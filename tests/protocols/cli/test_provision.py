@@ -94,6 +94,11 @@ def test_the_schema_takes_no_file_and_no_store(config: Path) -> None:
     shown = json.loads(done.stdout)
     assert shown["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     jsonschema_rs.meta.validate(shown)
+    check = jsonschema_rs.validator_for(shown)
+    lamp = {"unique_name": "acme.lamp", "name": "Lamp", "organization": "Acme"}
+    for manifest, is_valid in (("lamp.json", True), ({"fields": []}, True), (7, False), ([], False)):
+        assert check.is_valid({"device_types": [{**lamp, "manifest": manifest}]}) == is_valid, manifest
+    assert not check.is_valid({"device_types": [{**lamp, "ca": {}}]})
     assert not (config.parent / "state").exists()
     assert provision(config).exit_code == 2
 

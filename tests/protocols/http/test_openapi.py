@@ -148,8 +148,7 @@ class TestDocument:
         warned = re.findall(r"(?m)^WARNING parsing (\S+ \S+) within", run.stdout + run.stderr)
         assert sorted(warned) == [
             "GET /messages/export/{exportId}/result",
-            "GET /rules/{ruleId}/provision",
-            "GET /scenes/{sceneId}/provision",
+            "GET /users/{uid}/archive/result",
             "POST /devicetypes/{dtid}/whitelist",
         ]
 

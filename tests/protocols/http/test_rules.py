@@ -485,7 +485,7 @@ async def test_replays_send_nothing(ada: Client, services: Services) -> None:
 async def test_a_rule_goes_out_as_a_provision_file_and_comes_back(ada: Client, services: Services) -> None:
     rule = await ada.rule({"if": WARM, "then": ON | {"parameters": None}}, description='Say "hi"\\n')
     answer = await ada.raw("GET", f"/rules/{rule['id']}/provision")
-    assert answer.headers["Content-Type"] == "application/toml"
+    assert answer.headers["Content-Type"] == "application/toml; charset=utf-8"
     document = tomllib.loads(answer.text)
     report = await services.provisioning.apply(document)
     assert report.tables["rules"].unchanged == 1

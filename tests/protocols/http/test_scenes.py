@@ -446,6 +446,10 @@ async def test_a_scene_goes_out_and_in_as_one_text(api: httpx.AsyncClient, servi
     scene = await made(api, action, ON | {"parameters": None}, name='Say "é"', description="#\t")
     answer = await api.get(f"/scenes/{scene['id']}/provision", headers=ada)
     assert answer.headers["content-type"] == "application/toml; charset=utf-8"
+    kinds = {"text/plain": "text/plain", "*/*": "application/toml", "image/png": "application/toml"}
+    for accepted, kind in kinds.items():
+        plain = await api.get(f"/scenes/{scene['id']}/provision", headers={**ada, "Accept": accepted})
+        assert (plain.headers["content-type"], plain.text) == (f"{kind}; charset=utf-8", answer.text)
     document = tomllib.loads(answer.text)
     report = await services.provisioning.apply(document)
     assert report.tables["scenes"].unchanged == 1
