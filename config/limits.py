@@ -33,6 +33,7 @@ FORBIDDEN_IN_NAMES: Final = frozenset("<>&'\"")
 DELETED_DEVICE_DAYS: Final = 30  # reference 6.1: how long a deleted device can be restored
 TRANSFER_DAYS: Final = 14  # reference 6.5: how long an offer of a device stays open
 TRANSFERS_OF_ONE_USER: Final = 1_000  # open ones
+TRANSFERS_SHOWN: Final = 100  # of those that are offered to a user, at a time
 DEVICE_SHARES_MAX: Final = 100  # of one device, refused ones not counted
 
 REGISTRATION_SECONDS: Final = 30  # device channel: register after connecting

@@ -67,18 +67,20 @@ class TransferStore:
         ).one()
         return int(row["n"]) if row else 0
 
-    def offered_to(self, user: UserKey, email: str, *, now_ms: int) -> list[OfferedDevice]:
-        """Those for the user, or without a user for the address, oldest first."""
+    def offered_to(self, user: UserKey, email: str, *, now_ms: int, limit: int) -> list[OfferedDevice]:
+        """Those for the user, or without a user for the address: at most so many, oldest first, of owners in turns."""
         rows = self._db.execute(
-            "SELECT t.*, d.id AS device_id, d.name AS device_name, u.id AS owner_id, u.full_name AS owner_name"
-            f"{_OPEN} AND (t.user = :user OR (t.user IS NULL AND t.email_key = :email))"
-            " ORDER BY t.offered_on, t.device",
-            {"user": user, "email": folded_address(email) if email else "", "now": now_ms},
+            "SELECT * FROM (SELECT t.*, d.id AS device_id, d.name AS device_name, u.id AS owner_id,"  # noqa: S608 - constants
+            " u.full_name AS owner_name, row_number() OVER (PARTITION BY d.owner ORDER BY t.offered_on, t.device)"
+            " AS turn" + _OPEN + " AND (t.user = :user OR (t.user IS NULL AND t.email_key = :email))) AS offered"
+            " ORDER BY turn, offered_on, device LIMIT :limit",
+            {"user": user, "email": folded_address(email) if email else "", "now": now_ms, "limit": limit},
         )
-        return [
+        offered = [
             OfferedDevice(_transfer(row), row["device_id"], row["device_name"], row["owner_id"], row["owner_name"])
             for row in rows
         ]
+        return sorted(offered, key=lambda one: (one.transfer.offered_on, one.transfer.device))
 
     def made_by(self, owner: UserKey, *, now_ms: int) -> list[TransferRecord]:
         rows = self._db.execute(

@@ -16,7 +16,7 @@ from broker.facts import DeviceHandedOver, DeviceTakenOver, Router, SharesChange
 from broker.ids import new_id
 from broker.mail import DeviceTransferAnswered, DeviceTransferOffer, Mails
 from broker.trace.audit import AuditEvent, note
-from config.limits import TRANSFER_DAYS, TRANSFERS_OF_ONE_USER
+from config.limits import TRANSFER_DAYS, TRANSFERS_OF_ONE_USER, TRANSFERS_SHOWN
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
 from storage.records import DeviceRecord, UserRecord
@@ -91,9 +91,12 @@ class Transfers:
         return found
 
     async def offered_to(self, user: UserRecord) -> list[OfferedDevice]:
-        """The open offers for a user. One that was made to an address is for the account that has proved it."""
-        now_ms = self._clock.now_ms()
-        return await self._database.read(lambda tx: tx.transfers.offered_to(user.key, address_of(user), now_ms=now_ms))
+        """The open offers for a user, at most `TRANSFERS_SHOWN`: many of one owner hide none of another. One that was
+        made to an address is for the account that has proved it."""
+        now_ms, address = self._clock.now_ms(), address_of(user)
+        return await self._database.read(
+            lambda tx: tx.transfers.offered_to(user.key, address, now_ms=now_ms, limit=TRANSFERS_SHOWN)
+        )
 
     async def made_by(self, user: UserRecord) -> list[TransferRecord]:
         """The open offers of a user's devices."""

@@ -11,7 +11,7 @@ from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.devices.transfers import STILL_LINKED
 from broker.errors import PermissionDenied
-from config.limits import EMAIL_MAX_CHARACTERS, TRANSFER_DAYS
+from config.limits import EMAIL_MAX_CHARACTERS, TRANSFER_DAYS, TRANSFERS_SHOWN
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.named import NAMED_USER, named_device
@@ -142,6 +142,7 @@ class DeviceTransferCalls(RestCalls):
         tokens=USER,
         on=NAMED_USER,
         summary="Devices that other users hand over to this one, and the other way round",
+        about=f"At most {TRANSFERS_SHOWN} of the former; those that were answered make room.",
     )
     async def offered_to_user(self, caller: Caller, user: UserRecord) -> Data[_Transfers]:
         reach = await self._permissions.reach(caller)

@@ -11,7 +11,9 @@ from broker.facts import DeviceHandedOver, DeviceTakenOver, FactPhase
 from broker.services import Services
 from broker.trials.roles import TrialRole
 from storage.database import Transaction
+from storage.keys import DeviceKey, Milliseconds
 from storage.records import GrantRecord
+from storage.transfers import TransferRecord
 from tests.builders import ServicesOpener
 from tests.callbacks import FakeCallbacks
 from tests.factories import (
@@ -27,9 +29,10 @@ from tests.factories import (
     NOW_MS,
     World,
     allow,
+    new_device,
 )
 from tests.fakes import FakeClock
-from tests.leaving_world import Life, add_zoe
+from tests.leaving_world import HER_LIGHT, Life, add_zoe
 from tests.mail_queue import waiting_mails
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
@@ -152,6 +155,36 @@ async def test_an_offer_is_declined_or_withdrawn_and_nothing_changes(life: Life)
         await life.call("PUT", PATH, token=BOB_TOKEN, status=404, json={"status": "ACCEPTED"})
         await life.call("DELETE", PATH, token=ADA_TOKEN, status=404)
         assert (await life.call("GET", f"/devices/{KITCHEN}", token=ADA_TOKEN))["data"]["uid"] == ADA
+
+
+async def test_many_offers_of_one_user_hide_none_of_another(life: Life, services: Services, world: World) -> None:
+    await add_zoe(services, world)
+
+    def offer(tx: Transaction, device: DeviceKey, number: int) -> None:
+        offered = TransferRecord(
+            device, f"{number:032x}", BOBS_ADDRESS, world.bob, BOB, NOW_MS, Milliseconds(NOW_MS * 2)
+        )
+        tx.transfers.put(offered, now_ms=NOW_MS)
+
+    def flood(tx: Transaction) -> None:
+        for number in range(150):
+            device = new_device(
+                f"{number:032x}",
+                owner=world.ada,
+                device_type=world.light_type,
+                name="Buy my lamps",
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=True,
+                now_ms=1,
+            )
+            offer(tx, tx.devices.put_device(device), number)
+
+    await services.core.database.write(flood)
+    await life.call("POST", f"/devices/{HER_LIGHT}/transfer", json={"uid": BOB})
+    shown = await offered(life)
+    assert len(shown) == 100
+    assert HER_LIGHT in {one["did"] for one in shown}
 
 
 async def test_an_offer_ends_by_itself_and_a_new_one_replaces_it(
