@@ -7,6 +7,7 @@ import msgspec
 
 from broker.device_management.sessions import ResourcePath
 from broker.errors import BadRequest
+from broker.numbers import number_out_of_range
 from protocols.coap.lwm2m.formats.values import Collected, Scalar, Unreadable, from_base64, parse_path, shown
 from protocols.coap.requests import decode_cbor
 
@@ -87,7 +88,8 @@ def _json(payload: bytes) -> Any:
     try:
         return _decode_json(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Unreadable("is not JSON") from None
+        where = number_out_of_range(payload)  # which msgspec does not take, and which is JSON
+        raise Unreadable("is not JSON" if where is None else f"has a number at {where} that is out of range") from None
 
 
 def cbor(payload: bytes, name: str) -> object:
