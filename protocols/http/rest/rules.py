@@ -4,6 +4,7 @@ from functools import partial
 from typing import Annotated, Final
 
 import trio
+from msgspec import UNSET
 from quart import Response
 
 from broker.accounts.room import AccountsRoom
@@ -214,8 +215,10 @@ class RuleCalls(RestCalls):
         is_tagged=True,
     )
     async def show(self, caller: Caller, record: RuleRecord, query: RuleQuery) -> Data[RuleObject]:
-        tagged(rule_tag(record))
-        return Data(await self._visible(caller, record, with_body=query.include_body, with_waiting=True))
+        shown = await self._visible(caller, record, with_body=query.include_body, with_waiting=True)
+        if shown.name is not UNSET:  # the tag of a hidden rule would confirm a guess at its body
+            tagged(rule_tag(record))
+        return Data(shown)
 
     @RestCall(
         "PUT",

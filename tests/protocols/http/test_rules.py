@@ -234,6 +234,11 @@ async def test_what_another_application_sees(
     beta = Client(api, token)
     hidden = {"uid": ADA, "id": own["id"], "aid": DASHBOARD, "scope": "thisApplication"}
     assert (await beta("GET", f"/rules/{own['id']}"))["data"] == hidden
+    # Nor by a tag, which would confirm a guess at what the rule says.
+    tags = [
+        (await api.get(f"/rules/{own['id']}", headers=bearer(one))).headers.get("ETag") for one in (token, ADA_TOKEN)
+    ]
+    assert (tags[0], tags[1] is None) == (None, False)
     shown = (await beta("GET", "/users/self/rules"))["data"]
     assert shown == [{"uid": ADA, "id": shared["id"], "scope": "allApplications"}]
     for path in ("explain?mid=" + "0" * 32, "executions", "provision", "actions"):
