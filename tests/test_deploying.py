@@ -13,6 +13,8 @@ import pytest
 
 from config.settings import load_settings
 from deploy.build_deb import extras_of
+from tests.daemon import TRUNKLINE
+from tests.programs import require_program
 
 pytestmark = pytest.mark.processes
 
@@ -28,6 +30,7 @@ case "$*" in
 echo "\$@" >> "$ASKED"
 [ -z "\$PIP_FAILS" ] || exit 1
 printf '#!/bin/sh\necho "\$0 \$*" >> "$ASKED"\n[ -z "\$TRYING_FAILS" ] || exit 2\n' > "$last/bin/trunkline"
+echo '[ -z "\$REAL" ] || exec "\$REAL" "\$@"' >> "$last/bin/trunkline"
 chmod +x "$last/bin/trunkline"
 END
   chmod +x "$last/bin/python"
@@ -189,6 +192,54 @@ def test_an_upgrade_that_is_killed_at_any_moment_leaves_a_version_that_works(mac
     assert machine.version
     machine.install()
     assert len(machine.versions) == 2
+
+
+def test_an_upgrade_with_a_broken_configuration_says_what_is_wrong_and_changes_nothing(machine: Machine) -> None:
+    machine.install()
+    first, config = machine.version, machine.root / "etc/trunkline/trunkline.toml"
+    config.write_text(
+        f'state_dir = "{machine.root}/state"\ncolour = 1\n[http]\nbind = "127.0.0.1:0"\n', encoding="utf-8"
+    )
+    said = machine.install(status=1, REAL=str(TRUNKLINE))
+    assert f"{config}: colour" in said
+    assert "nothing was changed" in said
+    assert (machine.version, machine.versions) == (first, {first})
+    config.write_text(config.read_text(encoding="utf-8").replace("colour = 1\n", ""), encoding="utf-8")
+    machine.install(REAL=str(TRUNKLINE))
+    assert machine.version != first
+
+
+#: On a disk of its own, whose first and last word are versions.
+_ON_A_FULL_DISK = """set -eu
+mount -t tmpfs -o size=1m tmpfs "$DESTDIR"
+./install.sh >&2
+readlink "$DESTDIR/opt/trunkline"
+dd if=/dev/zero of="$DESTDIR/fill" bs=4k >&2 2>/dev/null || true
+for attempt in 1 2; do
+  if ./install.sh >&2; then echo "it was installed on a full disk"; fi
+  "$DESTDIR/opt/trunkline/bin/trunkline"
+  readlink "$DESTDIR/opt/trunkline"
+done
+rm "$DESTDIR/fill"
+./install.sh >&2
+"$DESTDIR/opt/trunkline/bin/trunkline"
+readlink "$DESTDIR/opt/trunkline"
+"""
+
+
+def test_an_upgrade_on_a_full_disk_keeps_the_version_of_before(machine: Machine) -> None:
+    machine.root.mkdir()
+    words = [require_program("unshare"), "--mount", "sh", "-c", _ON_A_FULL_DISK]
+    if subprocess.run([*words[:2], "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine makes no other disk")
+    run = subprocess.run(
+        words, cwd=ROOT, env=machine.environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    first, *kept, last = run.stdout.splitlines()
+    assert kept == [first, first]
+    assert last != first
+    assert run.stderr.count("nothing was changed") == 2
 
 
 def test_a_failed_first_installation_leaves_nothing(machine: Machine) -> None:

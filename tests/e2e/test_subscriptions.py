@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx
+import pytest
 
 from tests.daemon import (
     ADA,
@@ -158,3 +160,21 @@ def test_receive_subscribes_prints_and_verifies_by_itself(tmp_path: Path) -> Non
             assert "signature" not in process.stderr.read()
         (got,) = notifications(output)
         assert got["data"][0]["data"] == {"state": True}
+
+
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
+def test_a_callback_of_a_user_ends_its_subscription_with_itself(tmp_path: Path, ends: signal.Signals) -> None:
+    """As systemd ends it, and as a person does."""
+    with ExitStack() as stack:
+        daemon = stack.enter_context(running_daemon(tmp_path, devices=1, settings=SETTINGS))
+        be_local(daemon)
+        file = stack.enter_context((tmp_path / "received.jsonl").open("a", encoding="utf-8"))
+
+        def statuses() -> list[str]:
+            return [one["status"] for one in asked(daemon, "GET", "/subscriptions", APPLICATION_TOKEN)]
+
+        with receiving(daemon, free_port(), file, TRUNKLINE_TOKEN=USER_TOKEN) as process:
+            eventually(lambda: statuses() == ["ACTIVE"])
+            process.send_signal(ends)
+            process.wait(timeout=60)
+        assert statuses() == []
