@@ -96,6 +96,7 @@ OUT_OF_REACH: Final = {
     "GET /operator/diagnostics": "the console",
     "GET /operator/users": "the console",
     "POST /operator/users": "the console",
+    "POST /operator/invitations": "the console",
     "GET /operator/organizations": "the console",
     "GET /operator/devices": "the console",
     "GET /operator/connections": "the console",

@@ -1,6 +1,6 @@
 """/operator/users, organizations, devices, connections and samples: who uses this service (reference 27.21)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -9,9 +9,10 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.core import Core
 from broker.operating.room import OperatingRoom
+from broker.provisioning.service import Provisioning
 from broker.routing.room import RoutingRoom
 from broker.trace.audit import AuditEvent, entry_of
-from config.limits import CONNECTIONS_SHOWN, ORGANIZATIONS_SHOWN
+from config.limits import CONNECTIONS_SHOWN, EMAIL_MAX_CHARACTERS, NAME_MAX_CHARACTERS, ORGANIZATIONS_SHOWN
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.operator import OPERATOR
@@ -156,11 +157,34 @@ class _Changed(Shape, kw_only=True):
     ) = UNSET
 
 
+class _Invitation(Shape):
+    example = {"email": "eve@example.net"}
+
+    email: Annotated[str, Meta(min_length=3, max_length=EMAIL_MAX_CHARACTERS, description="Who is invited")]
+    organization: Annotated[str, Meta(max_length=NAME_MAX_CHARACTERS, description="Of the new user, by name")] = ""
+    role: Annotated[Literal["administrator", "developer", "viewer"], about("In it")] = "developer"
+
+
+class _Invited(Shape):
+    example = {"email": "eve@example.net", "link": "https://hub.example.net/accounts/signup?code=…"}
+
+    email: str
+    link: Annotated[str, about("With which the account is opened; shown once")] | UnsetType = UNSET
+
+
 class OperatorPeopleCalls(RestCalls):
     chapter = OPERATOR
 
-    def __init__(self, core: Core, accounts: AccountsRoom, routing: RoutingRoom, operating: OperatingRoom) -> None:
+    def __init__(
+        self,
+        core: Core,
+        accounts: AccountsRoom,
+        routing: RoutingRoom,
+        provisioning: Provisioning,
+        operating: OperatingRoom,
+    ) -> None:
         self._core = core
+        self._provisioning = provisioning
         self._accounts = accounts
         self._connections = routing.connections
         self._samples = operating.samples
@@ -201,6 +225,22 @@ class OperatorPeopleCalls(RestCalls):
         now_ms = self._core.clock.now_ms()
         self._core.audit.put(entry_of(AuditEvent.COMMAND, f"user {body.uid}", now_ms=now_ms, command=name))
         return Data(_Changed(uid=body.uid, link=link))
+
+    @RestCall(
+        "POST",
+        "/operator/invitations",
+        tokens=USER,
+        on=_operator,
+        summary="Invite somebody to open an account",
+        about="A mail goes out where a mail server is set. An earlier invitation of the address ends.",
+    )
+    async def invite(self, body: _Invitation) -> Data[_Invited]:
+        entry: dict[str, Any] = {"email": body.email, "again": True}
+        if body.organization:
+            entry |= {"organization": body.organization, "role": body.role}
+        report = await self._provisioning.apply({"invitations": [entry]})
+        links = [one.value for one in report.generated if one.value is not None]
+        return Data(_Invited(body.email, links[0] if links else UNSET))
 
     @RestCall("GET", "/operator/organizations", tokens=USER, on=_operator, summary="The organizations")
     async def organizations(self) -> Data[_Organizations]:

@@ -263,6 +263,15 @@ async def test_users_are_found_disabled_and_helped(api: httpx.AsyncClient, servi
     assert unknown.status_code == 404
 
 
+async def test_somebody_is_invited(api: httpx.AsyncClient, services: Services, ada: str) -> None:
+    body = {"email": "new@example.net", "organization": "Acme", "role": "viewer"}
+    link = (await ask(api, "POST", "/invitations", ada, json=body))["link"]
+    assert (await services.accounts.invitations.find(link.partition("code=")[2])).email == "new@example.net"
+    wrong = body | {"organization": "Nobody"}
+    answer = await api.post("/operator/invitations", json=wrong, headers=bearer(ada))
+    assert answer.status_code == 400, answer.text
+
+
 async def test_devices_connections_and_organizations_are_shown(
     api: httpx.AsyncClient, services: Services, ada: str
 ) -> None:

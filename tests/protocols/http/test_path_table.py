@@ -264,6 +264,7 @@ POST /operator/backups
 GET /operator/diagnostics
 GET /operator/users
 POST /operator/users
+POST /operator/invitations
 GET /operator/organizations
 GET /operator/devices
 GET /operator/connections

@@ -27,13 +27,22 @@ async function learn(dtid) {
   } catch { /* the id says enough */ }
 }
 
+// In the words of the page on which the person let it in
+function words(dtid, permissions) {
+  const [reads, writes] = ["READ", "WRITE"].map((one) => permissions.includes(one));
+  if (dtid === "profile" || dtid === "trials") return reads && writes ? "see and change" : writes ? "change" : "see";
+  return reads && writes ? "see, control, add, change and delete" : writes ? "control, add, change and delete" : "see";
+}
+
 function row(one) {
   const what = one.permissions.map(({ dtid, permissions }) => {
     const of = NOT_TYPES[dtid] ?? `your devices of the type ${names.get(dtid)}`;
-    return h("div", {}, `${permissions.map((each) => ({ READ: "see", WRITE: "change" })[each] ?? each).join(" and ")} ${of}`);
+    return h("div", {}, `${words(dtid, permissions)} ${of}`);
   });
+  // Any permission gives those of its own organization's types, too (reference 4.7).
+  what.push(h("div", {}, `see, control, add, change and delete your devices of the types of ${one.organization}`));
   return h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Made by" }, one.organization),
-    h("td", { "data-label": "May" }, what.length ? what : `see and change your devices of the types of ${one.organization}`),
+    h("td", { "data-label": "May" }, what),
     h("td", { class: "act" }, h("button", { type: "button", class: "danger small", "aria-label": `Revoke ${one.name}`, onclick: (event) => revoke(one, event.target) }, "Revoke")));
 }
 

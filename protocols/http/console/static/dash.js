@@ -252,7 +252,7 @@ export function save(name, content, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-// Bars by day: [time, number]
+// Bars by day: [time, number], with the numbers at the left and the days below
 
 const SVG = "http://www.w3.org/2000/svg";
 const svg = (tag, properties, text) => {
@@ -263,15 +263,23 @@ const svg = (tag, properties, text) => {
 };
 
 export function bars(label, points, tell) {
-  const highest = Math.max(1, ...points.map(([, value]) => value));
+  const highest = roundUp(Math.max(1, ...points.map(([, value]) => value)));
   const width = 600, height = 120, step = width / Math.max(1, points.length);
-  const chart = svg("svg", { class: "bars", viewBox: `0 0 ${width} ${height + 16}`, role: "img", "aria-label": label, preserveAspectRatio: "none" });
+  const chart = svg("svg", { class: "bars", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, preserveAspectRatio: "none" });
   points.forEach(([at, value], index) => {
     const size = Math.round(value / highest * height);
     const bar = svg("rect", { x: index * step + 1, y: height - size, width: Math.max(1, step - 2), height: size, rx: 1 });
     bar.append(svg("title", {}, tell(at, value)));
     chart.append(bar);
   });
-  chart.append(svg("line", { x1: 0, x2: width, y1: height, y2: height }));
-  return chart;
+  for (const at of [0, 0.5, 1]) chart.append(svg("line", { x1: 0, x2: width, y1: at * height, y2: at * height, "vector-effect": "non-scaling-stroke" }));
+  const day = (index) => tell(...points[index]).split(":")[0];
+  return h("figure", { class: "axes" }, h("div", { class: "y number", "aria-hidden": "true" }, [highest, highest / 2, 0].map((one) => h("span", {}, whole(one)))), chart,
+    h("div", { class: "x number", "aria-hidden": "true" }, points.length ? [0, Math.floor((points.length - 1) / 2), points.length - 1].map((index) => h("span", {}, day(index))) : null));
+}
+
+// The next 1, 2 or 5 with zeros
+function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((one) => one * power >= value);
 }

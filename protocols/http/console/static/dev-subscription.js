@@ -3,7 +3,7 @@
 import { attempt, call, done, get } from "./api.js";
 import { badge, box, button, crumb, everything, field, follow, form, id, page, progress, sameCall, show, title } from "./dash.js";
 import { DataTable } from "./data-table.js";
-import { fill, fullTime, h, time, whole } from "./dom.js";
+import { fill, fullTime, h, sure, time, whole } from "./dom.js";
 import { named, withNames } from "./names.js";
 
 const PATH = `/subscriptions/${id}`;
@@ -60,7 +60,14 @@ async function standing() {
     await call("PUT", PATH, { body: { status: one.status === "PAUSED" ? "ACTIVE" : "PAUSED" } });
     done(one.status === "PAUSED" ? "What came meanwhile is delivered now." : "Paused: what comes is delivered later.");
     await standing();
-  }, { button: event.target })) : null, sameCall("GET", `${PATH}/deliveries`)));
+  }, { button: event.target })) : null, sameCall("GET", `${PATH}/deliveries`),
+  button("Delete", async (event) => {
+    if (!await sure("Delete this subscription?", "Nothing more is delivered. What waits is dropped, and its delivery log goes.", "Delete it")) return;
+    await attempt(async () => {
+      await call("DELETE", PATH);
+      location.assign("/developer/subscriptions");
+    }, { button: event.target });
+  }, "danger small")));
 }
 
 await show(async () => {

@@ -76,6 +76,7 @@ async function day() {
   const { data } = await get("/operator/samples");
   const now = Date.now();
   body.day.firstChild.hidden = data.samples.length > 1;
+  if (data.samples.length < 2) return;
   curves ??= CURVES.map(([name, read]) => {
     const chart = new Chart({ names: [name], onHover: (t) => { for (const one of curves) one.chart.point(t); } });
     body.day.append(chart.element);

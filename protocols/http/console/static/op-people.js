@@ -1,7 +1,7 @@
 // Users and organizations: looked for, disabled, and helped to sign in again.
 
 import { attempt, call, done, get } from "./api.js";
-import { badge, box, button, field, follow, page, sameAs, show } from "./dash.js";
+import { badge, box, button, field, follow, form, page, sameAs, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, h, showText, sure, time, whole } from "./dom.js";
 
@@ -47,6 +47,15 @@ async function change(one, action, pressed) {
   }, { button: pressed });
 }
 
+const invite = form("Invite", [h("div", { class: "tools" }, field("email", "E-mail address", "email", { required: true, maxlength: 320 }), field("organization", "Organization, if any", "text", { maxlength: 64 }),
+  field("role", "Role in it", [["developer", "developer"], ["administrator", "administrator"], ["viewer", "viewer"]]))], "Invite", async (elements, element) => {
+  const body = { email: elements.email.value.trim(), organization: elements.organization.value.trim(), role: elements.role.value };
+  const { data } = await call("POST", "/operator/invitations", { body, quiet: true });
+  element.reset();
+  if (data.link) showText(`The invitation of ${data.email}`, data.link, "It is good for 7 days, and once. A mail with it is sent where a mail server is set.");
+  else done(`${data.email} is invited.`);
+});
+
 async function load() {
   const { data, total } = await get("/operator/users", { search: word.value.trim(), count: COUNT });
   users.set(data);
@@ -64,6 +73,7 @@ await show(async () => {
   const { data } = await get("/operator/organizations");
   organizations.set(data.organizations);
   fill(page, box("Users", h("p", {}, sameAs("trunkline user invite ada@example.org", "On the machine of the service: it prints the link, and mails it where a mail server is set.")), search, users.element, note),
+    box("Invite", invite),
     box("Organizations", organizations.element));
   follow(() => get("/operator/waiting"), 5000);  // whether the person is still an operator
 });
