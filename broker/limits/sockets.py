@@ -8,6 +8,7 @@ the last tenth: whoever makes many devices does not shut out others.
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 from broker.accounts.tokens import Caller, TokenKind
@@ -52,6 +53,11 @@ def holders_of(caller: Caller) -> tuple[Holder, ...]:
     """For whom a connection counts that shows the caller's token."""
     if caller.kind is TokenKind.DEVICE:
         return holders_of_device(caller.device_id or "", caller.device_owner or "")
+    return _holders_of_token(caller)
+
+
+@lru_cache(maxsize=1024)  # a token may have thousands of connections, and each would hold its own
+def _holders_of_token(caller: Caller) -> tuple[Holder, ...]:
     # Those of one user's trials are one, as anybody makes many.
     application = Holder("application", caller.payer or caller.application_id or "")
     token = Holder("token", caller.token)

@@ -6,7 +6,6 @@ handler runs before all of them have passed.
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import nullcontext
 from functools import cache, cached_property, partial
 from typing import Any, Final
 
@@ -165,9 +164,11 @@ class _Endpoint:
         if self._call.is_conditional and (header := this_request().if_match):
             with expecting(expected_tags(header)):
                 answer = await self._handler(**texts, **arguments)
-        else:
-            with making_room() if self._call.method == "DELETE" else nullcontext():
+        elif self._call.method == "DELETE":
+            with making_room():
                 answer = await self._handler(**texts, **arguments)
+        else:
+            answer = await self._handler(**texts, **arguments)
         return answer if isinstance(answer, Response) else self._rendered(answer, started)
 
     async def _read(

@@ -137,10 +137,12 @@ class _MemberReader:
     def broken_rules(self, given: Given) -> Iterator[Finding]:
         value = given.values[self.name]
         if value is not None:
-            yield from (Finding(self.wire, (invalid(one.form),)) for one in self._valid if not one.holds(value))
-        if value is not None:
-            problems = (one.problem(value) for one in self._checked)
-            yield from (Finding(self.wire, (invalid(problem),)) for problem in problems if problem is not None)
+            for valid in self._valid:
+                if not valid.holds(value):
+                    yield Finding(self.wire, (invalid(valid.form),))
+            for checked in self._checked:
+                if (problem := checked.problem(value)) is not None:
+                    yield Finding(self.wire, (invalid(problem),))
         if self.is_required_raw and value is not None and not has_value(value):
             yield Finding(self.wire, (REQUIRED,))
         for rule in self._rules:

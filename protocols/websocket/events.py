@@ -113,7 +113,8 @@ async def select_events(rooms: WebSocketRooms, request: HandshakeRequest) -> Eve
     keys = frozenset(device.key for device in devices) or None
     names = EventNames(patterns) if has_events else None
     user_key = None if user is None else user.key
-    return EventSelection(reach, names, keys, user_key, progress, NamedDevices(reach, devices))
+    named = NamedDevices(reach, devices) if devices else NO_DEVICES
+    return EventSelection(reach, names, keys, user_key, progress, named)
 
 
 async def _followed(rooms: WebSocketRooms, caller: Caller, request: HandshakeRequest) -> frozenset[Work]:

@@ -145,7 +145,7 @@ async def select_live(rooms: WebSocketRooms, request: HandshakeRequest) -> LiveS
         frozenset(type_.key for type_ in types) or None,
         owner,
         with_shared=request.flag("includeSharedDevices"),
-        named=NamedDevices(reach, devices),
+        named=NamedDevices(reach, devices) if devices else NO_DEVICES,
     )
 
 
