@@ -26,29 +26,6 @@ METER: Final = {
     "fields": [{"name": "temperature", "valueClass": "Double"}],
     "transform": {"format": "csv", "columns": ["temperature"]},
 }
-_LEAVER_TOKEN: Final = b"leavers token ok".hex()
-_LEAVER: Final = f"""
-[[users]]
-email = "leaver@example.org"
-
-[[applications]]
-name = "Leaving"
-organization = "example"
-redirect_uri = "http://localhost:3000/signed-in"
-methods = ["pkce"]
-permissions = [{{ device_type = "profile", permissions = ["READ", "WRITE"] }}]
-
-[[grants]]
-application = "Leaving"
-user = "leaver@example.org"
-device_type = "profile"
-permissions = ["READ", "WRITE"]
-
-[[tokens]]
-application = "Leaving"
-user = "leaver@example.org"
-value = "{_LEAVER_TOKEN}"
-"""
 PLAN: Final = {
     "tiers": [{"type": "free", "name": "Free", "messageLimit": 2}, {"type": "paid", "name": "Plus", "cost": "4.99"}]
 }
@@ -67,16 +44,6 @@ def planned(gateway: Gateway, code: str) -> None:
     """A part of a provision file, which a run would apply."""
     (gateway.folder / "part.toml").write_text(code, encoding="utf-8")
     assert "created" in gateway.paste(f"trunkline provision part.toml --config {gateway.config} --dry-run")
-
-
-def left(gateway: Gateway, code: str) -> None:
-    """Somebody who is in no other block leaves."""
-    (gateway.folder / "leaver.toml").write_text(_LEAVER, encoding="utf-8")
-    gateway.paste(f"trunkline provision leaver.toml --config {gateway.config}")
-    made, *names, gone = gateway.paste(code, TOKEN=_LEAVER_TOKEN).replace("}account", "}\naccount").splitlines()
-    assert json.loads(made)["data"]["status"] == "Received"
-    assert "account.json" in names
-    assert json.loads(gone)["data"]["email"] == "leaver@example.org"
 
 
 def manifests(gateway: Gateway, code: str) -> None:
