@@ -115,7 +115,7 @@ def test_from_a_manifest_with_a_mistake_to_the_first_message(ada: User, site: Si
     last = site.of_ada_at_the_console(ada, "GET", f"/messages/last?sdids={device['id']}", None, whole=True)
     assert [one["data"] for one in last["data"]] == [{"temperature": 19.5}]
     go(ada, f"/developer/types/{dtid}/errors")
-    ada.sees(device["id"], "#page")
+    ada.sees(device["name"], "#page")
     ada.was_refused(400)  # what was wrong with the Manifest
 
 

@@ -165,7 +165,7 @@ def test_a_device_is_shared_accepted_and_taken_back(ada: User, site: Site) -> No
     browser.fresh()
     bob = User(browser, site.origin)
     bob.sign_in(BOB_EMAIL)
-    bob.sees("Somebody shares Light 7 with you.")
+    bob.sees("Ada shares Light 7 with you.")
     bob.click("Accept")
     bob.click("Light 7")
     bob.sees("shared with you", "#standing")
