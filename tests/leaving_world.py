@@ -137,7 +137,10 @@ def traces(folder: Path, words: Iterable[str] = WORDS) -> list[str]:
     found = []
     wanted = [word.casefold() for word in words]
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # a daemon that runs has removed it since
+            continue
         texts = {content.lower(), content.decode("latin-1").casefold().encode("latin-1", "ignore")}
         found += [f"{path.name}: {word}" for word in wanted if any(word.encode() in text for text in texts)]
     for store in folder.glob("*.sqlite"):
