@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
@@ -76,14 +76,21 @@ def _nobody_asks() -> None:
     enter(Origin())
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _tracebacks_are_plain() -> None:
+@pytest.fixture(scope="session")
+def _log_of_tests() -> dict[str, Any]:
     """Rich, which structlog takes when it is installed, draws a traceback for a third of a second."""
     processors = [
         *structlog.get_config()["processors"][:-1],
         ConsoleRenderer(colors=False, exception_formatter=plain_traceback),
     ]
     structlog.configure(processors=processors)
+    return structlog.get_config()
+
+
+@pytest.fixture(autouse=True)
+def _each_test_has_the_log_of_tests(_log_of_tests: dict[str, Any]) -> None:
+    """Commands that are called in the process of the tests, also by fixtures of modules, configure its log."""
+    structlog.configure(**_log_of_tests)
 
 
 @pytest.fixture(scope="session", autouse=True)

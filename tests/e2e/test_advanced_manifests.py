@@ -79,7 +79,9 @@ async def test_from_upload_to_failures(tmp_path: Path) -> None:
         (failure,) = run(daemon, "failures", device_id(0)).splitlines()
         assert failure.endswith(f'  {device_id(0)}  payload: 1 bytes instead of 3  "hex:ff"')
         assert json.loads(run(daemon, "failures", "--json", device_id(0)))["payload"] == "hex:ff"
-        assert run(daemon, "failures", "nothing", status=1) == "trunkline: Not Found\n"
+        assert (
+            run(daemon, "failures", "nothing", status=1) == "trunkline: there is no device or device type 'nothing'\n"
+        )
 
 
 def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:

@@ -258,6 +258,7 @@ async def test_an_offer_says_what_and_whose(api: httpx.AsyncClient) -> None:
             "did": KITCHEN,
             "deviceName": "Kitchen light",
             "ownerId": ADA,
+            "ownerName": "Ada",
         }
     ]
     assert (await api.get("/users/self/shares", headers=bearer(ADA_TOKEN))).json()["total"] == 0
