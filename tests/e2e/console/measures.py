@@ -7,7 +7,7 @@ from tests.browser import Chromium
 #: CSS pixels: a phone, a tablet, a desktop.
 WIDTHS: Final = ((390, 844), (768, 1024), (1280, 800))
 _LONGEST: Final = 12_000  # CSS pixels from top to bottom
-#: Words longer than this are ids and secrets, and may be broken; so may code.
+#: Words longer than this are secrets, and may be broken; so may ids of 32 hexadecimal digits, and code.
 _WORD: Final = 40
 _MEASURE: Final = r"""
 const [longestWord] = arguments, wrong = [];
@@ -18,7 +18,7 @@ for (let node; (node = walker.nextNode());) {
   if (parent.closest("pre, code, textarea, option, svg, .unseen")) continue;
   if (!parent.checkVisibility({visibilityProperty: true})) continue;
   for (const found of node.data.matchAll(/[^\s\-–—/?&]+/g)) {
-    if (found[0].length > longestWord) continue;
+    if (found[0].length > longestWord || /^[0-9a-f]{32}[.,:;)]?$/.test(found[0])) continue;
     const range = document.createRange();
     range.setStart(node, found.index);
     range.setEnd(node, found.index + found[0].length);
