@@ -16,6 +16,8 @@ from tests.daemon import ADA, ADA_EMAIL, DASHBOARD, LIGHT_TYPE, USER_TOKEN
 LIGHT: Final = "example.light"
 #: Stands for a subscription that is deleted in the examples; it is in no document.
 ENDED: Final = "ended subscription"
+#: Stands for an application that is changed in the examples: that of the tokens goes on managing its organization.
+CHANGED: Final = "changed application"
 HOUR_MS: Final = 3_600_000
 
 
@@ -60,7 +62,10 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     model = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     condition = {"sdid": kitchen, "field": "intensity", "operator": ">", "operand": {"value": 80}}
     rule = {"name": "Rule", "rule": {"if": condition, "then": {"ddid": kitchen, "action": "setOn"}}}
+    oid = made("GET", "/developer/organizations")["organizations"][0]["id"]
+    application = {"name": f"Board of {kitchen}", "methods": ["pkce"]}
     return {
+        CHANGED: made("POST", f"/developer/organizations/{oid}/applications", json=application)["id"],
         samples.RULE: made("POST", "/rules", json=rule)["id"],
         samples.SUBSCRIPTION: subscription,
         samples.NOTIFICATION: deliveries[-1]["id"],
@@ -69,7 +74,7 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
         samples.SCENE: made("POST", "/scenes", json=scene)["id"],
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
         samples.IMAGE: image["updateId"],
-        samples.OID: made("GET", "/developer/organizations")["organizations"][0]["id"],
+        samples.OID: oid,
         samples.UID: ADA,
         samples.AID: DASHBOARD,
         samples.DID: kitchen,

@@ -30,6 +30,7 @@ from tests.daemon import (
     running_daemon,
 )
 from tests.e2e.schemathesis_world import (
+    CHANGED,
     ENDED,
     about_this_world,
     close_answers,
@@ -138,12 +139,13 @@ class ServedDocument:
         document["paths"]["/subscriptions/{subscriptionId}"]["delete"]["parameters"][0]["example"] = world[ENDED]
         upload = document["paths"]["/devicetypes/{dtid}/manifests"]["post"]["requestBody"]["content"]
         upload["application/json"]["example"] = {"manifest": LIGHT_MANIFEST}  # the lights keep what they have
-        (revoked,) = [
-            one
-            for one in document["paths"]["/users/{uid}/applications/{aid}"]["delete"]["parameters"]
-            if one["name"] == "aid"
-        ]
-        revoked["example"] = "f" * 32  # the application of the document's examples is that of the token
+        # The application of the document's examples is that of the token.
+        for method, path, other in (
+            ("delete", "/users/{uid}/applications/{aid}", "f" * 32),
+            ("put", "/developer/applications/{aid}", world[CHANGED]),
+        ):
+            (aid,) = [one for one in document["paths"][path][method]["parameters"] if one["name"] == "aid"]
+            aid["example"] = other
         described, settings, statuses = (
             self.folder / f"{kind}-{kitchen}.{suffix}" for suffix in ("json", "toml", "statuses")
         )
