@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
+import structlog
 import trio
 
 from config.settings import Address, load_settings
@@ -156,7 +157,9 @@ def _provisioned(devices: int) -> Path:
     # Unit tests need no other command: the server that would fork this one takes two seconds to start.
     document, unreadable = read_provision_file(file)
     assert not unreadable
+    former = structlog.get_config()
     trio.run(partial(apply_document, load_settings(config, {}), document, dry_run=False))
+    structlog.configure(**former)  # the command's level would hide lines from the tests that come after
     return folder
 
 

@@ -640,9 +640,10 @@ async def test_what_comes_while_a_message_is_in_flight_waits_for_its_answer(
 
 
 async def test_a_client_that_does_not_read_gets_its_whole_answer_later(
-    short: Address, accepted: list[bool], monkeypatch: pytest.MonkeyPatch
+    services: Services, short: Address, accepted: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the operating system does not take at once, the connection's task sends."""
+    await services.limits.quotas.reload()  # from now on, the plan is known
     monkeypatch.setattr(listeners, "_send_at_once", lambda sock, data: os.write(sock.fileno(), data[:10]))
     async with connected(short) as client:
         expected = await client.ask(post(BODY))
