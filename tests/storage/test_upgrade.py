@@ -15,7 +15,8 @@ from storage.engines.sqlite_upgrade import copies_of, undo_upgrade
 from storage.migrations import migrations
 from storage.sql import StoreError, StoreFullError
 
-STEPS = [step.name for step in migrations.pending(sqlite_utils.Database(memory=True))]
+with closing(sqlite3.connect(":memory:")) as _empty:
+    STEPS = [step.name for step in migrations.pending(sqlite_utils.Database(_empty))]
 
 
 @pytest.fixture

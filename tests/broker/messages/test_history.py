@@ -395,7 +395,7 @@ async def test_searches_with_conditions_of_one_user_follow_each_other(
             enter(Origin("192.0.2.1", user))
             nursery.start_soon(partial(page, services, [kitchen], match=_INTENSE))
         await wait_all_tasks_blocked()
-        assert running == {"eve": 1, "ada": 1}
+        assert (running["eve"], running["ada"]) == (1, 1)  # workers of the daemon may read, too, in nobody's name
         enter(Origin("192.0.2.1", "eve"))
         nursery.start_soon(page, services, [kitchen])  # without conditions
         await wait_all_tasks_blocked()
