@@ -382,7 +382,8 @@ async def test_searches_with_conditions_of_one_user_follow_each_other(
     read = services.core.database.read
 
     async def slow(work: Callable[[Transaction], object]) -> object:
-        user = on_whose_account()
+        if (user := on_whose_account()) is None:  # a worker of the daemon
+            return await read(work)
         running[user] += 1
         most[user] = max(most[user], running[user])
         await may_end.wait()
@@ -395,7 +396,7 @@ async def test_searches_with_conditions_of_one_user_follow_each_other(
             enter(Origin("192.0.2.1", user))
             nursery.start_soon(partial(page, services, [kitchen], match=_INTENSE))
         await wait_all_tasks_blocked()
-        assert (running["eve"], running["ada"]) == (1, 1)  # workers of the daemon may read, too, in nobody's name
+        assert running == {"eve": 1, "ada": 1}
         enter(Origin("192.0.2.1", "eve"))
         nursery.start_soon(page, services, [kitchen])  # without conditions
         await wait_all_tasks_blocked()
