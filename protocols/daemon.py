@@ -24,7 +24,6 @@ from broker.services import Services, open_services
 from broker.trace.origin import listening_as, on_whose_account
 from config.settings import Address, Settings, SettingsError, Tls
 from config.shown_command import shown_command
-from protocols import systemd
 from protocols.coap.dtls.connection import LWM2M_PRIORITIES
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
@@ -38,17 +37,20 @@ from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.errors import ListenerError
 from protocols.http.front_door import serve_http
-from protocols.hub import Hub
-from protocols.inherited import hand_over, inherited_sockets
-from protocols.interpreter import (
+from protocols.metrics.vitals import Vitals
+from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
+from protocols.operation import systemd
+from protocols.operation.interpreter import (
     collect_garbage_seldom,
     give_back_large_memory,
     set_aside_what_stays,
     switch_threads_often,
 )
-from protocols.metrics.vitals import Vitals
-from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
-from protocols.operating import DaemonMachine
+from protocols.operation.operating import DaemonMachine
+from protocols.operation.reload import Load, Reloading
+from protocols.operation.state import open_state
+from protocols.operation.store_copies import forget_copies
+from protocols.operation.time_sync import is_clock_synchronized
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
@@ -57,11 +59,9 @@ from protocols.outbound.rules import rule_requests
 from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
 from protocols.outbound.tracing import MessageTraces, otlp_provider
-from protocols.reload import Load, Reloading
-from protocols.state import open_state
-from protocols.store_copies import forget_copies
-from protocols.time_sync import is_clock_synchronized
-from protocols.tls import PeerContext, RenewableContext
+from protocols.streams.hub import Hub
+from protocols.streams.inherited import hand_over, inherited_sockets
+from protocols.streams.tls import PeerContext, RenewableContext
 from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from storage.ballast import Ballast

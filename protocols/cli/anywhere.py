@@ -49,7 +49,7 @@ async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str,
         return await send_command(settings.state_dir, command, arguments)
     except ControlUnavailableError:
         pass
-    from protocols.state import key_file_of  # noqa: PLC0415 - as below
+    from protocols.operation.state import key_file_of  # noqa: PLC0415 - as below
     from storage.engines.sqlite_copy import copy_without_log  # noqa: PLC0415
 
     with TemporaryDirectory(prefix="trunkline-") as folder:
@@ -69,7 +69,7 @@ async def _run_on_store(
     # Imports the daemon, which takes a second: not needed where a running daemon answers.
     from config.logging import configure_logging  # noqa: PLC0415
     from protocols.cli.on_store import run_on_store  # noqa: PLC0415
-    from protocols.state import open_state  # noqa: PLC0415
+    from protocols.operation.state import open_state  # noqa: PLC0415
 
     configure_logging("warning", settings.log.format)
     with open_state(settings, key_path=key_path) as state:

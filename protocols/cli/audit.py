@@ -84,7 +84,7 @@ def _read(settings: Settings, wanted: AuditFilter) -> list[AuditRecord]:
     database = settings.state_dir / "store.sqlite"
     if not database.exists():
         raise CommandError(f"{settings.state_dir}: there is no store")
-    from protocols.state import open_state  # noqa: PLC0415 - not needed where a running daemon answers
+    from protocols.operation.state import open_state  # noqa: PLC0415 - not needed where a running daemon answers
     from storage.audit import AuditStore  # noqa: PLC0415
     from storage.engines.sqlite import SqliteEngine  # noqa: PLC0415
 

@@ -21,14 +21,14 @@ from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, enter
 from config.logging import configure_logging
 from config.settings import Settings, load_settings
-from protocols.backup import MIB, BackupNotWrittenError, Copied, make_backup, make_folder, name_by_time
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.control.client import ControlUnavailableError, send_command
 from protocols.errors import STORE, StateError, StateInUseError
-from protocols.restore import restore_backup
-from protocols.state import lock_state
+from protocols.operation.backup import MIB, BackupNotWrittenError, Copied, make_backup, make_folder, name_by_time
+from protocols.operation.restore import restore_backup
+from protocols.operation.state import lock_state
 from storage.audit import AuditStore
 from storage.engines.sqlite import SqliteEngine
 

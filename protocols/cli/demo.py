@@ -27,7 +27,7 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
 from protocols.daemon import run_daemon
-from protocols.pausing_clock import PausingClock
+from protocols.operation.pausing_clock import PausingClock
 
 _DEFAULT_STATE = Path("~/.local/state/trunkline-demo")
 _HOST = "127.0.0.1"

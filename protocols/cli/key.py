@@ -18,8 +18,8 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.errors import StateError, StateInUseError
-from protocols.key_file import KeyFileError
-from protocols.state import open_state
+from protocols.operation.key_file import KeyFileError
+from protocols.operation.state import open_state
 from storage.audit import AuditStore
 from storage.engines.sqlite import SqliteEngine
 

@@ -10,8 +10,8 @@ from config.settings import Settings
 from protocols.control.audit import note_command
 from protocols.control.naming import with_ids
 from protocols.control.server import COMMANDS
+from protocols.operation.state import StateDirectory
 from protocols.outbound.streams import cloud_streams
-from protocols.state import StateDirectory
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 

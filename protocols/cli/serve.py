@@ -18,9 +18,9 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option_with
 from protocols.daemon import run_daemon
-from protocols.dry_start import dry_start
-from protocols.pausing_clock import PausingClock
-from protocols.start_check import problems
+from protocols.operation.dry_start import dry_start
+from protocols.operation.pausing_clock import PausingClock
+from protocols.operation.start_check import problems
 
 _log = structlog.get_logger(__name__)
 

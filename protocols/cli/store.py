@@ -12,7 +12,7 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.errors import StateError, StateInUseError
-from protocols.state import open_state
+from protocols.operation.state import open_state
 from storage.engines.salvage import LAST, SalvagedTable, salvage
 from storage.engines.sqlite import SqliteEngine
 from storage.engines.sqlite_upgrade import copies_of, undo_upgrade

@@ -26,9 +26,9 @@ import trio
 
 from broker.messages.ingest import Ingest
 from config.settings import Address
-from protocols.binding import bound_address
 from protocols.coap.recvmmsg import AT_ONCE, DatagramReceiver, PeerAddress
-from protocols.inherited import open_udp
+from protocols.streams.binding import bound_address
+from protocols.streams.inherited import open_udp
 
 DATAGRAMS_PER_WAKE_UP: Final = 256
 #: For how many datagrams one of a stranger counts: a session is opened for it, and its token may be looked up.

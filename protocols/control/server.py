@@ -12,7 +12,6 @@ import trio
 from broker.errors import DomainError, ValidationFailed
 from broker.ids import new_id
 from broker.nesting import check_nesting
-from protocols.accepting import accept_forever
 from protocols.control.applications import APPLICATION_COMMANDS
 from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
 from protocols.control.backup import BACKUP_COMMANDS
@@ -34,6 +33,7 @@ from protocols.control.wire import (
     short_name,
     socket_path,
 )
+from protocols.streams.accepting import accept_forever
 from storage.migrations import VERSION
 from storage.sql import StoreError
 

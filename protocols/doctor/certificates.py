@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from protocols.doctor.patient import Finding, Patient
-from protocols.tls import Chain
+from protocols.streams.tls import Chain
 
 #: Authorities such as Let's Encrypt advise to renew with 30 days left; then something did not work.
 _RENEW_DAYS: Final = 21

@@ -17,7 +17,7 @@ from config.shown_command import shown_command
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.self_test import self_test
 from protocols.doctor.patient import Finding, Patient
-from protocols.time_sync import is_clock_synchronized
+from protocols.operation.time_sync import is_clock_synchronized
 from storage.engines.sqlite_check import counter
 from storage.sql import StoreError
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from config.shown_command import shown_command
 from protocols.doctor.patient import Finding, Patient
-from protocols.key_file import KeyFile, KeyFileError
+from protocols.operation.key_file import KeyFile, KeyFileError
 from storage.damage import help_with_damage
 from storage.engines.sqlite_check import Growth, check_integrity, growth
 from storage.sql import StoreError

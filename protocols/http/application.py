@@ -26,10 +26,10 @@ from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.rest.named import Named
 from protocols.http.through_quart import begin
 from protocols.http.websocket_paths import answer_other_methods
-from protocols.hub import Hub
 from protocols.metrics.vitals import Traffic, Vitals
-from protocols.proxies import TrustedProxies
 from protocols.roots import usual_root
+from protocols.streams.hub import Hub
+from protocols.streams.proxies import TrustedProxies
 
 CALLS: Final = tuple(call for noun in ALL_NOUNS for call in noun.declared())
 _BY_ADDRESS: Final = paths_by_address(CALLS)

@@ -33,12 +33,12 @@ from protocols.http.parked import KEEP_ALIVE_SECONDS, ParkedConnection
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import PlainRequest, plain_request
 from protocols.http.this_request import ThisRequest, answering
-from protocols.hub import Hub
-from protocols.listeners import Stream, sender_at_once
 from protocols.metrics.vitals import Traffic
-from protocols.peers import Peer, current_peer, turn_of_strangers
-from protocols.proxies import TrustedProxies
-from protocols.tls import peer_certificate
+from protocols.streams.hub import Hub
+from protocols.streams.listeners import Stream, sender_at_once
+from protocols.streams.peers import Peer, current_peer, turn_of_strangers
+from protocols.streams.proxies import TrustedProxies
+from protocols.streams.tls import peer_certificate
 from storage.sql import StoreError
 
 SEND_SECONDS: Final = 30.0

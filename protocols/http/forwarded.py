@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from protocols.proxies import TrustedProxies, plain_address
+from protocols.streams.proxies import TrustedProxies, plain_address
 
 _FOR: Final = re.compile(r'(?:^|;)\s*for=(?:"([^"\\]*)"|([^;"\s]*))', re.IGNORECASE)
 _PROTO: Final = re.compile(r'(?:^|;)\s*proto="?(https?)"?\s*(?:;|$)', re.IGNORECASE)

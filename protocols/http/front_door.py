@@ -36,13 +36,13 @@ from protocols.http.heads import (
 from protocols.http.hypercorn_adapter import HypercornAdapter
 from protocols.http.long_forms import LongForms
 from protocols.http.peer_timeouts import PeerTimeouts
-from protocols.hub import Hub
-from protocols.listeners import Entrance, Stream, serve_tcp
 from protocols.metrics.vitals import Vitals
-from protocols.peers import current_peer
-from protocols.proxies import TrustedProxies
-from protocols.tls import TlsContext
-from protocols.turnstile import Turnstile
+from protocols.streams.hub import Hub
+from protocols.streams.listeners import Entrance, Stream, serve_tcp
+from protocols.streams.peers import current_peer
+from protocols.streams.proxies import TrustedProxies
+from protocols.streams.tls import TlsContext
+from protocols.streams.turnstile import Turnstile
 
 #: Called with the head of a request for a WebSocket, the bytes that came behind the head, and the connection.
 WebSocketServer = Callable[[bytes, bytes, Stream], Awaitable[None]]

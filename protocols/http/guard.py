@@ -10,7 +10,7 @@ from broker.limits.refusals import RateLimitExceeded
 from broker.registration.admission import Admission
 from protocols.http.peers import request_certificate
 from protocols.http.this_request import this_request
-from protocols.peers import authenticated
+from protocols.streams.peers import authenticated
 
 _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
 

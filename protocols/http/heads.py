@@ -11,9 +11,9 @@ import trio
 
 from broker.ids import new_id
 from broker.trace.refusals import Refusals
-from protocols.listeners import Stream, end_gently
-from protocols.peers import turn_of_strangers
 from protocols.refusals import rest_error_body
+from protocols.streams.listeners import Stream, end_gently
+from protocols.streams.peers import turn_of_strangers
 
 HEAD_BYTES: Final = 16 * 1024
 #: From the first byte of a head to its last; for the first head of a connection, from the connection's begin.

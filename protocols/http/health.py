@@ -9,8 +9,8 @@ from quart import Blueprint, Response, request
 from broker.errors import DomainError
 from protocols.metrics.collecting import Exposition
 from protocols.metrics.vitals import Vitals
-from protocols.peers import current_peer
-from protocols.proxies import plain_address
+from protocols.streams.peers import current_peer
+from protocols.streams.proxies import plain_address
 
 _TEXT: Final = "text/plain; charset=utf-8"
 _NOT_STORED: Final = {"Cache-Control": "no-store"}

@@ -51,12 +51,12 @@ from protocols.http.parked import KEEP_ALIVE_SECONDS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.peers import STATE_KEY
 from protocols.http.pipelining import PIPELINE_KEY
-from protocols.listeners import Stream
 from protocols.metrics.vitals import Traffic
-from protocols.peers import Peer, current_peer
-from protocols.proxies import TrustedProxies
-from protocols.tls import peer_certificate
-from protocols.turnstile import Turnstile
+from protocols.streams.listeners import Stream
+from protocols.streams.peers import Peer, current_peer
+from protocols.streams.proxies import TrustedProxies
+from protocols.streams.tls import peer_certificate
+from protocols.streams.turnstile import Turnstile
 
 _DRAIN_SECONDS: Final = 2.0
 #: A connection whose time is over and for which bytes have come at the same moment needs so many turns of the loop to

@@ -14,9 +14,9 @@ from protocols.http.direct import SEND_SECONDS, DirectCalls
 from protocols.http.heads import HEAD_SECONDS, is_websocket_upgrade, is_whole, read_head, refuse_head
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import Pipeline
-from protocols.listeners import Stream, end_gently
-from protocols.peers import turn_of_strangers
-from protocols.turnstile import Turnstile
+from protocols.streams.listeners import Stream, end_gently
+from protocols.streams.peers import turn_of_strangers
+from protocols.streams.turnstile import Turnstile
 
 _HELD_BYTES: Final = 64 * 1024
 #: Hypercorn keeps ten chunks of a body that its application has not read yet.

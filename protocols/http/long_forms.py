@@ -22,11 +22,11 @@ from protocols.http.heads import date_line
 from protocols.http.hypercorn_stream import linger
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import plain_request
-from protocols.lingering import LINGERING_BYTES
-from protocols.listeners import Stream, end_gently
 from protocols.metrics.vitals import Traffic
-from protocols.peers import current_peer
-from protocols.proxies import TrustedProxies
+from protocols.streams.lingering import LINGERING_BYTES
+from protocols.streams.listeners import Stream, end_gently
+from protocols.streams.peers import current_peer
+from protocols.streams.proxies import TrustedProxies
 
 _LINGER_SECONDS: Final = 1.0
 

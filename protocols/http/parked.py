@@ -19,8 +19,8 @@ from protocols.http.heads import HEAD_BYTES
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import PlainRequest, plain_request
 from protocols.http.this_request import ThisRequest, answering
-from protocols.hub import Hub
-from protocols.listeners import sending_at_once
+from protocols.streams.hub import Hub
+from protocols.streams.listeners import sending_at_once
 from storage.sql import StoreError
 
 KEEP_ALIVE_SECONDS: Final = 75

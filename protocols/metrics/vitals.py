@@ -9,7 +9,7 @@ import trio
 
 from broker.core import Core
 from config.settings import Settings
-from protocols.systemd import write_something
+from protocols.operation.systemd import write_something
 from storage.durations import Durations
 from storage.sql import StoreError, StoreFullError
 

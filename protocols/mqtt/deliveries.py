@@ -36,8 +36,8 @@ from protocols.mqtt.packets import (
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import MqttSession
 from protocols.mqtt.values import NO_PROPERTIES, Properties
-from protocols.outbox import Outbox
 from protocols.refusals import SubscribeForbidden, error_id_of, note_refusal
+from protocols.streams.outbox import Outbox
 from storage.keys import Position
 from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord

@@ -53,8 +53,8 @@ from protocols.mqtt.session import (
     SubscribeRequested,
     UnsubscribeRequested,
 )
-from protocols.outbox import Outbox
 from protocols.refusals import PublishForbidden, device_text
+from protocols.streams.outbox import Outbox
 from storage.mqtt_wills import WillRecord
 from storage.sql import StoreError
 

@@ -12,7 +12,7 @@ from typing import Final
 from config.limits import MQTT_PACKET_BYTES, MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
 from protocols.mqtt.answers import Answers
 from protocols.mqtt.messages import packet_of
-from protocols.outbox import SharedRoom
+from protocols.streams.outbox import SharedRoom
 from storage.keys import Milliseconds
 from storage.mqtt_sessions import DeliveryRecord
 

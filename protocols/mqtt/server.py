@@ -20,8 +20,6 @@ from broker.routing.connections import DeviceLink
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, MQTT_OPEN_FILTERS_MAX, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
-from protocols.hub import Hub
-from protocols.listeners import Entrance, end_gently, sender_at_once, serve_tcp
 from protocols.mqtt.answers import Reason
 from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.errors import connect_reason
@@ -30,10 +28,12 @@ from protocols.mqtt.negotiation import keep_alive
 from protocols.mqtt.packets import Connect, Packet, ProtocolError, ReasonCode
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import CredentialsOffered, MqttSession
-from protocols.outbox import Outbox
-from protocols.peers import authenticated, turn_of_strangers
 from protocols.refusals import note_refusal, refusal_for
-from protocols.tls import TlsContext, peer_certificate
+from protocols.streams.hub import Hub
+from protocols.streams.listeners import Entrance, end_gently, sender_at_once, serve_tcp
+from protocols.streams.outbox import Outbox
+from protocols.streams.peers import authenticated, turn_of_strangers
+from protocols.streams.tls import TlsContext, peer_certificate
 from storage.sql import StoreError
 
 _GOODBYE_SECONDS = 1.0

@@ -22,10 +22,10 @@ import trio
 from broker.errors import DomainError
 from broker.limits.overhead import Pace
 from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
-from protocols.hub import Hub
-from protocols.listeners import sender_at_once
-from protocols.outbox import Outbox
-from protocols.peers import turn_of_strangers
+from protocols.streams.hub import Hub
+from protocols.streams.listeners import sender_at_once
+from protocols.streams.outbox import Outbox
+from protocols.streams.peers import turn_of_strangers
 from protocols.websocket.alarms import Alarm, Alarms
 from protocols.websocket.errors import code_and_text
 from protocols.websocket.frames import FrameForm, ping

@@ -24,8 +24,8 @@ from broker.limits.meters import Channel
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
-from protocols.peers import authenticated
 from protocols.refusals import note_refusal, refusal_for
+from protocols.streams.peers import authenticated
 from protocols.websocket.connection import OpenWebSocket
 from protocols.websocket.device_channel import (
     ActionOffered,

@@ -13,10 +13,10 @@ import trio
 from broker.errors import BadRequest, DomainError, NotFound
 from broker.limits.meters import Channel
 from broker.registration.certificates import ClientCertificate
-from protocols.hub import Hub
-from protocols.peers import authenticated
 from protocols.refusals import refusal_for
-from protocols.tls import peer_certificate
+from protocols.streams.hub import Hub
+from protocols.streams.peers import authenticated
+from protocols.streams.tls import peer_certificate
 from protocols.websocket.alarms import Alarms
 from protocols.websocket.connection import Conversation, OpenWebSocket
 from protocols.websocket.device_channel import DeviceChannel

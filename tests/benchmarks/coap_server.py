@@ -25,7 +25,7 @@ from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.server import serve_coap
-from protocols.interpreter import set_aside_what_stays, switch_threads_often
+from protocols.operation.interpreter import set_aside_what_stays, switch_threads_often
 from storage.database import Database, Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import ApplicationKey, DeviceTypeKey, UserKey

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from protocols.interpreter import switch_threads_often
+from protocols.operation.interpreter import switch_threads_often
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 _DATA: Final = '{"state":true,"intensity":48,"temperature":21.53,"text":"as usual"}'

@@ -9,7 +9,7 @@ from broker.secrets import Vault
 from broker.services import Services, open_services
 from config.settings import Limits, Settings, Storage
 from protocols.control.server import COMMANDS
-from protocols.time_sync import is_clock_synchronized
+from protocols.operation.time_sync import is_clock_synchronized
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Position

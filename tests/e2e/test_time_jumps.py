@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from protocols.time_sync import is_clock_synchronized
+from protocols.operation.time_sync import is_clock_synchronized
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id
 from tests.faults.clients import PROTOCOLS
 from tests.programs import skip_without

@@ -28,7 +28,7 @@ import trio
 from trio.testing import MockClock
 
 _LONGEST: Final = 1_024
-_INSTRUMENTED: Final = ("protocols.mqtt", "protocols.outbox", "broker.topics", "broker.device_sessions")
+_INSTRUMENTED: Final = ("protocols.mqtt", "protocols.streams.outbox", "broker.topics", "broker.device_sessions")
 
 
 class World:

@@ -20,7 +20,7 @@ from broker.registration.certificates import ClientCertificate
 from protocols.coap.dtls import gnutls
 from protocols.coap.dtls.errors import ConnectionOver, DtlsUnavailable
 from protocols.coap.dtls.gnutls import Datum, Prestate
-from protocols.tls import CHAIN_BYTES, SESSION_SECONDS, Chain
+from protocols.streams.tls import CHAIN_BYTES, SESSION_SECONDS, Chain
 
 #: Forward secrecy for clients that support it, AES-128-CCM-8 for constrained ones (RFC 7252, 9.1.3; RFC 7925, 4).
 PRIORITIES: Final = (

@@ -46,7 +46,7 @@ from protocols.coap.session import CoapSession, S, SessionLimits
 from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSockets, read_forever
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.coap.strangers import HELLOS_PER_SECOND, Strangers
-from protocols.tls import Chain, require_two_kinds
+from protocols.streams.tls import Chain, require_two_kinds
 
 _HANDSHAKE_SECONDS = 30.0
 _MAX_WAITING_DATAGRAMS = 16

@@ -32,10 +32,10 @@ from protocols.coap.reliable import (
     encode_frame,
     is_signalling,
 )
-from protocols.listeners import Entrance, serve_tcp
-from protocols.peers import authenticated
-from protocols.proxies import TrustedProxies
-from protocols.tls import TlsContext, peer_certificate
+from protocols.streams.listeners import Entrance, serve_tcp
+from protocols.streams.peers import authenticated
+from protocols.streams.proxies import TrustedProxies
+from protocols.streams.tls import TlsContext, peer_certificate
 
 #: For an answer (reference 18.3), and for the peer to take a message.
 ANSWER_SECONDS: Final = 30.0

@@ -20,7 +20,7 @@ from config.settings import load_settings
 from protocols.cli import main
 from protocols.control.client import ControlFailedError, send_command
 from protocols.control.server import COMMANDS
-from protocols.state import open_state
+from protocols.operation.state import open_state
 from storage.audit import AuditStore
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine

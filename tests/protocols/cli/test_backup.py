@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from config.settings import Settings, load_settings
 from protocols.cli import main
-from protocols.state import open_state
+from protocols.operation.state import open_state
 from storage.audit import AuditStore
 from storage.engines.sqlite import SqliteEngine
 from storage.records import AuditFilter

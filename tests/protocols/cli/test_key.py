@@ -19,12 +19,12 @@ from config.settings import Settings
 from protocols.cli import main
 from protocols.cli.key import rotate_key
 from protocols.errors import StateError
-from protocols.key_file import KeyFile
-from protocols.state import open_state
+from protocols.operation.key_file import KeyFile
+from protocols.operation.state import open_state
 from storage.engines.sqlite import SqliteEngine
 from storage.sealed import SEALED_COLUMNS
 from tests.broker.test_resealing import opened
-from tests.protocols.sealed_state import make_sealed_state
+from tests.protocols.operation.sealed_state import make_sealed_state
 
 SECRETS_EACH = 3
 

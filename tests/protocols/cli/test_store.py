@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from config.settings import Settings
 from protocols.cli import main
-from protocols.state import open_state
+from protocols.operation.state import open_state
 from tests.damaged_pages import damage, leaves
 from tests.stores import make_store
 

@@ -22,7 +22,7 @@ from protocols.doctor.examination import CHECKS
 from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, unit_finding
 from protocols.doctor.patient import Finding, Patient
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
-from protocols.state import open_state
+from protocols.operation.state import open_state
 from storage.engines.sqlite_check import Growth, check_integrity, growth
 from storage.sql import StoreError
 from tests.certificates import DAY, Authority

@@ -10,7 +10,7 @@ import trio
 from broker.services import Services
 from config.settings import Address, Http, Limits, Settings
 from protocols.http.front_door import serve_http
-from protocols.peers import current_peer
+from protocols.streams.peers import current_peer
 from tests.factories import World
 from tests.plain_transport import PlainTransport
 from tests.protocols.http.certificates import contexts

@@ -19,7 +19,6 @@ from broker.services import Services
 from config.limits import UNCOUNTED_BODY_BYTES
 from config.rates import Rate
 from config.settings import Address, Limits, Settings
-from protocols import listeners
 from protocols.http.application import build_app
 from protocols.http.at_once import Accepted, MessagesAtOnce
 from protocols.http.direct import DirectCalls
@@ -29,7 +28,8 @@ from protocols.http.parked import KEEP_ALIVE_SECONDS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import plain_request
 from protocols.http.rest.sending import Sending
-from protocols.turnstile import Turnstile
+from protocols.streams import listeners
+from protocols.streams.turnstile import Turnstile
 from storage.database import Database
 from storage.sql import StoreError
 from tests.factories import (

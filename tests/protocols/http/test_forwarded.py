@@ -5,7 +5,7 @@ from ipaddress import ip_network
 import pytest
 
 from protocols.http.forwarded import Forwarded
-from protocols.proxies import TrustedProxies
+from protocols.streams.proxies import TrustedProxies
 
 PROXIES = TrustedProxies((ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48")))
 PROXY = "10.0.0.1"

@@ -28,7 +28,7 @@ from protocols.http.hypercorn_adapter import HypercornAdapter
 from protocols.http.parked import KEEP_ALIVE_SECONDS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import REQUEST_FRAMES
-from protocols.listeners import serve_tcp
+from protocols.streams.listeners import serve_tcp
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import new_refusals
 from tests.plain_transport import PlainTransport

@@ -21,7 +21,7 @@ from protocols.http.front_door import serve_http
 from protocols.metrics.collecting import Exposition
 from protocols.metrics.table import DAEMON, LISTENERS
 from protocols.metrics.vitals import FRESH_SECONDS, Vitals
-from protocols.systemd import write_something
+from protocols.operation.systemd import write_something
 from storage.damage import Damage
 from storage.database import Database
 from storage.durations import BOUNDS, Durations

@@ -17,7 +17,7 @@ from trio_websocket import wrap_client_stream
 from broker.services import Services
 from config.settings import Address
 from protocols.http.front_door import serve_http
-from protocols.tls import PeerContext
+from protocols.streams.tls import PeerContext
 from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from tests.certificates import DAY, Authority, Issued

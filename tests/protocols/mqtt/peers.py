@@ -11,12 +11,12 @@ from trio.testing import memory_stream_pair
 
 from broker.services import Services
 from config.settings import Settings
-from protocols.hub import Hub
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import Will
 from protocols.mqtt.properties import encode_properties
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.mqtt.values import NO_PROPERTIES, Properties
+from protocols.streams.hub import Hub
 from storage.database import RunSync
 from storage.keys import Position
 from tests.builders import ServicesOpener

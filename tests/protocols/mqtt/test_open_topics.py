@@ -26,9 +26,9 @@ from config.limits import (
     MQTT_TOPIC_LEVELS_MAX,
 )
 from config.settings import Limits, Mqtt, Settings
-from protocols.hub import Hub
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
+from protocols.streams.hub import Hub
 from storage.keys import Milliseconds
 from storage.mqtt_sessions import SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.services import Services
-from protocols.hub import Hub
+from protocols.streams.hub import Hub
 from tests.factories import HALL, HALL_TOKEN, World
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.peers import (

@@ -16,11 +16,11 @@ from trio.testing import (
 )
 
 from config.settings import Address
-from protocols import listeners
 from protocols.mqtt.exchange import MqttExchange
 from protocols.mqtt.packets import Packet, Publish
 from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
-from protocols.outbox import OUTBOX_BYTES, Outbox
+from protocols.streams import listeners
+from protocols.streams.outbox import OUTBOX_BYTES, Outbox
 from tests.factories import (
     HALL,
     HALL_TOKEN,

@@ -17,8 +17,8 @@ from wsproto.events import CloseConnection, Event, Message, Ping, RejectConnecti
 from broker.services import Services
 from config.limits import WEBSOCKET_BACKLOG
 from protocols.http.heads import read_head, split_head
-from protocols.hub import Hub
 from protocols.mqtt.server import serve_mqtt_connection
+from protocols.streams.hub import Hub
 from protocols.websocket.alarms import Alarms
 from protocols.websocket.connection import MAX_WAITING_FRAMES
 from protocols.websocket.server import serve_websocket_connection

@@ -19,7 +19,7 @@ from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.listener import _HANDSHAKE_SECONDS, DtlsListener, serve_coap_dtls
 from protocols.coap.messages import Code
 from protocols.coap.strangers import SOURCE_AT_ONCE
-from protocols.tls import CHAIN_BYTES
+from protocols.streams.tls import CHAIN_BYTES
 from storage.database import Transaction
 from storage.records import DeviceTokenRecord
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World

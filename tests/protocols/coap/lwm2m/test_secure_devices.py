@@ -16,7 +16,7 @@ from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
-from protocols.tls import PeerContext
+from protocols.streams.tls import PeerContext
 from tests.certificates import DAY, Authority, Issued
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import run_inline

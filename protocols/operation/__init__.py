@@ -1,0 +1,1 @@
+"""The daemon and its state directory: the key, backups, checks, the start, reloading, systemd."""

@@ -1,0 +1,84 @@
+"""What would keep the daemon from starting, without starting it: `trunkline serve --check` (reference 27.1)."""
+
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from broker.secrets import Vault
+from broker.store_key import opens_secrets
+from config.settings import Address, Settings, SettingsError
+from protocols.errors import STORE, StateError
+from protocols.operation.key_file import KeyFileError
+from protocols.operation.state import key_file_of
+from protocols.outbound.tracing import check_tracing
+from protocols.streams.binding import problem_of
+from protocols.streams.tls import PeerContext
+from storage.engines.sqlite import SqliteEngine
+from storage.migrations import unknown_names
+from storage.sealed import SEALED_COLUMNS
+from storage.sql import StoreError
+
+_ENGINE: Final = "sqlite"
+
+
+def problems(settings: Settings) -> list[str]:
+    """One sentence for each problem. A daemon may run meanwhile; nothing is changed."""
+    found: list[str] = []
+    checks: tuple[Callable[[Settings], None], ...] = (_check_engine, _check_certificates, _check_tracing, _check_state)
+    found += _problems_of_listeners(settings)
+    for check in checks:
+        try:
+            check(settings)
+        except (SettingsError, StateError, StoreError, KeyFileError, OSError, ValueError) as error:
+            found.append(" ".join(str(error).split()))
+    return found
+
+
+def _problems_of_listeners(settings: Settings) -> Iterator[str]:
+    """Addresses that this machine has not, and those of which two listeners want the same port. A port that another
+    process has is not said: a running daemon has them all."""
+    taken: dict[tuple[bool, Address], str] = {}
+    for name in settings.listeners:
+        table, _, key = name.partition(".")
+        is_udp = key == "dtls_bind" or name == "coap.bind"
+        for one in getattr(getattr(settings, table), key).all:
+            if problem := problem_of(one, socket.SOCK_DGRAM if is_udp else socket.SOCK_STREAM):
+                yield f"{name}: {one}: {problem}"
+            if one.port and (former := taken.setdefault((is_udp, one), name)) != name:
+                yield f"{name}: {one}: {former} has it already"
+
+
+def _check_engine(settings: Settings) -> None:
+    if settings.storage.url != _ENGINE:
+        raise ValueError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: {_ENGINE})")
+
+
+def _check_tracing(settings: Settings) -> None:
+    check_tracing(settings.tracing)
+
+
+def _check_certificates(settings: Settings) -> None:
+    """As the daemon does, for the listeners of streams and of datagrams."""
+    if not any(name.endswith(("tls_bind", "dtls_bind")) for name in settings.listeners):
+        return
+    for chain in filter(None, (settings.tls.first, settings.tls.second)):
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*chain)
+            PeerContext(*chain, required=False)
+        except OSError as error:  # ssl.SSLError, too
+            raise ValueError(f"tls: cannot use certificate {chain[0]} with key {chain[1]}: {error}") from error
+
+
+def _check_state(settings: Settings) -> None:
+    """Read beside whoever uses the store. Without a store there is nothing to say: the daemon makes one."""
+    if not (settings.state_dir / STORE).exists():
+        return
+    file, is_private = key_file_of(settings.state_dir, None)
+    keys = file.keys(is_private=is_private)
+    with SqliteEngine(settings.state_dir / STORE).snapshot() as snapshot:
+        if unknown := sorted(unknown_names(snapshot.steps())):
+            raise StoreError(f"{settings.state_dir / STORE}: a newer version has made this store: {', '.join(unknown)}")
+        columns = [at for at in SEALED_COLUMNS if snapshot.has(at.table, at.column)]
+        if not opens_secrets(snapshot.rows, Vault(*keys), columns=columns):
+            raise StateError(f"{file.path}: this key opens none of the store's secrets")

@@ -1,0 +1,1 @@
+"""Connections over TCP: listeners, TLS, who is at the other end, reading, writing, and the end."""
