@@ -47,7 +47,8 @@ class Organizations:
     """An application may act for a member only in its own organization; the console acts in all of them.
 
     What gives an application rights beyond those of one user needs an administrator: marking it as one that manages the
-    organization, the method `client_credentials`, and a new secret of an application with this method.
+    organization, and the method `client_credentials`. Of an application that has such rights, it needs an administrator
+    to say who gets its tokens: with another redirect URI, method or secret, they would be a developer's.
     """
 
     def __init__(self, database: Database, clock: Clock, vault: Vault) -> None:
@@ -158,7 +159,7 @@ class Organizations:
             known = tx.accounts.application(application.key)
             if known is None:
                 raise NotFound
-            if Method.CLIENT_CREDENTIALS in known.methods:
+            if known.manages_organization or Method.CLIENT_CREDENTIALS in known.methods:
                 _require_administrator(tx, caller, known.organization)
             tx.accounts.put_application(replace(known, secret=sealed))
             note(tx, AuditEvent.SECRET_RENEWED, f"application {known.id}", now_ms=now_ms)
@@ -170,7 +171,7 @@ class Organizations:
 def application_tag(application: ApplicationRecord) -> str:
     """Of what a call can change of an application."""
     about = (application.methods, application.redirect_uris, application.permissions)
-    return tag_of(application.name, *about, application.manages_organization)
+    return tag_of(application.name, *about, application.any_loopback_port, application.manages_organization)
 
 
 def _may_act(caller: Caller, organization: OrganizationKey) -> bool:
@@ -180,8 +181,14 @@ def _may_act(caller: Caller, organization: OrganizationKey) -> bool:
 def _check_rights(tx: Transaction, caller: Caller, known: ApplicationRecord, changed: ApplicationRecord) -> None:
     """Raises PermissionDenied unless the caller may give the application what `changed` has beyond `known`."""
     added = set(changed.methods).difference(known.methods)
-    if Method.CLIENT_CREDENTIALS in added or changed.manages_organization != known.manages_organization:
+    is_given_rights = Method.CLIENT_CREDENTIALS in added or changed.manages_organization != known.manages_organization
+    if is_given_rights or (known.manages_organization and _receivers(changed) != _receivers(known)):
         _require_administrator(tx, caller, known.organization)
+
+
+def _receivers(application: ApplicationRecord) -> tuple[object, ...]:
+    """What decides who gets the tokens of an application."""
+    return application.methods, application.redirect_uris, application.any_loopback_port
 
 
 def _require_administrator(tx: Transaction, caller: Caller, organization: OrganizationKey) -> None:

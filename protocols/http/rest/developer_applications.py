@@ -191,7 +191,8 @@ class DeveloperApplicationCalls(RestCalls):
         on=_application,
         summary="Change an application",
         about="Only the members that are sent change. Tokens that were issued stay. Adding the method "
-        "`client_credentials` and changing `managesOrganization` need an administrator.",
+        "`client_credentials` and changing `managesOrganization` need an administrator; so do the methods and redirect "
+        "URIs of an application that manages the organization.",
         is_tagged=True,
         is_conditional=True,
     )
@@ -215,8 +216,8 @@ class DeveloperApplicationCalls(RestCalls):
         tokens=USER,
         on=_application,
         summary="Renew the client secret",
-        about="The former secret ends at once. Tokens that were issued stay. The secret of an application with the "
-        "method `client_credentials` is renewed by an administrator.",
+        about="The former secret ends at once. Tokens that were issued stay. An administrator renews the secret of an "
+        "application that manages the organization, or has the method `client_credentials`.",
         is_secret=True,
     )
     async def renew(self, caller: Caller, application: ApplicationRecord) -> Data[_NewSecret]:

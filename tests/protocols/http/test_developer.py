@@ -125,9 +125,11 @@ async def test_what_gives_an_application_rights_of_its_own_needs_an_administrato
     assert made["managesOrganization"] is False
     of_developer = f"/developer/applications/{made['id']}"
     await set_role(services, world, "administrator")
-    with_secret = await ask(api, "POST", path, ada, json={"name": "Robot", "methods": ["client_credentials"]})
-    assert with_secret["managesOrganization"] is True
-    of_administrator = f"/developer/applications/{with_secret['id']}"
+    managing = await ask(api, "POST", path, ada, json={"name": "Robot", "methods": ["authorization_code"]})
+    assert managing["managesOrganization"] is True
+    of_administrator = f"/developer/applications/{managing['id']}"
+    own_tokens = {"name": "Clock", "methods": ["client_credentials"], "managesOrganization": False}
+    with_tokens = await ask(api, "POST", path, ada, json=own_tokens)
     calls: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("POST", path, {"name": "Second", "methods": ["client_credentials"]}),
         ("POST", path, {"name": "Third", "managesOrganization": True}),
@@ -135,10 +137,16 @@ async def test_what_gives_an_application_rights_of_its_own_needs_an_administrato
         ("PUT", of_developer, {"managesOrganization": True}),
         ("PUT", of_administrator, {"managesOrganization": False}),
         ("POST", f"{of_administrator}/secret", {}),
+        ("POST", f"/developer/applications/{with_tokens['id']}/secret", {}),
+        # Who gets what an application may that manages the organization
+        ("PUT", of_administrator, {"redirectUris": ["https://developer.example/"]}),
+        ("PUT", of_administrator, {"methods": ["authorization_code", "pkce"]}),
+        ("PUT", of_administrator, {"anyLoopbackPort": True}),
         ("PUT", of_administrator, {"name": "Robot 2"}),
         ("POST", f"{of_developer}/secret", {}),
+        ("PUT", of_developer, {"redirectUris": ["https://developer.example/"], "methods": ["implicit"]}),
     )
-    administrators = 6  # of these calls; the others are for developers, too
+    administrators = 10  # of these calls; the others are for developers, too
     unmarked = "3d" * 16  # of an application that manages nothing: what an administrator signs in to cannot mark itself
     await services.provisioning.apply(
         {

@@ -18,8 +18,12 @@ const chosen = (elements) => METHODS.map(([value]) => value).filter((value) => e
 // What gives an application rights of its own is for administrators.
 const administers = (organization) => organization.role === "administrator";
 const hasOwnTokens = (application) => application.methods.includes("client_credentials");
+const mayRenew = (organization, application) => administers(organization) || !(application.managesOrganization || hasOwnTokens(application));
 
 function fields(application, isAdministrator) {
+  // A developer who changes the others would get the tokens of administrators.
+  if (application?.managesOrganization && !isAdministrator) return [field("name", "Name", "text", { maxlength: 64, required: true, value: application.name }),
+    h("p", { class: "soft" }, "This application manages your organization. An administrator can change its methods, its redirect URIs and its secret.")];
   return [
     field("name", "Name", "text", { maxlength: 64, required: true, value: application?.name }),
     h("fieldset", { class: "checks" }, h("legend", {}, "How it gets tokens"), h("p", { class: "row checks far" }, METHODS.map(([value, text]) =>
@@ -31,8 +35,8 @@ function fields(application, isAdministrator) {
   ].filter(Boolean);
 }
 
-const body = (elements) => ({ name: elements.name.value.trim(), methods: chosen(elements), redirectUris: uris(elements.redirectUris.value),
-  anyLoopbackPort: elements.anyLoopbackPort.checked,
+const body = (elements) => ({ name: elements.name.value.trim(),
+  ...(elements.redirectUris ? { methods: chosen(elements), redirectUris: uris(elements.redirectUris.value), anyLoopbackPort: elements.anyLoopbackPort.checked } : {}),
   ...(elements.managesOrganization ? { managesOrganization: elements.managesOrganization.checked } : {}) });
 
 function secretBox(application, secret) {
@@ -68,7 +72,7 @@ function shown(organization, application) {
       button("Change", (event) => attempt(async () => {
         if (change.hidden) edit((await get(path)).data);
         change.hidden = !change.hidden;
-      }, { button: event.target })), administers(organization) || !hasOwnTokens(application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable))),
+      }, { button: event.target })), mayRenew(organization, application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable))),
     h("dl", { class: "facts" }, h("dt", {}, "Id"), h("dd", {}, h("code", {}, application.id)),
       h("dt", {}, "Methods"), h("dd", {}, application.methods.join(", ") || "none: it gets no tokens"),
       h("dt", {}, "Redirect URIs"), h("dd", {}, application.redirectUris.length ? application.redirectUris.map((one) => h("div", {}, h("code", {}, one))) : "none"),
