@@ -12,18 +12,18 @@ from broker.provisioning.report import ChangedKey, compared
 from broker.provisioning.run import ProvisioningRun, given
 from broker.rules.language import compile_rule
 from broker.rules.looking_up import world_in
+from broker.rules.models_of_rules import ConditionModels
 from broker.rules.rule import Rule
 from broker.rules.rulebook import THIS_APPLICATION
 from broker.rules.storing import add_rule, put_rule, rule_text
 from broker.rules.text import without_nulls
-from broker.rules.transformers import Transformers
 from storage.keys import Position, RuleKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, UserRecord
 from storage.rules import RuleRecord
 
 
 class RuleTables:
-    def __init__(self, run: ProvisioningRun, models: Transformers) -> None:
+    def __init__(self, run: ProvisioningRun, models: ConditionModels) -> None:
         self._run = run
         self._models = models
 

@@ -19,12 +19,12 @@ from broker.devices.registry import Devices
 from broker.messages.decoding import flat
 from broker.rules.budgets import NO_CAUSES, ActionBudget, Causes, CostGuard, LoopGuard
 from broker.rules.index import Interest, RuleIndex
+from broker.rules.models_of_rules import ConditionModels
 from broker.rules.rule import NOTHING, Match, NotSent, Outcome, Outgoing, SendAction, TimerKey
 from broker.rules.running import RunningRule
 from broker.rules.sending import Firing, Problem, Stop
 from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, values_at
 from broker.rules.timers import Timers
-from broker.rules.transformers import Transformers
 from broker.rules.view import CurrentMessage
 from config.limits import (
     CLOCK_AHEAD_MS,
@@ -83,7 +83,7 @@ class Found:
 
 class Evaluator:
     def __init__(
-        self, database: Database, devices: Devices, index: RuleIndex, models: Transformers, loops: LoopGuard
+        self, database: Database, devices: Devices, index: RuleIndex, models: ConditionModels, loops: LoopGuard
     ) -> None:
         self._database = database
         self._devices = devices

@@ -15,9 +15,9 @@ from broker.facts import Router, RuleReported
 from broker.mail import Letter, Mails, RuleStopped
 from broker.rules.engine import Engine
 from broker.rules.looking_up import LookingUp
+from broker.rules.models_of_rules import ConditionModels
 from broker.rules.rule import Rule
 from broker.rules.running import acting
-from broker.rules.transformers import Transformers
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, RuleKey
 from storage.rules import RuleRecord, RuleState
@@ -37,7 +37,7 @@ class Judging:
         permissions: Permissions,
         looking_up: LookingUp,
         engine: Engine,
-        models: Transformers,
+        models: ConditionModels,
         mails: Mails,
         router: Router,
     ) -> None:

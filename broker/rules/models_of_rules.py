@@ -1,6 +1,7 @@
 """The models of conditions with a `transformer`, made and asked through the capability of models (reference 12.6)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from broker.device_types.catalog import DeviceType
@@ -8,8 +9,7 @@ from broker.devices.registry import Device
 from broker.models.definition import ModelType
 from broker.models.models import Models, RuleModel
 from broker.rules.rule import Transformer
-from broker.rules.simulation import members_of
-from broker.rules.transformers import ModelWarning
+from broker.rules.state import members_of
 from broker.rules.view import Value
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, RuleKey, UserKey
@@ -18,7 +18,15 @@ from storage.rules import RuleRecord
 _KINDS = {"prediction": ModelType.PREDICTION, "anomalyDetection": ModelType.ANOMALY}
 
 
-class ModelsOfRules:
+@dataclass(frozen=True, slots=True)
+class ModelWarning:
+    """A model of a rule that is not ready, and why."""
+
+    model_id: str
+    messages: tuple[str, ...]
+
+
+class ConditionModels:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._rules: set[RuleKey] = set()  # those with models
@@ -26,6 +34,10 @@ class ModelsOfRules:
     def output(
         self, rule: RuleKey, condition: int, device: DeviceKey, value: Value, at_ms: Milliseconds
     ) -> Value | None:
+        """The answer of the condition's model, as it is now, to a value of its field at this time; None: it is not ready.
+
+        It does not wait, and any thread may call it.
+        """
         if not isinstance(value, bool | int | float):
             return None
         return self._models.output_for_rule(rule, condition, device, value, at_ms)
@@ -33,6 +45,7 @@ class ModelsOfRules:
     def warnings(
         self, tx: Transaction, rule: RuleKey, transformers: Sequence[Transformer]
     ) -> Callable[[], Sequence[ModelWarning]]:
+        """Read which models a rule has. The function that is returned tells, on the loop, which of them are not ready."""
         ids = tx.models.ids_of_rule(rule) if transformers else {}
 
         def waiting() -> list[ModelWarning]:
@@ -48,14 +61,17 @@ class ModelsOfRules:
         return waiting
 
     def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
+        """Make the models that the rule does not have yet, and remove those that it needs no more. Raises DomainError."""
         if transformers:
             wanted = [model for one in transformers for model in _wanted(tx, rule.owner, one)]
             self._models.create_for_rule(tx, rule.key, rule.owner, rule.application, wanted)
 
     def remove(self, tx: Transaction, rule: RuleKey) -> None:
+        """Remove the rule's models, in the transaction that removes the rule or changes its body."""
         self._models.delete_for_rule(tx, rule)
 
     def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
+        """A transaction with `put` or `remove` is durable; the rule has these conditions now, or none."""
         if transformers or rule in self._rules:
             self._models.rules_changed()
         if transformers:

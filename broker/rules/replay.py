@@ -8,7 +8,7 @@ from typing import Final
 from broker.errors import ValidationFailed, invalid
 from broker.rules.rule import Outgoing, Rule
 from broker.rules.simulation import Budget, Happened, Simulation, TookTooLongError, rows_of, watched_devices
-from broker.rules.transformers import Output
+from broker.rules.state import Output
 from broker.rules.turns import Turns
 from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS
 from storage.database import Transaction

@@ -18,7 +18,7 @@ from broker.rules.index import RuleIndex
 from broker.rules.invalidation import Invalidation
 from broker.rules.judging import Judging
 from broker.rules.looking_up import LookingUp
-from broker.rules.models_of_rules import ModelsOfRules
+from broker.rules.models_of_rules import ConditionModels
 from broker.rules.replay import Replays
 from broker.rules.requests import RequestQueue, RuleRequests
 from broker.rules.rulebook import Rulebook
@@ -52,7 +52,7 @@ async def open_rules(
 ) -> RulesRoom:
     """Without `requests`, HTTP requests of rules stay in the queue."""
     database, clock, life, router = core.database, core.clock, core.life, core.router
-    models = ModelsOfRules(of_models.models)
+    models = ConditionModels(of_models.models)
     index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, clock)
     evaluator = Evaluator(database, devices.registry, index, models, loops)
     sending = Sending(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)

@@ -18,10 +18,10 @@ from broker.ids import new_id
 from broker.rules.judging import Judging
 from broker.rules.language import compile_rule
 from broker.rules.looking_up import LookingUp
+from broker.rules.models_of_rules import ConditionModels
 from broker.rules.rule import Rule
 from broker.rules.running import acting, through
 from broker.rules.storing import add_rule, put_rule, rule_tag, rule_text
-from broker.rules.transformers import Transformers
 from broker.rules.world import World
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
@@ -76,7 +76,7 @@ class Rulebook:
         permissions: Permissions,
         looking_up: LookingUp,
         judging: Judging,
-        models: Transformers,
+        models: ConditionModels,
     ) -> None:
         self._database = database
         self._clock = clock

@@ -8,8 +8,8 @@ from broker.clock import Clock
 from broker.errors import Finding, ValidationFailed
 from broker.rules.judging import findings_of
 from broker.rules.looking_up import LookingUp
+from broker.rules.models_of_rules import ConditionModels, ModelWarning
 from broker.rules.rule import Rule
-from broker.rules.transformers import ModelWarning, Transformers
 from broker.rules.why import Reasons
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds
@@ -48,7 +48,7 @@ _Known = tuple[int, RuleState | None, list[RuleProblem]]
 
 class Showing:
     def __init__(
-        self, database: Database, clock: Clock, reasons: Reasons, looking_up: LookingUp, models: Transformers
+        self, database: Database, clock: Clock, reasons: Reasons, looking_up: LookingUp, models: ConditionModels
     ) -> None:
         self._database = database
         self._clock = clock

@@ -14,9 +14,8 @@ import msgspec
 from broker.messages.decoding import flat
 from broker.rules.evaluator import MINUTE
 from broker.rules.rule import Explanation, Match, Outcome, Outgoing, Rule, Timer, TimerKey
-from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, values_at
+from broker.rules.state import Fields, NotLoadedError, Output, StateView, lay_over, members_of, values_at
 from broker.rules.timers import Timers
-from broker.rules.transformers import Output
 from broker.rules.view import CurrentMessage
 from config.limits import (
     RULE_HISTORY_DAYS,
@@ -191,20 +190,6 @@ class Simulation:
                     )
                 if missing.members is not None:
                     self._members[missing.members] = members_of(self._tx, *missing.members, self._budget.check)
-
-
-def members_of(
-    tx: Transaction, owner: UserKey, device_type: DeviceTypeKey, check: Callable[[], object] | None = None
-) -> tuple[DeviceKey, ...]:
-    """The devices of a type that a user owns. `check` is called after each of them."""
-    found: list[DeviceKey] = []
-    for key in tx.devices.keys_of_owner(owner):
-        if check is not None:
-            check()
-        one = tx.devices.device(key)
-        if one is not None and one.device_type == device_type:
-            found.append(one.key)
-    return tuple(found)
 
 
 def watched_devices(tx: Transaction, rule: Rule, budget: Budget) -> list[DeviceKey]:

@@ -11,7 +11,6 @@ from typing import Any, Final
 from broker.messages.decoding import decoded
 from broker.messages.intervals import FIRST_MS, LAST_MS, MINUTE_MS
 from broker.messages.snapshots import newest_minute, saved_with_rows
-from broker.rules.transformers import Output
 from broker.rules.view import CurrentMessage, Value
 from config.limits import CLOCK_AHEAD_MS
 from storage.database import Transaction
@@ -29,6 +28,8 @@ _LOOKED_AT: Final = 1_000
 Known = tuple[Milliseconds, Position, Value, Milliseconds]
 Fields = dict[str, Known]
 Devices = MutableMapping[DeviceKey, Fields]
+#: The answer of a condition's model to a value of its field at a time; None: the model is not ready.
+Output = Callable[[RuleKey, int, DeviceKey, Value, Milliseconds], Value | None]
 Members = MutableMapping[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]]
 
 
@@ -208,3 +209,17 @@ class _Before:
             until=self.position,
             descending=True,
         )
+
+
+def members_of(
+    tx: Transaction, owner: UserKey, device_type: DeviceTypeKey, check: Callable[[], object] | None = None
+) -> tuple[DeviceKey, ...]:
+    """The devices of a type that a user owns. `check` is called after each of them."""
+    found: list[DeviceKey] = []
+    for key in tx.devices.keys_of_owner(owner):
+        if check is not None:
+            check()
+        one = tx.devices.device(key)
+        if one is not None and one.device_type == device_type:
+            found.append(one.key)
+    return tuple(found)

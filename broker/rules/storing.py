@@ -8,8 +8,8 @@ import msgspec
 from broker.conditional import tag_of
 from broker.errors import Conflict, ValidationFailed, too_long
 from broker.nesting import check_nesting
+from broker.rules.models_of_rules import ConditionModels
 from broker.rules.rule import Rule
-from broker.rules.transformers import Transformers
 from broker.rules.validation import INVALID_RULE
 from broker.trace.audit import AuditEvent, note
 from config.limits import RULE_BODY_BYTES, RULES_OF_USER
@@ -37,7 +37,7 @@ def rule_tag(rule: RuleRecord) -> str:
     return tag_of(rule.name, rule.description, rule.body, rule.enabled, rule.scope)
 
 
-def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: Transformers) -> tuple[RuleRecord, RuleState]:
+def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: ConditionModels) -> tuple[RuleRecord, RuleState]:
     """Add a rule that was checked. Raises Conflict: its owner has too many."""
     if tx.rules.count_of(record.owner) >= RULES_OF_USER:
         raise Conflict(TOO_MANY_RULES)
@@ -52,7 +52,7 @@ def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: Transforme
 
 
 def put_rule(
-    tx: Transaction, known: RuleRecord, wanted: RuleRecord, rule: Rule, models: Transformers, now_ms: Milliseconds
+    tx: Transaction, known: RuleRecord, wanted: RuleRecord, rule: Rule, models: ConditionModels, now_ms: Milliseconds
 ) -> tuple[RuleRecord, RuleState]:
     """Change a rule to what was checked. It starts anew unless it goes on with the same body."""
     changed = replace(

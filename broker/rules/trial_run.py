@@ -10,9 +10,7 @@ from broker.rules.requests import RequestQueue
 from broker.rules.rule import Match, Rule
 from broker.rules.running import RunningRule, acting
 from broker.rules.sending import Firing, Problem, Sending
-from broker.rules.simulation import members_of
-from broker.rules.state import StateView
-from broker.rules.transformers import no_output
+from broker.rules.state import StateView, members_of
 from storage.database import Database, Transaction
 from storage.rules import RuleRecord
 
@@ -44,7 +42,7 @@ class TrialRuns:
         members = await self._database.read(
             lambda tx: {(rule.owner, one): members_of(tx, rule.owner, one) for one in types}
         )
-        view = StateView(now_ms, None, {}, members, no_output)
+        view = StateView(now_ms, None, {}, members, lambda *_: None)
         running = RunningRule.made(record, rule, await self._permissions.reach(acting(record)), None)
         firing = Firing(running, now_ms, None, rule.outgoing(view, Match({})), NO_CAUSES)
         known = await self._sending.addressees([firing], ())

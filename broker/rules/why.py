@@ -21,12 +21,11 @@ from broker.rules.simulation import (
     Happened,
     Simulation,
     TookTooLongError,
-    members_of,
     rows_of,
     simulated_before,
     watched_devices,
 )
-from broker.rules.transformers import Output
+from broker.rules.state import Output, members_of
 from broker.rules.turns import Turns
 from broker.rules.view import Seen
 from config.limits import RULE_HISTORY_ROWS
