@@ -35,8 +35,8 @@ from broker.provisioning.room import open_provisioning
 from broker.provisioning.service import Provisioning
 from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
-from broker.rules.requests import RuleRequests
 from broker.rules.room import RulesRoom, open_rules
+from broker.rules.sending.requests import RuleRequests
 from broker.scenes.room import ScenesRoom, open_scenes
 from broker.secrets import Vault
 from broker.site import Site

@@ -10,7 +10,7 @@ from broker.connectors.port import ThirdParty
 from broker.mail import MailTransport
 from broker.models.learner import Learner
 from broker.monetization.port import Processor
-from broker.rules.requests import RuleRequests
+from broker.rules.sending.requests import RuleRequests
 from broker.secrets import Vault
 from broker.services import Services, open_services
 from broker.subscriptions.port import Callbacks, Streams

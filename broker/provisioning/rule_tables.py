@@ -10,13 +10,11 @@ from broker.provisioning.document import RuleEntry
 from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import ChangedKey, compared
 from broker.provisioning.run import ProvisioningRun, given
-from broker.rules.language import compile_rule
-from broker.rules.looking_up import world_in
-from broker.rules.models_of_rules import ConditionModels
-from broker.rules.rule import Rule
-from broker.rules.rulebook import THIS_APPLICATION
-from broker.rules.storing import add_rule, put_rule, rule_text
-from broker.rules.text import without_nulls
+from broker.rules.language.compiler import compile_rule
+from broker.rules.language.rule import Rule
+from broker.rules.rulebook import THIS_APPLICATION, add_rule, put_rule, rule_text, without_nulls
+from broker.rules.running.models import ConditionModels
+from broker.rules.running.names import resolve_in
 from storage.keys import Position, RuleKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, UserRecord
 from storage.rules import RuleRecord
@@ -57,7 +55,7 @@ class RuleTables:
         """The text of the body, and the rule. Raises ValidationFailed with all findings."""
         try:
             body = rule_text(msgspec.json.encode(entry.rule))
-            return body, compile_rule(entry.rule, world_in(self._run.tx, owner, entry.rule), key=0)
+            return body, compile_rule(entry.rule, resolve_in(self._run.tx, owner, entry.rule), key=0)
         except ValidationFailed as error:
             raise ValidationFailed(
                 tuple(Finding(f"{at}.{finding.field}", finding.messages) for finding in error.findings)

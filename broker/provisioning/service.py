@@ -152,7 +152,7 @@ class Provisioning:
             await self._connectors.reload()
             await self._devices.reload()
             await self._quotas.reload()
-            await self._rulebook.judging.judge(run.rules)
+            await self._rulebook.loader.reload(run.rules)
             await self._subscriptions.take(run.subscriptions)
             for announce in run.issuance.then:
                 announce()

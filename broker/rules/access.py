@@ -8,10 +8,10 @@ import msgspec
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.errors import PermissionDenied, ValidationFailed
-from broker.rules.looking_up import LookingUp
-from broker.rules.rule import Rule
+from broker.rules.language.rule import Rule
 from broker.rules.rulebook import THIS_APPLICATION
-from broker.rules.running import through
+from broker.rules.running.index import through
+from broker.rules.running.names import NameResolver
 from storage.rules import RuleRecord
 
 _OF_ANOTHER: Final = "a rule of another application"
@@ -20,7 +20,7 @@ _OF_ANOTHER: Final = "a rule of another application"
 @dataclass(frozen=True, slots=True)
 class Access:
     permissions: Permissions
-    looking_up: LookingUp
+    names: NameResolver
 
     async def require_user(self, caller: Caller, record: RuleRecord) -> None:
         """Raises PermissionDenied unless the caller acts for the user whose rule it is."""
@@ -54,20 +54,20 @@ class Access:
 
     async def require_write(self, caller: Caller, record: RuleRecord, rule: Rule) -> None:
         """Raises PermissionDenied unless the caller may send to every destination of the rule."""
-        missing = await self.looking_up.missing(rule, through(caller, record), (Permission.WRITE,))
+        missing = await self.names.missing(rule, through(caller, record), (Permission.WRITE,))
         if missing is not None:
             raise PermissionDenied(missing)
 
     async def require_read(self, caller: Caller, record: RuleRecord, rule: Rule) -> None:
         """Raises PermissionDenied unless the caller may read every source of the rule: its values are told."""
-        missing = await self.looking_up.missing(rule, through(caller, record), (Permission.READ,))
+        missing = await self.names.missing(rule, through(caller, record), (Permission.READ,))
         if missing is not None:
             raise PermissionDenied(missing)
 
     async def may_read(self, caller: Caller, record: RuleRecord) -> bool:
         """Whether the caller may be told values of the rule's sources."""
         try:
-            await self.require_read(caller, record, await self.looking_up.compiled(record))
+            await self.require_read(caller, record, await self.names.compiled(record))
         except (PermissionDenied, ValidationFailed):
             return False
         return True
@@ -82,10 +82,10 @@ class Access:
         if caller.is_console or (caller.application == record.application and record.scope == THIS_APPLICATION):
             return False
         try:
-            rule = await self.looking_up.compiled(record)
+            rule = await self.names.compiled(record)
         except ValidationFailed:
             if caller.application != record.application:
                 return True
             body = msgspec.json.decode(record.body)
-            return not await self.looking_up.may_use_devices(through(caller, record), body)
-        return await self.looking_up.missing(rule, through(caller, record)) is not None
+            return not await self.names.may_use_devices(through(caller, record), body)
+        return await self.names.missing(rule, through(caller, record)) is not None

@@ -11,33 +11,31 @@ from broker.mail import Mails
 from broker.messages.room import MessagesRoom
 from broker.models.room import ModelsRoom
 from broker.rules.access import Access
-from broker.rules.budgets import LoopGuard
-from broker.rules.engine import Engine
-from broker.rules.evaluator import Evaluator
-from broker.rules.index import RuleIndex
-from broker.rules.invalidation import Invalidation
-from broker.rules.judging import Judging
-from broker.rules.looking_up import LookingUp
-from broker.rules.models_of_rules import ConditionModels
-from broker.rules.replay import Replays
-from broker.rules.requests import RequestQueue, RuleRequests
+from broker.rules.explaining.replay import Replays
+from broker.rules.explaining.simulation import SimulationSlots
+from broker.rules.explaining.status import RuleStatuses
+from broker.rules.explaining.why import RuleExplainer
 from broker.rules.rulebook import Rulebook
-from broker.rules.sending import Sending
-from broker.rules.showing import Showing
-from broker.rules.trial_run import TrialRuns
-from broker.rules.turns import Turns
-from broker.rules.why import Reasons
+from broker.rules.running.engine import RuleEngine
+from broker.rules.running.evaluator import Evaluator
+from broker.rules.running.guards import LoopGuard
+from broker.rules.running.index import RuleIndex
+from broker.rules.running.loader import RuleInvalidator, RuleLoader
+from broker.rules.running.models import ConditionModels
+from broker.rules.running.names import NameResolver
+from broker.rules.sending.requests import RequestQueue, RuleRequests
+from broker.rules.sending.sender import RuleSender, TrialRuns
 
 
 @dataclass(frozen=True, slots=True)
 class RulesRoom:
     rulebook: Rulebook
-    looking_up: LookingUp
+    names: NameResolver
     access: Access
-    showing: Showing
+    statuses: RuleStatuses
     trial_runs: TrialRuns
     replays: Replays
-    reasons: Reasons
+    explainer: RuleExplainer
 
 
 async def open_rules(
@@ -55,14 +53,14 @@ async def open_rules(
     models = ConditionModels(of_models.models)
     index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, clock)
     evaluator = Evaluator(database, devices.registry, index, models, loops)
-    sending = Sending(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)
-    engine = Engine(database, clock, router, index, evaluator, sending, queue)
-    looking_up = LookingUp(devices.registry, device_types.catalog, accounts.permissions)
-    judging = Judging(database, clock, accounts.permissions, looking_up, engine, models, mails, router)
-    rulebook = Rulebook(database, clock, accounts.permissions, looking_up, judging, models)
+    sending = RuleSender(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)
+    engine = RuleEngine(database, clock, router, index, evaluator, sending, queue)
+    names = NameResolver(devices.registry, device_types.catalog, accounts.permissions)
+    loader = RuleLoader(database, clock, accounts.permissions, names, engine, models, mails, router)
+    rulebook = Rulebook(database, clock, accounts.permissions, names, loader, models)
     accounts.claims.ends("Rules", rulebook.end_all_of)
-    invalidation = Invalidation(database, router, judging, index, evaluator)
-    await judging.begin_all()
+    invalidation = RuleInvalidator(database, router, loader, index, evaluator)
+    await loader.load_all()
     await engine.resume()
     life.worker("rules", engine.run_forever, save=engine.save, statistics=engine.statistics)
     life.worker("rule checks", invalidation.run_forever, statistics=invalidation.statistics)
@@ -70,14 +68,14 @@ async def open_rules(
         life.observe("rule requests", queue.statistics)
     else:
         life.worker("rule requests", partial(queue.send_forever, requests, engine), statistics=queue.statistics)
-    turns = Turns(database)
-    reasons = Reasons(database, clock, messages.mids, index, turns, models.output)
+    slots = SimulationSlots(database)
+    explainer = RuleExplainer(database, clock, messages.mids, index, slots, models.output)
     return RulesRoom(
         rulebook=rulebook,
-        looking_up=looking_up,
-        access=Access(accounts.permissions, looking_up),
-        showing=Showing(database, clock, reasons, looking_up, models),
+        names=names,
+        access=Access(accounts.permissions, names),
+        statuses=RuleStatuses(database, clock, explainer, names, models),
         trial_runs=TrialRuns(database, clock, accounts.permissions, sending, queue),
-        replays=Replays(turns, models.output),
-        reasons=reasons,
+        replays=Replays(slots, models.output),
+        explainer=explainer,
     )

@@ -1,4 +1,4 @@
-"""The rules of users: found, made, changed and removed (reference 12.1)."""
+"""The rules of users: found, made, changed and removed, and stored with what they name (reference 12.1)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -6,34 +6,37 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+import tomli_w
 
 from broker.accounts.applications import MadeByApplication, name_of_application
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind
 from broker.clock import Clock
-from broker.conditional import require_unchanged
-from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
+from broker.conditional import require_unchanged, tag_of
+from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed, too_long
 from broker.ids import new_id
-from broker.rules.judging import Judging
-from broker.rules.language import compile_rule
-from broker.rules.looking_up import LookingUp
-from broker.rules.models_of_rules import ConditionModels
-from broker.rules.rule import Rule
-from broker.rules.running import acting, through
-from broker.rules.storing import add_rule, put_rule, rule_tag, rule_text
-from broker.rules.world import World
+from broker.nesting import check_nesting
+from broker.rules.language.body_reader import INVALID_RULE, ResolvedNames
+from broker.rules.language.compiler import compile_rule
+from broker.rules.language.rule import Rule
+from broker.rules.running.index import acting, through
+from broker.rules.running.loader import RuleLoader
+from broker.rules.running.models import ConditionModels
+from broker.rules.running.names import NameResolver
 from broker.trace.audit import AuditEvent, note
+from config.limits import RULE_BODY_BYTES, RULES_OF_USER
 from storage.database import Database, Transaction
-from storage.keys import Position, RuleKey, UserKey
+from storage.keys import Milliseconds, Position, RuleKey, UserKey
 from storage.records import NEW_KEY, UserRecord
-from storage.rules import RuleRecord, RuleState
+from storage.rules import RuleRecord, RuleState, UseKind
 
 THIS_APPLICATION: Final = "thisApplication"
 ALL_APPLICATIONS: Final = "allApplications"
 SCOPES: Final = (ALL_APPLICATIONS, THIS_APPLICATION)
 OTHER_APPLICATIONS: Final = "otherApplications"  # no scope of a rule, but a choice of lists
 CHANGED_MEANWHILE: Final = "The rule was changed meanwhile"
+TOO_MANY_RULES: Final = f"At most {RULES_OF_USER} rules for each user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class NewRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleChanges:
-    """What changes; None: it stays."""
+    """The members that change; None: it stays."""
 
     name: str | None = None
     body: bytes | None = None
@@ -60,10 +63,10 @@ class RuleChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A rule that may be stored, and what it was compiled of."""
+    """A rule that may be stored, with the body and names that it was compiled from."""
 
     body: Any
-    world: World
+    names: ResolvedNames
     rule: Rule
     reach: Reach
 
@@ -74,15 +77,15 @@ class Rulebook:
         database: Database,
         clock: Clock,
         permissions: Permissions,
-        looking_up: LookingUp,
-        judging: Judging,
+        names: NameResolver,
+        loader: RuleLoader,
         models: ConditionModels,
     ) -> None:
         self._database = database
         self._clock = clock
         self._permissions = permissions
-        self._looking_up = looking_up
-        self.judging = judging
+        self._names = names
+        self.loader = loader
         self.models = models
 
     async def find(self, rule_id: str) -> RuleRecord:
@@ -161,11 +164,11 @@ class Rulebook:
         return stored[0]
 
     async def findings(self, caller: Caller, owner: UserRecord, body: Any) -> tuple[Finding, ...]:
-        """What is wrong with a body, for a caller who learns of all at once. Raises PermissionDenied."""
+        """All findings about a body. Raises PermissionDenied."""
         of_owner = replace(caller, user=owner.key, user_id=owner.id, kind=TokenKind.USER)
         try:
-            await self._looking_up.require_names(of_owner, body)
-            compile_rule(body, await self._looking_up.world(owner.key, body), key=0)
+            await self._names.require_names(of_owner, body)
+            compile_rule(body, await self._names.resolve(owner.key, body), key=0)
         except ValidationFailed as error:
             return error.findings
         return ()
@@ -173,14 +176,15 @@ class Rulebook:
     async def change(self, caller: Caller, record: RuleRecord, changes: RuleChanges) -> RuleRecord:
         """Change a rule. A rule that was invalid or stopped runs again.
 
-        Running durations go on if neither the body nor `enabled` changes. What the rule names after the change, the
-        caller's application may use, too: a rule runs with the grants of the application that made it.
+        Running durations go on if neither the body nor `enabled` changes. The caller's application must be allowed to
+        use the devices and types that the changed rule names: the rule runs with the grants of the application that
+        made it.
 
         Raises:
             PermissionDenied: a device or type is not the rule's to use.
             ValidationFailed: the body, or the stored one, is not valid.
-            NotFound: it was removed meanwhile.
-            Conflict: another call changed the body meanwhile.
+            NotFound: another call has removed it.
+            Conflict: another call has changed the body.
             ChangedMeanwhile: it is not the rule that the caller has seen.
         """
         given: dict[str, Any] = {"name": changes.name, "description": changes.description, "enabled": changes.enabled}
@@ -189,7 +193,7 @@ class Rulebook:
         wanted = replace(record, **given)
         checked = await self._checked(wanted)
         if caller.application != record.application:
-            await self._looking_up.require(checked.rule, through(caller, record))
+            await self._names.require(checked.rule, through(caller, record))
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> tuple[RuleRecord, RuleState]:
@@ -206,7 +210,7 @@ class Rulebook:
         return stored[0]
 
     async def remove(self, record: RuleRecord) -> None:
-        """Raises NotFound: it was removed meanwhile."""
+        """Raises NotFound: another call has removed it."""
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> None:
@@ -214,7 +218,7 @@ class Rulebook:
                 raise NotFound
             self._remove(tx, record, now_ms)
 
-        await self._database.write(work, announce=lambda _: self.judging.end(record.key))
+        await self._database.write(work, announce=lambda _: self.loader.stop(record.key))
 
     def _remove(self, tx: Transaction, record: RuleRecord, now_ms: int) -> None:
         self.models.remove(tx, record.key)
@@ -244,7 +248,7 @@ class Rulebook:
 
         def announce(keys: list[RuleKey]) -> None:
             for key in keys:
-                self.judging.end(key)
+                self.loader.stop(key)
 
         await self._database.write(work, announce=announce)
 
@@ -253,26 +257,119 @@ class Rulebook:
         rules = issuance.tx.rules.all_of(user.key)
         for rule in rules:
             self._remove(issuance.tx, rule, issuance.now_ms)
-            issuance.then.append(partial(self.judging.end, rule.key))
+            issuance.then.append(partial(self.loader.stop, rule.key))
         return [rule.name for rule in rules]
 
     async def _checked(self, record: RuleRecord) -> _Checked:
         """Compile a rule and check its permissions. Raises PermissionDenied, ValidationFailed."""
         body, caller = msgspec.json.decode(record.body), acting(record)
-        await self._looking_up.require_names(caller, body)
-        world = await self._looking_up.world(record.owner, body)
-        rule = compile_rule(body, world, key=record.key)
-        await self._looking_up.require(rule, caller)
-        return _Checked(body, world, rule, await self._permissions.reach(caller))
+        await self._names.require_names(caller, body)
+        names = await self._names.resolve(record.owner, body)
+        rule = compile_rule(body, names, key=record.key)
+        await self._names.require(rule, caller)
+        return _Checked(body, names, rule, await self._permissions.reach(caller))
 
     def _begin(self, checked: _Checked, stored: tuple[RuleRecord, RuleState]) -> None:
         """A rule was made or changed, and that is durable."""
         record, state = stored
         rule = checked.rule
         if rule.key != record.key:  # a new rule has its number only now
-            rule = compile_rule(checked.body, checked.world, key=record.key)
-        self.judging.run(record, rule, checked.reach, state)
+            rule = compile_rule(checked.body, checked.names, key=record.key)
+        self.loader.start(record, rule, checked.reach, state)
 
 
 def _of_applications(tx: Transaction, owner: UserKey) -> list[RuleRecord]:
     return [rule for rule in tx.rules.all_of(owner) if rule.application_id != CONSOLE_ID]
+
+
+# In a transaction
+
+
+def rule_text(body: bytes) -> str:
+    """The text of a body. Raises ValidationFailed when it is too long, nests too deeply or has too large a number."""
+    if len(body) > RULE_BODY_BYTES:
+        raise ValidationFailed.of("rule", too_long(RULE_BODY_BYTES))
+    try:
+        check_nesting(body)
+        msgspec.json.decode(body)
+        return body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValidationFailed.of("rule", INVALID_RULE) from error
+
+
+def rule_tag(rule: RuleRecord) -> str:
+    """The tag of the parts of a rule that a call can change."""
+    return tag_of(rule.name, rule.description, rule.body, rule.enabled, rule.scope)
+
+
+def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: ConditionModels) -> tuple[RuleRecord, RuleState]:
+    """Add a rule that was checked. Raises Conflict: its owner has too many."""
+    if tx.rules.count_of(record.owner) >= RULES_OF_USER:
+        raise Conflict(TOO_MANY_RULES)
+    added = replace(record, since=tx.messages.head())
+    added = replace(added, key=tx.rules.add(added))
+    state = RuleState(added.key, added.revision)
+    tx.rules.begin_state(state)
+    tx.rules.put_uses(added.key, uses_of(tx, rule))
+    models.put(tx, added, rule.transformers)
+    note(tx, AuditEvent.RULE_CREATED, f"rule {added.id}", now_ms=added.created_on, owner=added.owner_id)
+    return added, state
+
+
+def put_rule(
+    tx: Transaction, known: RuleRecord, wanted: RuleRecord, rule: Rule, models: ConditionModels, now_ms: Milliseconds
+) -> tuple[RuleRecord, RuleState]:
+    """Change a rule to what was checked. It restarts unless it goes on with the same body."""
+    changed = replace(
+        wanted, modified_on=now_ms, invalidated_on=None, findings="", stopped_on=None, stop_reason="",
+        revision=known.revision, since=known.since,
+    )  # fmt: skip
+    state = tx.rules.state(known.key) or RuleState(known.key, known.revision)
+    if not (known.runs and changed.runs and known.body == changed.body):
+        changed = replace(changed, revision=known.revision + 1, since=tx.messages.head())
+        state = RuleState(known.key, changed.revision, state.triggered, state.last_on)
+        tx.rules.begin_state(state)
+        tx.rules.forget_problems(known.key)
+    tx.rules.put(changed)
+    tx.rules.put_uses(known.key, uses_of(tx, rule))
+    if known.body != changed.body:
+        models.remove(tx, known.key)
+    models.put(tx, changed, rule.transformers)
+    note(tx, AuditEvent.RULE_CHANGED, f"rule {known.id}", now_ms=now_ms, owner=known.owner_id)
+    return changed, state
+
+
+def uses_of(tx: Transaction, rule: Rule) -> set[tuple[UseKind, int]]:
+    """The devices and types that a rule names, and the types of the devices."""
+    devices = rule.reads | rule.writes
+    uses: set[tuple[UseKind, int]] = {("device", key) for key in devices}
+    uses |= {("type", key) for key in rule.type_reads | rule.type_writes}
+    records = (tx.devices.device(key) for key in devices)
+    return uses | {("type", record.device_type) for record in records if record is not None}
+
+
+def provision_text(record: RuleRecord) -> str:
+    """The rule as the table `[[rules]]` of a provision file (reference 26.2).
+
+    Applied on the same store, it changes nothing; on another one, it creates the rule.
+    """
+    entry = {
+        "id": record.id,
+        "owner": record.owner_id,
+        "application": record.application_id,
+        "name": record.name,
+        "description": record.description,
+        "scope": record.scope,
+        "enabled": record.enabled,
+        "rule": without_nulls(msgspec.json.decode(record.body)),
+    }
+    return tomli_w.dumps({"rules": [entry]})
+
+
+def without_nulls(value: Any) -> Any:
+    """TOML has no null: a null member is an absent one."""
+    if isinstance(value, dict):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value]
+    return value

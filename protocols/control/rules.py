@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from broker.rules.replay import Triggered
-from broker.rules.rule import CallHttp, Outgoing, SendAction, SendMail
-from broker.rules.why import Why
+from broker.rules.explaining.replay import Triggered
+from broker.rules.explaining.why import Why
+from broker.rules.language.actions import CallHttp, Outgoing, SendAction, SendMail
 from protocols.control.lines import Explained, ExplainedCondition, ExplainedTime, ReplayedTime, ReplayedTrigger
 from protocols.control.naming import named
 from protocols.control.rooms import ControlRooms
@@ -32,8 +32,8 @@ async def _explain(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Explain)
     with named("rule", wanted.rule):
         record = await rooms.rules.rulebook.find(wanted.rule)
-    rule = await rooms.rules.looking_up.compiled(record)
-    reasons = rooms.rules.reasons
+    rule = await rooms.rules.names.compiled(record)
+    reasons = rooms.rules.explainer
     if wanted.message is not None:
         with named("message", wanted.message):
             found, until = [await reasons.of_message(record, rule, wanted.message)], None
@@ -55,7 +55,7 @@ async def _replay(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Replay)
     with named("rule", wanted.rule):
         record = await rooms.rules.rulebook.find(wanted.rule)
-    rule = await rooms.rules.looking_up.compiled(record)
+    rule = await rooms.rules.names.compiled(record)
     replayed = await rooms.rules.replays.run(rule, wanted.start, wanted.end)
     triggers = [await _triggered(rooms, one) for one in replayed.shown]
     return ReplayedTime(replayed.messages, replayed.triggered, triggers, replayed.until_ms)

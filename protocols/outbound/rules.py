@@ -1,6 +1,6 @@
 """HTTP requests of rules to addresses that their owners choose (reference 12.2)."""
 
-from broker.rules.requests import HttpContent, RuleRequestFailedError, RuleRequests
+from broker.rules.sending.requests import HttpContent, RuleRequestFailedError, RuleRequests
 from config.limits import RULE_REQUEST_ANSWER_BYTES, RULE_REQUEST_SECONDS
 from config.settings import Settings
 from protocols.outbound.http import HttpFailedError, OutboundHttp

@@ -22,7 +22,7 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.facts import ActionStored, MessagesStored
-from broker.rules import storing
+from broker.rules import rulebook as storing
 from broker.rules.rulebook import NewRule, RuleChanges
 from broker.secrets import Vault
 from broker.services import Services, open_services

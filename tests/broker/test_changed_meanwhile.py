@@ -11,8 +11,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.devices.inventory import NewDevice
 from broker.devices.registry import Device
 from broker.facts import PlanApproved, Router
-from broker.rules import invalidation
-from broker.rules.invalidation import Invalidation
+from broker.rules.running import loader
+from broker.rules.running.loader import RuleInvalidator
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
 from broker.subscriptions.entries import Entries
@@ -156,56 +156,56 @@ async def test_an_organization_that_is_added_while_limits_are_read_is_limited(he
     assert [quotas.limit_of("organization", one) for one in added] == [7, 7]
 
 
-class SlowJudging:
+class SlowLoader:
     """Waits before it runs all rules, and counts how often it did."""
 
     def __init__(self) -> None:
-        self.begun, self.gate, self.judged = 0, trio.Event(), list[RuleKey]()
+        self.begun, self.gate, self.loaded = 0, trio.Event(), list[RuleKey]()
         self.error: Exception | None = None
 
-    async def begin_all(self) -> None:
+    async def load_all(self) -> None:
         self.begun += 1
         await self.gate.wait()
 
-    async def judge(self, keys: Sequence[RuleKey]) -> int:
+    async def reload(self, keys: Sequence[RuleKey]) -> int:
         await trio.lowlevel.checkpoint()
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        self.judged += keys
+        self.loaded += keys
         return 0
 
 
-def judged_anew(database: Database, judging: Any) -> Invalidation:
+def invalidator(database: Database, slow: Any) -> RuleInvalidator:
     unused: Any = None
-    return Invalidation(database, Router(), judging, unused, unused)
+    return RuleInvalidator(database, Router(), slow, unused, unused)
 
 
-async def test_changes_that_are_too_many_while_all_rules_are_judged_judge_all_again(
+async def test_changes_that_are_too_many_while_all_rules_are_loaded_load_all_again(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(invalidation, "_WAITING_MAX", 0)
-    judging = SlowJudging()
-    judged = judged_anew(services.core.database, judging)
-    judged._put("rule", 1)
+    monkeypatch.setattr(loader, "_WAITING_MAX", 0)
+    slow = SlowLoader()
+    changes = invalidator(services.core.database, slow)
+    changes._put("rule", 1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(judged.step)
+        nursery.start_soon(changes.step)
         await wait_all_tasks_blocked()
-        judged._put("rule", 2)
-        judging.gate.set()
-    assert await judged.step() is False
-    assert judging.begun == 2
+        changes._put("rule", 2)
+        slow.gate.set()
+    assert await changes.step() is False
+    assert slow.begun == 2
 
 
-async def test_rules_that_could_not_be_judged_are_judged_later(services: Services) -> None:
-    judging = SlowJudging()
-    judged = judged_anew(services.core.database, judging)
-    judged._put("rule", 1)
-    judging.error = StoreError("full")
+async def test_rules_that_could_not_be_loaded_are_loaded_later(services: Services) -> None:
+    slow = SlowLoader()
+    changes = invalidator(services.core.database, slow)
+    changes._put("rule", 1)
+    slow.error = StoreError("full")
     with pytest.raises(StoreError):
-        await judged.step()
-    await judged.step()
-    assert judging.judged == [1]
+        await changes.step()
+    await changes.step()
+    assert slow.loaded == [1]
 
 
 async def test_a_device_that_is_added_while_the_devices_of_a_type_are_read_is_one_of_them(held: Held) -> None:

@@ -7,11 +7,11 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from broker.errors import Finding
 from broker.names import name_problem
-from broker.rules.replay import Replayed, Triggered
-from broker.rules.rule import CallHttp, Outgoing, SendAction, SendMail
+from broker.rules.explaining.replay import Replayed, Triggered
+from broker.rules.explaining.status import RuleStatus, RunState
+from broker.rules.explaining.why import ConditionWhy, Why
+from broker.rules.language.actions import CallHttp, Outgoing, SendAction, SendMail
 from broker.rules.rulebook import SCOPES, THIS_APPLICATION
-from broker.rules.showing import ShownRule, Standing
-from broker.rules.why import ConditionWhy, Why
 from config.limits import NAME_MAX_CHARACTERS, RULE_DESCRIPTION_MAX_CHARACTERS
 from protocols.http.openapi import samples
 from protocols.http.reading import Checked
@@ -137,7 +137,7 @@ class RuleObject(Shape, kw_only=True):
     is_testable: Annotated[bool, about("At least one Action is static")] | UnsetType = UNSET
     created_on: Timestamp | UnsetType = UNSET
     modified_on: Timestamp | UnsetType = UNSET
-    state: Annotated[str, one_of([one.value for one in Standing])] | UnsetType = UNSET
+    state: Annotated[str, one_of([one.value for one in RunState])] | UnsetType = UNSET
     last_triggered_on: Annotated[int, time_ms("Absent before the first time")] | UnsetType = UNSET
     stopped_on: Annotated[int, time_ms("When the service stopped it")] | UnsetType = UNSET
     stop_reason: str | UnsetType = UNSET
@@ -315,7 +315,7 @@ def hidden_rule(record: RuleRecord) -> RuleObject:
     return RuleObject(uid=record.owner_id, id=record.id, aid=_aid(record), scope=record.scope)
 
 
-def rule_object(shown: ShownRule, *, with_body: bool) -> RuleObject:
+def rule_object(shown: RuleStatus, *, with_body: bool) -> RuleObject:
     record = shown.record
     is_invalid = record.invalidated_on is not None
     return RuleObject(
@@ -335,7 +335,7 @@ def rule_object(shown: ShownRule, *, with_body: bool) -> RuleObject:
         is_testable=shown.is_testable,
         created_on=record.created_on,
         modified_on=record.modified_on,
-        state=shown.standing,
+        state=shown.run_state,
         last_triggered_on=absent_if_none(shown.last_on),
         stopped_on=absent_if_none(record.stopped_on),
         stop_reason=record.stop_reason or UNSET,
@@ -354,7 +354,7 @@ def _error(findings: tuple[Finding, ...]) -> RuleErrorObject:
     )
 
 
-def _warning(shown: ShownRule) -> RuleWarningObject:
+def _warning(shown: RuleStatus) -> RuleWarningObject:
     warnings = [_ModelWarningObject(one.model_id, list(one.messages)) for one in shown.warnings]
     return RuleWarningObject(6316, "Transformers warnings", [warnings])
 

@@ -12,12 +12,19 @@ from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
 from broker.errors import REQUIRED, Finding, PermissionDenied, ValidationFailed, choice, invalid
 from broker.messages.room import MessagesRoom
+from broker.rules.explaining.simulation import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
+from broker.rules.language.actions import SendAction
 from broker.rules.room import RulesRoom
-from broker.rules.rule import SendAction
-from broker.rules.rulebook import CHANGED_MEANWHILE, OTHER_APPLICATIONS, SCOPES, NewRule, RuleChanges
-from broker.rules.storing import TOO_MANY_RULES, rule_tag
-from broker.rules.text import provision_text
-from broker.rules.turns import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
+from broker.rules.rulebook import (
+    CHANGED_MEANWHILE,
+    OTHER_APPLICATIONS,
+    SCOPES,
+    TOO_MANY_RULES,
+    NewRule,
+    RuleChanges,
+    provision_text,
+    rule_tag,
+)
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
@@ -201,7 +208,7 @@ class RuleCalls(RestCalls):
         return await self._object(record, with_body=with_body, with_waiting=with_waiting)
 
     async def _object(self, record: RuleRecord, *, with_body: bool = False, with_waiting: bool = False) -> RuleObject:
-        shown = await self._rules.showing.shown(record, with_waiting=with_waiting)
+        shown = await self._rules.statuses.status(record, with_waiting=with_waiting)
         return rule_object(shown, with_body=with_body)
 
     @RestCall(
@@ -286,7 +293,7 @@ class RuleCalls(RestCalls):
     )
     async def testable(self, caller: Caller, record: RuleRecord) -> Data[Testable]:
         try:
-            rule = await self._rules.looking_up.compiled(record)
+            rule = await self._rules.names.compiled(record)
             await self._rules.access.require_write(caller, record, rule)
         except (ValidationFailed, PermissionDenied):
             return Data(Testable(testable=False))
@@ -302,14 +309,14 @@ class RuleCalls(RestCalls):
         refusals={400: "Rule is not testable", 403: "WRITE on a destination is missing."},
     )
     async def test(self, caller: Caller, record: RuleRecord) -> Data[Testable]:
-        rule = await self._rules.looking_up.compiled(record)
+        rule = await self._rules.names.compiled(record)
         await self._rules.access.require_write(caller, record, rule)
         await self._rules.trial_runs.run(record, rule)
         return Data(Testable(testable=True))
 
     @RestCall("GET", f"{_RULE}/executions", tokens=USER_OR_APPLICATION, on=_shown, summary="How often a rule triggered")
     async def executions(self, record: RuleRecord) -> Data[Executions]:
-        triggered, last_on = await self._rules.showing.executions(record)
+        triggered, last_on = await self._rules.statuses.executions(record)
         return Data(Executions(triggered) if last_on is None else Executions(triggered, last_on))
 
     @RestCall(
@@ -327,13 +334,13 @@ class RuleCalls(RestCalls):
     async def explain(
         self, caller: Caller, record: RuleRecord, query: ExplainMessageQuery | ExplainTimeQuery
     ) -> Data[Explanations]:
-        rule = await self._rules.looking_up.compiled(record)
+        rule = await self._rules.names.compiled(record)
         await self._rules.access.require_read(caller, record, rule)
         if isinstance(query, ExplainMessageQuery):
-            found, until_ms = [await self._rules.reasons.of_message(record, rule, query.mid)], None
+            found, until_ms = [await self._rules.explainer.of_message(record, rule, query.mid)], None
         else:
             start_ms, end_ms = Milliseconds(query.start_date), Milliseconds(query.end_date)
-            found, until_ms = await self._rules.reasons.of_time(record, rule, start_ms, end_ms)
+            found, until_ms = await self._rules.explainer.of_time(record, rule, start_ms, end_ms)
         shown = [why_object(one, None if one.row is None else self._mids.mid(one.row.position)) for one in found]
         return Data(Explanations(shown, until_ms is None, until=absent_if_none(until_ms)))
 
@@ -348,7 +355,7 @@ class RuleCalls(RestCalls):
         refusals={409: _CANNOT_SIMULATE},
     )
     async def replay(self, caller: Caller, record: RuleRecord, body: ReplayBody) -> Data[ReplayObject]:
-        rule = await self._rules.looking_up.compiled(record)
+        rule = await self._rules.names.compiled(record)
         await self._rules.access.require_read(caller, record, rule)
         start_ms, end_ms = Milliseconds(body.start_date), Milliseconds(body.end_date)
         replayed = await self._rules.replays.run(rule, start_ms, end_ms)

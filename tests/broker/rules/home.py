@@ -75,6 +75,6 @@ class Home:
         state = await self.services.core.database.read(lambda tx: tx.rules.state(rule.key))
         return 0 if state is None else state.triggered
 
-    async def standing(self, rule: RuleRecord) -> Any:
+    async def status(self, rule: RuleRecord) -> Any:
         record = await self.services.rules.rulebook.find(rule.id)
-        return await self.services.rules.showing.shown(record, with_waiting=True)
+        return await self.services.rules.statuses.status(record, with_waiting=True)

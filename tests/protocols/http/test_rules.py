@@ -376,7 +376,7 @@ async def test_a_rule_sends_nothing_after_its_application_was_revoked(
     await services.accounts.granted.revoke(world.ada, world.application)
     await says(services, {"temperature": 30})
     record = await services.rules.rulebook.find(rule["id"])
-    shown = await services.rules.showing.shown(record)
+    shown = await services.rules.statuses.status(record)
     assert [one.text for one in shown.problems] == [f"You don't have the right permissions: READ on device {KITCHEN}"]
     assert await services.core.database.read(lambda tx: tx.messages.head()) == 1
 
@@ -504,6 +504,6 @@ async def test_a_rule_goes_out_as_a_provision_file_and_comes_back(ada: Client, s
 
 
 async def test_a_user_has_at_most_1000_rules(ada: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.rules.storing.RULES_OF_USER", 1)
+    monkeypatch.setattr("broker.rules.rulebook.RULES_OF_USER", 1)
     await ada.rule()
     assert (await ada.rule(status=409))["message"] == "At most 1000 rules for each user"

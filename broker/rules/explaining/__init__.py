@@ -1,0 +1,1 @@
+"""Explains rules: their status, and simulations over the log (reference 12.9)."""

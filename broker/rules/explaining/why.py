@@ -1,0 +1,267 @@
+"""Why a rule triggered or did not: for a message, for a time, and now (reference 12.9)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from broker.clock import Clock
+from broker.errors import Conflict, NotFound, ValidationFailed, invalid
+from broker.messages.mids import Mids
+from broker.rules.explaining.replay import check_times
+from broker.rules.explaining.simulation import (
+    Budget,
+    RuleSimulation,
+    SimulatedEvaluation,
+    SimulationSlots,
+    TookTooLongError,
+    rows_of,
+    simulated_before,
+    watched_devices,
+)
+from broker.rules.language.evaluation import ConditionReport, Explanation
+from broker.rules.language.rule import Rule
+from broker.rules.language.schedule import Schedule
+from broker.rules.language.values import Seen
+from broker.rules.running.index import RuleIndex, remembered
+from broker.rules.running.last_values import Output, members_of
+from config.limits import RULE_HISTORY_ROWS
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.records import MessageRow
+from storage.rules import RuleRecord
+
+SHOWN_MAX: Final = 100
+_ASKED_MAX: Final = 30  # at least 240 days: longer than any night
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionWhy:
+    """How a condition came out, with ids in the place of keys, and one sentence."""
+
+    report: ConditionReport
+    device_id: str | None
+    seen: tuple[tuple[str, Seen], ...]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """An explanation of one evaluation: of the message `row`, or at a time. `counts`: the rule was there already."""
+
+    at_ms: Milliseconds
+    row: MessageRow | None
+    triggers: bool
+    counts: bool
+    conditions: tuple[ConditionWhy, ...]
+
+
+class RuleExplainer:
+    def __init__(
+        self, database: Database, clock: Clock, mids: Mids, index: RuleIndex, slots: SimulationSlots, output: Output
+    ) -> None:
+        self._database = database
+        self._slots = slots
+        self._output = output
+        self._clock = clock
+        self._mids = mids
+        self._index = index
+
+    async def of_message(self, record: RuleRecord, rule: Rule, mid: str) -> Why:
+        """Why a message triggered the rule or did not.
+
+        Raises:
+            NotFound: there is no such message.
+            ValidationFailed: the rule does not look at messages of its device.
+            Conflict: the rule watches too many devices, it takes too long, or others of the user's rules are simulated.
+        """
+        position = self._mids.position(mid)
+        if position is None:
+            raise NotFound
+        return await self._slots.read(record.owner, partial(_of_message, record, rule, position, self._output))
+
+    async def of_time(
+        self, record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds
+    ) -> tuple[list[Why], Milliseconds | None]:
+        """Why the messages of a time, and the durations that ended in it, triggered the rule or did not.
+
+        Returns the first 100 evaluations, and where to go on when these are not all. Raises ValidationFailed, Conflict.
+        """
+        check_times(start_ms, end_ms)
+        return await self._slots.read(record.owner, partial(_of_time, record, rule, start_ms, end_ms, self._output))
+
+    async def now(self, record: RuleRecord, rule: Rule) -> Why | None:
+        """How the conditions stand now. None: the rule watches too many devices, or others of the user's rules
+        are simulated.
+        """
+        running, now_ms = self._index.get(record.key), self._clock.now_ms()
+        held = None if running is None else dict(running.timers)
+
+        def work(tx: Transaction, budget: Budget) -> Why:
+            state = tx.rules.state(record.key)
+            timers = held if held is not None else {} if state is None else remembered(state)[0]
+            simulation = RuleSimulation(tx, rule, tx.messages.head(), now_ms, self._output, budget)
+            explanation = simulation.now(now_ms, timers)
+            return _why(tx, record, now_ms, None, explanation)
+
+        if not rule.type_reads:  # it looks at few values
+            return await self._database.read(lambda tx: work(tx, Budget()))
+        try:
+            return await self._slots.read(record.owner, partial(_within_bounds, rule, work))
+        except Conflict:
+            return None
+
+
+def _within_bounds(rule: Rule, work: Callable[[Transaction, Budget], Why], tx: Transaction, budget: Budget) -> Why:
+    """Raises TooManyDevicesError, TookTooLongError."""
+    watched_devices(tx, rule, budget)
+    return work(tx, budget)
+
+
+def _of_message(
+    record: RuleRecord, rule: Rule, position: Position, output: Output, tx: Transaction, budget: Budget
+) -> Why:
+    row = tx.messages.message(position)
+    if row is None or tx.devices.device(row.device) is None:
+        raise NotFound
+    if not _watches(tx, rule, row.device, budget):
+        raise ValidationFailed.of("mid", invalid("is a message of a device that the rule does not look at"))
+    simulation = simulated_before(tx, rule, row, record.since, output, budget, has_durations=has_durations(record))
+    simulation.explains = True
+    *_, happened = simulation.message(row)
+    assert happened.explanation is not None  # noqa: S101 - the simulation was asked for it
+    return _why(tx, record, happened.at_ms, row, happened.explanation)
+
+
+def _of_time(
+    record: RuleRecord,
+    rule: Rule,
+    start_ms: Milliseconds,
+    end_ms: Milliseconds,
+    output: Output,
+    tx: Transaction,
+    budget: Budget,
+) -> tuple[list[Why], Milliseconds | None]:
+    rows = rows_of(tx, watched_devices(tx, rule, budget), start_ms, end_ms, budget)
+    if rows:
+        durations = has_durations(record)
+        simulation = simulated_before(tx, rule, rows[0], record.since, output, budget, has_durations=durations)
+    else:
+        simulation = RuleSimulation(tx, rule, tx.messages.head(), end_ms, output, budget)
+    simulation.explains = True
+    simulation.begin_minutes(Milliseconds(start_ms - 1))
+    found: list[Why] = []
+    reached = start_ms
+
+    def is_full(happened: SimulatedEvaluation) -> bool:
+        nonlocal reached
+        if happened.at_ms < start_ms:
+            return False
+        reached = happened.at_ms
+        if len(found) == SHOWN_MAX:
+            return True
+        assert happened.explanation is not None  # noqa: S101 - the simulation was asked for it
+        found.append(_why(tx, record, happened.at_ms, happened.row, happened.explanation))
+        return False
+
+    try:
+        for row in rows:
+            if any(map(is_full, simulation.message(row))):
+                return found, reached
+        if len(rows) < RULE_HISTORY_ROWS and not any(map(is_full, simulation.until(end_ms))):
+            return found, None
+    except TookTooLongError:
+        if not found:
+            raise
+    return found, reached
+
+
+def _watches(tx: Transaction, rule: Rule, device: DeviceKey, budget: Budget) -> bool:
+    return any(
+        watch.device == device
+        or (watch.device_type is not None and device in members_of(tx, rule.owner, watch.device_type, budget.check))
+        for watch in rule.watches
+    )
+
+
+def conditions_of(record: RuleRecord) -> list[dict[str, Any]]:
+    """The conditions of a valid body, in their order."""
+    found = msgspec.json.decode(record.body)["if"]
+    several = found.get("and", found)
+    return list(several) if isinstance(several, list) else [several]
+
+
+def has_durations(record: RuleRecord) -> bool:
+    return any(condition.get("duration") is not None for condition in conditions_of(record))
+
+
+def _why(
+    tx: Transaction, record: RuleRecord, at_ms: Milliseconds, row: MessageRow | None, explanation: Explanation
+) -> Why:
+    ids: dict[DeviceKey, str] = {}
+
+    def id_of(device: DeviceKey) -> str:
+        if device not in ids:
+            ids[device] = tx.devices.id_of(device) or ""
+        return ids[device]
+
+    conditions = []
+    for report, condition in zip(explanation.conditions, conditions_of(record), strict=True):
+        seen = tuple((id_of(one.device), one) for one in report.seen)
+        device_id = None if report.device is None else id_of(report.device)
+        conditions.append(ConditionWhy(report, device_id, seen, _sentence(condition, report, seen, at_ms)))
+    counts = row is None or row.position > record.since
+    return Why(at_ms, row, explanation.outcome.match is not None, counts, tuple(conditions))
+
+
+def _sentence(
+    condition: dict[str, Any], report: ConditionReport, seen: Sequence[tuple[str, Seen]], at_ms: Milliseconds
+) -> str:
+    """One sentence: what is wanted, and what was seen. Times are UTC, as `2027-05-16T23:58:00Z`."""
+    wanted = f"{condition['field']} {condition['operator']}"
+    if report.schedule is not None:
+        return _of_times(condition, report.schedule, at_ms, held=report.held is True)
+    if report.operand is not None:
+        wanted += f" {_text(report.operand)}"
+    holds = {True: "holds", False: "does not hold", None: "is not known"}[report.held]
+    values = ", ".join(
+        f"{one.field} of {did} is {'not known' if one.value is None else _text(one.value)}" for did, one in seen
+    )
+    if report.output is not None:
+        wanted = f"the model, as it is now, says {_text(report.output)}: {wanted}"
+    text = f"{wanted} {holds}"
+    if report.timer is not None and not report.timer.elapsed:
+        text = f"{wanted} has held since {_time(report.timer.since_ms)}, and must until {_time(report.timer.due_ms)}"
+    elif report.timer is None and report.holds_now is True:
+        text = f"{wanted} holds, and its duration begins with the next message"
+    elif report.timer is None and report.holds_now is None and condition.get("duration") is not None:
+        text = f"{wanted} is not known"
+    return f"{text}: {values}" if values else text
+
+
+def _of_times(condition: dict[str, Any], schedule: Schedule, at_ms: Milliseconds, *, held: bool) -> str:
+    wanted = f"datetime {condition['operator']} {condition['operand']['value']}"
+    if held:
+        return f"{wanted} holds"
+    parts = [schedule.missing(at_ms)]
+    if condition["operator"] == "=":
+        following = schedule.next_after(at_ms)
+        for _ in range(_ASKED_MAX):
+            if following is None or schedule.holds("=", following):
+                break
+            following = schedule.next_after(following)
+        parts.append("no next time" if following is None else f"next at {_time(following)}")
+    return f"{wanted} does not hold" + "".join(
+        f"{sign} {part}" for sign, part in zip(":,", filter(None, parts), strict=False)
+    )
+
+
+def _time(at_ms: Milliseconds) -> str:
+    return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()

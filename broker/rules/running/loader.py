@@ -1,0 +1,276 @@
+"""Loads stored rules into the engine, or marks them as invalid; again when something that they name changes.
+
+Reference 12.3.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal
+
+import msgspec
+import trio
+
+from broker.accounts.permissions import Permissions, Reach
+from broker.clock import Clock
+from broker.errors import DomainError, Finding, ValidationFailed
+from broker.facts import (
+    DeviceCreated,
+    DeviceDeleted,
+    DeviceFact,
+    DeviceHandedOver,
+    DeviceTakenOver,
+    DeviceTypeChanged,
+    DeviceUpdated,
+    FactPhase,
+    Router,
+    RuleReported,
+    SharesChanged,
+)
+from broker.loops import Wakeup, repeat
+from broker.mail import Letter, Mails, RuleStopped
+from broker.rules.language.rule import Rule
+from broker.rules.running.engine import RuleEngine
+from broker.rules.running.evaluator import Evaluator
+from broker.rules.running.index import RuleIndex, acting
+from broker.rules.running.models import ConditionModels
+from broker.rules.running.names import NameResolver
+from storage.database import Database, Transaction
+from storage.keys import Milliseconds, RuleKey
+from storage.rules import RuleRecord, RuleState, UseKind
+
+_PAGE: Final = 500
+_LOADED_AT_ONCE: Final = 50  # then others have their turn
+
+_encode_findings = msgspec.json.Encoder().encode
+_decode_findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
+
+
+class RuleLoader:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        permissions: Permissions,
+        names: NameResolver,
+        engine: RuleEngine,
+        models: ConditionModels,
+        mails: Mails,
+        router: Router,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._permissions = permissions
+        self._names = names
+        self._engine = engine
+        self._models = models
+        self._mails = mails
+        self._router = router
+
+    def start(self, record: RuleRecord, rule: Rule, reach: Reach, state: RuleState) -> None:
+        """A rule was made, changed or compiled again, and that is durable."""
+        self._models.changed(record.key, rule.transformers)
+        self._engine.begin(record, rule, reach, state)
+
+    def stop(self, key: RuleKey) -> None:
+        """A rule was removed, and that is durable."""
+        self._engine.remove(key)
+        self._models.changed(key, ())
+
+    async def load_all(self) -> None:
+        """Run all rules that are enabled. A rule that is not valid any more is marked so."""
+        after = RuleKey(0)
+        while records := await self._database.read(partial(_page_after, after)):
+            after = records[-1].key
+            await self._load([record for record in records if record.runs])
+
+    async def reload(self, keys: Iterable[RuleKey]) -> int:
+        """Compile rules again, because something that they name has changed. Returns how many are invalid now."""
+        invalid, waiting = 0, list(keys)
+        for start in range(0, len(waiting), _LOADED_AT_ONCE):
+            some = waiting[start : start + _LOADED_AT_ONCE]
+            records = await self._database.read(partial(_with_keys, some))
+            invalid += await self._load([record for record in records if record.invalidated_on is None])
+        return invalid
+
+    async def _load(self, records: Iterable[RuleRecord]) -> int:
+        """Run rules, or mark them as invalid. Returns how many are."""
+        invalid, valid = 0, list[tuple[RuleRecord, Rule, Reach]]()
+        for record in records:
+            await trio.lowlevel.checkpoint()  # a body takes its time, and there may be thousands
+            reach = await self._permissions.reach(acting(record))
+            try:
+                valid.append((record, await self._names.compiled(record), reach))
+            except ValidationFailed as error:
+                await self._invalidate(record, error.findings)
+                invalid += 1
+
+        def work(tx: Transaction) -> list[RuleState | None]:
+            """The states of the rules; None for one that was changed or removed since it was read."""
+            return [
+                self._state(tx, record, rule) if tx.rules.rule(record.id) == record else None
+                for record, rule, _ in valid
+            ]
+
+        def tell(states: list[RuleState | None]) -> None:
+            for (record, rule, reach), state in zip(valid, states, strict=True):
+                if state is not None:
+                    self.start(record, rule, reach, state)
+
+        if valid:  # a write, because `tell` must come in the order of the commits
+            await self._database.write(work, announce=tell)
+        return invalid
+
+    def _state(self, tx: Transaction, record: RuleRecord, rule: Rule) -> RuleState:
+        """The state of a rule that begins to run; devices of its types that came later get their models."""
+        if rule.transformers:
+            try:
+                self._models.put(tx, record, rule.transformers)
+            except DomainError as error:
+                tx.rules.note_problem(record.key, "rule.if", str(error), self._clock.now_ms())
+        return tx.rules.state(record.key) or RuleState(record.key, record.revision)
+
+    async def _invalidate(self, record: RuleRecord, findings: tuple[Finding, ...]) -> None:
+        now_ms = self._clock.now_ms()
+        reason = "; ".join(f"{one.field}: {', '.join(one.messages)}" for one in findings)
+        letter = await self._letter(record, reason)
+
+        def work(tx: Transaction) -> bool:
+            if tx.rules.rule(record.id) != record:  # a change since then has checked it
+                return False
+            text = _encode_findings(findings).decode()
+            tx.rules.put(replace(record, invalidated_on=now_ms, findings=text))
+            if letter is not None:
+                self._mails.add(tx, letter)
+            return True
+
+        def tell(done: bool) -> None:
+            if done:
+                self._engine.remove(record.key)
+                self._router.publish(reported(record, "invalidated", findings[0].field, reason, now_ms))
+
+        await self._database.write(work, announce=tell)
+
+    async def _letter(self, record: RuleRecord, reason: str) -> Letter | None:
+        owner = await self._database.read(lambda tx: tx.accounts.user(record.owner))
+        mail = RuleStopped(rule=record.name, rule_id=record.id, reason=reason)
+        try:
+            return None if owner is None else self._mails.compose(owner.email, mail, cause=f"user {owner.id}")
+        except ValidationFailed:  # no address that a mail can be sent to
+            return None
+
+
+def _page_after(key: RuleKey, tx: Transaction) -> list[RuleRecord]:
+    return tx.rules.rules_after(key, limit=_PAGE)
+
+
+def _with_keys(keys: Iterable[RuleKey], tx: Transaction) -> list[RuleRecord]:
+    return tx.rules.rules_with(keys)
+
+
+def findings_of(record: RuleRecord) -> tuple[Finding, ...]:
+    """What is wrong with an invalid rule."""
+    return _decode_findings(record.findings) if record.findings else ()
+
+
+def reported(record: RuleRecord, kind: str, field: str, text: str, at_ms: Milliseconds) -> RuleReported:
+    return RuleReported(
+        kind,
+        record.id,
+        record.owner,
+        record.owner_id,
+        record.application,
+        record.application_id,
+        field,
+        text,
+        at_ms,
+    )
+
+
+_Kind = UseKind | Literal["rule"]
+_WAITING_MAX: Final = 10_000
+_RETRY_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidationStatistics:
+    """`invalidated`: rules that became invalid since the start."""
+
+    invalidated: int
+    waiting: int
+
+
+class RuleInvalidator:
+    """Reloads rules when a device that they name is deleted or not shared any more, or a Manifest changes."""
+
+    def __init__(
+        self, database: Database, router: Router, loader: RuleLoader, index: RuleIndex, evaluator: Evaluator
+    ) -> None:
+        self._database = database
+        self._loader = loader
+        self._index = index
+        self._evaluator = evaluator
+        self._waiting: dict[tuple[_Kind, int], None] = {}
+        self._all_wait = False
+        self._wakeup = Wakeup()
+        self._invalidated = 0
+        router.subscribe(DeviceCreated, self._members_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceDeleted, self._members_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceHandedOver, self._members_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceTakenOver, self._members_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceDeleted, self._device_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceUpdated, self._device_changed, FactPhase.EFFECT)
+        router.subscribe(SharesChanged, self._device_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceTypeChanged, self._type_changed, FactPhase.EFFECT)
+
+    def _members_changed(self, fact: DeviceFact) -> None:
+        self._evaluator.forget_members(fact.owner, fact.device_type)
+        for running in self._index.of_type(fact.owner, fact.device_type):
+            if any(one.device_type == fact.device_type for one in running.rule.transformers):
+                self._put("rule", running.key)  # each device of the type has a model of its own
+
+    def _device_changed(self, fact: DeviceDeleted | DeviceUpdated | SharesChanged) -> None:
+        self._put("device", fact.device)
+
+    def _type_changed(self, fact: DeviceTypeChanged) -> None:
+        self._put("type", fact.device_type)
+
+    def _put(self, kind: _Kind, key: int) -> None:
+        if len(self._waiting) < _WAITING_MAX:
+            self._waiting[kind, key] = None
+        else:
+            self._all_wait = True
+        self._wakeup.set()
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        # A device may have been deleted just before a crash: `load_all` checked the rules that run, this the others.
+        await repeat(
+            self.step, wakeup=self._wakeup, at_once=True, failure="rules_not_loaded", retry_seconds=_RETRY_SECONDS
+        )
+
+    async def step(self) -> bool:
+        """Reload the rules that changes concern; return whether more changes wait."""
+        # Taken before the first wait: changes that come during it are for the next step.
+        waiting, self._waiting = self._waiting, {}
+        all_wait, self._all_wait = self._all_wait, False
+        try:
+            if all_wait:
+                waiting.clear()
+                await self._loader.load_all()
+            keys = set(await self._database.read(lambda tx: tx.rules.with_deleted_devices()))
+            for one in waiting:
+                keys |= set(await self._database.read(partial(_users_of, *one)))
+            self._invalidated += await self._loader.reload(sorted(keys))
+        except BaseException:  # whatever it is; raised again
+            self._waiting |= waiting
+            self._all_wait = self._all_wait or all_wait
+            raise
+        return bool(self._waiting) or self._all_wait
+
+    def statistics(self) -> InvalidationStatistics:
+        return InvalidationStatistics(self._invalidated, len(self._waiting))
+
+
+def _users_of(kind: _Kind, key: int, tx: Transaction) -> list[RuleKey]:
+    return [RuleKey(key)] if kind == "rule" else tx.rules.users_of(kind, key)

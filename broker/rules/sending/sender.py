@@ -1,0 +1,280 @@
+"""Carries out the effects of triggered rules: Actions, mails and HTTP requests (reference 12.2 and 12.4).
+
+Actions go into the open group of the journal. Mails, requests, problems and the states of the rules are written by one
+work of the same group, so all of it is durable together or not at all.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from broker.accounts.permissions import Permission, Permissions
+from broker.clock import Clock
+from broker.device_types.catalog import DeviceType, DeviceTypes
+from broker.devices.registry import Device, Devices
+from broker.errors import DeviceNotFound, DomainError, ValidationFailed
+from broker.mail import Letter, Mails, RuleMail, RuleStopped
+from broker.messages.ingest import Ingest
+from broker.rules.language.actions import CallHttp, NotSent, Outgoing, SendAction, SendMail
+from broker.rules.language.evaluation import Match
+from broker.rules.language.rule import Rule
+from broker.rules.running.guards import NO_CAUSES, Causes, LoopGuard
+from broker.rules.running.index import RunningRule, acting
+from broker.rules.running.last_values import StateView, members_of
+from broker.rules.sending.requests import HttpContent, RequestQueue
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
+from storage.rules import RuleRecord
+
+TOO_MANY_MAILS: Final = "Not sent: more than 5 e-mails in a minute or 50 in a day"
+TOO_MANY_REQUESTS: Final = "Not sent: more than 5 HTTP requests in a minute or 50 in a day"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """A rule was triggered: by a message of `device`, or by the time. `causes` are the rules behind the message."""
+
+    running: RunningRule
+    at_ms: Milliseconds
+    device: DeviceKey | None
+    outgoing: Sequence[Outgoing]
+    causes: Causes
+
+
+@dataclass(frozen=True, slots=True)
+class FiringProblem:
+    running: RunningRule
+    field: str
+    text: str
+    at_ms: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A rule must not run any more."""
+
+    running: RunningRule
+    at_ms: Milliseconds
+    reason: str
+
+
+@dataclass(slots=True)
+class FiringBatch:
+    """The effects that are written in one transaction beside the Actions."""
+
+    letters: list[tuple[FiringProblem, Letter]] = field(default_factory=list)
+    requests: list[tuple[FiringProblem, HttpContent]] = field(default_factory=list)
+    problems: list[FiringProblem] = field(default_factory=list)
+    stops: list[tuple[Stop, Letter | None]] = field(default_factory=list)
+    actions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Addressees:
+    """Devices, types and mail addresses that were looked up."""
+
+    devices: Mapping[DeviceKey, Device | None]
+    types: Mapping[DeviceTypeKey, DeviceType]
+    mails: Mapping[UserKey, str]
+
+
+class RuleSender:
+    def __init__(
+        self,
+        database: Database,
+        devices: Devices,
+        device_types: DeviceTypes,
+        ingest: Ingest,
+        mails: Mails,
+        requests: RequestQueue,
+        loops: LoopGuard,
+    ) -> None:
+        self._database = database
+        self._devices = devices
+        self._types = device_types
+        self._ingest = ingest
+        self._mails = mails
+        self._requests = requests
+        self._loops = loops
+
+    async def addressees(self, firings: Iterable[Firing], stops: Iterable[Stop]) -> Addressees:
+        """Look up to whom and what is sent."""
+        owners = {stop.running.owner for stop in stops}
+        keys: set[DeviceKey] = set()
+        type_keys: set[DeviceTypeKey] = set()
+        for firing in firings:
+            keys |= firing.running.reads
+            type_keys |= firing.running.type_reads
+            if firing.device is not None:
+                keys.add(firing.device)
+            for one in firing.outgoing:
+                if isinstance(one, SendAction):
+                    keys.add(one.device)
+                elif isinstance(one, SendMail) and not one.to:
+                    owners.add(firing.running.owner)
+        devices = {key: self._devices.get_nowait(key) or await self._device(key) for key in keys}
+        types = {key: await self._types.get(key) for key in type_keys}
+        mails = {} if not owners else await self._database.read(lambda tx: _mail_addresses(tx, owners))
+        await self._ingest.wait_room()
+        return Addressees(devices, types, mails)
+
+    async def _device(self, key: DeviceKey) -> Device | None:
+        try:
+            return await self._devices.get(key)
+        except DeviceNotFound:
+            return None
+
+    def submit(
+        self, firings: Iterable[Firing], stops: Iterable[Stop], known: Addressees, *, reads: bool = True
+    ) -> FiringBatch:
+        """Send the Actions, and collect the rest. Without a wait: everything is in one group with the next write.
+
+        `reads`: the rule was evaluated, and needs READ on all its sources.
+        """
+        batch = FiringBatch()
+        for firing in firings:
+            if reads and (missing := _missing_read(firing, known)) is not None:
+                batch.problems.append(_problem(firing, "rule.if", missing))
+                continue
+            for one in firing.outgoing:
+                try:
+                    self._send(firing, one, known, batch)
+                except ValidationFailed as error:
+                    texts = (f"{finding.field}: {', '.join(finding.messages)}" for finding in error.findings)
+                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", "; ".join(texts)))
+                except DomainError as error:
+                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", str(error)))
+        for stop in stops:
+            batch.stops.append((stop, self._stop_letter(stop, known)))
+        return batch
+
+    def _send(self, firing: Firing, one: Outgoing, known: Addressees, batch: FiringBatch) -> None:
+        """Raises DomainError."""
+        field_, running = f"rule.then.{one.index}", firing.running
+        match one:
+            case NotSent():
+                batch.problems.append(_problem(firing, field_, one.reason))
+            case SendAction():
+                device = known.devices.get(one.device)
+                if device is None:
+                    batch.problems.append(_problem(firing, field_, "the destination device does not exist"))
+                elif not running.reach.allows(device, Permission.WRITE):
+                    batch.problems.append(_problem(firing, field_, _missing(Permission.WRITE, device)))
+                else:
+                    self._ingest.submit_action(device, device, action_data(one))
+                    self._loops.sent(running.key, device.key, firing.causes, firing.at_ms)
+                    batch.actions += 1
+            case SendMail():
+                to = one.to or known.mails.get(running.owner, "")
+                mail = RuleMail(subject=one.subject, body=one.body)
+                letter = self._mails.compose(to, mail, cause=f"user {running.owner_id}")
+                batch.letters.append((_problem(firing, field_, TOO_MANY_MAILS), letter))
+            case CallHttp():
+                content = HttpContent(one.method, one.url, one.headers, one.body or "")
+                batch.requests.append((_problem(firing, field_, TOO_MANY_REQUESTS), content))
+
+    def _stop_letter(self, stop: Stop, known: Addressees) -> Letter | None:
+        running = stop.running
+        mail = RuleStopped(rule=running.name, rule_id=running.id, reason=stop.reason)
+        try:
+            return self._mails.compose(known.mails.get(running.owner, ""), mail, cause=f"user {running.owner_id}")
+        except ValidationFailed:  # the user has no address
+            return None
+
+    def write(self, tx: Transaction, batch: FiringBatch, now_ms: Milliseconds) -> list[FiringProblem]:
+        """Write the rest in the transaction of the Actions. Returns all problems, those with rates included."""
+        problems = list(batch.problems)
+        problems += [exceeded for exceeded, letter in batch.letters if not self._mails.add(tx, letter)]
+        for exceeded, content in batch.requests:
+            running = exceeded.running
+            if not self._requests.add(tx, running.key, running.owner, exceeded.field, content, now_ms):
+                problems.append(exceeded)
+        counted = Counter((one.running.key, one.field, one.text) for one in problems)
+        last = {(one.running.key, one.field, one.text): one.at_ms for one in problems}
+        for (rule, field_, text), times in counted.items():
+            tx.rules.note_problem(rule, field_, text, last[rule, field_, text], times)
+        for stop, stop_letter in batch.stops:
+            tx.rules.stop(stop.running.key, stop.at_ms, stop.reason)
+            if stop_letter is not None:
+                self._mails.add(tx, stop_letter)
+        return problems
+
+
+def _mail_addresses(tx: Transaction, users: Iterable[UserKey]) -> dict[UserKey, str]:
+    found = (tx.accounts.user(key) for key in users)
+    return {user.key: user.email for user in found if user is not None}
+
+
+def action_data(action: SendAction) -> bytes:
+    """`data` of an Action message."""
+    return _encode({"actions": [{"name": action.name, "parameters": action.parameters}]})
+
+
+def _problem(firing: Firing, field_: str, text: str) -> FiringProblem:
+    return FiringProblem(firing.running, field_, text, firing.at_ms)
+
+
+def _missing_read(firing: Firing, known: Addressees) -> str | None:
+    """The first source that the rule may not read any more, as text; None: it may read all."""
+    running = firing.running
+    keys = running.reads if firing.device is None else (firing.device, *running.reads)
+    for key in keys:
+        device = known.devices.get(key)
+        if device is not None and not running.reach.allows(device, Permission.READ):
+            return _missing(Permission.READ, device)
+    for key_of_type in running.type_reads:
+        type_ = known.types[key_of_type].record
+        if not running.reach.allows_type(running.owner, type_, Permission.READ):
+            return f"You don't have the right permissions: READ on device type {type_.id}"
+    return None
+
+
+def _missing(permission: Permission, device: Device) -> str:
+    return f"You don't have the right permissions: {permission.value} on device {device.id}"
+
+
+@dataclass(eq=False)
+class RuleNotTestable(DomainError):
+    """An Action depends on messages: it has a `matched` selector or `valueFrom`."""
+
+    status = 400
+    template = "Rule is not testable"
+
+
+class TrialRuns:
+    """Sends the Actions of a rule once, because its owner asks for it (reference 12.1)."""
+
+    def __init__(
+        self, database: Database, clock: Clock, permissions: Permissions, sending: RuleSender, requests: RequestQueue
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._permissions = permissions
+        self._sending = sending
+        self._requests = requests
+
+    async def run(self, record: RuleRecord, rule: Rule) -> None:
+        """Send all Actions. What goes wrong with one is a problem of the rule. Raises RuleNotTestable."""
+        if not rule.is_static:
+            raise RuleNotTestable
+        now_ms = self._clock.now_ms()
+        types = rule.type_writes
+        members = await self._database.read(
+            lambda tx: {(rule.owner, one): members_of(tx, rule.owner, one) for one in types}
+        )
+        view = StateView(now_ms, None, {}, members, lambda *_: None)
+        running = RunningRule.made(record, rule, await self._permissions.reach(acting(record)), None)
+        firing = Firing(running, now_ms, None, rule.outgoing(view, Match({})), NO_CAUSES)
+        known = await self._sending.addressees([firing], ())
+        batch = self._sending.submit([firing], (), known, reads=False)
+
+        def work(tx: Transaction) -> list[FiringProblem]:
+            return self._sending.write(tx, batch, now_ms)
+
+        await self._database.write(work)
+        self._requests.wake()
