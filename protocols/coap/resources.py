@@ -318,8 +318,10 @@ class Resources:
         else:
             self._reply(session, incoming, self._actions(session, incoming, request, device, caller, now))
             self._observers.go_on(session)
-        if session.rank is SessionRank.UNAUTHENTICATED and device.enabled:  # the request was not refused
-            self._authenticated(session)
+        if device.enabled:  # the request was not refused
+            if session.rank is SessionRank.UNAUTHENTICATED:
+                self._authenticated(session)
+            session.proved(device.id)
 
     def _post(
         self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, caller: Caller, now: float

@@ -49,6 +49,7 @@ class CoapSession:
         "idle_seconds",
         "is_address_verified",
         "is_closed",
+        "keep",
         "key",
         "last_heard",
         "lost_pings",
@@ -96,6 +97,8 @@ class CoapSession:
         self.last_heard = now
         self.certificate: ClientCertificate | None = None  # the peer's, not verified
         self.pre_shared_key: tuple[bytes, bytes] | None = None  # the identity and the key that the peer has
+        #: Takes the id of the device that the peer has proved to be, for a session that can be resumed then.
+        self.keep: Callable[[str], None] | None = None
         self.rank = SessionRank.UNAUTHENTICATED
         self.lost_pings = 0
         self.is_closed = False
@@ -113,6 +116,12 @@ class CoapSession:
             self.overhead = Bucket(at_once=OVERHEAD_AT_ONCE, per_second=OVERHEAD_PER_SECOND)
         self.overhead.charge(now, 1)
 
+    def proved(self, device: str) -> None:
+        """The peer has proved that it is this device: a request of its was not refused."""
+        if self.keep is not None:
+            keep, self.keep = self.keep, None
+            keep(device)
+
     @property
     def blocks(self) -> Blockwise:
         """The block-wise transfers of the peer. Most peers have none, so it is made on demand."""
@@ -124,7 +133,7 @@ class CoapSession:
     def bytes_held(self) -> int:
         held = _BYTES + self.message_layer.bytes_held
         if self.certificate is not None:
-            held += 2 * self.certificate.size  # GnuTLS keeps a copy
+            held += 3 * self.certificate.size  # GnuTLS keeps a copy, and `keep` may have one
         if self.usual is not None:
             held += USUAL_BYTES
         if self.blockwise is not None:

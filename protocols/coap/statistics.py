@@ -28,6 +28,7 @@ class DtlsStatistics:
     sessions: int = 0
     half_open: int = 0
     handshakes: int = 0
+    handshakes_resumed: int = 0  # of them
     handshakes_failed: int = 0
     half_open_evicted: int = 0
     hellos_dropped: int = 0

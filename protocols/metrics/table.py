@@ -55,6 +55,7 @@ _DTLS: Final[Part] = {
     "sessions": _now("dtls_sessions", "DTLS sessions."),
     "half_open": _now("dtls_half_open", "DTLS handshakes under way."),
     "handshakes": _total("dtls_handshakes", "DTLS handshakes that succeeded."),
+    "handshakes_resumed": _total("dtls_handshakes_resumed", "DTLS handshakes that resumed a session."),
     "handshakes_failed": _total("dtls_handshakes_failed", "DTLS handshakes that failed."),
     "half_open_evicted": _total("dtls_half_open_evicted", "DTLS handshakes that ended for newer ones."),
     "hellos_dropped": _total("dtls_hellos_dropped", "ClientHellos that were not answered."),

@@ -8,9 +8,7 @@ for the connection in this call, and collects the datagrams that it sends. All c
 """
 
 import errno
-import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import byref, c_uint, c_void_p, create_string_buffer, memmove, string_at
 from typing import Any, Final
@@ -20,6 +18,7 @@ from broker.registration.certificates import ClientCertificate
 from protocols.coap.dtls import gnutls
 from protocols.coap.dtls.errors import ConnectionOver, DtlsUnavailable
 from protocols.coap.dtls.gnutls import Datum, Prestate
+from protocols.coap.dtls.resumption import Resumable
 from protocols.streams.tls import CHAIN_BYTES, SESSION_SECONDS, Chain
 
 #: Forward secrecy for clients that support it, AES-128-CCM-8 for constrained ones (RFC 7252, 9.1.3; RFC 7925, 4).
@@ -35,8 +34,6 @@ RETRANSMISSION_SECONDS: Final = 1.0
 #: 1, 3, 7, 15 and 31 s). The listener bounds the handshake itself.
 _LAST_FLIGHT_SECONDS: Final = 70.0
 COOKIE_SECONDS: Final = 60.0
-#: How many devices may resume sessions.
-_KNOWN_KEYS: Final = 16_384
 #: The MTU that every IPv6 link supports (RFC 8200, 5), without the headers of IPv6 and UDP.
 _FLIGHT_BYTES: Final = 1280 - 48
 _RECORD_BYTES: Final = 16 * 1024
@@ -98,9 +95,8 @@ class DtlsContext:
         self._next_cookie_key = now() + COOKIE_SECONDS
         #: A handshake may go on in a thread while messages are sent and received in another one.
         self.handshakes, self.messages = Transfers(self.library), Transfers(self.library)
-        #: Encrypts the tickets of sessions that can be resumed (RFC 5077).
-        self.ticket_key = _new_ticket_key()
-        self._known_keys: OrderedDict[bytes, bytes] = OrderedDict()  # the hash of the key of each identity
+        self._find_session_function = gnutls.FindSession(self.library, self._find_session)
+        self._store_session_function = gnutls.StoreSession(self._store_session)
         self._find_key_function = gnutls.FindKey(self._find_key)
         self.has_no_key = False
         self.buffer = create_string_buffer(_RECORD_BYTES)
@@ -140,25 +136,22 @@ class DtlsContext:
         self._check(library.gnutls_credentials_set(handle, gnutls.PSK_CREDENTIALS, self._keys))
         # A securely registered device authenticates with its certificate. It is neither required nor verified here.
         library.gnutls_certificate_server_set_request(handle, gnutls.REQUEST_CERTIFICATE)
+        # Without tickets: one has all that the peer has shown, and its ClientHello might not fit into a datagram.
+        library.gnutls_db_set_retrieve_function(handle, self._find_session_function.address)
+        library.gnutls_db_set_store_function(handle, self._store_session_function)
+        library.gnutls_db_set_cache_expiration(handle, SESSION_SECONDS)
 
-    # --- Sessions that are resumed -----------------------------------------------------------------------------------
+    # --- Sessions that are resumed. GnuTLS calls these two, and they must not raise ----------------------------------
 
-    def remember_key(self, identity: bytes, key: bytes) -> None:
-        """A peer has shaken hands with this key. Sessions of a former key of the identity are not resumed any more."""
-        known, shown = self._known_keys.pop(identity, None), hashlib.sha256(key).digest()
-        self._known_keys[identity] = shown
-        if known not in {None, shown}:
-            self.forget_sessions()
-        if len(self._known_keys) > _KNOWN_KEYS:
-            self._known_keys.popitem(last=False)
+    def _find_session(self, id_: bytes) -> bytes | None:
+        connection = self.handshakes.connection
+        known = connection and connection.resumes
+        return known.data if known and known.id == id_ else None
 
-    def knows_key(self, identity: bytes, key: bytes) -> bool:
-        """Whether it is the key with which the peer of a resumed session has shaken hands."""
-        return self._known_keys.get(identity) == hashlib.sha256(key).digest()
-
-    def forget_sessions(self) -> None:
-        """No session of now is resumed any more: the next handshakes are full ones."""
-        self.ticket_key = _new_ticket_key()
+    def _store_session(self, _pointer: object, id_: Datum, data: Datum) -> int:
+        if (connection := self.handshakes.connection) is not None:
+            connection.resumable = Resumable(string_at(id_.data, id_.size), string_at(data.data, data.size))
+        return 0
 
     # --- Cookies -----------------------------------------------------------------------------------------------------
 
@@ -207,7 +200,17 @@ class DtlsContext:
 class DtlsConnection:
     """The connection of one peer."""
 
-    __slots__ = ("_context", "_handle", "_send", "_transfers", "key", "used_key")
+    __slots__ = (
+        "_context",
+        "_handle",
+        "_send",
+        "_transfers",
+        "has_failed",
+        "key",
+        "resumable",
+        "resumes",
+        "used_key",
+    )
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class DtlsConnection:
         send: Callable[[bytes], None],
         prestate: Prestate | None = None,
         *,
-        is_resumable: bool = False,
+        resumes: Resumable | None = None,
     ) -> None:
         """A connection before its handshake.
 
@@ -223,7 +226,7 @@ class DtlsConnection:
             context: of the listener.
             send: sends a datagram or loses it, without waiting.
             prestate: of the ClientHello, from `DtlsContext.prestate`.
-            is_resumable: the peer may get a ticket, and resume a session.
+            resumes: the session that the peer may resume.
 
         Raises:
             ConnectionOver: GnuTLS cannot make a connection.
@@ -234,17 +237,19 @@ class DtlsConnection:
         self.key: tuple[bytes, bytes] | None = None
         #: The one with which it did. A handshake asks for one key at most.
         self.used_key: tuple[bytes, bytes] | None = None
+        self.resumes = resumes
+        #: The session after a full handshake.
+        self.resumable: Resumable | None = None
+        #: Whether an alert has ended the session for good.
+        self.has_failed = False
         self._handle: c_void_p | None = None
         library, handle = context.library, c_void_p()
-        flags = context.side | gnutls.DATAGRAM | gnutls.NONBLOCK | (0 if is_resumable else gnutls.NO_TICKETS)
+        flags = context.side | gnutls.DATAGRAM | gnutls.NONBLOCK | gnutls.NO_TICKETS
         code = library.gnutls_init(byref(handle), flags)
         if code < 0:
             raise ConnectionOver(context.reason(code))
         self._handle = handle
         context.equip(handle)
-        if is_resumable:
-            library.gnutls_session_ticket_enable_server(handle, byref(context.ticket_key))
-            library.gnutls_db_set_cache_expiration(handle, SESSION_SECONDS)
         if prestate is not None:
             library.gnutls_dtls_prestate_set(handle, byref(prestate))
         library.gnutls_dtls_set_mtu(handle, _FLIGHT_BYTES)
@@ -334,20 +339,10 @@ class DtlsConnection:
             library.gnutls_dtls_set_mtu(handle, _RECORD_BYTES)
 
     @property
-    def resumed_identity(self) -> bytes | None:
-        """The identity of the pre-shared key with which the peer of a resumed session has shaken hands once; known
-        after the ClientHello. None in a full handshake."""
-        library, handle = self._opened()
-        if not library.gnutls_session_is_resumed(handle):
-            return None
-        identity: bytes | None = library.gnutls_psk_server_get_username(handle)
-        return identity or b""
-
-    def refuse_session(self) -> None:
-        """End the handshake of a session that must not be resumed; the peer begins a new one."""
-        library, handle = self._begin(None)
-        library.gnutls_alert_send(handle, gnutls.FATAL, gnutls.UNKNOWN_PSK_IDENTITY)
-        self._flush()
+    def is_resumed(self) -> bool:
+        """Whether the peer has resumed its session; known after the ClientHello."""
+        _, handle = self._opened()
+        return bool(self._context.library.gnutls_session_is_resumed(handle))
 
     @property
     def retransmits_in(self) -> float:
@@ -391,6 +386,7 @@ class DtlsConnection:
             if count == gnutls.REHANDSHAKE:
                 library.gnutls_alert_send(handle, gnutls.WARNING, gnutls.NO_RENEGOTIATION)
             elif count != gnutls.AGAIN and library.gnutls_error_is_fatal(count):
+                self.has_failed = True
                 raise ConnectionOver(context.reason(count))
             if transfers.incoming is None:  # otherwise GnuTLS has not taken the record yet
                 break
@@ -412,10 +408,6 @@ def _free(library: Any, priorities: c_void_p, keys: c_void_p, certificates: c_vo
     library.gnutls_certificate_free_credentials(certificates)
     library.gnutls_psk_free_server_credentials(keys)
     library.gnutls_priority_deinit(priorities)
-
-
-def _new_ticket_key() -> Datum:
-    return Datum.of(os.urandom(gnutls.TICKET_KEY_BYTES))
 
 
 def _new_cookie_key() -> Datum:

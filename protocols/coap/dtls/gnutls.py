@@ -6,6 +6,7 @@ The functions are called with the interpreter's lock held: a record takes 2 µs,
 takes longer as soon as another thread wants it. No function waits, because no connection here has a socket.
 """
 
+from collections.abc import Callable
 from ctypes import (
     POINTER,
     PYFUNCTYPE,
@@ -18,9 +19,12 @@ from ctypes import (
     c_uint,
     c_void_p,
     cast,
+    memmove,
 )
 from functools import cache
 from typing import Any, Final, Self
+
+from cffi import FFI
 
 from protocols.coap.dtls.errors import DtlsUnavailable
 
@@ -38,7 +42,6 @@ WARNING, FATAL = 1, 2
 NO_RENEGOTIATION, UNKNOWN_PSK_IDENTITY = 100, 115
 AGAIN, REHANDSHAKE = -28, -37
 COOKIE_KEY_BYTES = 16
-TICKET_KEY_BYTES = 64
 
 
 class Datum(Structure):
@@ -64,6 +67,7 @@ class Prestate(Structure):
 Transfer = PYFUNCTYPE(c_ssize_t, c_void_p, c_void_p, c_size_t)
 Wait = PYFUNCTYPE(c_int, c_void_p, c_uint)
 FindKey = PYFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(Datum))
+StoreSession = PYFUNCTYPE(c_int, c_void_p, Datum, Datum)
 
 _HANDLE: Final = POINTER(c_void_p)
 
@@ -87,7 +91,8 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "gnutls_psk_free_client_credentials": (None, c_void_p),
     "gnutls_psk_set_client_credentials": (c_int, c_void_p, c_char_p, POINTER(Datum), c_int),
     "gnutls_psk_server_get_username": (c_char_p, c_void_p),
-    "gnutls_session_ticket_enable_server": (c_int, c_void_p, POINTER(Datum)),
+    "gnutls_db_set_store_function": (None, c_void_p, StoreSession),
+    "gnutls_db_set_retrieve_function": (None, c_void_p, c_void_p),
     "gnutls_session_is_resumed": (c_int, c_void_p),
     "gnutls_db_set_cache_expiration": (None, c_void_p, c_int),
     "gnutls_dtls_cookie_verify": (c_int, POINTER(Datum), c_char_p, c_size_t, c_char_p, c_size_t, POINTER(Prestate)),
@@ -111,6 +116,25 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "gnutls_alert_send_appropriate": (c_int, c_void_p, c_int),
     "gnutls_bye": (c_int, c_void_p, c_int),
 }
+
+
+class FindSession:
+    """A function for `gnutls_db_set_retrieve_function`, by cffi: those of ctypes cannot return a structure."""
+
+    def __init__(self, library: Any, find: Callable[[bytes], bytes | None]) -> None:
+        """`find` gives the data of the session with an id, and must not raise."""
+        ffi = FFI()
+        ffi.cdef("typedef struct { void *data; unsigned int size; } gnutls_datum_t;")
+
+        def found(_pointer: object, id_: Any) -> Any:
+            place, data = ffi.new("gnutls_datum_t *"), find(bytes(ffi.buffer(id_.data, id_.size)))
+            if data is not None and (copy := library.allocate(len(data))):
+                memmove(copy, data, len(data))
+                place.data, place.size = ffi.cast("void *", copy), len(data)
+            return place[0]
+
+        self._function = ffi.callback("gnutls_datum_t(void *, gnutls_datum_t)", found)
+        self.address = int(ffi.cast("uintptr_t", self._function))
 
 
 @cache

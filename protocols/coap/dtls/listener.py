@@ -34,10 +34,11 @@ from protocols.coap.dtls.records import (
     hello_key,
     is_client_hello,
     is_in_clear,
-    offers_keys_only,
     psk_identity,
     records,
+    session_id,
 )
+from protocols.coap.dtls.resumption import KeptSession, KeptSessions
 from protocols.coap.dtls.self_test import self_test
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.recvmmsg import PeerAddress
@@ -148,7 +149,7 @@ class DtlsListener:
 
         def put_into_use() -> None:
             if peers is not None:
-                peers.context = context
+                peers.use(context)
 
         return put_into_use
 
@@ -198,8 +199,8 @@ class _Handshake(NamedTuple):
     hello: int
     arrived: trio.MemorySendChannel[list[bytes]]
     scope: trio.CancelScope
-    #: A ticket has all that the peer has shown: with certificates, its ClientHello might not fit into a datagram.
-    is_resumable: bool
+    #: The session that the peer asks to resume.
+    session_id: bytes
     #: Records of messages: a peer that resumes a session sends the first one behind its Finished.
     early: list[list[bytes]]
 
@@ -222,7 +223,8 @@ class _Peers:
         self._endpoint = endpoint
         self._limits = limits
         self._socket = sock
-        self.context = context
+        self._context = context
+        self._kept = KeptSessions(endpoint.now)
         self._nursery = nursery
         self._half_open: OrderedDict[PeerAddress, _Handshake] = OrderedDict()
         self._sessions: dict[PeerAddress, _DtlsSession] = {}
@@ -231,7 +233,12 @@ class _Peers:
         self._run = run
         self._one_thread = trio.CapacityLimiter(1)
         self._hellos = Strangers(endpoint.now, per_second=HELLOS_PER_SECOND)
-        self._handshakes = self._failed = self._evicted = self._lost = 0
+        self._handshakes = self._resumed = self._failed = self._evicted = self._lost = 0
+
+    def use(self, context: DtlsContext) -> None:
+        """Handshakes to come have this context, and are full ones: the former certificate may be known to others."""
+        self._context = context
+        self._kept = KeptSessions(self._endpoint.now)
 
     # --- In ----------------------------------------------------------------------------------------------------------
 
@@ -276,9 +283,9 @@ class _Peers:
 
     def _take_hello(self, hello: bytes, address: PeerAddress) -> None:
         name = repr(address).encode()
-        prestate = self.context.prestate(hello, name)
+        prestate = self._context.prestate(hello, name)
         if prestate is None:
-            self._send(address, self.context.challenge(name))
+            self._send(address, self._context.challenge(name))
             return
         key, former = hello_key(hello), self._half_open.get(address)
         for known in (former, self._sessions.get(address)):
@@ -290,7 +297,7 @@ class _Peers:
         arrived, arriving = trio.open_memory_channel[list[bytes]](_MAX_WAITING_DATAGRAMS)
         arrived.send_nowait([hello])
         scope = trio.CancelScope(deadline=trio.current_time() + _HANDSHAKE_SECONDS)
-        handshake = self._half_open[address] = _Handshake(key, arrived, scope, offers_keys_only(hello), [])
+        handshake = self._half_open[address] = _Handshake(key, arrived, scope, session_id(hello), [])
         self._nursery.start_soon(self._shake_hands, address, handshake, prestate, arriving)
         if len(self._half_open) > self._limits.half_open_handshakes:
             self._half_open.popitem(last=False)[1].scope.cancel()
@@ -324,7 +331,7 @@ class _Peers:
         reason = "took too long"
         try:
             with handshake.scope:
-                connection = await self._connect(address, prestate, arriving, is_resumable=handshake.is_resumable)
+                connection = await self._connect(address, prestate, arriving, handshake.session_id)
         except ConnectionOver as over:
             reason = str(over)
         if connection is None:
@@ -349,11 +356,13 @@ class _Peers:
         address: PeerAddress,
         prestate: Prestate,
         arriving: trio.MemoryReceiveChannel[list[bytes]],
-        *,
-        is_resumable: bool,
+        session_id: bytes,
     ) -> DtlsConnection:
-        context = self.context
-        connection = DtlsConnection(context, partial(self._send, address), prestate, is_resumable=is_resumable)
+        context = self._context
+        kept, known = await self._resumable(address, session_id)
+        connection = DtlsConnection(
+            context, partial(self._send, address), prestate, resumes=None if kept is None else kept.session
+        )
         identities: set[bytes] = set()
         changes = 0
         while True:
@@ -370,24 +379,28 @@ class _Peers:
                         identities.add(identity)
                         connection.key = await self._find_key(address, identity) or connection.key
                 is_done = await self._step(connection, record)
-                if connection.used_key is None and (known := connection.resumed_identity) is not None:
-                    connection.used_key = await self._key_of_session(address, context, known)
-                    if connection.used_key is None:
-                        connection.refuse_session()
-                        context.forget_sessions()
-                        raise ConnectionOver("the key of its session has changed")
                 if is_done:
-                    if connection.used_key is not None:
-                        context.remember_key(*connection.used_key)
+                    if connection.is_resumed:
+                        connection.used_key = known
+                        self._resumed += 1
                     return connection
 
-    async def _key_of_session(
-        self, address: PeerAddress, context: DtlsContext, identity: bytes
-    ) -> tuple[bytes, bytes] | None:
-        """The present key of a session's identity; None when it is not the one that the peer had. Raises
-        ConnectionOver."""
-        key = await self._find_key(address, identity)
-        return key if key is not None and context.knows_key(*key) else None
+    async def _resumable(
+        self, address: PeerAddress, id_: bytes
+    ) -> tuple[KeptSession | None, tuple[bytes, bytes] | None]:
+        """The session of a peer, and its identity and key if it has a pre-shared one, which must be the one of now.
+
+        Raises:
+            ConnectionOver: the key could not be read.
+        """
+        kept = self._kept.find(id_)
+        if kept is None or kept.key is None:
+            return kept, None
+        known = await self._find_key(address, kept.device.encode())
+        if known is not None and kept.has(known[1]):
+            return kept, known
+        self._kept.forget(id_)
+        return None, None
 
     async def _step(self, connection: DtlsConnection, record: bytes | None) -> bool:
         """Continue a handshake. Returns whether it is done, at once: the peer may send its first message already.
@@ -438,15 +451,30 @@ class _Peers:
         )
         session.pre_shared_key = connection.used_key
         if not session.is_closed:
-            take = partial(endpoint.contained, address, self._take, connection, session)
+            id_ = self._keep(connection, session)
+            take = partial(endpoint.contained, address, self._take, connection, session, id_)
             self._sessions[address] = _DtlsSession(take, hello)
 
-    def _take(self, connection: DtlsConnection, session: CoapSession, record: bytes) -> None:
+    def _keep(self, connection: DtlsConnection, session: CoapSession) -> bytes:
+        """Keep a session to be resumed, as soon as its peer has proved which device it is. Returns its id."""
+        begun, connection.resumable = connection.resumable, None
+        resumed, connection.resumes = connection.resumes, None
+        if begun is None:
+            return b"" if resumed is None else resumed.id
+        if (used := connection.used_key) is not None:
+            self._kept.keep(begun, used[1], used[0].decode())
+        else:
+            session.keep = partial(self._kept.keep, begun, None)
+        return begun.id
+
+    def _take(self, connection: DtlsConnection, session: CoapSession, id_: bytes, record: bytes) -> None:
         try:
             message = connection.receive(record)
             if message:
                 self._endpoint.receive(session, message)
         except ConnectionOver:
+            if connection.has_failed:  # RFC 5246, 7.2.2
+                self._kept.forget(id_)
             self._endpoint.close(session)
 
     def _send_in(self, connection: DtlsConnection, message: bytes) -> None:
@@ -468,6 +496,7 @@ class _Peers:
             sessions=len(self._sessions),
             half_open=len(self._half_open),
             handshakes=self._handshakes,
+            handshakes_resumed=self._resumed,
             handshakes_failed=self._failed,
             half_open_evicted=self._evicted,
             hellos_dropped=self._hellos.dropped,

@@ -17,15 +17,6 @@ _MAX_RECORDS = 32
 _HELLO_BYTES = RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES + 2 + 32 + 1 + 1 + 4 + 2
 _CLIENT_HELLO = 1
 _CLIENT_KEY_EXCHANGE = 16
-_SIGNALS: Final = frozenset({0x00FF, 0x5600})
-_KEY_SUITES: Final = (
-    range(0x008A, 0x0096),
-    range(0x00A8, 0x00BA),
-    range(0xC033, 0xC03C),
-    range(0xC0A4, 0xC0AC),
-    range(0xCCAB, 0xCCAF),
-    range(0xD001, 0xD006),
-)
 _IN_CLEAR = b"\0\0"  # epoch 0
 _IDENTITY: Final = re.compile(rb"[0-9a-f]{32}")
 
@@ -73,15 +64,10 @@ def hello_key(hello: bytes) -> int:
     return hash(hello[RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES :])
 
 
-def offers_keys_only(hello: bytes) -> bool:
-    """Whether all cipher suites of a ClientHello authenticate with a pre-shared key (RFC 4279, 5487, 5489, 6655, 8442;
-    of others, the two signalling values)."""
+def session_id(hello: bytes) -> bytes:
+    """The id of the session that a ClientHello asks to resume; empty when it asks for none (RFC 5246, 7.4.1.2)."""
     at = RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES + 2 + 32
-    for _ in range(2):  # session id and cookie
-        at += 1 + int.from_bytes(hello[at : at + 1], "big")
-    end = at + 2 + int.from_bytes(hello[at : at + 2], "big")
-    suites = [int.from_bytes(hello[place : place + 2], "big") for place in range(at + 2, min(end, len(hello)), 2)]
-    return bool(suites) and all(suite in _SIGNALS or any(suite in some for some in _KEY_SUITES) for suite in suites)
+    return hello[at + 1 : at + 1 + hello[at]]
 
 
 def psk_identity(record: bytes) -> bytes | None:

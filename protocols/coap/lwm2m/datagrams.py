@@ -204,6 +204,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
             answer = answer._replace(options=(*answer.options, _block1(request.block1)))
         if session.registered is not None:
             self._sessions.rise(session, SessionRank.OBSERVER)
+            session.proved(session.registered.device.id)
         self._answer(session, incoming, answer)
         self._settle(session)
         if answer.code == Code.CREATED:

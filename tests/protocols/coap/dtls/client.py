@@ -219,6 +219,18 @@ def dtls_client(address: Address, context: SSL.Context) -> Iterator[DtlsClient]:
         yield DtlsClient(sock, context)
 
 
+def is_resumed(client: DtlsClient) -> bool:
+    return bool(_lib.SSL_session_reused(client.session._ssl))
+
+
+async def left(client: DtlsClient) -> SSL.Session:
+    """The session of a client that says good-bye: OpenSSL resumes no other one."""
+    session = client.session.get_session()
+    assert session is not None
+    await client.send_close_notify()
+    return session
+
+
 STATE = b'{"data":{"state":true}}'
 ECDSA, PSK = b"ECDHE-ECDSA-AES128-CCM8", b"PSK-AES128-CCM8"
 HALF_OPEN = 4

@@ -14,6 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.secrets import Vault, token_hash
 from broker.services import Services
 from config.settings import Address
+from protocols.coap.dtls import client, gnutls
 from protocols.coap.dtls.connection import DtlsContext
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.listener import _HANDSHAKE_SECONDS, DtlsListener, serve_coap_dtls
@@ -31,6 +32,8 @@ from tests.protocols.coap.dtls.client import (
     DtlsClient,
     client_context,
     dtls_client,
+    is_resumed,
+    left,
     make_certificate,
     post,
     psk_context,
@@ -41,18 +44,6 @@ from tests.protocols.coap.dtls.client import (
 @pytest.fixture(autouse=True)
 def library() -> None:
     require_dtls()
-
-
-def is_resumed(client: DtlsClient) -> bool:
-    return bool(_openssl.lib.SSL_session_reused(client.session._ssl))
-
-
-async def left(client: DtlsClient) -> SSL.Session:
-    """The session of a client that says good-bye: OpenSSL resumes no other one."""
-    session = client.session.get_session()
-    assert session is not None
-    await client.send_close_notify()
-    return session
 
 
 class TestCertificates:
@@ -101,6 +92,78 @@ class TestCertificates:
     async def test_that_cannot_be_read(self, services: Services, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="cannot use certificate"):
             await serve_coap_dtls(services, Address("127.0.0.1", 0), tmp_path / "none.pem", tmp_path / "none.key")
+
+
+class TestSessionsWithCertificates:
+    """A server's certificate, and a device's or none."""
+
+    @pytest.fixture(params=[False, True], ids=["its token", "its certificate, too"])
+    def context(
+        self, request: pytest.FixtureRequest, certificates: dict[str, tuple[Path, Path]], context: SSL.Context
+    ) -> SSL.Context:
+        if request.param:
+            context.use_certificate_file(str(certificates["ecdsa"][0]))
+            context.use_privatekey_file(str(certificates["ecdsa"][1]))
+        return context
+
+    async def test_are_resumed_by_the_device(
+        self, address: Address, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        session = None
+        for number in (1, 2, 3):
+            with dtls_client(address, context) as client:
+                if session is not None:
+                    client.session.set_session(session)
+                await client.handshake()
+                assert is_resumed(client) is (number > 1)
+                assert (await client.ask(post(number))).code == Code.CREATED
+                session = await left(client)
+        assert (listener.statistics().handshakes, listener.statistics().handshakes_resumed) == (3, 2)
+
+    async def test_give_no_access_of_their_own(
+        self, address: Address, services: Services, context: SSL.Context
+    ) -> None:
+        """The token is asked for again, as in a session that begins."""
+        with dtls_client(address, context) as client:
+            await client.handshake()
+            assert (await client.ask(post(1))).code == Code.CREATED
+            session = await left(client)
+        await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
+        with dtls_client(address, context) as client:
+            client.session.set_session(session)
+            await client.handshake()
+            assert is_resumed(client)
+            assert (await client.ask(post(2))).code == Code.UNAUTHORIZED
+
+    @pytest.mark.parametrize("token", ["ff" * 16, None])
+    async def test_of_strangers_are_not_kept(self, address: Address, context: SSL.Context, token: str | None) -> None:
+        session = None
+        for number in (1, 2):
+            with dtls_client(address, context) as client:
+                if session is not None:
+                    client.session.set_session(session)
+                await client.handshake()
+                assert not is_resumed(client)
+                if token is not None:
+                    assert (await client.ask(post(number, token))).code == Code.UNAUTHORIZED
+                session = await left(client)
+
+    async def test_end_with_another_certificate_of_the_server(
+        self,
+        address: Address,
+        listener: DtlsListener,
+        context: SSL.Context,
+        certificates: dict[str, tuple[Path, Path]],
+    ) -> None:
+        with dtls_client(address, context) as client:
+            await client.handshake()
+            assert (await client.ask(post(1))).code == Code.CREATED
+            session = await left(client)
+        listener.prepare(certificates["ecdsa"], None)()
+        with dtls_client(address, context) as client:
+            client.session.set_session(session)
+            await client.handshake()
+            assert not is_resumed(client)
 
 
 @pytest.mark.parametrize("order", [("ecdsa", "rsa"), ("rsa", "ecdsa")])
@@ -187,29 +250,75 @@ class TestPreSharedKeys:
             await client.handshake()
             session = await left(client)
         await services.core.database.write(partial(_put_sealed, world, services.core.vault.seal("77" * 16)))
-        with dtls_client(address, old) as client:  # whoever has the former key alone
-            client.session.set_session(session)
-            await client.handshake()  # its side of it: the server's Finished comes first
-            with pytest.raises(SSL.Error, match="unknown psk identity"):
-                await client.ask(post(1))
+        new, resumed = psk_context(KITCHEN, "77" * 16, PSK), None
+        for number in (1, 2):
+            with dtls_client(address, old) as client:  # whoever has the former key alone
+                client.session.set_session(session)
+                assert await client.is_left_without_answer()
+            with dtls_client(address, new) as client:
+                if resumed is not None:
+                    client.session.set_session(resumed)
+                await client.handshake()
+                assert is_resumed(client) is (number == 2)
+                resumed = await left(client)
+
+    async def test_whoever_has_a_session_shakes_hands_in_full_with_its_new_key(
+        self, address: Address, services: Services, world: World
+    ) -> None:
+        """There is no alert, and no second attempt."""
+        with dtls_client(address, psk_context(KITCHEN, KITCHEN_TOKEN, PSK)) as client:
+            await client.handshake()
+            session = await left(client)
+        await services.core.database.write(partial(_put_sealed, world, services.core.vault.seal("77" * 16)))
         with dtls_client(address, psk_context(KITCHEN, "77" * 16, PSK)) as client:
+            assert _openssl.lib.SSL_set_session(client.session._ssl, session._session)  # it is of another context
             await client.handshake()
             assert not is_resumed(client)
-        with dtls_client(address, old) as client:  # also when the new key was used meanwhile
-            client.session.set_session(session)
-            assert await client.is_left_without_answer()
 
-    async def test_who_offers_certificates_gets_no_ticket(self, address: Address) -> None:
-        """With what such a peer has shown, a ticket may be too long for the datagram of a ClientHello."""
-        context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK + b":ECDHE-ECDSA-AES128-CCM8")
-        session = None
-        for _ in range(2):
-            with dtls_client(address, context) as client:
-                if session is not None:
-                    client.session.set_session(session)
+    async def test_a_session_of_a_deleted_device_is_not_resumed(self, address: Address, services: Services) -> None:
+        context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
+        with dtls_client(address, context) as client:
+            await client.handshake()
+            session = await left(client)
+        await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
+        with dtls_client(address, context) as client:
+            client.session.set_session(session)
+            with pytest.raises(SSL.Error, match="unknown psk identity"):
                 await client.handshake()
-                assert not is_resumed(client)
-                session = await left(client)
+
+    async def test_who_knows_the_id_of_a_session_alone_cannot_resume_it_nor_end_it(self, address: Address) -> None:
+        """Session ids are sent in clear."""
+        context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
+        with dtls_client(address, context) as client:
+            await client.handshake()
+            session = await left(client)
+        secret = _secret(session, bytes(48))
+        with dtls_client(address, context) as client:
+            client.session.set_session(session)
+            await client.handshake(answers=2)
+            with pytest.raises(SSL.WantReadError):
+                client.session.do_handshake()
+        assert _secret(session, secret) == bytes(48)
+        with dtls_client(address, context) as client:
+            client.session.set_session(session)
+            await client.handshake()
+            assert is_resumed(client)
+            assert (await client.ask(post(1))).code == Code.CREATED
+
+    async def test_a_session_that_a_fatal_alert_has_ended_is_not_resumed(
+        self, address: Address, listener: DtlsListener
+    ) -> None:
+        """RFC 5246, 7.2.2. After close_notify it is."""
+        assert listener._peers is not None
+        kept = listener._peers._kept
+        for alert, count in ((None, 1), (gnutls.FATAL, 1), (None, 2)):
+            async with client.DtlsClient(address, KITCHEN.encode(), bytes.fromhex(KITCHEN_TOKEN)) as one:
+                if alert is not None:
+                    library, handle = one._connection._begin(None)
+                    assert library.gnutls_alert_send(handle, alert, gnutls.UNKNOWN_PSK_IDENTITY) == 0
+                    one._connection._flush()
+            await wait_all_tasks_blocked()
+            assert len(kept) == count
 
     async def test_are_read_anew_for_each_handshake(self, address: Address, services: Services, world: World) -> None:
         for token in (KITCHEN_TOKEN, "77" * 16):
@@ -237,6 +346,15 @@ class TestPreSharedKeys:
         assert [entry["event"] for entry in logs] == ["coap_key_not_read", "dtls_refused"]
         assert listener.statistics().handshakes_failed == 1
         await still_serves(address)
+
+
+def _secret(session: SSL.Session, other: bytes | None = None) -> bytes:
+    """The master secret of a session, which another one replaces."""
+    secret = _openssl.ffi.new("unsigned char[48]")
+    assert _openssl.lib.SSL_SESSION_get_master_key(session._session, secret, 48) == 48
+    if other is not None:
+        assert _openssl.lib.SSL_SESSION_set1_master_key(session._session, other, 48)
+    return bytes(secret)
 
 
 def _put_sealed(world: World, sealed: bytes, tx: Transaction) -> None:

@@ -1,10 +1,9 @@
 """The records of DTLS datagrams, as read before authentication."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.coap.dtls.records import hello_key, is_client_hello, offers_keys_only, psk_identity, records
+from protocols.coap.dtls.records import hello_key, is_client_hello, psk_identity, records, session_id
 
 _bodies = st.lists(st.binary(min_size=1, max_size=50), max_size=4)
 
@@ -38,28 +37,17 @@ def test_no_datagram_raises(datagram: bytes) -> None:
     for record in records(datagram):
         psk_identity(record)
         is_client_hello(record)
-        offers_keys_only(record)
+        if is_client_hello(record):
+            session_id(record)
 
 
-@pytest.mark.parametrize(
-    ("suites", "is_keys_only"),
-    [
-        ("c0a8", True),
-        ("00a8 00ae c037 d001 00ff 5600", True),
-        ("c0ac", False),  # ECDHE-ECDSA-AES128-CCM8 is none
-        ("c0ae c0a8", False),
-        ("c02b", False),
-        ("00ff", True),
-        ("", False),
-    ],
-)
-def test_whether_a_hello_offers_pre_shared_keys_only(suites: str, is_keys_only: bool) -> None:
-    listed = bytes.fromhex(suites)
-    body = bytes(34) + b"\x02id" + b"\x04cook" + len(listed).to_bytes(2, "big") + listed + b"\x01\0"
-    hello = bytes(25) + body
-    assert offers_keys_only(hello) is is_keys_only
-    for end in range(len(hello)):
-        offers_keys_only(hello[:end])
+@given(st.binary(max_size=32), st.integers(0, 40))
+def test_the_session_that_a_hello_asks_for(id_: bytes, cut: int) -> None:
+    """Also of one that ends too early, or has its session in a field that is too long."""
+    hello = HELLO[:59] + bytes([len(id_)]) + id_ + b"\x04cook\0\x02\xc0\xa8\x01\0"
+    assert session_id(hello) == id_
+    assert len(session_id(hello[: max(60, len(hello) - cut)])) <= len(id_)
+    assert session_id(HELLO[:59] + b"\xff" + id_) == id_
 
 
 HELLO = b"\x16\xfe\xfd" + bytes(8) + b"\0\x36" + b"\x01" + bytes(53)

@@ -9,6 +9,7 @@ import aiocoap
 import pytest
 import trio
 
+from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
 from broker.services import Services
 from config.settings import Address
@@ -21,7 +22,7 @@ from tests.certificates import DAY, Authority, Issued
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import run_inline
 from tests.programs import require_dtls
-from tests.protocols.coap.dtls.client import client_context, dtls_client, make_certificate
+from tests.protocols.coap.dtls.client import client_context, dtls_client, is_resumed, left, make_certificate
 from tests.protocols.coap.lwm2m.conftest import Management
 from tests.protocols.coap.lwm2m.device import TLV, DtlsTransport, ScriptedDevice, StreamTransport, Transport, content
 from tests.protocols.coap.lwm2m.test_formats import EXAMPLE, EXAMPLE_TLV
@@ -116,6 +117,41 @@ async def test_over_dtls_without_a_token(
         assert (await _register(DtlsTransport(client), f"ep={board.id}")).code == aiocoap.CREATED
     assert management.values == EXAMPLE
     assert management.sessions[0].device is board
+
+
+@pytest.mark.parametrize("change", ["nothing", "authority", "disabled", "deleted"])
+async def test_a_resumed_session_over_dtls_has_the_rights_of_now(
+    services: Services, dtls: Address, board: Device, issued: Issued, tmp_path: Path, change: str
+) -> None:
+    """A resumed session has the certificate of the first handshake, which is checked again."""
+    context = client_context(b"ECDHE-ECDSA-AES128-CCM8")
+    chain, key = issued.files(tmp_path, "device")
+    context.use_certificate_chain_file(str(chain))
+    context.use_privatekey_file(str(key))
+    with dtls_client(dtls, context) as client:
+        await client.handshake()
+        assert (await _register(DtlsTransport(client), f"ep={board.id}")).code == aiocoap.CREATED
+        session = await left(client)
+    if change == "authority":
+        await provision_secure_type(services, Authority("another", now=NOW))
+    elif change == "disabled":
+        await services.devices.inventory.change(board, DeviceChanges(enabled=False))
+    elif change == "deleted":
+        await services.devices.inventory.delete(board)
+    with dtls_client(dtls, context) as client:
+        client.session.set_session(session)
+        await client.handshake()
+        assert is_resumed(client)
+        code = (await _register(DtlsTransport(client), f"ep={board.id}")).code
+    assert (
+        code
+        == {
+            "nothing": aiocoap.CREATED,
+            "authority": aiocoap.FORBIDDEN,
+            "disabled": aiocoap.FORBIDDEN,
+            "deleted": aiocoap.UNAUTHORIZED,
+        }[change]
+    )
 
 
 @pytest.mark.parametrize("whose", ["nobody's", "another's"])
