@@ -13,15 +13,18 @@ from quart import Quart, Response, request
 
 from broker.accounts.tokens import Caller
 from broker.conditional import expecting
-from broker.errors import BadRequest, DomainError, NotFound, ValidationFailed
+from broker.errors import BadRequest, BodyTooLarge, DomainError, NotFound, ValidationFailed
 from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
+from broker.nesting import has_too_many_values
 from broker.registration.certificates import ClientCertificate
 from broker.threads import run_in_thread
 from broker.trace.origin import on_whose_account
+from config.limits import BODY_VALUES_MAX
 from protocols.http.answers import REST_ROOT, Answer, plain_answer, search_answer, secret_answer
 from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder
 from protocols.http.conditional import expected_tags
+from protocols.http.errors import forget_frames
 from protocols.http.guard import Guard, token_in_header
 from protocols.http.peers import require_certificate
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
@@ -247,7 +250,17 @@ class _Body:
             return body
         if len(body) > _LONG_BODY:
             async with _READING.of(on_whose_account()):
-                return await run_in_thread(partial(self._members, body, caller))
+                try:
+                    return await run_in_thread(partial(self._members_of_long, body, caller))
+                except DomainError as error:  # a frame of trio's holds it, and frames hold the body
+                    forget_frames(error)
+                    raise error from None
+        return self._members(body, caller)
+
+    def _members_of_long(self, body: bytes, caller: Caller | None) -> Any:
+        is_form = self._call.reads_forms and request.mimetype == FORM
+        if body.count(b"&") > BODY_VALUES_MAX if is_form else has_too_many_values(body):
+            raise BodyTooLarge
         return self._members(body, caller)
 
     def _members(self, body: bytes, caller: Caller | None) -> Any:

@@ -95,9 +95,9 @@ async def refused_by_http(error: HTTPException) -> Response:
     return allow_methods(Answer(rest_error_body(status, text, error_id), status).response(), error)
 
 
-def forget_frames(error: HTTPException) -> None:
-    """The request keeps this error. With the frames that the error has passed, it would keep the request, too, and both
-    would wait for the garbage collector."""
+def forget_frames(error: Exception) -> None:
+    """The request, or a frame, keeps this error. With the frames that the error has passed, it would keep the request,
+    too, and both would wait for the garbage collector."""
     error.__traceback__ = error.__context__ = None
 
 

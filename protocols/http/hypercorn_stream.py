@@ -21,6 +21,8 @@ from protocols.streams.turnstile import Turnstile
 _HELD_BYTES: Final = 64 * 1024
 #: Hypercorn keeps ten chunks of a body that its application has not read yet.
 _CHUNK_BYTES: Final = 16 * 1024
+#: Of a body for which there is room. Its way through Hypercorn and Quart takes 0.1 ms for each chunk.
+_BODY_CHUNK_BYTES: Final = 64 * 1024
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 16 * 1024 * 1024
 _LAST_BLANK: Final = 0x20
@@ -108,12 +110,14 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             await turn_of_strangers(self._turnstile)
             head, self._head = self._head, b""
             return head
+        longest = _CHUNK_BYTES
         if self.held is not None and not self.is_idle:
             await self.held.opened.wait()
+            longest = _BODY_CHUNK_BYTES
         if self._is_closed:
             # Raise what the closed socket would raise, without its traceback cycle (Python 3.13).
             raise trio.ClosedResourceError
-        most = min(max_bytes or _CHUNK_BYTES, _CHUNK_BYTES)
+        most = min(max_bytes or longest, longest)
         if self.is_idle and self.has_begun_head:
             return await self._rest_of_head(most)
         received = bytes(await self._stream.receive_some(most))

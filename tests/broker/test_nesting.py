@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.nesting import NestedTooDeeplyError, check_nesting, check_value_nesting
-from config.limits import JSON_NESTING_MAX
+from broker.nesting import NestedTooDeeplyError, check_nesting, check_value_nesting, has_too_many_values
+from config.limits import BODY_VALUES_MAX, JSON_NESTING_MAX
 
 AT_THE_LIMIT = JSON_NESTING_MAX
 BEYOND = JSON_NESTING_MAX + 1
@@ -62,3 +62,26 @@ def test_the_limit_is_exact_in_a_large_text(wide: str) -> None:
 def test_a_text_that_never_ends_is_too_deep() -> None:
     with pytest.raises(NestedTooDeeplyError):
         check_nesting('{"a":' * BEYOND)
+
+
+@pytest.mark.parametrize(
+    ("value", "fit"),
+    [
+        ("1", BODY_VALUES_MAX),
+        ('"a,[{"', BODY_VALUES_MAX),
+        ('"\\",\\"\\\\"', BODY_VALUES_MAX),
+        ("[]", BODY_VALUES_MAX // 2),
+    ],
+)
+def test_a_body_has_as_many_values_as_the_limit_and_no_more(value: str, fit: int) -> None:
+    for many in (fit, fit + 1):
+        body = ("[" + ",".join([value] * many) + "]").encode().ljust(2 * BODY_VALUES_MAX + 1)
+        assert has_too_many_values(body) == (many > fit)
+
+
+def test_names_and_texts_of_a_body_are_no_values() -> None:
+    members = [f'"name {number}":"{"," * 20}"' for number in range(BODY_VALUES_MAX + 1)]
+    assert not has_too_many_values(("{" + ",".join(members[1:]) + "}").encode())
+    assert has_too_many_values(("{" + ",".join(members) + "}").encode())
+    assert has_too_many_values(("{" + ",".join(members * 3) + "}").encode())
+    assert not has_too_many_values(('{"a":"' + '\\"' * 200_000 + '"}').encode())

@@ -25,6 +25,7 @@ from broker.rules.rulebook import (
     provision_text,
     rule_tag,
 )
+from config.limits import RULE_BODY_BYTES
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
@@ -57,6 +58,8 @@ from storage.records import UserRecord
 from storage.rules import RuleRecord
 
 _RULE: Final = "/rules/{ruleId}"
+#: Blanks and escapes do not count for the bound of a rule.
+_BODY_BYTES: Final = 4 * RULE_BODY_BYTES
 _CANNOT_SIMULATE: Final = f"{TOO_MANY_DEVICES}. {TOO_LONG}. {TOO_MANY_AT_ONCE}."
 _SCOPES_OF_LISTS: Final = {one.lower(): one for one in (*SCOPES, OTHER_APPLICATIONS)}
 _PROVISION_EXAMPLE: Final = f"""[[rules]]
@@ -123,6 +126,7 @@ class RuleCalls(RestCalls):
         "condition and `then` one Action.",
         refusals={403: "A device or type is not the user's.", 404: "The user does not exist.", 409: TOO_MANY_RULES},
         accepts=Accepts({"application/json": NewRuleBody}, NewRuleBody.example),
+        body_limit=_BODY_BYTES,
     )
     async def create(self, caller: Caller, query: NewRuleQuery, body: bytes) -> Data[RuleObject]:
         try:
@@ -238,6 +242,7 @@ class RuleCalls(RestCalls):
         "themselves, and changes nothing else of it.",
         refusals={403: "A device or type is not the user's.", 409: CHANGED_MEANWHILE},
         accepts=Accepts({"application/json": RuleChangeBody}, RuleChangeBody.example),
+        body_limit=_BODY_BYTES,
         is_tagged=True,
         is_conditional=True,
     )

@@ -1,5 +1,6 @@
 """A body stays with the peer until the call takes it and there is room (reference 21.6)."""
 
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -11,11 +12,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.accounts.tokens import Caller
+from broker.errors import BodyTooLarge
 from broker.limits.bodies import BodyBudget, BodyStatistics
 from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.limits import (
     BODIES_BYTES,
+    BODY_VALUES_MAX,
     BODY_WAIT_SECONDS,
     MAX_BODY_BYTES,
     MAX_FORM_BYTES,
@@ -27,6 +30,7 @@ from protocols.http import dispatch, reading
 from protocols.http.bodies import HeldBody
 from protocols.http.hypercorn_stream import HypercornStream
 from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.rest.nouns import NOUNS
 from tests.factories import ADA_TOKEN
 from tests.fakes import new_refusals
 from tests.protocols.http.conftest import Raw, bearer, receive_all
@@ -219,3 +223,56 @@ async def test_a_long_body_is_read_beside_the_loop(
         answer = await api.post("/devices", json={"nothing": "x" * padding}, headers=bearer(ADA_TOKEN))
         assert answer.status_code == 400
         assert threads.pop() is reads_on_loop
+
+
+#: In the order of what is looked at: the last one is refused in the transaction that would make a device.
+LONG_AND_REFUSED = [
+    (b'{"name":"' + b"x" * 100_000, 400),
+    (b'{"name":"' + b"x" * 100_000 + b'"}', 400),
+    (b'{"nothing":"' + b"x" * 100_000 + b'","a":1e400}', 400),
+    (b'{"nothing":"' + b"x" * 100_000 + b'","a":[' + b"1," * BODY_VALUES_MAX + b"1]}", 413),
+    (b'{"nothing":"' + b"x" * 100_000 + b'","dtid":"dt' + b"0" * 32 + b'","name":"A","uid":"' + b"0" * 32 + b'"}', 404),
+]
+
+
+@each_row(("body", "status"), LONG_AND_REFUSED)
+async def test_a_long_body_does_not_wait_for_the_garbage_collector(raw: Raw, body: bytes, status: int) -> None:
+    """A refusal holds frames, frames hold what they read, and the collector comes after 50,000 containers."""
+    sent = post("/v1.1/devices", len(body), f"Authorization: bearer {ADA_TOKEN}") + body
+    for debug in (0, gc.DEBUG_SAVEALL):  # the first request of a kind fills caches
+        gc.collect()
+        gc.set_debug(debug)
+        try:
+            answer = await raw(sent)
+            assert answer.startswith(f"HTTP/1.1 {status}".encode()), answer[:500]
+            await wait_all_tasks_blocked(0.01)
+            gc.collect()
+            held = [one for one in gc.garbage for part in gc.get_referents(one) if _is_long(part)]
+            assert not held, [type(one) for one in held]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, bytes | bytearray | str) and len(value) >= 100_000
+
+
+async def test_no_call_takes_a_body_whose_values_would_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder makes all values in one call, and nothing else runs meanwhile, also in a thread."""
+    many = b'{"a":[' + b"[]," * BODY_VALUES_MAX + b"1]}"
+
+    async def long_one(*, limit: int) -> bytes:
+        return many if len(many) <= limit else b"{}"
+
+    monkeypatch.setattr(dispatch, "read_body", long_one)
+    taken = [
+        call
+        for noun in NOUNS
+        for call in noun.declared()
+        if call.body not in {None, bytes} and call.body_limit >= len(many)
+    ]
+    assert len(taken) > 40
+    for call in taken:
+        with pytest.raises(BodyTooLarge):
+            await dispatch._Body(call).read(None)
