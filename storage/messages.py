@@ -1,8 +1,8 @@
 """The message log and the positions of its consumers. The caller holds the transaction.
 
 A row is appended without an index entry, because the rows of one commit belong to many devices, and each row would
-change another page of every index. Some thousand rows get their entries together (storage/log_index.py). The projector
-makes the entries (broker/messages/projections.py); this store makes those that are missing.
+change another page of every index. Some thousand rows get their entries together (storage/log_index.py). The indexer
+makes the entries (broker/messages/log_indexer.py); this store makes those that are missing.
 
 Messages alone are one statement, which is a transaction of its own: each statement more has the writer's thread wait
 for the interpreter lock several times. So the counter of the highest position is behind them. The rows themselves say

@@ -1,8 +1,8 @@
-"""The folds of one device: what its messages came to so far, which is its snapshot and its rollups.
+"""The folds of one device: its snapshot and its rollups, computed from its messages.
 
 Messages may come in any order of their `ts`. The bucket with the latest start of each level is open: it is held here as
-a whole, and saved with the snapshot. When a later bucket begins, it is closed, and written into the rollups once. What
-comes late for a closed bucket that is written already is added to it.
+a whole, and saved with the snapshot. When a later bucket begins, it is closed, and written into the rollups once. A
+message that comes late for a closed bucket that is written already is added to it.
 
 A row counts once because the position of the last row is saved in the transaction of everything else.
 """
@@ -41,16 +41,16 @@ Fields = dict[str, tuple[Milliseconds, Position, Any]]  # dotted path to (ts, po
 _Newest = tuple[MessageRow, Shape | Mapping[str, Any]]  # a message with its fields, or the shape that it has
 Open = dict[Interval, tuple[int, Cells]]  # the newest bucket of each level: its start (ms) and what is in it
 
-#: Numbers are summed up by so many rows: one by one takes ten times as long, and all at once more memory.
+#: Rows whose numbers are summed up together: one by one takes ten times as long, and all at once more memory.
 _ROWS_AT_ONCE: Final = 512
 #: When more values wait in the folds of all devices, a device's are summed up as soon as some are added. A number takes
 #: 32 to 40 bytes.
 _VALUES_MOST: Final = 1_000_000
-#: From so many rows on, it pays to look at columns.
+#: From this many rows on, it pays to look at columns.
 _MANY: Final = 8
-#: Rows of a device wait for each other, because each would touch all that is held of the device.
+#: Rows of a device are added together, because each would touch all held data of the device.
 _WAITING: Final = 16
-#: Longer ones are added at once: very many devices may have rows that wait.
+#: Longer rows are added at once: very many devices may have rows that wait.
 _WAITING_CHARACTERS: Final = 512
 
 _log = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ _decode_open = msgspec.json.Decoder(Open).decode
 
 @dataclass(frozen=True, slots=True)
 class Unsaved:
-    """Buckets of a device that the store may lack. `whole` ones replace what is there, `more` is added to it.
+    """Buckets of a device that the store may lack. `whole` ones replace those of the store, `more` is added to them.
 
     They are in the store when its snapshot of the device has this position.
     """
@@ -72,15 +72,15 @@ class Unsaved:
 
 
 @dataclass(slots=True)
-class Tally:
-    """How much all folds in memory hold: the fields of all their buckets, and the values that are not summed up yet."""
+class FoldTally:
+    """The size of all folds in memory: the fields of all their buckets, and the values that are not summed up yet."""
 
     fields: int = 0
     values: int = 0
 
 
 class Folds:
-    """What the rows of a device came to, up to `position`; the store has it up to `saved_position`."""
+    """The snapshot and rollups of a device up to `position`; the store has them up to `saved_position`."""
 
     __slots__ = (
         "_closed",
@@ -101,7 +101,7 @@ class Folds:
         "saved_position",
     )
 
-    def __init__(self, device: DeviceKey, saved: SnapshotRow | None, opened: Open, tally: Tally) -> None:
+    def __init__(self, device: DeviceKey, saved: SnapshotRow | None, opened: Open, tally: FoldTally) -> None:
         self.device = device
         self._tally = tally
         self.position = self.saved_position = saved.position if saved is not None else Position(0)
@@ -116,10 +116,10 @@ class Folds:
         self._open = opened
         self._closed: Buckets = {}
         self._late: Buckets = {}
-        self._size = 0  # what the tally has of this device
+        self._size = 0  # the fields of this device in the tally
 
     @classmethod
-    def load(cls, tx: Transaction, device: DeviceKey, tally: Tally) -> "Folds":
+    def load(cls, tx: Transaction, device: DeviceKey, tally: FoldTally) -> "Folds":
         saved = tx.snapshots.of(device)
         if saved is not None and saved.open is not None:
             return cls(device, saved, _decode_open(saved.open), tally)
@@ -152,17 +152,17 @@ class Folds:
         if not values:
             for row, fields in _decodable(rows):
                 add_row(self._minutes, row.ts, fields)
-                self._lay(row, fields)
+                self._merge(row, fields)
                 values += len(fields)
         self._waiting = []  # not before, so that a failure of decoding loses none
         self._rows += len(rows)
         self._values += values
         self._tally.values += values
         if self._rows >= _ROWS_AT_ONCE or self._tally.values > _VALUES_MOST:
-            self._sum_up()
+            self._summarise()
         elif len(self._minutes) == minutes:
             return
-        self._weigh()
+        self._measure()
 
     def _add_columns(self, rows: Sequence[MessageRow]) -> int:
         """Add rows of one minute that have the same fields; return the number of their values. 0: they are not such
@@ -183,7 +183,7 @@ class Folds:
         for name in columns.shape.others:
             values[name].count += number
         newest = number - 1 - stamps[::-1].index(ordered[-1])  # of equal ts the last received
-        self._lay(rows[newest], columns.shape)
+        self._merge(rows[newest], columns.shape)
         return number * len(columns.shape.names)
 
     def _columns(self, texts: Sequence[str]) -> Columns | None:
@@ -192,26 +192,26 @@ class Folds:
         before, self._shape = self._shape, shape_of(texts[0])
         return None if self._shape is None or self._shape is before else self._shape.columns(texts)
 
-    def _lay(self, row: MessageRow, fields: Shape | Mapping[str, Any]) -> None:
+    def _merge(self, row: MessageRow, fields: Shape | Mapping[str, Any]) -> None:
         newest = self._newest
         if newest is None or not _are_same(fields, newest[1]):
-            self._lay_newest()
+            self._merge_newest()
             self._newest = row, fields
         elif row.ts >= newest[0].ts:
             self._newest = row, fields
         elif newest[0].ts > row.cts + CLOCK_AHEAD_MS:
-            self._lay_newest()  # it may have replaced a value that would replace this one
+            self._merge_newest()  # it may have replaced a value that would replace this one
             self._newest = row, fields
 
-    def _lay_newest(self) -> None:
+    def _merge_newest(self) -> None:
         if self._newest is not None:
             row, fields = self._newest
-            lay_over(self._fields, decode(row.data) if isinstance(fields, Shape) else fields, row)
+            merge_message(self._fields, decode(row.data) if isinstance(fields, Shape) else fields, row)
             self._newest = None
 
     # Buckets
 
-    def _sum_up(self) -> None:
+    def _summarise(self) -> None:
         self._add()
         for minute, values in self._minutes.items():
             merge_into(self._sums.setdefault(minute, {}), summarised(values))
@@ -226,11 +226,11 @@ class Folds:
                 merge_into(self._bucket(level, minute - minute % width), cells)
         self._sums = {}
 
-    def _bring_up(self) -> None:
-        """Every row is in the buckets then."""
-        self._sum_up()
+    def _catch_up(self) -> None:
+        """Bring every row into the buckets."""
+        self._summarise()
         self._fill_buckets()
-        self._weigh()
+        self._measure()
 
     def _bucket(self, level: Interval, start: int) -> Cells:
         opened = self._open.get(level)
@@ -245,38 +245,38 @@ class Folds:
         self._open[level] = start, cells
         return cells
 
-    # What is read
+    # Reading
 
     def fields(self) -> Fields:
         """A copy of the snapshot."""
-        return dict(self._laid())
+        return dict(self._current())
 
-    def _laid(self) -> Fields:
+    def _current(self) -> Fields:
         self._add()
-        self._lay_newest()
+        self._merge_newest()
         return self._fields
 
     def capture(self) -> Unsaved:
         """A copy of the buckets in memory, with the open ones."""
-        self._bring_up()
+        self._catch_up()
         whole = {(level, start): dict(cells) for level, (start, cells) in self._open.items()} | _copied(self._closed)
         return Unsaved(self.position, whole, _copied(self._late))
 
-    # What is written. No rows are added between the two.
+    # Writing. No rows are added between the two.
 
     def unsaved(self) -> tuple[SnapshotRow, Unsaved]:
-        """What is to be written. `saved` is called when it is durable."""
-        self._bring_up()
-        row = SnapshotRow(self.device, self.position, _encode(self._laid()).decode(), _encode(self._open).decode())
+        """The row and buckets to write. Call `saved` when they are durable."""
+        self._catch_up()
+        row = SnapshotRow(self.device, self.position, _encode(self._current()).decode(), _encode(self._open).decode())
         return row, Unsaved(self.position, self._closed, self._late)
 
     def saved(self) -> None:
-        """Forget what `unsaved` gave: it is durable, or it cannot be written."""
+        """Forget the buckets that `unsaved` returned: they are durable, or cannot be written."""
         self.saved_position = self.position
         self._closed, self._late = {}, {}
-        self._weigh()
+        self._measure()
 
-    def _weigh(self) -> None:
+    def _measure(self) -> None:
         size = sum(len(cells) for _, cells in self._open.values())
         parts = (self._minutes, self._sums, self._closed, self._late)
         size += sum(len(held) for part in parts for held in part.values())
@@ -285,7 +285,7 @@ class Folds:
 
     def enter_tally(self) -> None:
         """This object is held from now on."""
-        self._weigh()
+        self._measure()
 
     def leave_tally(self) -> None:
         """This object is dropped."""
@@ -294,7 +294,7 @@ class Folds:
 
 
 def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], writer: RollupWriter) -> None:
-    """Write the snapshots and buckets of devices, without those of devices that were removed meanwhile."""
+    """Write the snapshots and buckets of devices, without those of removed devices."""
     there = tx.snapshots.existing([row.device for row, _ in saves])
     saves = [(row, unsaved) for row, unsaved in saves if row.device in there]
     for row, unsaved in saves:
@@ -310,7 +310,7 @@ def _are_same(one: Shape | Mapping[str, Any], other: Shape | Mapping[str, Any]) 
     return one.keys() == other.keys()
 
 
-def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
+def merge_message(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
     """Update fields with a message that came after those before, or again.
 
     The value with the highest ts counts, of equal ts the last received: a late message never replaces a newer value.
@@ -337,7 +337,7 @@ def open_buckets(saved: SnapshotRow | None) -> Buckets:
 
 
 def _decodable(rows: Sequence[MessageRow]) -> Decoded:
-    """The rows with their fields, without those that the log has no longer as they were stored."""
+    """The rows with their fields, without rows that are damaged in the log."""
     try:
         return decoded(rows)
     except (msgspec.DecodeError, UnicodeError):

@@ -1,21 +1,18 @@
-"""Brings the folds of the devices, their snapshots and rollups, up to date with the message log.
+"""Keeps the folds of the devices, their snapshots and rollups, up to date with the message log.
 
 Rows are added to the folds in memory soon after their commit. Each device is written about once a minute, a few devices
 in one transaction, together with the position up to which nothing is missing in the store. After a crash the rows
-behind that position are added again, and those that a device has already are passed over.
+behind that position are added again; each device skips the rows that it has already.
 
 Reads merge memory and store, so nothing that was acknowledged is missing in them.
 
-The index of the log is made of the same rows, because they are sorted by device here (storage/log_index.py). Searches
-scan the rows that have no entry yet.
+The log's index gets the same rows, because they are sorted by device here (`broker/messages/log_indexer.py`).
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from math import inf
 from time import perf_counter
 from typing import Final
 
@@ -24,11 +21,11 @@ import trio
 
 from broker.facts import FactPhase, MessagesStored, Router
 from broker.loops import Wakeup, repeat
-from broker.messages.folds import Fields, Folds, Tally, Unsaved, write_folds
+from broker.messages.folds import Fields, Folds, FoldTally, Unsaved, write_folds
+from broker.messages.log_indexer import LogIndexer, RowsByDevice
 from broker.messages.rollups import RollupWriter
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Position
-from storage.log_index import Entries, Entry
 from storage.records import MessageRow, SnapshotRow
 from storage.sql import StoreDamagedError
 
@@ -51,18 +48,10 @@ _HELD_DEVICES: Final = 10_000
 _HELD_FIELDS: Final = 400_000
 #: Devices of one transaction, at least: other writes wait for it.
 _WRITE_DEVICES: Final = 50
-#: Rows that get their index entries in a batch: this many, when the last batch was a second ago; else as many as come
-#: until then, at most `_UNINDEXED_MOST`, because searches scan them: 2,000 in 0.1 to 0.4 ms. All senders wait for
-#: the entries, and the larger a batch of a device is, the fewer there are.
-_UNINDEXED: Final = 2_000
-_INDEX_SECONDS: Final = 1.0
-_UNINDEXED_MOST: Final = 16_000
-#: In a quiet store they wait no longer.
-_UNINDEXED_SECONDS: Final = 60.0
 #: Rows beyond this number are not held, but read from the log when their turn comes.
 _HELD_ROWS: Final = 50_000
 _READ_ROWS: Final = 2_000
-#: After a failed write, in seconds. What fails is mostly the disk, and then nothing new is stored.
+#: After a failed write, in seconds. Mostly the disk has failed, and then nothing new is stored.
 _RETRY_SECONDS: Final = 5.0
 #: A stop is not held up by rows that are in the log and can be added later.
 _SAVE_SECONDS: Final = 2.0
@@ -70,37 +59,6 @@ _CONSUMER: Final = "folds"
 _log = structlog.get_logger(__name__)
 
 _Saves = Sequence[tuple[SnapshotRow, Unsaved]]
-_ByDevice = Mapping[DeviceKey, Sequence[MessageRow]]
-
-
-class _Rows:
-    """Rows that follow each other in the log, sorted by device: their number, first and last position."""
-
-    __slots__ = ("first", "last", "number", "of")
-
-    def __init__(self, rows: Sequence[MessageRow] = ()) -> None:
-        self.of: defaultdict[DeviceKey, list[MessageRow]] = defaultdict(list)
-        self.number = 0
-        self.first = self.last = Position(0)
-        self.add(rows)
-
-    def add(self, rows: Sequence[MessageRow]) -> None:
-        if not rows:
-            return
-        of = self.of
-        for row in rows:
-            of[row.device].append(row)
-        if not self.number:
-            self.first = rows[0].position
-        self.last = rows[-1].position
-        self.number += len(rows)
-
-    def of_after(self, position: Position) -> _ByDevice:
-        """Those that come after this position."""
-        if self.first > position:
-            return self.of
-        later = {device: [row for row in rows if row.position > position] for device, rows in self.of.items()}
-        return {device: rows for device, rows in later.items() if rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +86,19 @@ class Projector:
         self._database = database
         self._position = self._written = Position(0)
         self._folds: dict[DeviceKey, Folds] = {}
-        self._tally = Tally()
+        self._tally = FoldTally()
         self._unwritten: dict[DeviceKey, _Unwritten] = {}  # in the order of their first positions
         self._writer = RollupWriter()
         self._retry_at = 0.0
-        self._held = _Rows()  # that came since the last look
-        self._adding = _Rows()  # whose turn it is
+        self._held = RowsByDevice()  # rows since the last look
+        self._adding = RowsByDevice()  # the rows that `_add` is adding
         self._follows = False  # no row is missing between those that are added, or read from the log now, and `_held`
         self._is_reading = False  # rows before `_held`, from the log
         self._writing: Collection[DeviceKey] = ()  # their folds must not change until they are saved
         self._wakeup = Wakeup()
-        self._entries = Entries()
-        self._indexed = self._noted = Position(0)  # the entries are of the rows after the one, up to the other
-        self._indexed_at = -inf
+        self._indexer = LogIndexer(database)
         self._working = trio.Lock()
-        self._damaged: set[DeviceKey] = set()  # those of which the log tells already
+        self._damaged: set[DeviceKey] = set()  # devices that were logged already
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
 
     @property
@@ -152,26 +108,26 @@ class Projector:
 
     def statistics(self) -> ProjectorStatistics:
         return ProjectorStatistics(
-            self._position, self._written, self._indexed, self._held.number, len(self._unwritten)
+            self._position, self._written, self._indexer.position, self._held.number, len(self._unwritten)
         )
 
-    # What is in memory up to a position. A device without folds in memory has all its rows up to there in the store.
-    # Folds in memory may have rows after it, and tell up to where.
+    # The folds in memory up to a position. A device without folds in memory has all its rows up to there in the store.
+    # Folds in memory may have rows after it; each tells its own position.
 
     def fields_of(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, tuple[Position, Fields]]]:
-        """The snapshots that are in memory, and up to where."""
-        position, found = self._brought_up(devices)
+        """The snapshots that are in memory, and their position."""
+        position, found = self._caught_up(devices)
         return position, {device: (folds.position, folds.fields()) for device, folds in found.items()}
 
     def captured(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, Unsaved]]:
-        """The rollups that are in memory, and up to where."""
-        position, found = self._brought_up(devices)
+        """The rollups that are in memory, and their position."""
+        position, found = self._caught_up(devices)
         return position, {device: folds.capture() for device, folds in found.items()}
 
-    def _brought_up(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, Folds]]:
-        """The folds of these devices in memory, and up to where.
+    def _caught_up(self, devices: Collection[DeviceKey]) -> tuple[Position, dict[DeviceKey, Folds]]:
+        """The folds of these devices in memory, and their position.
 
-        Their rows that wait are added first, because to read them from the log takes longer. No task is waited for.
+        Their rows that wait are added first, because reading them from the log takes longer. It never waits.
         """
         found = {device: self._folds[device] for device in devices if device in self._folds}
         if not self._follows or self._is_reading:
@@ -194,18 +150,17 @@ class Projector:
         """Read the position of the last run. Rows after it are added while the daemon runs."""
         self._position = await self._database.read(saved_position)
         self._written = self._position
-        indexed = Position(await self._database.read(lambda tx: tx.messages.counter("indexed")))
-        self._indexed = self._noted = max(indexed, self._position)
+        await self._indexer.resume(self._position)
 
     async def project_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         await repeat(self._step, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="folds_not_saved")
 
     async def flush(self) -> None:
-        """Add everything that is durable now, and write it. Raises StoreError."""
+        """Add every durable row, and write all devices. Raises StoreError."""
         async with self._working:
             await self._catch_up()
-            self._index()
+            self._indexer.flush()
             until = self._position
             while self._unwritten and next(iter(self._unwritten.values())).first <= until:
                 await self._write_some()
@@ -215,21 +170,21 @@ class Projector:
         """Hold nothing of devices whose rows are about to be removed for good. Raises StoreError."""
         async with self._working:
             await self._catch_up()
-            self._index()  # so that the removal finds the entries
+            self._indexer.flush()  # so that the removal finds the entries
             for device in devices:
                 self._unwritten.pop(device, None)
                 if (folds := self._folds.pop(device, None)) is not None:
                     folds.leave_tally()
 
     async def save(self) -> None:
-        """Write for a short time, when the daemon stops: what remains is added again after the next start."""
+        """Write for a short time, when the daemon stops: the rows that remain are added again after the next start."""
         with trio.move_on_after(_SAVE_SECONDS):
             await self.flush()
 
     async def _step(self) -> None:
         async with self._working:
             await self._catch_up()
-            self._index_when_due()
+            self._indexer.flush_when_due()
             if self._is_crowded():
                 self._drop_written()
             while self._is_due():
@@ -243,11 +198,11 @@ class Projector:
         if held.number >= _LOOK_ROWS and (
             held.number >= _LOOK_ROWS_OF_A_DEVICE * len(held.of)
             or held.number >= _LOOK_ROWS_MOST
-            or held.last - self._indexed >= _UNINDEXED_MOST  # behind twice as many, the store makes the entries itself
+            or self._indexer.is_far_behind(held.last)
         ):
             self._wakeup.set()
         if held.number > _HELD_ROWS:
-            self._held, self._follows = _Rows(), False
+            self._held, self._follows = RowsByDevice(), False
 
     # Adding rows
 
@@ -262,23 +217,23 @@ class Projector:
                 raise
 
     async def _add_held(self) -> None:
-        held, self._held = self._held, _Rows()
+        held, self._held = self._held, RowsByDevice()
         if held.number and self._follows:
             await self._add(held)
 
     async def _read_on(self) -> None:
         # From now on every commit is held. A row that is held and read is added once, because positions are compared.
-        self._held, self._follows, self._is_reading = _Rows(), True, True
+        self._held, self._follows, self._is_reading = RowsByDevice(), True, True
         is_behind = True
         while self._follows and is_behind:
             rows = await self._database.read(partial(_after, self._position))
-            await self._add(_Rows(rows))
+            await self._add(RowsByDevice(rows))
             is_behind = len(rows) == _READ_ROWS
             while self._is_due():
                 await self._write_some()
         self._is_reading = False
 
-    async def _add(self, rows: _Rows) -> None:
+    async def _add(self, rows: RowsByDevice) -> None:
         self._adding = rows
         try:
             if missing := [device for device in rows.of if device not in self._folds]:
@@ -286,7 +241,7 @@ class Projector:
                 for folds in loaded.values():
                     folds.enter_tally()
                 self._folds |= loaded
-            self._note(rows)
+            self._indexer.note(rows)
             self._expect_write(rows)
             # Shielded, so that no rows are missing in the folds of a part of the devices.
             with trio.CancelScope(shield=True):
@@ -295,11 +250,11 @@ class Projector:
             self._follows = False  # the rows are read from the log next time
             raise
         finally:
-            self._adding = _Rows()
+            self._adding = RowsByDevice()
         self._position = max(self._position, rows.last)
-        self._index_when_due()
+        self._indexer.flush_when_due()
 
-    def _expect_write(self, rows: _Rows) -> None:
+    def _expect_write(self, rows: RowsByDevice) -> None:
         now = trio.current_time()
         for device, some in rows.of.items():
             if (folds := self._folds.get(device)) is None:
@@ -307,7 +262,7 @@ class Projector:
             elif device not in self._unwritten and some[-1].position > folds.saved_position:
                 self._unwritten[device] = _Unwritten(some[0].position, now)
 
-    async def _fold(self, rows: _Rows) -> None:
+    async def _fold(self, rows: RowsByDevice) -> None:
         number, timed_at, until = 0, _CLOCK_ROWS, perf_counter() + _FOLD_SECONDS
         for device, some in rows.of.items():
             if (folds := self._folds.get(device)) is None:
@@ -322,31 +277,6 @@ class Projector:
                 if is_long:
                     await trio.lowlevel.checkpoint()
                     number, timed_at, until = 0, _CLOCK_ROWS, perf_counter() + _FOLD_SECONDS
-
-    # The index
-
-    def _note(self, rows: _Rows) -> None:
-        """Make the index entries of rows, without those that were added before."""
-        for device, some in rows.of_after(self._noted).items():
-            if len(some) == 1:
-                self._entries.add(device, some[0].ts, some[0].position)
-            else:
-                self._entries.add_many(device, [row.ts for row in some], [row.position for row in some])
-        self._noted = max(self._noted, rows.last)
-
-    def _index_when_due(self) -> None:
-        number, since = self._noted - self._indexed, trio.current_time() - self._indexed_at
-        if number >= _UNINDEXED_MOST or (
-            number and since >= (_INDEX_SECONDS if number >= _UNINDEXED else _UNINDEXED_SECONDS)
-        ):
-            self._index()
-
-    def _index(self) -> None:
-        """Have the entries stored. When that fails, the next ones do not follow them, and the store makes all."""
-        if self._noted > self._indexed:
-            add = partial(_add_entries, self._entries.made, self._indexed, self._noted)
-            self._database.write_with_next(add)
-            self._entries, self._indexed, self._indexed_at = Entries(), self._noted, trio.current_time()
 
     async def _load(self, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Folds]:
         """The folds of these devices, without those that are on a page that cannot be read."""
@@ -379,7 +309,7 @@ class Projector:
         return len(self._folds) > _HELD_DEVICES or self._tally.fields > _HELD_FIELDS
 
     def _drop_written(self) -> None:
-        """Without those that have rows from a read, which the worker has not come to."""
+        """Drop the devices that are written, except those whose new rows a read has added."""
         self._drop(
             [
                 device
@@ -438,12 +368,12 @@ class Projector:
             await self._write(())
 
     async def _write_around(self, devices: Sequence[DeviceKey], *, again: bool) -> None:
-        """Write devices in halves; leave out what a device has on a page that cannot be read."""
+        """Write devices in halves; leave out a device with a page that cannot be read."""
         if len(devices) > 1:
             middle = len(devices) // 2
             await self._write(devices[:middle])
             await self._write(devices[middle:])
-        elif again:  # an index of the log may be what is damaged, and the second try leaves that alone
+        elif again:  # the damage may be in an index of the log, which the second try leaves alone
             await self._write(devices, again=False)
         else:
             for device in devices:
@@ -456,15 +386,11 @@ class Projector:
         tx.messages.set_consumer_position(_CONSUMER, until)
 
 
-def _add_entries(entries: Sequence[Entry], behind: Position, upto: Position, tx: Transaction) -> None:
-    tx.messages.add_entries(entries, behind, upto)
-
-
 def _after(position: Position, tx: Transaction) -> list[MessageRow]:
     return tx.messages.after(position, limit=_READ_ROWS)
 
 
-def _loaded(devices: Sequence[DeviceKey], tally: Tally, tx: Transaction) -> dict[DeviceKey, Folds]:
+def _loaded(devices: Sequence[DeviceKey], tally: FoldTally, tx: Transaction) -> dict[DeviceKey, Folds]:
     return {device: Folds.load(tx, device, tally) for device in devices}
 
 

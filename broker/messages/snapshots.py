@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from broker.messages.decoding import Decoded, decoded
-from broker.messages.folds import Fields, lay_over, open_buckets, saved_fields
+from broker.messages.folds import Fields, merge_message, open_buckets, saved_fields
 from broker.messages.intervals import Interval
 from broker.messages.projections import Projector, saved_position
 from storage.database import Database, Transaction
@@ -57,5 +57,5 @@ def _current(
     upto = {device: known.get(device) or (position, saved_fields(tx, device)[0]) for device in devices}
     rows = tx.message_searches.after_of(upto, position)
     for row, data in decoded([row for row in rows if row.position > upto[row.device][0]]):
-        lay_over(upto[row.device][1], data, row)
+        merge_message(upto[row.device][1], data, row)
     return {device: fields for device, (_, fields) in upto.items()}

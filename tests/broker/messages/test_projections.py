@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.devices.registry import Device
 from broker.facts import MessagesStored
-from broker.messages import folds, projections
+from broker.messages import folds, log_indexer, projections
 from broker.messages.decoding import decode
 from broker.messages.folds import Folds, Unsaved, open_buckets, write_folds
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
@@ -365,9 +365,9 @@ async def test_rows_of_many_devices_do_not_wait_when_too_many_have_no_index_entr
 ) -> None:
     monkeypatch.setattr(projections, "_LOOK_ROWS", 2)
     monkeypatch.setattr(projections, "_LOOK_ROWS_MOST", 6)
-    monkeypatch.setattr(projections, "_UNINDEXED_MOST", 8)
+    monkeypatch.setattr(log_indexer, "_UNINDEXED_MOST", 8)
     monkeypatch.setattr(projections, "_LOOK_SECONDS", math.inf)
-    monkeypatch.setattr(projections, "_INDEX_SECONDS", math.inf)
+    monkeypatch.setattr(log_indexer, "_INDEX_SECONDS", math.inf)
     projector = held.messages.projector
     await projector.flush()
     head, most = projector.position, 0
@@ -804,8 +804,8 @@ async def test_rows_get_their_index_entries_together(
     """All senders wait for them: a second passes between two steps, unless there are very many rows."""
     monkeypatch.setattr(projections, "_LOOK_ROWS", 1)
     monkeypatch.setattr(projections, "_LOOK_ROWS_OF_A_DEVICE", 1)
-    monkeypatch.setattr(projections, "_UNINDEXED", 4)
-    monkeypatch.setattr(projections, "_UNINDEXED_MOST", 10)
+    monkeypatch.setattr(log_indexer, "_UNINDEXED", 4)
+    monkeypatch.setattr(log_indexer, "_UNINDEXED_MOST", 10)
     kitchen, counts = await kitchen_of(services), []
 
     async def count() -> None:

@@ -25,7 +25,7 @@ from trio.testing import MockClock
 
 from broker.devices.registry import Device
 from broker.errors import StorageUnavailable
-from broker.messages import folds, projections
+from broker.messages import folds, log_indexer, projections
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
 from broker.services import Services
 from storage.database import Transaction
@@ -59,7 +59,7 @@ BOUNDS: Final = (
     (projections, "WRITE_SECONDS", (0, 5, 60)),
     (projections, "_RETRY_SECONDS", (0, 5)),
     (projections, "_UNWRITTEN_ROWS", (10, 250_000)),
-    (projections, "_UNINDEXED_MOST", (1, 20, 16_000)),
+    (log_indexer, "_UNINDEXED_MOST", (1, 20, 16_000)),
     (folds, "_WAITING", (1, 3, 16)),
     (folds, "_ROWS_AT_ONCE", (2, 512)),
 )
