@@ -7,7 +7,7 @@ groups (storage/journal.py).
 
 import threading
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ from storage.transfers import TransferStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
 from storage.trials import TrialStore
-from storage.worker_thread import Job, WorkerThread
+from storage.worker_thread import Job, Worker, WorkerThread
 
 T = TypeVar("T")
 _READERS = 4
@@ -84,16 +84,6 @@ _MANY_POSITIONS = 200_000
 #: When so many rows wait at the end of a commit, the next one begins before the senders of those rows are answered.
 _AHEAD_ROWS = 100
 _log = structlog.get_logger(__name__)
-
-
-class RunSync(Protocol):
-    """Runs a blocking function off the event loop; tests on the mock clock run it on the loop."""
-
-    def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> Awaitable[T]: ...
-
-
-async def _run_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
-    return await trio.to_thread.run_sync(sync_fn, limiter=limiter)
 
 
 def _nobody() -> None:
@@ -193,12 +183,6 @@ class Group:
     error: StoreError | None = None
     #: When the writer took it, by time.perf_counter.
     began: float = 0.0
-    #: Its commit, when the writer has a thread of its own.
-    job: Job[None] | None = None
-    #: How long its commit took.
-    seconds: float = 0.0
-    #: How long its commit took without the processor time of the writer.
-    disk_seconds: float = 0.0
     #: The messages as the engine takes them.
     encoded: EncodedRows | None = None
 
@@ -252,7 +236,7 @@ class Database:
         self,
         engine: Engine,
         *,
-        run_sync: RunSync = _run_in_thread,
+        worker: Callable[[str], Worker] = WorkerThread,
         readers: int = _READERS,
         asked_by: Callable[[], Hashable] = _nobody,
         ballast: Ballast | None = None,
@@ -260,17 +244,14 @@ class Database:
         """
         Args:
             engine: opens the connections.
-            run_sync: runs what blocks; tests run it on the loop.
+            worker: makes what runs the functions that block, by its name: "writer" or "reader".
             readers: so many reads run at once, and one more of `look_up`. Half of them at most are for one user.
             asked_by: whom the task that reads works for, such as a user; None is the daemon itself.
             ballast: room on the disk that is kept for what deletes.
         """
         self._engine = engine
-        self._run_sync = run_sync
-        self._thread = WorkerThread("writer") if run_sync is _run_in_thread else None
-        self._write_limiter = trio.CapacityLimiter(1)
+        self._write_thread = worker("writer")
         self._reader_count = readers
-        self._read_limiter = trio.CapacityLimiter(readers)  # without threads of its own
         self._asked_by = asked_by
         self._ballast = ballast
         self._has_ballast = True
@@ -278,7 +259,7 @@ class Database:
             readers, of_one=max(readers // 2, 1), at_first=_QUICK_READERS, patience=_PATIENCE_SECONDS
         )
         self._look_ups = FairPlaces(1)
-        self._read_threads = tuple(WorkerThread("reader") for _ in range(readers + 1))
+        self._read_threads = tuple(worker("reader") for _ in range(readers + 1))
         self._idle_threads = list(self._read_threads)
         self._readers: list[Transaction] = []
         self._readers_lock = threading.Lock()
@@ -287,7 +268,7 @@ class Database:
         self._wanted = trio.Event()
         self._delay = CommitDelay()
         self._gathered: trio.Event | None = None  # while a commit waits for more rows
-        self._ahead: Group | None = None  # is being committed already
+        self._ahead: tuple[Group, Job[None]] | None = None  # is being committed already
         self._commits = self._rows = self._failures = 0
         self._failing = _Failing()
         #: How long the commits took that succeeded, in the writer.
@@ -304,7 +285,7 @@ class Database:
 
     async def open(self) -> None:
         """Bring the schema up to date and open the connections. Raises StoreError."""
-        await self._run_sync(self._open)
+        await self._write_thread.run(self._open)
 
     def _open(self) -> None:
         self._engine.migrate()
@@ -321,13 +302,12 @@ class Database:
 
     async def close(self) -> None:
         """Close a store whose writer does not run yet; the writer closes it at its own end."""
-        await self._run_sync(self._close)
+        await self._write_thread.run(self._close)
         self._end_threads()
 
     def _end_threads(self) -> None:
-        for thread in (self._thread, *self._read_threads):
-            if thread is not None:
-                thread.end()
+        for thread in (self._write_thread, *self._read_threads):
+            thread.end()
 
     async def read(self, work: Callable[[Transaction], T], *, interrupt: Callable[[], object] | None = None) -> T:
         """Run `work` in a read transaction of its own, beside the writer and other readers: fairly by user.
@@ -344,8 +324,6 @@ class Database:
     async def _read_within(
         self, places: FairPlaces, work: Callable[[Transaction], T], interrupt: Callable[[], object] | None = None
     ) -> T:
-        if self._thread is None:
-            return await self._run_sync(partial(self._read, work), limiter=self._read_limiter)
         since = await places.take(key := self._asked_by())
         try:
             if self._closed:  # a thread that has ended would begin again
@@ -435,7 +413,7 @@ class Database:
                 while self._ahead is not None or self._wanted.is_set():
                     await self._commit_open_group()
                 self._refuse_from_now_on()
-                await self._run_sync(self._close)
+                await self._write_thread.run(self._close)
                 self._end_threads()
 
     def _refuse_from_now_on(self) -> None:
@@ -454,7 +432,7 @@ class Database:
             self._gathered = None
         self._delay.waited(self.open_group.row_count)
 
-    def _begin(self) -> Group:
+    def _begin(self) -> tuple[Group, Job[None]]:
         """Take the open group, and have the writer's thread commit it."""
         group, self.open_group = self.open_group, Group()
         self._wanted = trio.Event()
@@ -464,18 +442,12 @@ class Database:
             with suppress(Exception):
                 group.encoded = self._writer.connection.encoded(group.messages)
         group.began = time.perf_counter()
-        if self._thread is not None:
-            group.job = self._thread.begin(partial(self._commit, group))
-        return group
+        return group, self._write_thread.begin(partial(self._commit, group))
 
     async def _commit_open_group(self) -> None:
-        group, self._ahead = self._ahead or self._begin(), None
+        (group, job), self._ahead = self._ahead or self._begin(), None
         try:
-            if group.job is not None:
-                await group.job.ended()
-            else:
-                with trio.CancelScope(shield=True):
-                    await self._run_sync(partial(self._commit, group), limiter=self._write_limiter)
+            await job.ended()
         except StoreError as error:
             group.error = self.last_error = error
             self._failures += 1
@@ -485,31 +457,29 @@ class Database:
             group.error = self.last_error = StoreError(f"{type(error).__name__}: {error}")
             self._failures += 1
         else:
-            self.commit_durations.observe(group.seconds)
+            self.commit_durations.observe(job.seconds)
             self.committed_at, self.last_error = trio.current_time(), None
             self._failing.succeeded()
             self._commits += 1
             self._rows += group.row_count
-            if group.job is not None and self.open_group.row_count >= _AHEAD_ROWS:
+            if self.open_group.row_count >= _AHEAD_ROWS:
                 self._ahead = self._begin()  # the thread writes while the loop tells of this one
             for handler in self._commit_handlers:
                 _isolated(handler, group)
         for callback in group.callbacks:
             _isolated(callback, group.error)
         group.ended.set()
-        if group.job is not None:  # on the loop, as in tests, the disk's time is not the clock's
-            self._delay.committed(
-                group.row_count,
-                disk_seconds=group.disk_seconds,
-                waiting=self.open_group.row_count,
-                now=trio.current_time(),
-            )
+        self._delay.committed(
+            group.row_count,
+            disk_seconds=job.idle_seconds,
+            waiting=self.open_group.row_count,
+            now=trio.current_time(),
+        )
 
     def _commit(self, group: Group) -> None:
         transaction = self._writer
         if transaction is None:
             raise StoreError("the store is not open")
-        began, worked = time.perf_counter(), time.thread_time()
         try:
             self._commit_together(transaction, group, group.works, transaction.messages.missing_too_many(group.head))
         except StoreDamagedError:
@@ -525,8 +495,6 @@ class Database:
             with suppress(StoreError):  # somebody reads it
                 group.has_forgotten = transaction.connection.forget_log()
         group.encoded = None  # as large as the rows, which live on until all are told
-        group.seconds = time.perf_counter() - began
-        group.disk_seconds = group.seconds - (time.thread_time() - worked)
 
     def _commit_apart(self, transaction: Transaction, group: Group) -> None:
         """Commit the rows, then each work: one of them has met damage, and SQLite takes nothing after that."""

@@ -1,31 +1,55 @@
 """A thread that works for the loop, such as those of the store's writer and readers."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import outcome
 import trio
 
 T = TypeVar("T")
-_Waiting = tuple[Callable[[], Any], Callable[[outcome.Outcome[Any]], None], trio.lowlevel.TrioToken]
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Job(Generic[T]):
-    """The end of a function that the thread runs. It does not hold the function, which may hold this object."""
+class Job(Protocol[T_co]):
+    """The end of a function that a worker runs. When it has ended: how long it took, and how long of that the worker
+    did not use the processor, because it waited for the disk."""
 
-    __slots__ = ("_result", "_task")
+    seconds: float
+    idle_seconds: float
+
+    async def ended(self, interrupt: Callable[[], object] | None = None) -> T_co:
+        """What the function returns or raises. One task waits for its end, also when the task is cancelled: then
+        `interrupt` is called, which may have the function end earlier."""
+
+
+class Worker(Protocol):
+    """Runs functions one after the other."""
+
+    def begin(self, function: Callable[[], T]) -> Job[T]:
+        """Run the function when those before it have ended."""
+
+    async def run(self, function: Callable[[], T], interrupt: Callable[[], object] | None = None) -> T:
+        """What the function returns or raises. The caller waits for its end as in `Job.ended`."""
+
+    def end(self) -> None: ...
+
+
+class _ThreadJob(Generic[T]):
+    """It does not hold the function, which may hold this object."""
+
+    __slots__ = ("_result", "_task", "idle_seconds", "seconds")
 
     def __init__(self) -> None:
         self._task: trio.lowlevel.Task | None = None
         self._result: outcome.Outcome[T] | None = None
+        self.seconds = self.idle_seconds = 0.0
 
     async def ended(self, interrupt: Callable[[], object] | None = None) -> T:
-        """What the function returns or raises. One task waits for its end, also when the task is cancelled: then
-        `interrupt` is called, which may have the function end earlier."""
         abort = _finish_first if interrupt is None else partial(_interrupted, interrupt)
         while self._result is None:
             self._task = trio.lowlevel.current_task()
@@ -37,6 +61,9 @@ class Job(Generic[T]):
         self._result = result
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
+
+
+_Waiting = tuple[Callable[[], Any], _ThreadJob[Any], trio.lowlevel.TrioToken]
 
 
 class WorkerThread:
@@ -53,16 +80,14 @@ class WorkerThread:
         self._thread: threading.Thread | None = None
 
     def begin(self, function: Callable[[], T]) -> Job[T]:
-        """Run the function when those before it have ended."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
-        job = Job[T]()
-        self._jobs.put((function, job.end, trio.lowlevel.current_trio_token()))
+        job: _ThreadJob[T] = _ThreadJob()
+        self._jobs.put((function, job, trio.lowlevel.current_trio_token()))
         return job
 
     async def run(self, function: Callable[[], T], interrupt: Callable[[], object] | None = None) -> T:
-        """What the function returns or raises. The caller waits for its end as in `Job.ended`."""
         return await self.begin(function).ended(interrupt)
 
     def end(self) -> None:
@@ -73,11 +98,14 @@ class WorkerThread:
 
     def _work(self) -> None:
         while (waiting := self._jobs.get()) is not None:
-            function, end, loop = waiting
+            function, job, loop = waiting
+            began, worked = time.perf_counter(), time.thread_time()
             result = outcome.capture(function)
+            job.seconds = time.perf_counter() - began
+            job.idle_seconds = job.seconds - (time.thread_time() - worked)
             with suppress(trio.RunFinishedError):
-                loop.run_sync_soon(end, result)
-            del waiting, function, end, loop, result  # nothing is held while there is nothing to do
+                loop.run_sync_soon(job.end, result)
+            del waiting, function, job, loop, result  # nothing is held while there is nothing to do
 
 
 def _finish_first(_raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:

@@ -15,10 +15,10 @@ from broker.secrets import Vault
 from broker.services import Services, open_services
 from broker.subscriptions.port import Callbacks, Streams
 from config.settings import Settings
-from storage.database import Database, Engine, RunSync
+from storage.database import Database, Engine
 from tests.callbacks import FakeStreams
 from tests.factories import NOW_MS
-from tests.fakes import FakeClock, OnTheLoop, run_inline
+from tests.fakes import FakeClock, OnTheLoop, RunSync, on_loop, run_inline
 from tests.stores import InlineDatabase, MigratedEngine, is_migrated
 
 
@@ -65,9 +65,9 @@ class ServicesOpener:
         engine = engine or self._engine
         is_on_loop = run_sync is run_inline or isinstance(run_sync, OnTheLoop)
         if is_on_loop and is_migrated(engine):
-            database: Database = InlineDatabase(engine, run_sync=run_sync)
+            database: Database = InlineDatabase(engine, worker=on_loop(run_sync))
         else:
-            database = Database(engine, run_sync=run_sync, readers=1 if run_sync is run_inline else 4)
+            database = Database(engine, worker=on_loop(run_sync), readers=1 if run_sync is run_inline else 4)
         return open_services(
             settings or self._settings, database, self._vault, clock or self._clock, **(self._ports | ports)
         )

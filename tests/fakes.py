@@ -1,8 +1,9 @@
 """Stand-ins for what tests must hold in their own hands: the time, and where blocking work runs."""
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -45,6 +46,47 @@ async def run_inline(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimit
     return sync_fn()
 
 
+class RunSync(Protocol):
+    """Runs a function that blocks, at a moment that a test decides."""
+
+    def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> Awaitable[T]: ...
+
+
+class WorkerOnLoop:
+    """Runs the functions of a store's writer or reader through `run_sync`. The disk takes no time of a mock clock."""
+
+    def __init__(self, run_sync: RunSync, name: str) -> None:
+        self._run = run_sync
+        self._limiter = trio.CapacityLimiter(1) if name == "writer" else None
+
+    def begin(self, function: Callable[[], T]) -> "JobOnLoop[T]":
+        return JobOnLoop(partial(self.run, function))
+
+    async def run(self, function: Callable[[], T], _interrupt: Callable[[], object] | None = None) -> T:
+        return await self._run(function, limiter=self._limiter)
+
+    def end(self) -> None: ...
+
+
+class JobOnLoop(Generic[T]):
+    """A function that runs when its end is waited for."""
+
+    seconds = idle_seconds = 0.0
+
+    def __init__(self, run: Callable[[], Awaitable[T]]) -> None:
+        self._run = run
+
+    async def ended(self, _interrupt: Callable[[], object] | None = None) -> T:
+        with trio.CancelScope(shield=True):
+            return await self._run()
+        raise AssertionError("nobody cancels the scope")
+
+
+def on_loop(run_sync: RunSync = run_inline) -> Callable[[str], WorkerOnLoop]:
+    """The workers of a `Database` that run through `run_sync`."""
+    return partial(WorkerOnLoop, run_sync)
+
+
 def new_refusals(clock: Clock | None = None) -> Refusals:
     """Refusals without an audit log."""
     return Refusals(clock or Clock(), lambda _entry: None)
@@ -80,7 +122,7 @@ class HeldRunner(OnTheLoop):
 
     async def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
         await trio.lowlevel.checkpoint()
-        if limiter is not None and limiter.total_tokens == 1:  # the writer's
+        if limiter is not None:  # the writer's
             self.holds_commit.set()
             await self.commits.wait()
             return sync_fn()

@@ -50,7 +50,7 @@ from storage.records import MailRecord
 from storage.sql import StoreError
 from tests.config.test_mail import NO_ADDRESSES
 from tests.factories import NOW_MS
-from tests.fakes import BreakableEngine, run_inline
+from tests.fakes import BreakableEngine, on_loop
 from tests.mail_queue import mail_record, waiting_mails
 from tests.rows import each_row
 
@@ -161,7 +161,7 @@ def open_office(engine: SqliteEngine, settings: Settings) -> OpenOffice:
         start_ms: int = NOW_MS,
         may_delete: bool = True,
     ) -> AsyncIterator[Office]:
-        database = Database(on, run_sync=run_inline)
+        database = Database(on, worker=on_loop())
         await database.open()
         now_ms = lambda: Milliseconds(start_ms + round(trio.current_time() * 1000))  # noqa: E731
         clock = Clock(now_ms, may_delete=lambda: may_delete)

@@ -11,12 +11,12 @@ from config.settings import Settings
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
-from tests.fakes import run_inline
+from tests.fakes import on_loop
 from tests.stores import MigratedEngine
 
 
 async def opens(settings: Settings, engine: SqliteEngine, vault: Vault) -> None:
-    async with open_services(settings, Database(engine, run_sync=run_inline), vault):
+    async with open_services(settings, Database(engine, worker=on_loop()), vault):
         await trio.lowlevel.checkpoint()
 
 
@@ -43,7 +43,7 @@ async def test_while_a_rotation_is_interrupted_either_key_will_do(settings: Sett
 async def test_a_store_of_an_older_version_is_known_by_its_secrets(settings: Settings, engine: SqliteEngine) -> None:
     """It has secrets, and none that says which key it belongs to."""
     key = Vault.new_key()
-    database = Database(engine, run_sync=run_inline)
+    database = Database(engine, worker=on_loop())
     async with open_services(settings, database, Vault(key)) as services:
         await services.provisioning.apply(
             {

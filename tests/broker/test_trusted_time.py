@@ -14,7 +14,7 @@ from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Position
 from tests.factories import NOW_MS, build_world
-from tests.fakes import FakeClock, run_inline
+from tests.fakes import FakeClock, on_loop
 
 DAY_MS = 86_400_000
 YEAR_MS = 365 * DAY_MS
@@ -35,7 +35,7 @@ class Machine:
         self.clock.now += milliseconds
 
     def running(self) -> AbstractAsyncContextManager[Services]:
-        database = Database(self._engine, run_sync=run_inline)
+        database = Database(self._engine, worker=on_loop())
         return open_services(
             self._settings, database, self._vault, self.clock.clock, is_clock_synchronized=lambda: self.is_synchronized
         )

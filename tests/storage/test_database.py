@@ -25,7 +25,7 @@ from storage.log_index import LogIndex
 from storage.message_searches import Range
 from storage.records import MessageRow
 from storage.sql import EncodedRows, StoreDamagedError, StoreError
-from tests.fakes import BreakableEngine, HeldRunner, run_inline
+from tests.fakes import BreakableEngine, HeldRunner, on_loop
 
 DEVICE = DeviceKey(1)
 
@@ -51,7 +51,7 @@ def breakable(engine: SqliteEngine) -> BreakableEngine:
 
 @pytest.fixture
 async def database(breakable: BreakableEngine, runner: HeldRunner) -> AsyncIterator[Database]:
-    async with running(Database(breakable, run_sync=runner)) as opened:
+    async with running(Database(breakable, worker=on_loop(runner))) as opened:
         yield opened
 
 
@@ -498,12 +498,12 @@ async def test_a_read_that_raises_returns_its_connection_to_the_pool(database: D
 
 async def test_a_store_that_is_not_open_raises(engine: SqliteEngine) -> None:
     with pytest.raises(StoreError, match="not open"):
-        await Database(engine, run_sync=run_inline).read(get("a"))
+        await Database(engine, worker=on_loop()).read(get("a"))
 
 
 async def test_a_cancelled_writer_commits_what_was_accepted_and_then_refuses(engine: SqliteEngine) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
+    database = Database(engine, worker=on_loop(runner))
     journal = Journal(database, head=Position(0))
     told: list[StoreError | None] = []
     async with running(database):
@@ -525,12 +525,12 @@ async def test_a_cancelled_writer_commits_what_was_accepted_and_then_refuses(eng
     journal.after_commit(told.append)
     assert [type(error) for error in told] == [type(None), StoreError]
 
-    async with running(Database(engine, run_sync=run_inline)) as again:
+    async with running(Database(engine, worker=on_loop())) as again:
         assert await again.read(rows_in("message")) == 2
 
 
 async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: SqliteEngine) -> None:
-    database = Database(engine, run_sync=run_inline)
+    database = Database(engine, worker=on_loop())
     journal = Journal(database, head=Position(0))
 
     def append_another(group: Group) -> None:
@@ -541,7 +541,7 @@ async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: 
         database.on_commit(append_another)
         append(journal)
     assert journal.head == 3
-    async with running(Database(engine, run_sync=run_inline)) as again:
+    async with running(Database(engine, worker=on_loop())) as again:
         assert await again.read(lambda tx: tx.messages.head()) == 3
         assert await again.read(rows_in("message")) == 3
 
@@ -576,19 +576,19 @@ async def test_a_commit_that_waits_begins_when_enough_rows_came(
 async def test_a_commit_that_waits_is_made_when_the_writer_stops(
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = Database(engine, run_sync=run_inline)
+    database = Database(engine, worker=on_loop())
     monkeypatch.setattr(database, "_delay", AlwaysWait())
     journal = Journal(database, head=Position(0))
     async with running(database):
         append(journal)
         await wait_all_tasks_blocked()
-    async with running(Database(engine, run_sync=run_inline)) as again:
+    async with running(Database(engine, worker=on_loop())) as again:
         assert await again.read(rows_in("message")) == 1
 
 
 async def test_messages_alone_are_one_statement(engine: SqliteEngine) -> None:
     statements: list[str] = []
-    database = Database(engine, run_sync=run_inline)
+    database = Database(engine, worker=on_loop())
     journal = Journal(database, head=Position(0))
     async with running(database):
         append(journal)
@@ -607,17 +607,17 @@ async def test_messages_alone_are_one_statement(engine: SqliteEngine) -> None:
 
 async def test_positions_of_rows_that_were_stored_alone_and_deleted_are_not_used_again(engine: SqliteEngine) -> None:
     """Rows alone do not save the highest position: whatever may delete them saves it first."""
-    database = Database(engine, run_sync=run_inline)
+    database = Database(engine, worker=on_loop())
     journal = Journal(database, head=Position(0))
     async with running(database):
         for _ in range(3):
             append(journal)
         await journal.wait_committed()
-    database = Database(engine, run_sync=run_inline)
+    database = Database(engine, worker=on_loop())
     async with running(database):  # another process, which has not appended itself
         await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
         assert await database.read(lambda tx: tx.messages.head()) == 3
-    database = Database(engine, run_sync=run_inline)
+    database = Database(engine, worker=on_loop())
     journal = Journal(database, head=Position(3))
     async with running(database):
         append(journal)
@@ -661,13 +661,13 @@ async def test_all_kinds_of_rows_share_one_sequence_of_positions(database: Datab
 
 
 async def test_the_head_stays_when_rows_are_deleted_and_after_a_restart(engine: SqliteEngine) -> None:
-    async with running(Database(engine, run_sync=run_inline)) as database:
+    async with running(Database(engine, worker=on_loop())) as database:
         journal = Journal(database, head=Position(0))
         for _ in range(3):
             append(journal)
         await journal.wait_committed()
         await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
-    async with running(Database(engine, run_sync=run_inline)) as database:
+    async with running(Database(engine, worker=on_loop())) as database:
         assert await database.read(lambda tx: tx.messages.head()) == 3
 
 
@@ -743,7 +743,7 @@ async def test_there_is_room_again_after_a_failed_commit(
 async def test_a_store_of_which_a_reader_cannot_be_opened_leaves_no_connection_open(engine: SqliteEngine) -> None:
     limited = LimitedEngine(engine, 3)
     with pytest.raises(StoreError, match="too many open files"):
-        await Database(limited, run_sync=run_inline).open()
+        await Database(limited, worker=on_loop()).open()
     assert len(limited.opened) == 3
     for connection in limited.opened:
         with pytest.raises(StoreError, match="closed"):

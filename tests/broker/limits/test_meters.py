@@ -23,7 +23,7 @@ from storage.keys import ApplicationKey, DeviceKey, UserKey
 from storage.records import TallyRecord
 from storage.sql import StoreError
 from tests.factories import NOW_MS
-from tests.fakes import BreakableEngine, FakeClock, new_refusals, run_inline
+from tests.fakes import BreakableEngine, FakeClock, new_refusals, on_loop
 from tests.properties import examples
 from tests.stores import MigratedEngine
 
@@ -52,7 +52,7 @@ async def running(
     engine: SqliteEngine | BreakableEngine, clock: FakeClock, limits: Limits | None = None
 ) -> AsyncIterator[Run]:
     """One run of the daemon on this store. Only the test's own flushes save counters."""
-    database = Database(engine, run_sync=run_inline)
+    database = Database(engine, worker=on_loop())
     await database.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(database.commit_forever)

@@ -37,7 +37,7 @@ from tests.daemon import (
     device_id,
     device_token,
 )
-from tests.fakes import run_inline
+from tests.fakes import on_loop
 from tests.rows import each_row
 
 DAY_MS = 86_400_000
@@ -81,7 +81,7 @@ def caller_of(config: Path, token: str) -> tuple[str, str]:
     async def ask() -> tuple[str, str]:
         settings = load_settings(config)
         with open_state(settings) as state:
-            database = Database(SqliteEngine(state.database), run_sync=run_inline)
+            database = Database(SqliteEngine(state.database), worker=on_loop())
             async with open_services(settings, database, state.vault, Clock()) as services:
                 try:
                     caller = await services.accounts.tokens.caller(token)
@@ -193,7 +193,7 @@ def test_each_command_names_what_is_not_there(config: Path) -> None:
     async def refusals() -> dict[str, str]:
         settings, said = load_settings(config), dict[str, str]()
         with open_state(settings) as state:
-            database = Database(SqliteEngine(state.database), run_sync=run_inline)
+            database = Database(SqliteEngine(state.database), worker=on_loop())
             async with open_services(settings, database, state.vault, Clock()) as services:
                 for command, (arguments, _) in NOBODY.items():
                     try:

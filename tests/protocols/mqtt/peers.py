@@ -17,10 +17,10 @@ from protocols.mqtt.properties import encode_properties
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.mqtt.values import NO_PROPERTIES, Properties
 from protocols.streams.hub import Hub
-from storage.database import RunSync
 from storage.keys import Position
 from tests.builders import ServicesOpener
 from tests.factories import KITCHEN, KITCHEN_TOKEN, build_world
+from tests.fakes import RunSync
 
 ACCEPTED = b"\x20\x02\x00\x00"
 PINGREQ, PINGRESP = b"\xc0\x00", b"\xd0\x00"

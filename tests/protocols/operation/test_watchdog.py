@@ -13,7 +13,7 @@ from protocols.operation.systemd import feed_watchdog
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError, StoreFullError
-from tests.fakes import BreakableEngine, run_inline
+from tests.fakes import BreakableEngine, on_loop
 
 SECONDS = 60
 
@@ -45,7 +45,7 @@ async def test_it_is_fed_by_writes_and_not_by_empty_transactions(
 ) -> None:
     """The engine fails like a disk on which nothing can be written any more."""
     breakable = BreakableEngine(engine)
-    database = Database(breakable, run_sync=run_inline)
+    database = Database(breakable, worker=on_loop())
     await database.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(database.commit_forever)
@@ -72,7 +72,7 @@ async def test_the_operator_is_told_once_a_minute_however_many_writes_fail(
     engine: SqliteEngine, autojump_clock: MockClock
 ) -> None:
     breakable = BreakableEngine(engine)
-    database = Database(breakable, run_sync=run_inline)
+    database = Database(breakable, worker=on_loop())
     await database.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(database.commit_forever)
