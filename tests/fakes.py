@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 import trio
@@ -71,14 +72,19 @@ class WorkerOnLoop:
 class JobOnLoop(Generic[T]):
     """A function that runs when its end is waited for."""
 
-    seconds = idle_seconds = 0.0
+    idle_seconds = 0.0
 
     def __init__(self, run: Callable[[], Awaitable[T]]) -> None:
         self._run = run
+        self.seconds = 0.0
 
     async def ended(self, _interrupt: Callable[[], object] | None = None) -> T:
+        began = perf_counter()
         with trio.CancelScope(shield=True):
-            return await self._run()
+            try:
+                return await self._run()
+            finally:
+                self.seconds = perf_counter() - began
         raise AssertionError("nobody cancels the scope")
 
 
