@@ -14,6 +14,7 @@ _NEXT_USER = (
     "(SELECT coalesce(max(known.key), 0) + 1 FROM (SELECT max(key) AS key FROM user"
     " UNION ALL SELECT value FROM counter WHERE name = 'removed user') AS known)"
 )
+_APPLICATIONS = "SELECT * FROM application WHERE deleted_on IS NULL"
 _INSERT_GRANT = (
     "INSERT INTO access_grant"
     " (user, application, device_type, can_read, can_write, can_write_profile, can_manage_trials)"
@@ -210,30 +211,29 @@ class AccountStore:
     def set_disabled(self, user: UserKey, disabled_on: int | None) -> None:
         self._db.execute("UPDATE user SET disabled_on = :on WHERE key = :key", {"key": user, "on": disabled_on})
 
-    # Applications
+    # Applications: one that was deleted is never found
 
     def application(self, key: ApplicationKey) -> ApplicationRecord | None:
-        row = self._db.execute("SELECT * FROM application WHERE key = :key", {"key": key}).one()
+        row = self._db.execute(f"{_APPLICATIONS} AND key = :key", {"key": key}).one()
         return _application(row) if row else None
 
     def application_by_id(self, id_: str) -> ApplicationRecord | None:
-        row = self._db.execute("SELECT * FROM application WHERE id = :id", {"id": id_}).one()
+        row = self._db.execute(f"{_APPLICATIONS} AND id = :id", {"id": id_}).one()
         return _application(row) if row else None
 
     def applications_named(self, name: str) -> list[ApplicationRecord]:
-        rows = self._db.execute("SELECT * FROM application WHERE name = :name ORDER BY key", {"name": name})
+        rows = self._db.execute(f"{_APPLICATIONS} AND name = :name ORDER BY key", {"name": name})
         return [_application(row) for row in rows]
 
     def applications(self, *, limit: int) -> list[ApplicationRecord]:
         """The first applications, by name."""
-        rows = self._db.execute("SELECT * FROM application ORDER BY name, key LIMIT :limit", {"limit": limit})
+        rows = self._db.execute(f"{_APPLICATIONS} ORDER BY name, key LIMIT :limit", {"limit": limit})
         return [_application(row) for row in rows]
 
     def applications_of(self, organization: OrganizationKey) -> list[ApplicationRecord]:
         """By name."""
         rows = self._db.execute(
-            "SELECT * FROM application WHERE organization = :organization ORDER BY name, key",
-            {"organization": organization},
+            f"{_APPLICATIONS} AND organization = :organization ORDER BY name, key", {"organization": organization}
         )
         return [_application(row) for row in rows]
 
@@ -243,7 +243,7 @@ class AccountStore:
         return {uri for row in rows for uri in json.loads(row["redirect_uris"])}
 
     def put_application(self, application: ApplicationRecord) -> ApplicationRecord:
-        """Add an application, or replace the one with its id; the store gives the key."""
+        """Add an application, or replace the one with its id, also one that was deleted; the store gives the key."""
         row = self._db.execute(
             "INSERT INTO application"
             " (id, organization, name, secret, methods, redirect_uris, permissions, any_loopback_port,"
@@ -253,7 +253,7 @@ class AccountStore:
             " ON CONFLICT (id) DO UPDATE SET organization = excluded.organization, name = excluded.name,"
             " secret = excluded.secret, methods = excluded.methods, redirect_uris = excluded.redirect_uris,"
             " permissions = excluded.permissions, any_loopback_port = excluded.any_loopback_port,"
-            " manages_organization = excluded.manages_organization RETURNING *",
+            " manages_organization = excluded.manages_organization, deleted_on = NULL RETURNING *",
             {
                 "id": application.id,
                 "organization": application.organization,

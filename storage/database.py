@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from storage.accounts import AccountStore
+from storage.application_ends import ApplicationEndStore
 from storage.approved_lists import ApprovedListStore
 from storage.archives import UserArchiveStore
 from storage.audit import AuditStore
@@ -108,6 +109,7 @@ class Transaction:
     def __init__(self, connection: EngineConnection) -> None:
         self.connection = connection
         self.accounts = AccountStore(connection)
+        self.application_ends = ApplicationEndStore(connection)
         self.audit = AuditStore(connection)
         self.user_archives = UserArchiveStore(connection)
         self.authorizations = AuthorizationStore(connection)

@@ -93,6 +93,12 @@ class ExportStore:
         )
         return [_record(row) for row in rows]
 
+    def of_application(self, application: ApplicationKey) -> list[ExportRecord]:
+        rows = self._db.execute(
+            "SELECT * FROM export WHERE application = :application ORDER BY key", {"application": application}
+        )
+        return [_record(row) for row in rows]
+
     def remove(self, id_: str) -> None:
         self._db.execute("DELETE FROM export WHERE id = :id", {"id": id_})
 

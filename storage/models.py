@@ -107,6 +107,10 @@ class ModelStore:
         """All models of a user, oldest first. Their number is bounded (reference 12.6)."""
         return self._all("m.user = :user ORDER BY m.key", {"user": user})
 
+    def of_application(self, application: ApplicationKey) -> list[ModelRecord]:
+        """The models that an application made, of every user, also those of its rules."""
+        return self._all("m.application = :application ORDER BY m.key", {"application": application})
+
     def of_device(self, device: DeviceKey) -> list[ModelRecord]:
         return self._all(
             "m.key IN (SELECT model FROM model_device WHERE device = :device) ORDER BY m.key", {"device": device}

@@ -71,7 +71,7 @@ _KINDS: Final[dict[Kind, tuple[str, str]]] = {
             (_MINE.format(owner="t.key"), *(f"t.key IN ({one})" for one in (_COLLEAGUES, _LENDERS, _BORROWERS)))
         ),
     ),
-    "application": ("SELECT t.id, t.name, NULL AS deleted_on FROM application AS t", "1 = 1"),
+    "application": ("SELECT t.id, t.name, t.deleted_on FROM application AS t", "1 = 1"),
     "organization": (
         "SELECT t.id, t.name, NULL AS deleted_on FROM organization AS t",
         f"(:all = 1 OR t.key IN ({_OURS}))",

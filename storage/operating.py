@@ -132,7 +132,8 @@ class OperatingStore:
             "SELECT o.id, o.name, o.monthly_messages,"
             " (SELECT count(*) FROM membership AS m WHERE m.organization = o.key) AS members,"
             " (SELECT count(*) FROM device_type AS t WHERE t.organization = o.key) AS types,"
-            " (SELECT count(*) FROM application AS a WHERE a.organization = o.key) AS applications"
+            " (SELECT count(*) FROM application AS a WHERE a.organization = o.key AND a.deleted_on IS NULL)"
+            " AS applications"
             " FROM organization AS o ORDER BY o.name LIMIT :limit",
             {"limit": limit},
         )

@@ -24,6 +24,11 @@ class ProvisionMarkStore:
         ).one()
         return None if row is None else str(row["name"])
 
+    def all_of(self, kind: str) -> list[str]:
+        """The names."""
+        rows = self._db.execute("SELECT name FROM provision_mark WHERE kind = :kind ORDER BY name", {"kind": kind})
+        return [row["name"] for row in rows]
+
     def put(self, kind: str, name: str, object_: str) -> None:
         self._db.execute(
             "INSERT INTO provision_mark (kind, name, object) VALUES (:kind, :name, :object)"
@@ -48,7 +53,7 @@ _NAMED: Final[Mapping[str, str]] = {
     "connectors": "SELECT t.key AS identity, t.unique_name AS name FROM connector c"
     " JOIN device_type t ON t.key = c.device_type",
     "applications": "SELECT key AS identity, name AS name FROM application"
-    " WHERE key NOT IN (SELECT application FROM trial WHERE application IS NOT NULL)",
+    " WHERE deleted_on IS NULL AND key NOT IN (SELECT application FROM trial WHERE application IS NOT NULL)",
     "devices": "SELECT key AS identity, name || ' (id ' || id || ')' AS name FROM device WHERE deleted_on IS NULL",
     "plans": "SELECT DISTINCT t.key AS identity, t.unique_name AS name FROM monetization_plan p"
     " JOIN device_type t ON t.key = p.device_type WHERE p.status = 'APPROVED'",

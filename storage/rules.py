@@ -147,6 +147,11 @@ class RuleStore:
         """The rules of a user, of every application, in the order of creation."""
         return [_rule(row) for row in self._db.execute(_RULE + "r.owner = :owner ORDER BY r.key", {"owner": owner})]
 
+    def of_application(self, application: ApplicationKey) -> list[RuleRecord]:
+        """The rules that an application made, of every user."""
+        rows = self._db.execute(_RULE + "r.application = :application ORDER BY r.key", {"application": application})
+        return [_rule(row) for row in rows]
+
     def count_of(self, owner: UserKey) -> int:
         row = self._db.execute("SELECT count(*) AS count FROM rule WHERE owner = :owner", {"owner": owner}).one()
         return int(sure(row)["count"])

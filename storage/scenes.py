@@ -100,6 +100,11 @@ class SceneStore:
         """All scenes of a user, oldest first. Their number is bounded (reference 12.5)."""
         return [_scene(row) for row in self._db.execute(_SCENES + "s.user = :user ORDER BY s.key", {"user": user})]
 
+    def of_application(self, application: ApplicationKey) -> list[SceneRecord]:
+        """The scenes that an application made, of every user."""
+        rows = self._db.execute(_SCENES + "s.application = :application ORDER BY s.key", {"application": application})
+        return [_scene(row) for row in rows]
+
     def count_of_user(self, user: UserKey) -> int:
         row = self._db.execute("SELECT count(*) AS n FROM scene WHERE user = :user", {"user": user}).one()
         return int(sure(row)["n"])

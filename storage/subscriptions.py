@@ -121,6 +121,14 @@ class SubscriptionStore:
         )
         return [row["key"] for row in rows]
 
+    def of_application(self, application: ApplicationKey) -> list[SubscriptionRecord]:
+        """Those of every user that are not removed."""
+        rows = self._db.execute(
+            "SELECT * FROM subscription WHERE removed_on IS NULL AND application = :application ORDER BY key",
+            {"application": application},
+        )
+        return [_record(row) for row in rows]
+
     def count_of(self, application: ApplicationKey, user: UserKey) -> int:
         row = self._db.execute(
             "SELECT count(*) AS n FROM subscription WHERE removed_on IS NULL AND application = :application"

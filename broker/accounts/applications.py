@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from broker.errors import ValidationFailed
+from broker.errors import Unauthorized, ValidationFailed
 from broker.ids import is_id
 from broker.secrets import Vault
 from storage.database import Database, Transaction
@@ -119,6 +119,12 @@ class Applications:
             number = "no application" if not found else f"{len(found)} applications"
             raise ValidationFailed.of("application", f"{number} called {name!r}{': give the id' if found else ''}")
         return Application(found[0])
+
+
+def require_application(tx: Transaction, application: ApplicationKey) -> None:
+    """Before something is made that is the application's. Raises Unauthorized: it was deleted meanwhile."""
+    if tx.accounts.application(application) is None:
+        raise Unauthorized
 
 
 def name_of_application(tx: Transaction, application: ApplicationKey) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from broker.accounts.applications import Method
 from broker.accounts.consent import sign_in_grant
-from broker.errors import PermissionDenied
+from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import Fact, GrantsChanged, SessionsEnded
 from broker.ids import new_id
 from broker.secrets import token_hash
@@ -206,13 +206,15 @@ class Issuance:
         expires_on = self.now_ms + tokens.expires_in * 1000
         record = self.tx.accounts.application(application)
         holder = None if user is None else self.tx.accounts.user(user)
+        if record is None:  # deleted meanwhile
+            raise Unauthorized
         # It was disabled or deleted while the person signed in.
         if user is not None and (holder is None or holder.disabled_on is not None):
             raise PermissionDenied("an account that is not disabled")
         self.tx.accounts.put_token(
             TokenRecord(token_hash(tokens.access_token), application, user, self.now_ms, expires_on, family)
         )
-        self._note(AuditEvent.TOKEN_ISSUED, record.id if record else "", holder.id if holder else None, by=by)
+        self._note(AuditEvent.TOKEN_ISSUED, record.id, holder.id if holder else None, by=by)
 
     def _note(self, event: AuditEvent, application: str, user: str | None, **details: str) -> None:
         """A token is named by its kind and its holder. The actor is the application unless the origin has another."""

@@ -160,7 +160,7 @@ class Organizations:
             if known is None:
                 raise NotFound
             if known.manages_organization or Method.CLIENT_CREDENTIALS in known.methods:
-                _require_administrator(tx, caller, known.organization)
+                require_administrator(tx, caller, known.organization)
             tx.accounts.put_application(replace(known, secret=sealed))
             note(tx, AuditEvent.SECRET_RENEWED, f"application {known.id}", now_ms=now_ms)
 
@@ -183,7 +183,7 @@ def _check_rights(tx: Transaction, caller: Caller, known: ApplicationRecord, cha
     added = set(changed.methods).difference(known.methods)
     is_given_rights = Method.CLIENT_CREDENTIALS in added or changed.manages_organization != known.manages_organization
     if is_given_rights or (known.manages_organization and _receivers(changed) != _receivers(known)):
-        _require_administrator(tx, caller, known.organization)
+        require_administrator(tx, caller, known.organization)
 
 
 def _receivers(application: ApplicationRecord) -> tuple[object, ...]:
@@ -191,7 +191,8 @@ def _receivers(application: ApplicationRecord) -> tuple[object, ...]:
     return application.methods, application.redirect_uris, application.any_loopback_port
 
 
-def _require_administrator(tx: Transaction, caller: Caller, organization: OrganizationKey) -> None:
+def require_administrator(tx: Transaction, caller: Caller, organization: OrganizationKey) -> None:
+    """Raises PermissionDenied."""
     if not _is_administrator(tx, caller, organization):
         raise PermissionDenied("administrator of the organization, in the console or an application that manages it")
 

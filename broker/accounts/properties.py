@@ -1,8 +1,9 @@
 """Application properties: one text that an application stores for each user (reference 5.2)."""
 
+from broker.accounts.applications import require_application
 from broker.accounts.tokens import Caller
 from broker.errors import NotFound, PermissionDenied
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, UserKey
 
 
@@ -23,7 +24,12 @@ class ApplicationProperties:
     async def put(self, caller: Caller, user: UserKey, properties: str) -> None:
         """Create or replace."""
         application = application_of(caller)
-        await self._database.write(lambda tx: tx.accounts.put_properties(user, application, properties))
+
+        def work(tx: Transaction) -> None:
+            require_application(tx, application)
+            tx.accounts.put_properties(user, application, properties)
+
+        await self._database.write(work)
 
     async def remove(self, caller: Caller, user: UserKey) -> None:
         """Raises NotFound when there are none."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from broker.accounts.application_ends import ApplicationEnds
 from broker.accounts.applications import Applications
 from broker.accounts.authorize import Authorize
 from broker.accounts.claims import Claims
@@ -43,6 +44,7 @@ class AccountsRoom:
     users: Users
     own_account: OwnAccount
     applications: Applications
+    application_ends: ApplicationEnds
     granted: GrantedApplications
     properties: ApplicationProperties
     passwords: Passwords
@@ -84,6 +86,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         users=Users(database),
         own_account=OwnAccount(database, clock, core.router, core.audit),
         applications=Applications(database),
+        application_ends=ApplicationEnds(database, tokens, vault),
         granted=GrantedApplications(database, tokens, permissions),
         properties=ApplicationProperties(database),
         passwords=passwords,

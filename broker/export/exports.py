@@ -16,6 +16,8 @@ import msgspec
 import structlog
 import trio
 
+from broker.accounts.applications import require_application
+from broker.accounts.issuance import Issuance
 from broker.accounts.tokens import Caller, trials_of
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
@@ -41,7 +43,7 @@ from storage.database import Database, Transaction
 from storage.export import ExportsOf
 from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Position, UserKey
-from storage.records import ExportRecord
+from storage.records import ApplicationRecord, ExportRecord
 from storage.sql import StoreError
 
 NOT_READY: Final = "Export is not ready"
@@ -145,6 +147,8 @@ class Exports:
         def add(tx: Transaction) -> None:
             if caller.user is not None and tx.accounts.user(caller.user) is None:  # deleted meanwhile
                 raise UserNotFound
+            if caller.application is not None:
+                require_application(tx, caller.application)
             self._require_budget(tx, record, now_ms)
             # Messages that are acknowledged by now are exported; later ones are not.
             tx.exports.put(replace(record, head=tx.messages.head()))
@@ -223,6 +227,12 @@ class Exports:
 
         for record in await self._database.write(work):
             self._remove(record)
+
+    def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
+        """Remove what an application exported (`broker/accounts/application_ends.py: Ender`)."""
+        for record in issuance.tx.exports.of_application(application.key):
+            issuance.tx.exports.remove(record.id)
+            issuance.then.append(partial(self._remove, record))
 
     def _view(self, record: ExportRecord) -> Export:
         status = ExportStatus(record.status)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.accounts.acting import user_in_body
+from broker.accounts.applications import require_application
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller
@@ -46,7 +47,7 @@ from config.limits import MODEL_SENSITIVITY, MODELS_OF_RULES, MODELS_OF_USER
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
 from storage.models import ModelRecord
-from storage.records import UserRecord
+from storage.records import ApplicationRecord, UserRecord
 
 TOO_MANY_MODELS: Final = f"A user has at most {MODELS_OF_USER} models"
 TOO_MANY_OF_RULES: Final = f"The rules of a user have at most {MODELS_OF_RULES} models"
@@ -134,6 +135,7 @@ class Models:
         def add(tx: Transaction) -> ModelRecord:
             if tx.accounts.user(user) is None:  # deleted meanwhile
                 raise UserNotFound
+            require_application(tx, record.application)
             if tx.models.count(user, of_rules=False) >= MODELS_OF_USER:
                 raise Conflict(TOO_MANY_MODELS)
             added = tx.models.add(record, keys)
@@ -190,12 +192,20 @@ class Models:
 
     def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
         """Remove a user's models in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
-        models = [model for model in issuance.tx.models.of_user(user.key) if model.rule is None]
-        for model in models:
+        ended = self._end(issuance, issuance.tx.models.of_user(user.key))
+        return [f"{model.type.lower()} {model.id}" for model in ended]
+
+    def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
+        """Those that are of no rule; a rule ends with its own (`broker/accounts/application_ends.py: Ender`)."""
+        self._end(issuance, issuance.tx.models.of_application(application.key))
+
+    def _end(self, issuance: Issuance, models: Sequence[ModelRecord]) -> list[ModelRecord]:
+        ended = [model for model in models if model.rule is None]
+        for model in ended:
             issuance.tx.models.remove(model.key)
             _note(issuance.tx, AuditEvent.MODEL_REMOVED, model, issuance.now_ms)
             issuance.then.append(partial(self._shelf.drop, model.id))
-        return [f"{model.type.lower()} {model.id}" for model in models]
+        return ended
 
     def predict(self, model: Model, inputs: object) -> Answer:
         """What the model says to these inputs: a list of `{name, value}`. An input that is missing counts as its mean.

@@ -34,6 +34,7 @@ async def open_models(
         shelf,
     )
     accounts.claims.ends("Models", models.end_all_of)
+    accounts.application_ends.ends("model", models.end_all_of_application)
     core.life.worker("model checks", training.check_forever)
     core.life.worker("models", training.train_forever, statistics=training.statistics)
     return ModelsRoom(models, training)

@@ -7,6 +7,7 @@ from typing import Final
 
 from cryptography.fernet import InvalidToken
 
+from broker.accounts.application_ends import PROVISIONED
 from broker.accounts.claims import Claims
 from broker.accounts.consent import NOT_TYPES, PROFILE, TRIALS, sign_in_grant
 from broker.accounts.sign_up import add_account
@@ -247,12 +248,21 @@ class AccountTables:
             wanted = replace(wanted, secret=self._run.vault.seal(entry.secret))
             note(self._run.tx, AuditEvent.SECRET_RENEWED, f"application {base.id}", now_ms=self._run.now_ms)
             keys.append(masked("secret"))
+        self._run.tx.provision_marks.put(PROVISIONED, base.id, base.id)
         key = base.key
         if wanted != known:
             key = accounts.put_application(wanted).key
         if known is None:
             return self._run.created(at, key, entry.name)
         return self._run.found(at, key, known.name, keys)
+
+    def release_applications(self) -> None:
+        """Applications that the file does not name any more can be deleted (reference 27.21)."""
+        marks = self._run.tx.provision_marks
+        for id_ in marks.all_of(PROVISIONED):
+            known = self._run.tx.accounts.application_by_id(id_)
+            if known is None or not self._run.has_seen("applications", known.key):
+                marks.remove(PROVISIONED, id_)
 
     def _requests(self, at: EntryLocation, entry: ApplicationEntry) -> tuple[Mapping[str, object], ...]:
         """What the application asks for, with the ids of the device types, because unique names may change."""

@@ -128,6 +128,8 @@ class Provisioning:
             _put_all(run, reading, accounts, FirmwareTables(run, self._images, staged), rules, subscriptions)
             if (failure := run.findings.failure()) is not None:
                 raise failure
+            if "applications" in document:
+                accounts.release_applications()
             if survey:
                 run.report.not_in_file.update(not_in_file(run))
             if tables := _changes(run.report):

@@ -59,6 +59,7 @@ async def open_rules(
     loader = RuleLoader(database, clock, accounts.permissions, names, engine, models, mails, router)
     rulebook = Rulebook(database, clock, accounts.permissions, names, loader, models)
     accounts.claims.ends("Rules", rulebook.end_all_of)
+    accounts.application_ends.ends("rule", rulebook.end_all_of_application)
     invalidation = RuleInvalidator(database, router, loader, index, evaluator)
     await loader.load_all()
     await engine.resume()

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import tomli_w
 
-from broker.accounts.applications import MadeByApplication, name_of_application
+from broker.accounts.applications import MadeByApplication, name_of_application, require_application
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind
@@ -28,7 +28,7 @@ from broker.trace.audit import AuditEvent, note
 from config.limits import RULE_BODY_BYTES, RULES_OF_USER
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, Position, RuleKey, UserKey
-from storage.records import NEW_KEY, UserRecord
+from storage.records import NEW_KEY, ApplicationRecord, UserRecord
 from storage.rules import RuleRecord, RuleState, UseKind
 
 THIS_APPLICATION: Final = "thisApplication"
@@ -255,10 +255,17 @@ class Rulebook:
     def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
         """Remove a user's rules in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
         rules = issuance.tx.rules.all_of(user.key)
+        self._end(issuance, rules)
+        return [rule.name for rule in rules]
+
+    def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
+        """Remove the rules that an application made (`broker/accounts/application_ends.py: Ender`)."""
+        self._end(issuance, issuance.tx.rules.of_application(application.key))
+
+    def _end(self, issuance: Issuance, rules: Sequence[RuleRecord]) -> None:
         for rule in rules:
             self._remove(issuance.tx, rule, issuance.now_ms)
             issuance.then.append(partial(self.loader.stop, rule.key))
-        return [rule.name for rule in rules]
 
     async def _checked(self, record: RuleRecord) -> _Checked:
         """Compile a rule and check its permissions. Raises PermissionDenied, ValidationFailed."""
@@ -304,6 +311,7 @@ def rule_tag(rule: RuleRecord) -> str:
 
 def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: ConditionModels) -> tuple[RuleRecord, RuleState]:
     """Add a rule that was checked. Raises Conflict: its owner has too many."""
+    require_application(tx, record.application)
     if tx.rules.count_of(record.owner) >= RULES_OF_USER:
         raise Conflict(TOO_MANY_RULES)
     added = replace(record, since=tx.messages.head())

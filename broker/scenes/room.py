@@ -30,6 +30,7 @@ async def open_scenes(
         Sender(core.database, devices.registry, messages.ingest),
     )
     accounts.claims.ends("Scenes", scenes.end_all_of)
+    accounts.application_ends.ends("scene", scenes.end_all_of_application)
     invalidation = Invalidation(core.router, scenes)
     core.life.worker("scenes", invalidation.run_forever, statistics=invalidation.statistics)
     return ScenesRoom(scenes)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import trio
 
 from broker.accounts.acting import user_in_body
+from broker.accounts.applications import require_application
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller, TokenKind
@@ -36,7 +37,7 @@ from broker.trace.audit import AuditEvent, note
 from config.limits import SCENES_OF_USER
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, UserKey
-from storage.records import UserRecord
+from storage.records import ApplicationRecord, UserRecord
 from storage.scenes import SceneRecord
 
 TOO_MANY_SCENES: Final = f"A user has at most {SCENES_OF_USER} scenes"
@@ -151,6 +152,7 @@ class Scenes:
         def add(tx: Transaction) -> SceneRecord:
             if tx.accounts.user(user) is None:  # deleted meanwhile
                 raise UserNotFound
+            require_application(tx, record.application)
             if tx.scenes.count_of_user(user) >= SCENES_OF_USER:
                 raise Conflict(TOO_MANY_SCENES)
             added = tx.scenes.add(record, _keys(named))
@@ -205,10 +207,12 @@ class Scenes:
     def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
         """Remove a user's scenes in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
         scenes = issuance.tx.scenes.of_user(user.key)
-        for scene in scenes:
-            issuance.tx.scenes.remove(scene.key)
-            _note(issuance.tx, AuditEvent.SCENE_REMOVED, scene, issuance.now_ms)
+        _end(issuance, scenes)
         return [scene.name for scene in scenes]
+
+    def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
+        """Remove the scenes that an application made (`broker/accounts/application_ends.py: Ender`)."""
+        _end(issuance, issuance.tx.scenes.of_application(application.key))
 
     async def activate(self, scene: Scene) -> None:
         """Send the Actions; return when they are durable. The caller's permission is already checked.
@@ -253,6 +257,12 @@ class Scenes:
             except PermissionDenied as denied:
                 refused[name] = denied.missing
         return refused
+
+
+def _end(issuance: Issuance, scenes: Sequence[SceneRecord]) -> None:
+    for scene in scenes:
+        issuance.tx.scenes.remove(scene.key)
+        _note(issuance.tx, AuditEvent.SCENE_REMOVED, scene, issuance.now_ms)
 
 
 def _note(tx: Transaction, event: AuditEvent, scene: SceneRecord, now_ms: int) -> None:

@@ -112,5 +112,6 @@ async def open_subscriptions(
     )
     await subscriptions.load()
     accounts.claims.ends("Subscriptions", subscriptions.end_all_of)
+    accounts.application_ends.ends("subscription", subscriptions.end_all_of_application)
     core.life.worker("subscriptions", deliveries.run_forever, save=deliveries.save, statistics=deliveries.statistics)
     return SubscriptionsRoom(subscriptions, endings, log, signers, deliveries, sender)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from broker.accounts.applications import require_application
 from broker.errors import Conflict, NotFound
 from broker.ids import new_id
 from broker.secrets import Vault
@@ -54,7 +55,11 @@ def new_record(
 
 
 def add(tx: Transaction, record: SubscriptionRecord) -> SubscriptionRecord:
-    """Add a subscription; one that is active collects from now on. Raises Conflict: there are too many."""
+    """Add a subscription; one that is active collects from now on.
+
+    Raises Conflict: there are too many; Unauthorized: the application was deleted meanwhile.
+    """
+    require_application(tx, record.application)
     if tx.subscriptions.count_of(record.application, record.user) >= SUBSCRIPTIONS_MAX:
         raise Conflict(TOO_MANY)
     added = tx.subscriptions.add(record)

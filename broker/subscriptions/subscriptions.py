@@ -12,9 +12,9 @@ from typing import Final
 
 from broker.accounts.applications import MadeByApplication, name_of_application
 from broker.accounts.issuance import Issuance
-from broker.accounts.organizations import DEVELOPERS
+from broker.accounts.organizations import DEVELOPERS, require_administrator
 from broker.accounts.permissions import Permissions
-from broker.accounts.tokens import Caller
+from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
 from broker.errors import Conflict, NotFound, PermissionDenied
 from broker.ids import new_id
@@ -142,6 +142,33 @@ class Subscriptions:
             return Subscription(added, tx.subscriptions.names(added))
 
         return await self._database.write(work, announce=self.put)
+
+    async def create_for(self, caller: Caller, application: ApplicationRecord, wanted: NewSubscription) -> Subscription:
+        """A developer creates a subscription of an application of the organization, as `create`.
+
+        For the developer's own devices, as far as the developer let the application in. For those of other users as the
+        application itself, which needs an administrator.
+        """
+        is_own = wanted.uid in {"self", caller.user_id}
+
+        def check(tx: Transaction) -> None:
+            if not is_own:
+                require_administrator(tx, caller, application.organization)
+            elif not tx.accounts.grants(application.key, caller.user):
+                raise PermissionDenied("a sign-in of yours to this application")
+
+        await self._database.read(check)
+        acting = Caller(
+            kind=TokenKind.USER if is_own else TokenKind.APPLICATION,
+            token=b"",
+            expires_on=None,
+            user=caller.user if is_own else None,
+            user_id=caller.user_id if is_own else None,
+            application=application.key,
+            application_id=application.id,
+            application_organization=application.organization,
+        )
+        return await self.create(acting, wanted)
 
     async def validate(self, id_: str, application_id: str, nonce: str) -> Subscription:
         """Activate a subscription whose callback got this nonce; again, with the same values, changes nothing.
@@ -293,6 +320,13 @@ class Subscriptions:
         removed(tx, keys, "the account was closed", now_ms=issuance.now_ms, must_be_there=False, beside=None)
         issuance.then.append(partial(self._forgotten, keys))
         return [_shown(one) for one in found]
+
+    def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
+        """Remove an application's subscriptions (`broker/accounts/application_ends.py: Ender`)."""
+        keys = [one.key for one in issuance.tx.subscriptions.of_application(application.key)]
+        reason = "the application was deleted"
+        removed(issuance.tx, keys, reason, now_ms=issuance.now_ms, must_be_there=False, beside=None)
+        issuance.then.append(partial(self._forgotten, keys))
 
     def _forgotten(self, keys: list[int]) -> None:
         for key in keys:

@@ -40,6 +40,7 @@ class AuditEvent(StrEnum):
     LINK_ENDED = "link_ended"
     APPLICATION_CREATED = "application_created"
     APPLICATION_CHANGED = "application_changed"
+    APPLICATION_DELETED = "application_deleted"
     DEVICE_TYPE_CREATED = "device_type_created"
     DEVICE_TYPE_CHANGED = "device_type_changed"
     MANIFEST_UPLOADED = "manifest_uploaded"

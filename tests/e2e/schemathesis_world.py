@@ -18,6 +18,8 @@ LIGHT: Final = "example.light"
 ENDED: Final = "ended subscription"
 #: Stands for an application that is changed in the examples: that of the tokens goes on managing its organization.
 CHANGED: Final = "changed application"
+#: Stands for one that is deleted in the examples.
+DELETED: Final = "deleted application"
 HOUR_MS: Final = 3_600_000
 
 
@@ -63,9 +65,13 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     condition = {"sdid": kitchen, "field": "intensity", "operator": ">", "operand": {"value": 80}}
     rule = {"name": "Rule", "rule": {"if": condition, "then": {"ddid": kitchen, "action": "setOn"}}}
     oid = made("GET", "/developer/organizations")["organizations"][0]["id"]
-    application = {"name": f"Board of {kitchen}", "methods": ["pkce"]}
+    changed, deleted = [
+        made("POST", f"/developer/organizations/{oid}/applications", json={"name": name, "methods": ["pkce"]})["id"]
+        for name in (f"Board of {kitchen}", f"Panel of {kitchen}")
+    ]
     return {
-        CHANGED: made("POST", f"/developer/organizations/{oid}/applications", json=application)["id"],
+        CHANGED: changed,
+        DELETED: deleted,
         samples.RULE: made("POST", "/rules", json=rule)["id"],
         samples.SUBSCRIPTION: subscription,
         samples.NOTIFICATION: deliveries[-1]["id"],

@@ -31,6 +31,7 @@ from tests.daemon import (
 )
 from tests.e2e.schemathesis_world import (
     CHANGED,
+    DELETED,
     ENDED,
     about_this_world,
     close_answers,
@@ -143,6 +144,7 @@ class ServedDocument:
         for method, path, other in (
             ("delete", "/users/{uid}/applications/{aid}", "f" * 32),
             ("put", "/developer/applications/{aid}", world[CHANGED]),
+            ("delete", "/developer/applications/{aid}", world[DELETED]),
         ):
             (aid,) = [one for one in document["paths"][path][method]["parameters"] if one["name"] == "aid"]
             aid["example"] = other

@@ -5,18 +5,30 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Final
 
+from msgspec import UNSET, UnsetType
+
 from broker.accounts.applications import Method
 from broker.accounts.organizations import TOO_MANY, ApplicationChanges, Membership, application_tag
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.errors import Finding, choice, invalid
+from broker.subscriptions.creation import StreamsNotInstalled
+from broker.subscriptions.room import SubscriptionsRoom
+from broker.subscriptions.storing import TOO_MANY as TOO_MANY_SUBSCRIPTIONS
+from broker.subscriptions.subscription import SubscriptionStatus
 from config.limits import REDIRECT_URIS_MAX
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.developer import DEVELOPER, ORGANIZATION, CheckedName
-from protocols.http.schema import Data, Id, NumberedPage, Paging, Shape, about, numbered
+from protocols.http.rest.subscription_shapes import (
+    NewSubscriptionBody,
+    SubscriptionObject,
+    subscription_object,
+    wanted_subscription,
+)
+from protocols.http.schema import Amount, Data, Id, NumberedPage, Paging, Shape, about, absent_if_none, numbered
 from storage.records import ApplicationRecord
 
 _APPLICATION: Final = "/developer/applications/{aid}"
@@ -133,6 +145,19 @@ class _ApplicationChange(Shape):
     manages_organization: _Manages | None = None
 
 
+class _Consequences(Shape, kw_only=True):
+    example = {"users": 12, "tokens": 3, "rules": 4, "scenes": 0, "models": 0, "subscriptions": 1, "exports": 0}
+
+    users: Annotated[Amount, about("Who granted it something; they would have to sign in to another application")]
+    tokens: Annotated[Amount, about("Access tokens, whose connections end")]
+    rules: Annotated[Amount, about("Made through it; with the models that the rules have")]
+    scenes: Amount
+    models: Amount
+    subscriptions: Amount
+    exports: Amount
+    refusal: Annotated[str, about("Why it cannot be deleted; absent if it can be")] | UnsetType = UNSET
+
+
 class _NewSecret(Shape):
     client_secret: _Secret
 
@@ -140,8 +165,11 @@ class _NewSecret(Shape):
 class DeveloperApplicationCalls(RestCalls):
     chapter = DEVELOPER
 
-    def __init__(self, accounts: AccountsRoom) -> None:
+    def __init__(self, accounts: AccountsRoom, subscriptions: SubscriptionsRoom) -> None:
         self._organizations = accounts.organizations
+        self._ends = accounts.application_ends
+        self._subscriptions = subscriptions.subscriptions
+        self._signers = subscriptions.signers
 
     async def _organization(self, caller: Caller, oid: str) -> Membership:
         return await self._organizations.find(caller, oid)
@@ -222,6 +250,51 @@ class DeveloperApplicationCalls(RestCalls):
     )
     async def renew(self, caller: Caller, application: ApplicationRecord) -> Data[_NewSecret]:
         return Data(_NewSecret(await self._organizations.renew_secret(caller, application)))
+
+    @RestCall(
+        "GET",
+        f"{_APPLICATION}/deletion",
+        tokens=USER,
+        on=_application,
+        summary="Say what deleting an application would end",
+    )
+    async def consequences(self, application: ApplicationRecord) -> Data[_Consequences]:
+        found = await self._ends.consequences(application)
+        return Data(_Consequences(**found.counts, refusal=absent_if_none(found.refusal)))
+
+    @RestCall(
+        "DELETE",
+        _APPLICATION,
+        tokens=USER,
+        on=_application,
+        summary="Delete an application",
+        about="Its tokens and their connections, what users granted it, its subscriptions, exports, rules, scenes and "
+        "models end at once. Devices, their tokens and their messages stay. An administrator deletes an application "
+        "that manages the organization, or has the method `client_credentials`.",
+        refusals={409: "A provision file makes the application, or no other one manages the organization."},
+    )
+    async def delete(self, caller: Caller, application: ApplicationRecord) -> Data[ApplicationObject]:
+        return Data(ApplicationObject(*_members(await self._ends.delete(caller, application))))
+
+    @RestCall(
+        "POST",
+        f"{_APPLICATION}/subscriptions",
+        tokens=USER,
+        on=_application,
+        summary="Create a subscription of an application",
+        about="As `POST /subscriptions` with a token of the application. For the caller's own devices, as far as the "
+        "caller let the application in; for those of other users, who let it in, by an administrator.",
+        refusals={
+            404: "The application, the user, the device type or the device does not exist.",
+            409: TOO_MANY_SUBSCRIPTIONS,
+            501: StreamsNotInstalled.template,
+        },
+    )
+    async def subscribe(
+        self, caller: Caller, application: ApplicationRecord, body: NewSubscriptionBody
+    ) -> Data[SubscriptionObject]:
+        created = await self._subscriptions.create_for(caller, application, wanted_subscription(body))
+        return Data(subscription_object(created, self._signers, status=SubscriptionStatus.PENDING))
 
 
 def _changes(body: _NewApplication | _ApplicationChange, *, name: str | None) -> ApplicationChanges:

@@ -226,6 +226,9 @@ GET /developer/organizations/{organization}/connectors 4001
 GET /developer/applications/{made} -
 PUT /developer/applications/{made} 400
 POST /developer/applications/{made}/secret -
+GET /developer/applications/{made}/deletion -
+DELETE /developer/applications/{made} -
+POST /developer/applications/{made}/subscriptions 400
 PUT /developer/devicetypes/{type} 400
 GET /developer/devicetypes/{type}/failures 4001
 GET /developer/devicetypes/{type}/connector -

@@ -244,6 +244,9 @@ GET /developer/organizations/{}/applications
 POST /developer/organizations/{}/applications
 GET /developer/applications/{}
 PUT /developer/applications/{}
+DELETE /developer/applications/{}
+GET /developer/applications/{}/deletion
+POST /developer/applications/{}/subscriptions
 POST /developer/applications/{}/secret
 GET /developer/organizations/{}/subscriptions
 GET /developer/organizations/{}/tasks

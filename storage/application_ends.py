@@ -1,0 +1,71 @@
+"""What the store has of an application that is deleted. The caller holds the transaction."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from storage.keys import ApplicationKey, UserKey
+from storage.records import ApplicationRecord
+from storage.sql import StoreConnection, sure
+
+#: What an application's rows are, by table, in an order in which they can be removed.
+OWN_ROWS: Final = (
+    "access_grant",
+    "authorization_code",
+    "device_code",
+    "token",
+    "token_family",
+    "application_properties",
+    "ended_consent",
+    "upgrade_token",
+)
+#: What capabilities remove, because they hold it in memory or in files, and which rows count: a model of a rule is a
+#: part of the rule, and a subscription that ended has a log.
+OBJECTS: Final[Mapping[str, str]] = {
+    "rule": "",
+    "scene": "",
+    "model": " AND rule IS NULL",
+    "subscription": " AND removed_on IS NULL",
+    "export": "",
+}
+#: What stays: it belongs to devices and to trials. The rows only say which application it was.
+KEPT: Final = ("device_token", "registration", "trial", "trial_member")
+#: Rows that have the application's id instead of its key.
+BY_ID: Final = ("connector_state",)
+
+
+class ApplicationEndStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def users(self, application: ApplicationKey) -> list[UserKey]:
+        """Those who granted it something."""
+        rows = self._db.execute(
+            "SELECT DISTINCT user FROM access_grant WHERE application = :application ORDER BY user",
+            {"application": application},
+        )
+        return [UserKey(row["user"]) for row in rows]
+
+    def count(self, table: str, application: ApplicationKey) -> int:
+        """The rows of a table of `OWN_ROWS` or `OBJECTS`."""
+        row = self._db.execute(
+            f"SELECT count(*) AS n FROM {table} WHERE application = :application{OBJECTS.get(table, '')}",  # noqa: S608
+            {"application": application},
+        ).one()
+        return int(sure(row)["n"])
+
+    def token_hashes(self, application: ApplicationKey) -> list[bytes]:
+        rows = self._db.execute("SELECT hash FROM token WHERE application = :application", {"application": application})
+        return [row["hash"] for row in rows]
+
+    def end(self, application: ApplicationRecord, *, secret: bytes, now_ms: int) -> None:
+        """From now on nothing finds the application, and `OWN_ROWS` are gone. `secret` takes the place of its own."""
+        given = {"application": application.key, "id": application.id}
+        for table in OWN_ROWS:
+            self._db.execute(f"DELETE FROM {table} WHERE application = :application", given)  # noqa: S608 - constants
+        for table in BY_ID:
+            self._db.execute(f"DELETE FROM {table} WHERE application = :id", given)  # noqa: S608 - constants
+        self._db.execute(
+            "UPDATE application SET deleted_on = :now, secret = :secret, methods = '[]', redirect_uris = '[]',"
+            " permissions = '[]', any_loopback_port = 0, manages_organization = 0 WHERE key = :application",
+            {"application": application.key, "secret": secret, "now": now_ms},
+        )
