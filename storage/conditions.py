@@ -1,8 +1,7 @@
 """What was checked before a write and may be different by its time: checked once more in its transaction."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -12,18 +11,21 @@ Condition = Callable[[Any], None]
 _conditions: Final[ContextVar[list[Condition] | None]] = ContextVar("conditions", default=None)
 
 
-@contextmanager
-def under_conditions() -> Iterator[None]:
+class UnderConditions:
     """What is passed to `require` in the block holds in every `Database.write` of the block, or nothing is written."""
-    token = _conditions.set([])
-    try:
-        yield
-    finally:
-        _conditions.reset(token)
+
+    __slots__ = ("_token",)
+    _token: Token[list[Condition] | None]
+
+    def __enter__(self) -> None:
+        self._token = _conditions.set([])
+
+    def __exit__(self, *_error: object) -> None:
+        _conditions.reset(self._token)
 
 
 def require(condition: Condition) -> None:
-    """Outside of `under_conditions`, nothing is required."""
+    """Outside of `UnderConditions`, nothing is required."""
     if (conditions := _conditions.get()) is not None:
         conditions.append(condition)
 

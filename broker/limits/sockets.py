@@ -6,10 +6,10 @@ most a quarter of them, and the last tenth is for those who have few. All device
 the last tenth: whoever makes many devices does not shut out others.
 """
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import TryLater
@@ -21,13 +21,8 @@ _RETRY_SECONDS: Final = 60
 _FEW: Final = 10
 
 _Kind = Literal["token", "user", "application", "device", "owner"]
-
-
-class Holder(NamedTuple):
-    """Somebody for whom a connection counts; `id` is public, but for the hash of a token."""
-
-    kind: _Kind
-    id: str | bytes
+#: Somebody for whom a connection counts: the kind, and the id, which is public, but for the hash of a token.
+Holder = tuple[_Kind, str | bytes]
 
 
 @dataclass(eq=False)
@@ -59,32 +54,27 @@ def holders_of(caller: Caller) -> tuple[Holder, ...]:
 @lru_cache(maxsize=1024)  # a token may have thousands of connections, and each would hold its own
 def _holders_of_token(caller: Caller) -> tuple[Holder, ...]:
     # Those of one user's trials are one, as anybody makes many.
-    application = Holder("application", caller.payer or caller.application_id or "")
-    token = Holder("token", caller.token)
+    application: Holder = ("application", caller.payer or caller.application_id or "")
+    token: Holder = ("token", caller.token)
     if caller.kind is TokenKind.APPLICATION:
         return token, application
-    user = Holder("user", caller.user_id or "")
+    user: Holder = ("user", caller.user_id or "")
     return (token, user) if caller.is_console else (token, user, application)  # the console serves everybody
 
 
 def holders_of_device(device: str, owner: str) -> tuple[Holder, ...]:
     """For whom a connection counts that a device has, by the ids of both: anybody makes many devices."""
-    return Holder("device", device), Holder("owner", owner)
+    return ("device", device), ("owner", owner)
 
 
 class Held:
-    """One connection that counts, until `release`."""
+    """One connection that counts, until `Sockets.release`."""
 
-    __slots__ = ("_sockets", "holders", "is_feed")
+    __slots__ = ("holders", "is_feed")
 
-    def __init__(self, sockets: "Sockets", holders: tuple[Holder, ...], *, is_feed: bool) -> None:
-        self._sockets = sockets
+    def __init__(self, holders: tuple[Holder, ...], *, is_feed: bool) -> None:
         self.holders = holders
         self.is_feed = is_feed
-
-    def release(self) -> None:
-        """Call it once."""
-        self._sockets.forget(self)
 
 
 class Sockets:
@@ -92,19 +82,22 @@ class Sockets:
         """`descriptors`: how many files the process may have open. `refusals` names whose connections are too many."""
         self._refusals = refusals
         self._descriptors = descriptors
-        self._open: Counter[Holder] = Counter()
-        self._feeds: Counter[Holder] = Counter()
+        self._open: defaultdict[Holder, int] = defaultdict(int)
+        self._feeds: defaultdict[Holder, int] = defaultdict(int)
         self._connections = self._feed_count = self._refused = 0
         self.renew(limits)
 
     def renew(self, limits: Limits) -> None:
         """From now on these numbers count. Connections beyond them stay."""
-        self._most: dict[_Kind, int] = {
+        most: dict[_Kind, int] = {
             "token": limits.connections_per_token,
             "user": limits.connections_per_user,
             "application": limits.connections_per_application,
             "device": limits.connections_per_device,
         }
+        self._most: dict[_Kind, int] = {kind: min(number, self._descriptors // 4) for kind, number in most.items()}
+        self._most["owner"] = self._descriptors  # an owner's devices may be all that there are
+        self._most_of_few: dict[_Kind, int] = {kind: min(number, _FEW) for kind, number in self._most.items()}
         self._most_feeds: dict[_Kind, int] = {
             "token": limits.feeds_per_token,
             "user": limits.feeds_per_user,
@@ -119,25 +112,26 @@ class Sockets:
             is_feed: it is one of `/live` or `/events`.
             instead: what the same connection counted as until now; it is released when this counts.
         """
+        is_last_tenth = self._connections >= self._descriptors * 9 // 10
+        most = self._most_of_few if is_last_tenth else self._most
+        opened, feeds = self._open, self._feeds
         for one in holders:
-            most = self._descriptors  # an owner's devices may be all that there are
-            if one.kind != "owner":
-                most = min(self._most[one.kind], self._descriptors // 4)
-            if self._connections >= self._descriptors * 9 // 10:
-                most = min(most, _FEW)
-            self._check("connections", one, holders, self._open[one], most, instead)
-            if is_feed and (most_feeds := self._most_feeds.get(one.kind)) is not None:
-                self._check("feeds", one, holders, self._feeds[one], most_feeds, instead)
+            if one in opened and opened[one] >= most[one[0]]:
+                self._refuse("connections", one, holders, opened[one], most[one[0]], instead)
+            if is_feed and one[0] in self._most_feeds and feeds.get(one, 0) >= (most_feeds := self._most_feeds[one[0]]):
+                self._refuse("feeds", one, holders, feeds[one], most_feeds, instead)
         if instead is not None:
-            instead.release()
-        self._open.update(holders)
+            self.release(instead)
         self._connections += 1
+        for one in holders:
+            opened[one] += 1
         if is_feed:
-            self._feeds.update(holders)
             self._feed_count += 1
-        return Held(self, holders, is_feed=is_feed)
+            for one in holders:
+                feeds[one] += 1
+        return Held(holders, is_feed=is_feed)
 
-    def _check(
+    def _refuse(
         self,
         what: Literal["connections", "feeds"],
         one: Holder,
@@ -146,18 +140,19 @@ class Sockets:
         most: int,
         instead: Held | None,
     ) -> None:
+        """Raises TooManyConnections, unless it is the connection that counts `instead` which is one too many."""
         is_counted = instead is not None and one in instead.holders and (what == "connections" or instead.is_feed)
         if number - is_counted >= most:
             self._refused += 1
-            error = TooManyConnections(_RETRY_SECONDS, what, one.kind, most)
+            error = TooManyConnections(_RETRY_SECONDS, what, one[0], most)
             # A token is named by whose it is.
-            named = next(other for other in (one, *holders) if other.kind != "token")
-            holder = f"{named.kind} {named.id!s}"
+            kind, named = next(other for other in (one, *holders) if other[0] != "token")
+            holder = f"{kind} {named!s}"
             self._refusals.note("connections_rate_refused", reason=str(error), source=holder, holder=holder)
             raise error
 
-    def forget(self, held: Held) -> None:
-        """For `Held.release`."""
+    def release(self, held: Held) -> None:
+        """The connection has ended. Call it once."""
         self._connections -= 1
         _count_down(self._open, held.holders)
         if held.is_feed:
@@ -168,8 +163,9 @@ class Sockets:
         return SocketStatistics(self._connections, self._feed_count, self._refused)
 
 
-def _count_down(counts: Counter[Holder], holders: tuple[Holder, ...]) -> None:
+def _count_down(counts: defaultdict[Holder, int], holders: tuple[Holder, ...]) -> None:
     for one in holders:
-        counts[one] -= 1
-        if not counts[one]:
+        if counts[one] > 1:
+            counts[one] -= 1
+        else:
             del counts[one]

@@ -94,10 +94,11 @@ class Strangers:
         self._waiting = self._refused = self._ended = 0
 
     async def wait_room(self, address: str | None) -> None:
-        """Wait until a connection can have a place, or `enter` refuses it. Listeners accept no other one meanwhile."""
-        key = _key(address)
+        """Wait until a connection can have a place, `enter` refuses it, or it is to wait for one of its own address
+        (`wait_place`). Listeners accept no other one meanwhile."""
         while len(self._places) >= self._in_all and (oldest := next(iter(self._places))).is_kept:
-            if self._greedy(key) is not None:
+            key = _key(address)
+            if self._greedy(key) is not None or (self.may_wait and self._has_share(key)):
                 return
             refused_at = self._refused_at(key)
             if trio.current_time() >= refused_at:
@@ -113,10 +114,6 @@ class Strangers:
         if not of_address or len(of_address) < self._in_all // len(self._by_address):
             return math.inf
         return next(iter(of_address)).since + _POLITE_SECONDS
-
-    def waits_alone(self, address: str | None) -> bool:
-        """Whether a connection waits for a place of its own address: all are taken, and that has its share of them."""
-        return self._has_share(_key(address))
 
     def _share(self, key: str) -> int:
         """Of this address, of all places."""
@@ -169,7 +166,7 @@ class Strangers:
     async def wait_place(self, address: str | None, end: Callable[[], None]) -> Place | None:
         """As `enter`, and where all places of the address are taken, wait for one. None when that takes too long, when
         too many wait already, or when there is no place in all."""
-        key = _NOWHERE if address is None else address_key(address)
+        key = _key(address)
         if (place := self.enter(address, end)) is not None:
             return place
         is_of_its_address = len(self._by_address.get(key, ())) >= self._of_one_address or self._has_share(key)

@@ -192,7 +192,7 @@ class Connections:
             self.leave(incumbent)
             incumbent.close(CloseReason.REPLACED)
         connected = DeviceConnectedAgain if was_online else DeviceWentOnline
-        self._router.publish(connected(key, link.protocol, self._clock.now_ms()))
+        self._router.publish(connected(key, link.protocol, link.since))
 
     def leave(self, link: DeviceLink) -> None:
         """The link has ended, or was replaced."""

@@ -31,7 +31,7 @@ from protocols.http.reading import Query, has_first_member, json_object, members
 from protocols.http.rest.named import Named
 from protocols.http.this_request import this_request
 from storage.ballast import making_room
-from storage.conditions import under_conditions
+from storage.conditions import UnderConditions
 from storage.fair_places import FairPlaces
 
 #: It takes 5 ms to read a body of this length.
@@ -151,7 +151,7 @@ class _Endpoint:
         """
         if self._call.counted is Counted.MESSAGES:  # they are written without a transaction of their own
             return await self._reply(names)
-        with under_conditions():
+        with UnderConditions():
             return await self._reply(names)
 
     async def _reply(self, names: Mapping[str, str]) -> Answer | Response:

@@ -352,7 +352,7 @@ class Query:
     def __init__(self, query_string: bytes) -> None:
         self._values: dict[str, list[str]] = {}
         self._findings: list[Finding] = []
-        for name, value in parse_qsl(query_string.decode("latin-1"), errors="replace"):
+        for name, value in parse_qsl(query_string.decode("latin-1"), errors="replace") if query_string else ():
             self._values.setdefault(name.lstrip("?"), []).append(value)
 
     @classmethod

@@ -4,7 +4,6 @@ Errors, and Actions with QoS 0, are sent at once or not at all. Where sessions m
 subscribe to Actions with QoS 1 and 2: such an Action is sent as soon as it is durable that it waits for the device.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
@@ -107,7 +106,7 @@ class Deliveries:
         self._space = rooms.topics.space
         self._access = rooms.topics.access
         # For the retained messages of new subscriptions, which are sent behind SUBACK.
-        self._searches: deque[tuple[SubscriptionRecord, Search]] = deque()
+        self._searches: list[tuple[SubscriptionRecord, Search]] = []  # an empty deque takes 600 bytes
         # Where sessions may outlive connections: the session, and its deliveries of QoS 1 and 2.
         self._lasting: DeviceSession | None = None
         self._flow: Flow | None = None
@@ -275,7 +274,7 @@ class Deliveries:
                 if looked >= _LOOKS_OF_A_TURN or sent >= _SENT_IN_A_TURN:
                     break
             else:
-                self._searches.popleft()
+                self._searches.pop(0)
                 continue
             break
         return sent + looked // _LOOKS_OF_A_FRAME

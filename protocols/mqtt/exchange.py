@@ -385,7 +385,8 @@ class MqttExchange:
             case PeerLeft(will=will, session_expiry=seconds):
                 if seconds is not None:
                     self.deliveries.expire(seconds)
-                self._end_will(is_due=will is not None)
+                if self._will is not None:
+                    self._end_will(self._will, is_due=will is not None)
             case _:  # events of CONNECT cannot come any more
                 pass
 
@@ -448,16 +449,16 @@ class MqttExchange:
     def leave(self, *, may_speak: bool = True) -> None:
         """The connection has ended: publish the will, unless the peer has sent DISCONNECT or `may_speak` is False."""
         (event,) = self._session.connection_lost() or (None,)
-        self._end_will(is_due=event is not None and event.will is not None and may_speak)
+        if self._will is not None:
+            is_due = event is not None and event.will is not None and may_speak
+            self._end_will(self._will, is_due=is_due)
         self.deliveries.leave()
 
-    def _end_will(self, *, is_due: bool) -> None:
+    def _end_will(self, will: WillRecord, *, is_due: bool) -> None:
         """The connection has ended: publish its will, now or after its delay, or forget it."""
-        will, self._will = self._will, None
-        if will is not None:
-            self._had_will = True
-            seconds = self.deliveries.seconds_until_due(will.delay_seconds)
-            self._rooms.wills.leave(self._device, will, is_due=is_due, seconds=seconds, meter=self._meter)
+        self._will, self._had_will = None, True
+        seconds = self.deliveries.seconds_until_due(will.delay_seconds)
+        self._rooms.wills.leave(self._device, will, is_due=is_due, seconds=seconds, meter=self._meter)
 
     async def finish(self) -> None:
         """After `leave`: what goes on for a session that outlives the connection. The connection is closed when it is

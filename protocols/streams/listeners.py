@@ -70,11 +70,7 @@ class Entrance:
     async def wait_room(self, stream: trio.SocketStream) -> None:
         """Wait until `admit` has a place for the connection, or it is to wait for one of its own address."""
         address = _address_of(stream)
-        limited = None if self.proxies.trusts(address) else address
-        if self.strangers.may_wait and self.strangers.waits_alone(limited):
-            await trio.lowlevel.checkpoint()  # `client` waits, and the next connection is accepted
-        else:
-            await self.strangers.wait_room(limited)
+        await self.strangers.wait_room(None if self.proxies.trusts(address) else address)
 
     async def client(self, proxy: Peer, stream: trio.SocketStream) -> Peer | None:
         """Whom a proxy speaks for, else who has connected; None when there is no place, or no valid header. Waits for a

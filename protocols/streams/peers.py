@@ -79,6 +79,6 @@ def ended(peer: Peer) -> None:
     """For listeners: the connection has ended."""
     if peer.place is not None:
         peer.place.leave()
-    if peer.held is not None:
-        peer.held.release()
+    if peer.held is not None and peer.sockets is not None:
+        peer.sockets.release(peer.held)
         peer.held = None

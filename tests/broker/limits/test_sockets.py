@@ -9,9 +9,10 @@ from config.settings import Limits
 from storage.keys import OrganizationKey
 from tests.fakes import new_refusals
 
-ADA, BOB = Holder("user", "ada"), Holder("user", "bob")
-LAMP = Holder("device", "lamp")
-DASHBOARD = Holder("application", "dashboard")
+ADA: Holder = ("user", "ada")
+BOB: Holder = ("user", "bob")
+LAMP: Holder = ("device", "lamp")
+DASHBOARD: Holder = ("application", "dashboard")
 
 
 def limited(*, descriptors: int = 1_000_000, **numbers: int) -> Sockets:
@@ -36,7 +37,7 @@ def test_each_holder_has_a_bound_and_one_that_ends_makes_room() -> None:
     assert refusal(sockets, BOB, DASHBOARD) == "Too many connections of this application: at most 5"
     opened(sockets, 1, LAMP)
     assert refusal(sockets, LAMP) == "Too many connections of this device: at most 1"
-    first.release()
+    sockets.release(first)
     opened(sockets, 1, ADA, DASHBOARD)
     statistics = sockets.statistics()
     assert (statistics.connections, statistics.feeds, statistics.refused) == (6, 0, 3)
@@ -58,7 +59,7 @@ def test_a_connection_that_serves_somebody_else_counts_for_them_instead() -> Non
     held = sockets.hold((BOB,), instead=held)
     opened(sockets, 1, ADA)
     assert refusal(sockets, BOB) == "Too many connections of this user: at most 1"
-    held.release()
+    sockets.release(held)
     assert sockets.statistics().connections == 1
 
 
@@ -67,10 +68,10 @@ def test_nobody_has_more_than_a_quarter_of_the_descriptors_and_the_last_tenth_is
     opened(sockets, 25, ADA)
     assert refusal(sockets, ADA) == "Too many connections of this user: at most 25"
     for number in range(13):
-        opened(sockets, 5, Holder("user", str(number)))
+        opened(sockets, 5, ("user", str(number)))
     assert refusal(sockets, ADA) == "Too many connections of this user: at most 10"
-    opened(sockets, 5, Holder("user", "0"))
-    assert refusal(sockets, Holder("user", "0")) == "Too many connections of this user: at most 10"
+    opened(sockets, 5, ("user", "0"))
+    assert refusal(sockets, ("user", "0")) == "Too many connections of this user: at most 10"
     opened(sockets, 1, BOB)
 
 
@@ -118,4 +119,4 @@ def test_lower_numbers_end_no_connection() -> None:
 )
 def test_for_whom_a_connection_counts(kind: TokenKind, application: str | None, kinds: list[str]) -> None:
     caller = Caller(kind, b"hash", None, user_id="ada", application_id=application, device_id="lamp")
-    assert [one.kind for one in holders_of(caller)] == kinds
+    assert [kind for kind, _ in holders_of(caller)] == kinds
