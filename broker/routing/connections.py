@@ -30,6 +30,7 @@ from broker.facts import (
     SharesChanged,
     TokenRevoked,
 )
+from broker.trace.origin import address_key, current_origin
 from storage.keys import DeviceKey
 
 _log = structlog.get_logger(__name__)
@@ -54,6 +55,7 @@ class DeviceLink:
         "_close",
         "_connections",
         "_deliver",
+        "address",
         "device",
         "dropped",
         "is_allowed",
@@ -77,6 +79,9 @@ class DeviceLink:
     ) -> None:
         self._connections = connections
         self.device = device
+        origin = current_origin()
+        #: Where the device is; empty where the peer may have written any address into its datagrams.
+        self.address = "" if origin.is_forgeable else origin.address
         self.is_exclusive = is_exclusive
         self.is_allowed = is_allowed
         self.protocol = protocol
@@ -213,6 +218,11 @@ class Connections:
 
     def is_online(self, device: DeviceKey) -> bool:
         return device in self._links
+
+    def is_at(self, device: DeviceKey, address: str) -> bool:
+        """Whether a connection of the device proves that it is at this address, or in the same /64 of IPv6."""
+        key = address_key(address)
+        return any(link.address and address_key(link.address) == key for link in self._links.get(device, ()))
 
     def _deliver(self, fact: ActionStored) -> None:
         quota, action = self._quota, fact.action

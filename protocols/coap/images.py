@@ -78,6 +78,7 @@ class ImageBlocks:
     ) -> None:
         """The arguments are those of `Resources`."""
         self._downloads = rooms.device_management.downloads
+        self._is_at = rooms.routing.connections.is_at
         self._refusals = rooms.core.refusals
         self._reply = reply
         self._authenticated = authenticated
@@ -173,6 +174,9 @@ class ImageBlocks:
             return
         if session.rank is SessionRank.UNAUTHENTICATED:
             self._authenticated(session)
+            # LWM2M clients know no Echo, and give up after its 4.01.
+            if not session.is_address_verified:
+                session.is_address_verified = self._is_at(part.address.download.entry.device, session.origin.address)
         if not (part.address.blocks.take(now) and self._together.take(now)):
             session.spend(now)
         download, at = part.address.download, block.start - _start(block)

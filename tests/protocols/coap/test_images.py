@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import pytest
 import trio
@@ -9,6 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.limits.overhead import Bucket
 from broker.services import Services
+from broker.trace.origin import Origin, enter
 from protocols.coap import images
 from protocols.coap.blockwise import BlockOption
 from protocols.coap.endpoint import Endpoint
@@ -16,6 +18,7 @@ from protocols.coap.incoming import MAX_REMEMBERED
 from protocols.coap.messages import JSON, OCTETS, CoapMessage, Code, Option, uint
 from protocols.coap.session import OVERHEAD_AT_ONCE
 from protocols.coap.strangers import SOURCE_AT_ONCE
+from tests.factories import HALL
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.firmware import Offered, content_of, offer
 from tests.protocols.coap.peers import Peer, option
@@ -94,6 +97,61 @@ async def test_a_download_that_stops_goes_on_from_another_address(
     before = services.device_management.downloads.statistics().bytes_sent
     assert await fetch(again, offered.path, kept) == offered.content
     assert services.device_management.downloads.statistics().bytes_sent - before <= SIZE - 100 * 1024 + 16 * 1024
+
+
+@pytest.mark.parametrize(
+    ("connected_from", "fetches_from", "is_trusted"),
+    [
+        (Origin("192.0.2.7"), "192.0.2.7", True),
+        (Origin("::ffff:192.0.2.7"), "192.0.2.7", True),
+        (Origin("2001:db8::1"), "2001:db8::2", True),
+        (Origin("192.0.2.8"), "192.0.2.7", False),
+        (Origin("192.0.2.7", is_forgeable=True), "192.0.2.7", False),
+        (Origin(""), "", False),
+        (None, "192.0.2.7", False),
+    ],
+)
+async def test_the_address_of_a_connection_of_the_device_is_not_asked_to_prove_itself(
+    offered: Offered,
+    endpoint: Endpoint,
+    services: Services,
+    connected_from: Origin | None,
+    fetches_from: str,
+    is_trusted: bool,
+) -> None:
+    """Anjay 3.14 ends its download at 4.01 with Echo. Its request: no Block2, a token of 8 bytes."""
+    peer = Peer(endpoint, (fetches_from, 5000))
+    with ExitStack() as connected:
+        if connected_from is not None:
+            enter(connected_from)
+            link = services.routing.connections.connect(
+                offered.device, protocol="LWM2M", token=b"", exclusive=False, deliver=None, close=lambda _: None
+            )
+            connected.enter_context(link)
+        peer.request(Code.GET, offered.path, b"", [])
+        with trio.fail_after(10):
+            while not peer.inbox:
+                await wait_all_tasks_blocked(0.001)
+        answer = peer.take()
+    if is_trusted:
+        assert (answer.code, len(answer.payload)) == (Code.CONTENT, 1024)
+    else:
+        assert (answer.code, answer.payload) == (Code.UNAUTHORIZED, b"")
+        assert option(answer, Option.ECHO)
+
+
+async def test_a_connection_of_another_device_proves_nothing(offered: Offered, peer: Peer, services: Services) -> None:
+    enter(Origin("192.0.2.1"))  # the peer's address
+    other = await services.devices.registry.find(HALL)
+    link = services.routing.connections.connect(
+        other, protocol="LWM2M", token=b"", exclusive=False, deliver=None, close=lambda _: None
+    )
+    with link:
+        peer.request(Code.GET, offered.path, b"", [])
+        with trio.fail_after(10):
+            while not peer.inbox:
+                await wait_all_tasks_blocked(0.001)
+    assert peer.take().code == Code.UNAUTHORIZED
 
 
 @pytest.mark.parametrize("size", [1, 1023, 1024, 1025, images.CHUNK_BYTES, images.CHUNK_BYTES + 1])
