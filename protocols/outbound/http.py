@@ -4,6 +4,8 @@ For each connection the name is resolved once, each of its addresses is checked,
 address, so a later change of the name's addresses has no effect. The certificate is checked for the name.
 """
 
+import os
+import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -71,7 +73,7 @@ class OutboundHttp:
             except (PrivateAddressError, ConnectionLost) as error:
                 raise HttpFailedError(str(error)) from error
             except (trio.BrokenResourceError, h11.ProtocolError, ValueError, OSError) as error:
-                raise HttpFailedError(f"{type(error).__name__}: {_one_line(error)}") from error
+                raise HttpFailedError(_plain(error)) from error
             if not may_cut:
                 _refuse_unbounded(answer, most_bytes)
             return answer
@@ -141,7 +143,7 @@ class OutboundHttp:
                 raise
             except (OSError, trio.BrokenResourceError) as error:
                 unreachable = error
-        raise HttpFailedError(f"ConnectError: {_one_line(unreachable)}") from unreachable
+        raise HttpFailedError(f"no connection: {_plain(unreachable)}") from unreachable
 
     # Kept connections
 
@@ -196,6 +198,18 @@ def _refuse_unbounded(answer: HttpAnswer, most_bytes: int) -> None:
         raise HttpFailedError("a packed answer, which was not asked for")
     if answer.is_cut:
         raise HttpFailedError(f"an answer of more than {most_bytes} bytes")
+
+
+def _plain(error: BaseException) -> str:
+    """What went wrong, for people who know no class of Python and no number of `errno`."""
+    if isinstance(error, socket.gaierror):
+        return "the name of the host cannot be resolved"
+    # trio's "all attempts to connect failed" has the reasons in its cause.
+    why = error.__cause__
+    for one in (why.exceptions[0] if isinstance(why, BaseExceptionGroup) else why, error):
+        if isinstance(one, OSError) and not isinstance(one, ssl.SSLError) and one.errno:
+            return os.strerror(one.errno).lower()
+    return _one_line(error) or type(error).__name__
 
 
 def _one_line(error: BaseException) -> str:

@@ -126,7 +126,7 @@ class CloudStreams:
             text = _one_line(error)
             raise (StreamRejected if code in _REJECTIONS else StreamFailed)(text) from error
         except (BotoCoreError, ValueError) as error:
-            raise StreamFailed(f"{type(error).__name__}: {_one_line(error)}") from error
+            raise StreamFailed(_one_line(error) or type(error).__name__) from error
 
     def _client(self, target: StreamTarget) -> KinesisClient:
         """Called in worker threads. A client that is forgotten here may still be in use in another thread."""

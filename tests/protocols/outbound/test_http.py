@@ -213,8 +213,13 @@ async def test_no_answer_in_time(autojump_clock: trio.testing.MockClock) -> None
 async def test_no_server_listens() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(HttpFailedError, match="ConnectError"):
+        with pytest.raises(HttpFailedError, match=r"^no connection: connection refused$"):
             await get(f"http://127.0.0.1:{taken.getsockname()[1]}/")
+
+
+async def test_a_name_that_stands_for_nothing_is_said_in_words() -> None:
+    with pytest.raises(HttpFailedError, match=r"^the name of the host cannot be resolved$"):
+        await get("https://nobody.invalid/")
 
 
 async def test_line_breaks_in_headers_are_refused(serve: Serve) -> None:
