@@ -64,7 +64,7 @@ PAGES: Final = (
     Page("/signed-in", "signed_in.html", "account"),
 )
 #: Pages about one object, whose id is in the path.
-_OBJECTS: Final = (
+OBJECTS: Final = (
     Page("/devices/<id_>", "device.html", "devices"),
     Page("/rules/<id_>", "rule.html", "rules"),
     Page("/scenes/<id_>", "scene.html", "scenes"),
@@ -141,7 +141,7 @@ def console_blueprint(accounts: AccountsRoom, browsers: Browsers, site: Site, se
     connecting = Connecting(site, settings)
     for page in PAGES:
         routes.add_url_rule(HOME + page.path, f"list {page.path}", _serving(partial(pages.show, page, connecting)))
-    for page in _OBJECTS:
+    for page in OBJECTS:
         routes.add_url_rule(HOME + page.path, page.path, _serving(partial(pages.show, page, connecting)))
 
     for page in DASHBOARDS:

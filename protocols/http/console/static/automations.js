@@ -11,6 +11,19 @@ export async function automations(kind) {
   return new Map(data.automations.filter((one) => one.kind === kind).map((one) => [one.id, one]));
 }
 
+// Why a rule or a scene does not run. Parts of it are numbered as the page shows them.
+export function problemOf(one) {
+  const errors = one.error?.errors?.flat() ?? [];
+  if (errors.length) return [...new Set(errors.map(({ field, messages }) => `${place(field)}${messages.join(", ")}`))].join("; ");
+  return one.stopReason ?? (one.state === "failing" ? one.problems?.[0]?.message : undefined);
+}
+
+function place(field) {
+  const [, kind, at] = /^(?:rule\.)?(if\.and|then|actions)\.(\d+)/.exec(field) ?? [];
+  if (kind === undefined) return "";
+  return `${kind === "if.and" ? "Condition" : "Action"} ${Number(at) + 1}: `;
+}
+
 // Those of other people: they see a device because it is shared with them, and only ending the share stops them.
 export function othersBox(found) {
   const others = found.filter((one) => one.user.id !== uid);

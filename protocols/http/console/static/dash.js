@@ -24,6 +24,9 @@ export const button = (text, onclick, kind = "quiet small") => h("button", { typ
 export const figures = (...found) => h("ul", { class: "figures" }, found.filter(Boolean).map(([name, value, isBad]) =>
   h("li", {}, h("small", {}, name), h("b", { class: isBad ? "bad" : undefined }, value))));
 
+// An address in the letters of code, which are narrower
+export const address = (text) => (/^https?:/.test(text) ? h("code", {}, text) : text);
+
 export const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, text);
 
 // A field with its label. `kind` is a type of input, "area", or a list of [value, text] to choose from.
@@ -45,7 +48,10 @@ export function check(name, label, isOn = false) {
 
 // A form whose button does `work`; refusals stand at their fields.
 export function form(label, fields, text, work, kind = "") {
-  const element = h("form", { class: "fields", "aria-label": label }, ...fields, h("p", { class: "row" }, h("button", { class: kind }, text)));
+  const submit = h("p", { class: "row" }, h("button", { class: kind }, text));
+  const [only] = fields, isLine = fields.length === 1 && only.className === "tools";
+  if (isLine) only.append(submit);  // a form of one line has its button there
+  const element = h("form", { class: "fields", "aria-label": label }, ...fields, isLine ? null : submit);
   element.addEventListener("submit", (event) => {
     event.preventDefault();
     attempt(() => work(element.elements, element), { form: element });
@@ -240,17 +246,6 @@ const toml = (value) => {
 
 export const table = (name, members) => [`[[${name}]]`, ...Object.entries(members)
   .filter(([, value]) => value !== undefined && value !== null).map(([key, value]) => `${key} = ${toml(value)}`)].join("\n");
-
-// Files for the person
-
-export function save(name, content, type) {
-  const url = URL.createObjectURL(new Blob([content], { type }));
-  const link = h("a", { href: url, download: name });
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(url), 10000);
-}
 
 // Bars by day: [time, number], with the numbers at the left and the days below
 

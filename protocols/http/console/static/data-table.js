@@ -1,9 +1,10 @@
 // A table of many rows: it pages, sorts, filters, and goes out as CSV. All rows are in the page.
 
-import { save } from "./dash.js";
-import { fill, h, whole } from "./dom.js";
+import { fill, h, saveFile, whole } from "./dom.js";
 
 const SHOWN = 50;
+const CARDS = 12;  // where each row is a card
+const narrow = matchMedia("(max-width: 52rem)");
 
 // A column: { name, value: row => text or number, cell: row => node (text by default), isNumber, isName }
 export class DataTable {
@@ -29,6 +30,7 @@ export class DataTable {
     this.table = h("table", { class: "cards" }, h("caption", { class: "unseen" }, caption), h("thead", {}, this.headRow), this.body);
     this.pages = h("div", { class: "pages" }, this.earlier, this.note, this.later);
     this.none = h("p", { class: "hint" });
+    narrow.addEventListener("change", () => this.paint());
     this.element = h("div", {}, this.tools, h("div", { class: "scroll" }, this.table), this.none, this.pages);
     this.paint();
   }
@@ -61,9 +63,10 @@ export class DataTable {
   }
 
   paint() {
-    const found = this.found(), last = Math.max(0, Math.ceil(found.length / SHOWN) - 1);
+    const size = narrow.matches ? CARDS : SHOWN;
+    const found = this.found(), last = Math.max(0, Math.ceil(found.length / size) - 1);
     this.page = Math.min(Math.max(0, this.page), last);
-    const first = this.page * SHOWN, some = found.slice(first, first + SHOWN);
+    const first = this.page * size, some = found.slice(first, first + size);
     if (!this.headRow.contains(document.activeElement) || this.painted !== this.order) {
       const focused = [...this.headRow.querySelectorAll("button")].indexOf(document.activeElement);
       fill(this.headRow, this.columns.map((one, index) => this.head(one, index)));
@@ -73,7 +76,7 @@ export class DataTable {
     fill(this.body, some.map((row) => h("tr", {}, this.columns.map((one) => this.cell(one, row)))));
     this.table.hidden = found.length === 0;
     this.tools.hidden = this.rows.length < 8 && !this.words;
-    this.pages.hidden = found.length <= SHOWN && !this.more;
+    this.pages.hidden = found.length <= size && !this.more;
     this.earlier.disabled = this.page === 0;
     this.later.disabled = this.page === last;
     this.none.hidden = found.length > 0;
@@ -97,7 +100,7 @@ export class DataTable {
   saveCsv() {
     const columns = this.columns.filter((one) => one.name);
     const lines = [columns.map((one) => one.name), ...this.found().map((row) => columns.map((one) => one.value(row) ?? ""))];
-    save(this.file, lines.map((line) => line.map(csvCell).join(",")).join("\r\n"), "text/csv");
+    saveFile(this.file, lines.map((line) => line.map(csvCell).join(",")).join("\r\n"), "text/csv");
   }
 }
 

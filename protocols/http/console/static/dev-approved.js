@@ -87,7 +87,7 @@ await show(async () => {
   await typeShown();
   parts = { standing: h("p", { class: "row" }), upload: h("div", { id: "upload" }), certificates: h("div", { id: "certificates" }), ids: null };
   parts.ids = new DataTable("Vendor ids", [
-    { name: "Vendor id", value: (one) => one.vdid, isName: true },
+    { name: "Vendor id", value: (one) => one.vdid, isName: true, cell: (one) => h("code", {}, one.vdid) },
     { name: "Device", value: (one) => one.did ?? "", cell: (one) => (one.did ? named(one.did) : h("span", { class: "soft" }, "nobody uses it")) },
     { name: "Uploaded", value: (one) => one.uploadedOn, cell: (one) => time(one.uploadedOn) },
     { name: "", value: () => "", cell: (one) => button("Remove", (event) => attempt(async () => {

@@ -1,8 +1,10 @@
 // What needs attention: rules, subscriptions, roll-outs and connectors that fail, each with the way to it.
 
 import { attempt } from "./api.js";
-import { badge, box, everything, figures, follow, organizations, page, pause, sameCall, show, uid } from "./dash.js";
+import { problemOf } from "./automations.js";
+import { address, badge, box, everything, figures, follow, organizations, page, pause, sameCall, show, uid } from "./dash.js";
 import { fill, fullTime, h, whole } from "./dom.js";
+import { withNames } from "./names.js";
 import { follow as hear } from "./sockets.js";
 
 const AGAIN_MS = 60000;
@@ -22,7 +24,7 @@ const alarm = (what, name, text, href) => ({ what, name, text, href });
 async function rules() {
   const found = await everything(`/users/${uid}/rules`, {}, (answer) => answer.data);
   return found.filter((one) => ["failing", "invalid", "stopped"].includes(one.state)).map((one) => alarm("Rule", one.name ?? one.id,
-    one.problems?.[0]?.message ?? one.stopReason ?? `It is ${one.state}.`, `/console/rules/${one.id}`));
+    problemOf(one) ?? `It is ${one.state}.`, `/console/rules/${one.id}`));
 }
 
 async function subscriptions(members) {
@@ -68,7 +70,7 @@ async function load() {
   painted = now;
   fill(page,
     box("Needs attention", found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
-      h("div", {}, h("p", {}, h("b", {}, `${one.what}: ${one.name}`)), h("p", {}, one.text)), h("a", { href: one.href, "aria-label": `Open ${one.name}` }, "Open"))))
+      h("div", {}, h("p", {}, h("b", {}, `${one.what}: `, address(one.name))), h("p", {}, withNames(one.text))), h("a", { href: one.href, "aria-label": `Open ${one.name}` }, "Open"))))
       : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, "No rule, subscription, roll-out or connector of yours fails.")))),
     box("Your organizations", h("p", {}, sameCall("GET", "/developer/organizations")), ...members.map((one) => h("div", {}, h("h3", {}, one.name, " ", badge(one.role)), figures(
       ["Messages this month", whole(one.usage.used)],

@@ -21,6 +21,12 @@ const outcome = ({ attempts }) => {
   return `${last.httpStatus ?? last.error ?? ""} after ${whole(last.durationMs)} ms${last.excerpt ? `: ${last.excerpt}` : ""}`;
 };
 
+// The device, or the type of device, and whose
+function ofWhat(one) {
+  const of = one.sdid ?? one.ddid ?? one.sdtid;
+  return of ? [one.sdtid ? "devices of the type " : "", named(of, one.sdtid ? undefined : `/console/devices/${of}`), " of ", named(one.uid, undefined, true)] : [named(one.uid, undefined, true)];
+}
+
 const replay = (body) => async () => {
   const { data } = await call("POST", `${PATH}/deliveries/replay`, { body });
   localStorage.setItem(KEPT, JSON.stringify({ ids: data.ids, on: Date.now() }));
@@ -54,7 +60,7 @@ async function standing() {
   const { data: one } = await get(PATH);
   title(one.description || one.callbackUrl || one.subscriptionType);
   fill(parts.standing, h("dl", { class: "facts" }, h("dt", {}, "Status"), h("dd", {}, badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? ""), one.problem ? h("div", { class: "soft" }, withNames(one.problem)) : null),
-    h("dt", {}, "Of"), h("dd", {}, `${one.messageType}s of `, named(one.uid)), one.callbackUrl ? [h("dt", {}, "Callback"), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
+    h("dt", {}, "Of"), h("dd", {}, `${{ message: "messages", action: "Actions" }[one.messageType] ?? one.messageType} of `, ...ofWhat(one)), one.callbackUrl ? [h("dt", {}, "Callback"), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
     h("dt", {}, "Created"), h("dd", {}, time(one.createdOn))),
   h("p", { class: "row" }, ["ACTIVE", "PAUSED"].includes(one.status) ? button(one.status === "PAUSED" ? "Resume" : "Pause", (event) => attempt(async () => {
     await call("PUT", PATH, { body: { status: one.status === "PAUSED" ? "ACTIVE" : "PAUSED" } });
@@ -74,7 +80,7 @@ await show(async () => {
   crumb("/developer/subscriptions", "Subscriptions");
   parts = { standing: h("div"), replay: h("div", { id: "replay" }), log: new DataTable("Deliveries", [
     { name: "Status", value: (one) => one.status, cell: (one) => badge(one.status.toLowerCase(), KINDS[one.status] ?? "") },
-    { name: "Notification", value: (one) => one.id, cell: (one) => h("code", {}, one.id), isName: true },
+    { name: "Notification", value: (one) => one.id, cell: (one) => h("code", { class: "id", title: one.id }, `…${one.id.slice(-8)}`), isName: true },
     { name: "Attempts", value: (one) => one.attempts.length, isNumber: true },
     { name: "Last attempt", value: (one) => one.attempts.at(-1)?.ts ?? 0, cell: (one) => (one.attempts.length ? time(one.attempts.at(-1).ts) : "–") },
     { name: "Answer", value: outcome },

@@ -1,6 +1,6 @@
 // The subscriptions of the organization's applications.
 
-import { badge, box, everything, follow, organizations, page, sameClient, show } from "./dash.js";
+import { address, badge, box, everything, follow, organizations, page, sameClient, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, h, time } from "./dom.js";
 import { named, plainNames, withNames } from "./names.js";
@@ -17,7 +17,7 @@ await show(async () => {
   const members = await organizations();
   const table = new DataTable("Subscriptions", [
     { name: "To", value: (one) => one.description ?? one.callbackUrl ?? one.subscriptionType, isName: true, cell: (one) =>
-      h("span", {}, h("a", { href: `/developer/subscriptions/${one.id}` }, one.description || one.callbackUrl || one.subscriptionType), h("span", { class: "type" }, one.messageType)) },
+      h("span", {}, h("a", { href: `/developer/subscriptions/${one.id}` }, address(one.description || one.callbackUrl || one.subscriptionType)), h("span", { class: "type" }, one.messageType)) },
     { name: "Status", value: stateOf, cell: (one) => badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? "") },
     { name: "What went wrong last", value: (one) => plainNames(one.problem), cell: (one) => withNames(one.problem ?? "") },
     { name: "Application", value: (one) => plainNames(one.aid), cell: (one) => named(one.aid) },

@@ -30,6 +30,9 @@ async function cancelAll(event) {
 
 const why = (one) => one.waitsFor ?? [one.errorMessage, one.errorCode ? `(${one.errorCode})` : ""].filter(Boolean).join(" ") ?? "";
 
+const planWords = (plan) => [plan.devicesPerMinute && `${whole(plan.devicesPerMinute)} devices a minute`, plan.canaryDevices && `${whole(plan.canaryDevices)} canary devices first`,
+  plan.canarySuccessPercent && `on when ${plan.canarySuccessPercent} % of them succeeded`, plan.abortPercent !== undefined && `stops when more than ${plan.abortPercent} % failed`].filter(Boolean).join(", ");
+
 async function load() {
   const { data: task } = await get(PATH);
   const isOver = ["COMPLETE", "CANCELLED"].includes(task.status), counts = task.statusCounts;
@@ -50,7 +53,7 @@ async function load() {
   fill(parts.head, h("p", { class: "row" }, taskStatus(task), "begun ", time(task.createdOn), countsText(counts)),
     progress("Devices that have ended", counts.numSucceeded + counts.numFailed + counts.numCancelled, counts.totalDevices),
     figures(["Devices", whole(counts.totalDevices)], ["Succeeded", whole(counts.numSucceeded)], ["Failed", whole(counts.numFailed), counts.numFailed > 0], ["Cancelled", whole(counts.numCancelled)]),
-    task.taskParameters.update?.rollout ? h("p", { class: "hint" }, Object.entries(task.taskParameters.update.rollout).map(([name, value]) => `${name} ${value}`).join(", ")) : null,
+    task.taskParameters.update?.rollout ? h("p", { class: "hint" }, planWords(task.taskParameters.update.rollout)) : null,
     h("p", { class: "row" }, isOver ? null : button("Cancel the task", cancelAll, "danger small"),
       task.isPaused ? button("Resume", change({ status: "PROCESSING" }, "The roll-out goes on.")) : null, sameCall("GET", `${PATH}/statuses`)));
   // Ten thousand devices are a hundred calls: only what has changed is asked for, and not too often.

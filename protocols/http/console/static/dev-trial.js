@@ -61,7 +61,7 @@ await show(async () => {
   parts = {
     record: h("div"),
     edit: h("div"),
-    types: new DataTable("Device types", [{ name: "Device type", value: (one) => one.dtid ?? one.id, isName: true, cell: (one) => h("code", {}, one.dtid ?? one.id) },
+    types: new DataTable("Device types", [{ name: "Device type", value: (one) => one.dtid ?? one.id, isName: true, cell: (one) => h("span", {}, one.name ?? named(one.dtid ?? one.id), one.uniqueName ? h("span", { class: "type" }, one.uniqueName) : null) },
       { name: "", value: () => "", cell: (one) => button("Take out", act("DELETE", `${PATH}/devicetypes/${one.dtid ?? one.id}`, undefined, "The device type is no longer in the trial.")) }], { empty: "No device type yet.", file: "trial-device-types.csv" }),
     invitations: new DataTable("Invitations", [
       { name: "E-mail address", value: (one) => one.email, isName: true }, { name: "As", value: (one) => one.invitationType },

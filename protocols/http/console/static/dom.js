@@ -9,14 +9,23 @@ export function h(tag, properties = {}, ...children) {
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  const isCode = tag === "pre" || tag === "option";
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined).flatMap((child) => (isCode ? [child] : breakable(child))));
   return element;
+}
+
+// An address or a path may go on in the next line behind its signs, and nowhere else.
+const LONG = /[^\s<>]{16,}/;
+const BEHIND = /(?<=[^\s][@._/:&=+,])(?=[^\s@._/:&=+,])|(?<=[a-z])(?=[A-Z][a-z])|(?<=\d{8})(?=T\d)/;
+function breakable(child) {
+  if (typeof child !== "string" || !LONG.test(child)) return [child];
+  return child.split(BEHIND).flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part]));
 }
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 
 export function fill(parent, ...children) {
-  parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+  parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined).flatMap(breakable));
   parent.removeAttribute("aria-busy");
 }
 
@@ -93,6 +102,17 @@ export function heads(...texts) {
     return h("th", { scope: "col", class: isNumber ? "size" : undefined }, name || h("span", { class: "unseen" }, "Actions"));
   });
   return h("thead", {}, h("tr", {}, cells));
+}
+
+// A file for the person
+
+export function saveFile(name, content, type) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
+  const link = h("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
 // Short messages, with an undo or a second thing to do

@@ -41,7 +41,7 @@ const textOf = (one) => (one.isGone ? `${one.name} (deleted)` : one.name);
 
 // An id with its name: the whole id shows on pointing at it, and is what is copied and filtered by.
 export function named(id, href, isBrief = false) {
-  const name = h("span", {}, known.get(id) ? textOf(known.get(id)) : id);
+  const name = h("span", {}, known.get(id) ? textOf(known.get(id)) : h("code", { class: "id" }, short(id)));
   const rest = h("code", { class: "id", title: id, hidden: isBrief || !known.get(id) }, short(id));
   if (!known.has(id)) {
     nameOf(id).then((one) => {

@@ -27,20 +27,20 @@ async function load() {
   payments ??= new DataTable("Payments", [
     { name: "Reference", value: (one) => one.reference, isName: true }, { name: "Price", value: (one) => one.price }, { name: "Tier", value: (one) => one.tier },
     { name: "Device", value: (one) => one.did, cell: (one) => named(one.did) }, { name: "Since", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
-    { name: "", value: () => "", cell: (one) => h("span", { class: "row" }, one.status === "pending" ? [button("Accept", decide("/operator/payments", { reference: one.reference, outcome: "accepted" }, "The payment is accepted.")),
+    { name: "", value: () => "", cell: (one) => h("span", { class: "acts" }, one.status === "pending" ? [button("Accept", decide("/operator/payments", { reference: one.reference, outcome: "accepted" }, "The payment is accepted.")),
       button("Decline", decide("/operator/payments", { reference: one.reference, outcome: "declined" }, "The payment is declined."))]
       : button("Sent back", decide("/operator/payments", { reference: one.reference, outcome: "refunded" }, "Noted: the money was sent back."))) },
   ], { empty: "Nothing waits.", order: [4, false], file: "payments.csv" });
   payments.set(data.payments);
   fill(page,
     box("Plans", h("p", {}, sameCommand("plans")), rows("Plans", ["Device type", "Version#", "Tiers", ""], data.plans.map((one) => h("tr", {},
-      h("th", { scope: "row" }, one.dtid), h("td", { class: "size", "data-label": "Version" }, String(one.version)), h("td", { "data-label": "Tiers" }, one.tiers.map((each) => h("div", {}, tier(each)))),
-      h("td", { class: "size" }, button("Approve", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "APPROVED" }, "The plan is approved.")),
-        button("Reject", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "REJECTED" }, "The plan is rejected."))))))),
+      h("th", { scope: "row" }, named(one.dtid, `/developer/types/${one.dtid}`)), h("td", { class: "size", "data-label": "Version" }, String(one.version)), h("td", { "data-label": "Tiers" }, one.tiers.map((each) => h("div", {}, tier(each)))),
+      h("td", { class: "act" }, h("span", { class: "acts" }, button("Approve", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "APPROVED" }, "The plan is approved.")),
+        button("Reject", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "REJECTED" }, "The plan is rejected.")))))))),
     box("Payments", h("p", {}, sameCommand("payments")), payments.element),
     box("Manifests", h("p", { class: "hint" }, "An Advanced Manifest runs its author's expression for each message."), h("p", {}, sameCommand("type list")),
-      rows("Manifests", ["Device type", "Version#", ""], data.manifests.map((one) => h("tr", {}, h("th", { scope: "row" }, one.uniqueName), h("td", { class: "size", "data-label": "Version" }, String(one.version)),
-        h("td", { class: "size" }, button("Approve", decide("/operator/manifests", { dtid: one.dtid, version: one.version }, "The Manifest is approved."))))))));
+      rows("Manifests", ["Device type", "Version#", ""], data.manifests.map((one) => h("tr", {}, h("th", { scope: "row" }, named(one.dtid), h("span", { class: "type" }, one.uniqueName)), h("td", { class: "size", "data-label": "Version" }, String(one.version)),
+        h("td", { class: "act" }, button("Approve", decide("/operator/manifests", { dtid: one.dtid, version: one.version }, "The Manifest is approved."))))))));
 }
 
 await show(async () => {

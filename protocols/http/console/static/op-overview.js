@@ -1,9 +1,9 @@
 // How the service is: the first questions of an incident, answered without a shell.
 
 import { get, done, attempt } from "./api.js";
-import { badge, box, button, figures, follow, page, sameCommand, save, show } from "./dash.js";
+import { badge, box, button, figures, follow, page, sameCommand, show } from "./dash.js";
 import { Chart } from "./chart.js";
-import { fileSize, fill, fullTime, h, heads, shown, time, whole } from "./dom.js";
+import { fileSize, fill, fullTime, h, heads, saveFile, shown, time, whole } from "./dom.js";
 
 const AGAIN_MS = 5000;
 const RECENT_MS = 600000;  // what grew so lately is still worth a line
@@ -104,7 +104,7 @@ async function load() {
       box("What the doctor says", h("p", { class: "row" }, sameCommand("doctor")), body.doctor),
       box("Statistics", h("p", { class: "row" }, sameCommand("statistics"), button("Diagnostics file", (event) => attempt(async () => {
         const answer = await get("/operator/diagnostics");
-        save("trunkline-diagnostics.json", JSON.stringify(answer.data, null, 2), "application/json");
+        saveFile("trunkline-diagnostics.json", JSON.stringify(answer.data, null, 2), "application/json");
         done("The file has addresses of peers, ids and e-mail addresses, and no secrets.");
       }, { button: event.target }))), body.statistics));
   }

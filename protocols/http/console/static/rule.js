@@ -3,7 +3,7 @@
 import { attempt, call, done, get, getText, tagOf } from "./api.js";
 import { conditionRow, isPlainCondition } from "./conditions.js";
 import { $, empty, fill, fullTime, h, showText, sure, time, toast } from "./dom.js";
-import { automations, foreignNotice } from "./automations.js";
+import { automations, foreignNotice, problemOf } from "./automations.js";
 import { withNames } from "./names.js";
 import { actionRow, isMissing, isPlainAction, newId, removable } from "./parts.js";
 import { save } from "./saving.js";
@@ -144,7 +144,7 @@ function take(data) {
   $("#tools").hidden = false;
   $("#why-box").hidden = false;
   $("#test").hidden = !rule.isTestable;
-  const problem = rule.error?.errors?.flat().map((one) => `${one.field}: ${one.messages.join(", ")}`).join("; ") ?? rule.stopReason ?? (rule.state === "failing" ? rule.problems?.[0]?.message : undefined);
+  const problem = problemOf(rule);
   fill($("#standing"), h("span", { class: `badge ${KINDS[rule.state] ?? ""}` }, rule.state ?? ""),
     rule.lastTriggeredOn ? h("span", {}, "triggered ", time(rule.lastTriggeredOn)) : h("span", {}, "never triggered yet"), problem ? withNames(problem) : null,
     made && !made.isOfConsole ? h("span", { class: "tag" }, `made by ${made.application.name}`) : null);

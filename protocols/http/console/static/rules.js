@@ -1,22 +1,33 @@
 // The list of rules: what each does now, which application made it, and turning it on and off; then those of other people.
 
 import { attempt, call, done, get } from "./api.js";
-import { automations, othersBox } from "./automations.js";
-import { $, empty, fill, h, heads, time } from "./dom.js";
+import { automations, othersBox, problemOf } from "./automations.js";
+import { DataTable } from "./data-table.js";
+import { $, empty, fill, h, time } from "./dom.js";
 import { withNames } from "./names.js";
 
 const uid = $("meta[name=uid]").content;
 const KINDS = { running: "good", failing: "bad", invalid: "bad", stopped: "bad" };
 const PAGE = 100;
+const madeBy = (one) => (one ? (one.isOfConsole ? "you,\u00a0here" : one.application.name) : "");
+let made = new Map();
+const table = new DataTable("Rules", [
+  { name: "Name", value: (rule) => rule.name, isName: true, cell: (rule) => h("a", { href: `/console/rules/${rule.id}` }, rule.name) },
+  { name: "State", value: (rule) => rule.state ?? "", cell: state },
+  { name: "Made by", value: (rule) => madeBy(made.get(rule.id)) },
+  { name: "Last triggered", value: (rule) => rule.lastTriggeredOn ?? 0, cell: (rule) => (rule.lastTriggeredOn ? time(rule.lastTriggeredOn) : "never") },
+  { name: "", value: () => "", cell: turn },
+], { file: "rules.csv" });
 
 async function load() {
-  const [rules, made] = await Promise.all([all(), automations("rule")]);
+  let rules = [];
+  [rules, made] = await Promise.all([all(), automations("rule")]);
   const shown = rules.filter((rule) => rule.name !== undefined);
   fill($("#rules"), shown.length === 0
     ? empty("No rules yet", "A rule watches your devices and sends Actions or mails when all its conditions hold.",
       h("a", { class: "button", href: "/console/rules/new" }, "New rule"))
-    : h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Rules"), heads("Name", "State", "Made by", "Last triggered", ""),
-      h("tbody", {}, shown.map((rule) => row(rule, made.get(rule.id))))), othersBox([...made.values()]));
+    : table.element, othersBox([...made.values()]));
+  table.set(shown);
 }
 
 async function all() {
@@ -30,21 +41,21 @@ async function all() {
   return found;
 }
 
-function row(rule, made) {
-  const problem = rule.problems?.[0]?.message ?? rule.stopReason ?? rule.error?.errors?.[0]?.[0]?.messages?.[0];
-  return h("tr", {}, h("th", { scope: "row" }, h("a", { href: `/console/rules/${rule.id}` }, rule.name)),
-    h("td", { "data-label": "State" }, h("span", { class: `badge ${KINDS[rule.state] ?? ""}` }, rule.state ?? ""),
-      problem && rule.state !== "running" ? h("div", { class: "soft" }, withNames(problem)) : null),
-    h("td", { "data-label": "Made by" }, made ? (made.isOfConsole ? "you, here" : made.application.name) : ""),
-    h("td", { class: "when", "data-label": "Last triggered" }, rule.lastTriggeredOn ? time(rule.lastTriggeredOn) : "never"),
-    h("td", { class: "act" }, h("button", {
-      type: "button", class: "quiet small", "aria-label": `Turn ${rule.enabled ? "off" : "on"} ${rule.name}`,
-      onclick: (event) => attempt(async () => {
-        await call("PUT", `/rules/${rule.id}`, { body: { enabled: !rule.enabled } });
-        done(rule.enabled ? "The rule is off." : "The rule is on.");
-        await load();
-      }, { button: event.target }),
-    }, rule.enabled ? "Turn off" : "Turn on")));
+function state(rule) {
+  const problem = problemOf(rule);
+  return h("div", {}, h("span", { class: `badge ${KINDS[rule.state] ?? ""}` }, rule.state ?? ""),
+    problem && rule.state !== "running" ? h("div", { class: "soft" }, withNames(problem)) : null);
+}
+
+function turn(rule) {
+  return h("button", {
+    type: "button", class: "quiet small", "aria-label": `Turn ${rule.enabled ? "off" : "on"} ${rule.name}`,
+    onclick: (event) => attempt(async () => {
+      await call("PUT", `/rules/${rule.id}`, { body: { enabled: !rule.enabled } });
+      done(rule.enabled ? "The rule is off." : "The rule is on.");
+      await load();
+    }, { button: event.target }),
+  }, rule.enabled ? "Turn off" : "Turn on");
 }
 
 await attempt(load);

@@ -1,8 +1,9 @@
 // One scene: its Actions, activating it, and its text.
 
 import { attempt, call, done, get, getText, tagOf } from "./api.js";
+import { problemOf } from "./automations.js";
 import { $, fill, h, showText, toast } from "./dom.js";
-import { withNames } from "./names.js";
+import { named, withNames } from "./names.js";
 import { actionRow, isPlainAction, removable } from "./parts.js";
 import { save } from "./saving.js";
 
@@ -18,7 +19,7 @@ const nameOf = (at) => (path) => `actions.${at}.${path}`;
 function keptRow(one) {
   const { selector, dtid } = one.ddid;
   const isPlain = selector === "every" && !one.parameters;
-  const item = h("li", { class: "part" }, isPlain ? h("span", {}, h("b", {}, one.action), ` to every device of the type ${dtid}`)
+  const item = h("li", { class: "part" }, isPlain ? h("span", {}, h("b", {}, one.action), " to every device of the type ", named(dtid, undefined, true))
     : h("code", {}, JSON.stringify(one)));
   item.read = () => one;
   return removable(item, "this Action");
@@ -45,7 +46,7 @@ function take(data) {
   $("#title").textContent = scene.name;
   document.title = `${scene.name} · Trunkline`;
   $("#tools").hidden = false;
-  const problem = scene.error?.errors?.flat().map((one) => `${one.field}: ${one.messages.join(", ")}`).join("; ");
+  const problem = problemOf(scene);
   $("#invalid").hidden = !problem;
   fill($("#invalid"), problem ? withNames(problem) : null);
   $("#activate").disabled = Boolean(problem);

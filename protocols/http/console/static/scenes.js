@@ -1,22 +1,34 @@
 // The list of scenes, each with the button that activates it.
 
 import { attempt, call, done, get } from "./api.js";
-import { automations, othersBox } from "./automations.js";
-import { $, empty, fill, h, heads } from "./dom.js";
+import { automations, othersBox, problemOf } from "./automations.js";
+import { DataTable } from "./data-table.js";
+import { $, empty, fill, h } from "./dom.js";
 import { withNames } from "./names.js";
 
 const uid = $("meta[name=uid]").content;
+const madeBy = (one) => (one ? (one.isOfConsole ? "you,\u00a0here" : one.application.name) : "");
+let made = new Map();
+const table = new DataTable("Scenes", [
+  { name: "Name", value: (scene) => scene.name, isName: true, cell: (scene) => h("span", {}, h("a", { href: `/console/scenes/${scene.id}` }, scene.name),
+    scene.description ? h("span", { class: "type" }, scene.description) : null) },
+  { name: "Actions", value: (scene) => scene.actions?.length ?? 0, isNumber: true },
+  { name: "State", value: (scene) => (problemOf(scene) ? "invalid" : "ready"), cell: state },
+  { name: "Made by", value: (scene) => madeBy(made.get(scene.id)) },
+  { name: "", value: () => "", cell: activate },
+], { file: "scenes.csv" });
 
 async function load() {
-  const [scenes, made] = await Promise.all([all(), automations("scene")]);
+  let scenes = [];
+  [scenes, made] = await Promise.all([all(), automations("scene")]);
   const others = othersBox([...made.values()]);
   if (scenes.length === 0) {
     fill($("#scenes"), empty("No scenes yet", "A scene sends Actions to several devices at once, such as “Good night”.",
       h("a", { class: "button", href: "/console/scenes/new" }, "New scene")), others);
     return;
   }
-  fill($("#scenes"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Scenes"), heads("Name", "Actions#", "State", "Made by", ""),
-    h("tbody", {}, scenes.map((scene) => row(scene, made.get(scene.id))))), others);
+  fill($("#scenes"), table.element, others);
+  table.set(scenes);
 }
 
 async function all() {
@@ -30,19 +42,19 @@ async function all() {
   return found;
 }
 
-function row(scene, made) {
-  const problem = scene.error?.errors?.flat()[0];
-  return h("tr", {}, h("th", { scope: "row" }, h("a", { href: `/console/scenes/${scene.id}` }, scene.name), scene.description ? h("span", { class: "type" }, scene.description) : null),
-    h("td", { class: "size", "data-label": "Actions" }, String(scene.actions?.length ?? 0)),
-    h("td", { "data-label": "State" }, h("span", { class: `badge ${problem ? "bad" : "good"}` }, problem ? "invalid" : "ready"), problem ? h("div", { class: "soft" }, withNames(problem.messages.join(", "))) : null),
-    h("td", { "data-label": "Made by" }, made ? (made.isOfConsole ? "you, here" : made.application.name) : ""),
-    h("td", { class: "act" }, h("button", {
-      type: "button", class: "small", disabled: Boolean(problem), "aria-label": `Activate ${scene.name}`,
-      onclick: (event) => attempt(async () => {
-        await call("POST", `/scenes/${scene.id}`, { body: {} });
-        done(`${scene.name} is activated.`);
-      }, { button: event.target }),
-    }, "Activate")));
+function state(scene) {
+  const problem = problemOf(scene);
+  return h("div", {}, h("span", { class: `badge ${problem ? "bad" : "good"}` }, problem ? "invalid" : "ready"), problem ? h("div", { class: "soft" }, withNames(problem)) : null);
+}
+
+function activate(scene) {
+  return h("button", {
+    type: "button", class: "small", disabled: Boolean(problemOf(scene)), "aria-label": `Activate ${scene.name}`,
+    onclick: (event) => attempt(async () => {
+      await call("POST", `/scenes/${scene.id}`, { body: {} });
+      done(`${scene.name} is activated.`);
+    }, { button: event.target }),
+  }, "Activate");
 }
 
 await attempt(load);

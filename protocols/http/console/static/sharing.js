@@ -25,7 +25,7 @@ export class Sharing {
     const { data } = await get(this.path);
     fill($("#shares"), data.shares.length === 0
       ? h("p", { class: "hint" }, "Nobody else sees this device. Whoever accepts a share sees its messages and may send it Actions.")
-      : h("table", {}, h("caption", { class: "unseen" }, "Shares"), h("tbody", {}, data.shares.map((share) => this.row(share)))));
+      : h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Shares"), h("tbody", {}, data.shares.map((share) => this.row(share)))));
   }
 
   row(share) {

@@ -16,7 +16,7 @@ export class Tasks {
   async load() {
     const { data } = await get(`/devicemgmt/devices/${this.did}/tasks`, { count: 10 });
     $("#tasks-box").hidden = data.tasks.length === 0;
-    fill($("#tasks"), h("table", {}, h("caption", { class: "unseen" }, "Tasks"),
+    fill($("#tasks"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Tasks"),
       heads("Property", "Status", "When"),
       h("tbody", {}, data.tasks.map((task) => this.row(task)))));
     fill($("#tasks-waiting"), data.tasks.filter((task) => this.waits(task)).map((task) => this.question(task)));
@@ -32,10 +32,10 @@ export class Tasks {
   row(task) {
     const kind = { SUCCEEDED: "good", FAILED: "bad" }[task.status] ?? "";
     const more = task.errorMessage || task.errorCode || task.waitsFor;
-    return h("tr", {}, h("th", { scope: "row" }, task.property), h("td", {}, h("span", { class: `badge ${kind}` }, task.status.toLowerCase()),
+    return h("tr", {}, h("th", { scope: "row" }, task.property), h("td", { "data-label": "Status" }, h("span", { class: `badge ${kind}` }, task.status.toLowerCase()),
       task.progress === undefined || ENDED.includes(task.status) ? null
         : h("progress", { max: 100, value: task.progress, "aria-label": "Progress of the update" }),
-      more ? h("div", { class: "soft" }, more) : null), h("td", { class: "when" }, time(task.ts ?? task.createdOn)));
+      more ? h("div", { class: "soft" }, more) : null), h("td", { class: "when", "data-label": "When" }, time(task.ts ?? task.createdOn)));
   }
 
   question(task) {

@@ -5,6 +5,8 @@ import { $, clockTime, empty, fill, fullTime, h, heads } from "./dom.js";
 import { withNames } from "./names.js";
 
 const SHOWN = 12;
+const FEW = 6;  // on a phone
+const narrow = matchMedia("(max-width: 46rem)");
 const KEPT = 100;
 const AGAIN_MS = 20000;
 
@@ -16,6 +18,7 @@ export class Trail {
     this.entries = new Map();
     setInterval(() => { if (!document.hidden) this.again().catch(() => {}); }, AGAIN_MS);
     this.onLoss = onLoss;
+    narrow.addEventListener("change", () => { if (this.body) this.paint(); });
   }
 
   // Gives the data messages, the newest first.
@@ -35,6 +38,10 @@ export class Trail {
     await this.losses();
     this.paint();
     if (this.hasLosses) this.onLoss();
+  }
+
+  get few() {
+    return narrow.matches ? FEW : SHOWN;
   }
 
   get hasLosses() {
@@ -88,7 +95,7 @@ export class Trail {
   }
 
   paint() {
-    const found = this.sorted().slice(0, this.isLong ? KEPT : SHOWN);
+    const found = this.sorted().slice(0, this.isLong ? KEPT : this.few);
     $("#trail-note").textContent = this.isForeign ? "" : "Also failed messages of the last 7 days, refusals and dropped fields.";
     if (found.length === 0) {
       fill($("#trail"), empty("Nothing came yet", "Each message stands here at once: stored, failed or refused, and why."));
@@ -104,7 +111,7 @@ export class Trail {
     // Only what changed is moved, so that a selection in the list stays.
     rows.forEach((row, at) => { if (this.body.children[at] !== row) this.body.insertBefore(row, this.body.children[at] ?? null); });
     while (this.body.children.length > rows.length) this.body.lastChild.remove();
-    this.more.hidden = this.isLong || this.entries.size <= SHOWN;
+    this.more.hidden = this.isLong || this.entries.size <= this.few;
   }
 
   table() {

@@ -16,7 +16,7 @@ export class Values {
       if (known && known.ts > ts) continue;
       if (known) {
         known.ts = ts;
-        fill(known.value, shown(value, this.unit(path), path));
+        fill(known.value, this.value(path, value));
         fill(known.when, time(ts));
       } else this.add(path, value, ts);
     }
@@ -28,6 +28,10 @@ export class Values {
     this.take(sent.filter(([, value]) => value !== undefined));
   }
 
+  value(path, value) {
+    return h("span", {}, shown(value, this.unit(path), path));
+  }
+
   unit(path) {
     return this.manifest.fields.get(path)?.unit ?? "";
   }
@@ -36,12 +40,12 @@ export class Values {
     if (this.rows.size === 0) {
       this.body = h("tbody");
       fill(this.box, h("table", {}, h("caption", { class: "unseen" }, "The latest value of each field"),
-        heads("Field", "Value#", "Time"),
+        heads("Field", "Value#"),
         this.body));
     }
-    const row = { ts, value: h("td", { class: "size" }, shown(value, this.unit(path), path)), when: h("td", { class: "when" }, time(ts)) };
+    const row = { ts, value: h("div", {}, this.value(path, value)), when: h("small", { class: "when" }, time(ts)) };
     this.rows.set(path, row);
     const about = this.manifest.fields.get(path)?.description;
-    this.body.append(h("tr", {}, h("th", { scope: "row", title: about || undefined }, path), row.value, row.when));
+    this.body.append(h("tr", {}, h("th", { scope: "row", title: about || undefined }, path), h("td", { class: "size" }, row.value, row.when)));
   }
 }

@@ -1,0 +1,103 @@
+"""Every page of the console, of developers and of operators, opened with much to show, at three widths.
+
+No word is broken, nothing has to be scrolled sideways, buttons of a row stay in one line, and no page is endless.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from protocols.http.console.doors import HOME
+from protocols.http.console.pages import DASHBOARDS, OBJECTS, PAGES
+from tests.browser import Chromium
+from tests.e2e.console.content import GONE, STATION, WIDE, Content, full_site
+from tests.e2e.console.measures import WIDTHS, measured
+from tests.e2e.console.user import User
+
+#: By the route: the paths to open, with the words that each shows when it is complete and, after "#", where.
+VISITS: Final[Mapping[str, Mapping[str, str]]] = {
+    "/console": {"/console": "1–25 of #pages"},
+    "/console/devices/new": {"/console/devices/new": "Actions: setOn"},
+    "/console/devices/<id_>": {
+        f"/console/devices/{WIDE}": "refused#trail",
+        f"/console/devices/{GONE}": "No such device",
+    },
+    "/console/rules": {"/console/rules": "Of the dashboard"},
+    "/console/rules/new": {"/console/rules/new": "Add a mail"},
+    "/console/rules/<id_>": {
+        "/console/rules/{rule}": "This device was deleted#conditions",
+        "/console/rules/{running rule}": "running#standing",
+        "/console/rules/{foreign rule}": "made this rule#foreign",
+    },
+    "/console/scenes": {"/console/scenes": "Activate"},
+    "/console/scenes/new": {"/console/scenes/new": "Add an Action"},
+    "/console/scenes/<id_>": {"/console/scenes/{scene}": "to every device of the type"},
+    "/console/exports": {"/console/exports": "Download"},
+    "/console/applications": {"/console/applications": "Revoke"},
+    "/console/account": {"/console/account": "Older#activity-pages"},
+    "/console/signed-in": {"/console/signed-in": "You are signed in"},
+    "/developer": {"/developer": "Needs attention"},
+    "/developer/applications": {"/developer/applications": "New application"},
+    "/developer/types": {"/developer/types": "acme.ventilation.station"},
+    "/developer/types/<id_>": {f"/developer/types/{STATION}": "Unique name"},
+    "/developer/types/<id_>/manifest": {f"/developer/types/{STATION}/manifest": "Version 1"},
+    "/developer/types/<id_>/list": {f"/developer/types/{STATION}/list": "1–50 of 60"},
+    "/developer/types/<id_>/devices": {f"/developer/types/{STATION}/devices": "site.floor"},
+    "/developer/types/<id_>/firmware": {f"/developer/types/{STATION}/firmware": "release-candidate#page"},
+    "/developer/types/<id_>/connector": {"/developer/types/{light}/connector": "Nothing fails"},
+    "/developer/types/<id_>/plans": {f"/developer/types/{STATION}/plans": "Version 1"},
+    "/developer/types/<id_>/errors": {f"/developer/types/{STATION}/errors": "Feuchtigkeitsmesser"},
+    "/developer/tasks/<id_>": {"/developer/tasks/{task}": "Feuchtigkeitsmesser"},
+    "/developer/subscriptions": {"/developer/subscriptions": "collector.instruments"},
+    "/developer/subscriptions/<id_>": {"/developer/subscriptions/{subscription}": "Deliver again"},
+    "/developer/trials": {"/developer/trials": "New trial"},
+    "/developer/trials/<id_>": {"/developer/trials/{trial}": "participant.number11"},
+    "/developer/usage": {"/developer/usage": "Used this month"},
+    "/operator": {"/operator": "disk#doctor"},
+    "/operator/people": {"/operator/people": "Acme"},
+    "/operator/devices": {"/operator/devices": "Light"},
+    "/operator/refusals": {"/operator/refusals": "127.0.0.1"},
+    "/operator/audit": {"/operator/audit": "Details"},
+    "/operator/backups": {"/operator/backups": "done#latest"},
+    "/operator/decisions": {"/operator/decisions": "Approve"},
+}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Content]:
+    with full_site(tmp_path_factory.mktemp("full")) as content:
+        yield content
+
+
+@pytest.fixture
+def person(chromium: Chromium, full: Content) -> User:
+    return full.user(chromium)
+
+
+def test_every_page_is_measured() -> None:
+    """A new page is to be added to VISITS."""
+    routes = {HOME + page.path for page in (*PAGES, *OBJECTS)} | {page.path for page in DASHBOARDS}
+    assert set(VISITS) == routes
+
+
+@pytest.mark.parametrize("route", VISITS)
+def test_a_page_full_of_content_fits(person: User, full: Content, route: str, screenshots: Path | None) -> None:
+    wrong = []
+    for path, words in VISITS[route].items():
+        person.browser.show(WIDTHS[-1], dark=False)
+        opened = path.format_map(full.ids)
+        person.browser.open(person.origin + opened)
+        what, _, where = words.partition("#")
+        person.sees(what, f"#{where}" if where else "#content")
+        person.eventually(lambda: not person.browser.driver.find_elements("css selector", "[aria-busy]"))
+        wrong += [f"{path}: {one}" for one in measured(person.browser)]
+        if screenshots is not None:
+            for size in WIDTHS:
+                for dark in (False, True):
+                    person.browser.show(size, dark=dark)
+                    name = path.strip("/").replace("/", "_")
+                    person.browser.screenshot(screenshots / f"full_{name}.{size[0]}{'.dark' * dark}.png")
+    person.browser.traffic()  # refusals of what is not there
+    assert wrong == [], "\n".join(wrong)
