@@ -43,10 +43,14 @@ class Allowances:
         self._by_address = by_address
         self._quotas = limits.charged
 
-    def count_address(self) -> None:
+    def count_tokenless(self) -> None:
         """Count the current request of Quart's against its address, if it has no token to count against."""
         if request.method == "OPTIONS" or not is_rest() or self.are_of_address(request.path):
-            self._addresses.count(this_request().address)
+            self.count_address(this_request().address)
+
+    def count_address(self, address: str) -> None:
+        """Raises TooManyRequests."""
+        self._addresses.count(address)
 
     def add_headers(self, answer: Response) -> None:
         if is_rest() and request.method != "OPTIONS" and "Access-Control-Allow-Origin" in answer.headers:

@@ -18,6 +18,7 @@ CORS: Final = {
     ),
 }
 
+NO_SNIFF: Final = ("X-Content-Type-Options", "nosniff")
 _NOT_STORED: Final = (("Cache-Control", "no-store"), ("Pragma", "no-cache"))
 
 _encode = msgspec.json.Encoder().encode

@@ -123,7 +123,7 @@ def _new_app(services: Services, *, has_websockets: bool = False) -> QuartTrio:
     # One function before and one after all requests: Quart takes 10 µs for each of them.
     async def before() -> Response | None:
         begin()
-        allowances.count_address()  # also what is answered here
+        allowances.count_tokenless()  # also what is answered here
         return answers.answer_preflight() or (answer_other_methods() if has_websockets else None)
 
     async def after(answer: Response) -> Response:

@@ -6,7 +6,7 @@ says who may make the call, and on which object a permission is checked.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from functools import cache, cached_property
@@ -21,6 +21,7 @@ from broker.errors import DomainError
 from broker.registration.certificates import ClientCertificate
 from broker.services import Services
 from config.limits import MAX_BODY_BYTES
+from protocols.http.answers import Answer
 from protocols.http.reading import Query
 from protocols.http.schema import Shape
 
@@ -134,6 +135,9 @@ class CalledBack:
     body: Any
 
 
+#: The body of the current request while it comes, of so many bytes at most: `bodies.py: chunks_within`.
+Chunks = Callable[[int], AsyncGenerator[bytes, None]]
+
 _JSON: Final = Answers()
 _PERFORMERS: Final = (Caller, ClientCertificate)
 
@@ -147,11 +151,12 @@ class RestCall:
     - one of type `Caller` or `ClientCertificate`: who calls;
     - `query`: a struct, or a union of structs, of which the first one whose first member is given is read;
     - `body`: a struct, which is read from JSON, and also from a form if `accepts` has that content type; bytes or a
-      dictionary, which are the body as it came and the JSON object in it;
+      dictionary, which are the body as it came and the JSON object in it; or `Chunks`, for a body of any length;
     - one called like a name in the path, in snake case: that text;
     - one more: the object that `on` found.
 
-    It returns a struct, which is rendered as JSON, or a `Response` that `answers` describes.
+    It returns a struct, which is rendered as JSON, or an `Answer` or a `Response` that `answers` describes. Only a
+    `Response` may be a stream. Handlers that return one, and those that read `Chunks`, are only called through Quart.
 
     Raises TypeError where declaration and handler do not fit.
     """
@@ -202,7 +207,7 @@ class RestCall:
             raise TypeError(f"{self}: nothing finds {self.object_parameter}")
         if isinstance(self.on, SharedFinder) or callable(self.on):
             self._check_finder(self.on.find if isinstance(self.on, SharedFinder) else self.on)
-        if self.hints.get("return") is Response and self.answers is _JSON:
+        if self.returns_answer and self.answers is _JSON:
             raise TypeError(f"{self}: `answers` must describe a Response")
         if isinstance(self.on, InQuery) and not self.queries:
             raise TypeError(f"{self}: nothing reads the query")
@@ -248,19 +253,26 @@ class RestCall:
     @property
     def answer(self) -> Any:
         """The type of the answer, for the document; None where there is no body."""
-        returned = self.hints["return"]
-        return self.answers.type if returned is Response else returned
+        return self.answers.type if self.returns_answer else self.hints["return"]
+
+    @cached_property
+    def returns_answer(self) -> bool:
+        """Whether the handler makes the answer itself."""
+        return self.hints.get("return") in {Response, Answer}
+
+    @cached_property
+    def is_body_streamed(self) -> bool:
+        """Whether the handler reads the body while it comes."""
+        return self.body == Chunks
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether all that the call needs of a request is its token, path, query and JSON: it has a short way, too."""
-        return (
-            bool(self.tokens)
-            and not (self.needs_certificate or self.has_token_in_body)
-            and self.counted in {Counted.REST, Counted.MESSAGES}
-            and self.accepts is None
-            and self.hints["return"] is not Response
-        )
+        """Whether the handler takes a whole body, or none, and gives a whole answer: then the call has a short way.
+
+        This is decided by the types of the handler alone. What they do not show is read from `this_request`, which
+        both ways make.
+        """
+        return not self.is_body_streamed and self.hints["return"] is not Response
 
     @cached_property
     def takes_query(self) -> bool:

@@ -62,6 +62,7 @@ class _Route(NamedTuple):
     rule: str  # as in the log
     names: Mapping[str, str]  # those in the path
     is_message: bool  # `at_once` may accept it
+    is_of_address: bool  # counts against the limit of the client's address
 
 
 class DirectCalls:
@@ -125,12 +126,14 @@ class DirectCalls:
                 await begin()
                 begin = None
             request = ThisRequest(
+                asked.method,
                 self._client(peer, asked),
                 asked.authorization,
                 asked.query,
                 certificate,
                 partial(_within, received[asked.head_length :]),
                 is_whole=True,
+                headers=asked.headers,
             )
             await self._send(await self._answer(request, asked.method, route), stream, send_now)
             # Forget the caller: the next request may be somebody else's, and an idle connection should hold nothing.
@@ -148,7 +151,7 @@ class DirectCalls:
         return received
 
     def _routed(self, method: str, path: str) -> _Route | None:
-        if not path.startswith(REST_ROOT) or self._allowances.are_of_address(path):
+        if not path.startswith(REST_ROOT):
             return None
         try:
             rule, names = self._router.match(path, method, return_rule=True)
@@ -157,7 +160,8 @@ class DirectCalls:
         endpoint = self._endpoints.get(rule.endpoint)
         if endpoint is None:
             return None
-        return _Route(endpoint, rule.rule, names, is_message=rule.endpoint == POST_MESSAGES)
+        is_of_address = self._allowances.are_of_address(path)
+        return _Route(endpoint, rule.rule, names, rule.endpoint == POST_MESSAGES, is_of_address)
 
     def _client(self, peer: Peer, asked: PlainRequest) -> str:
         return Forwarded(asked.headers).client(peer.address, self._proxies) if peer.is_proxy else peer.address
@@ -178,6 +182,8 @@ class DirectCalls:
         enter(Origin(request.address))
         answering(request)
         try:
+            if route.is_of_address:
+                self._allowances.count_address(request.address)
             answer = await route.endpoint.reply(route.names)
             if isinstance(answer, Response):
                 raise TypeError(f"{method} {route.rule} is no plain call")

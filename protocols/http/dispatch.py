@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache, cached_property, partial
 from typing import Any, Final
 
-from quart import Quart, Response, request
+from quart import Quart, Response
+from werkzeug.http import parse_options_header
 
 from broker.accounts.tokens import Caller
 from broker.conditional import expecting
@@ -22,6 +23,7 @@ from broker.threads import run_in_thread
 from broker.trace.origin import on_whose_account
 from config.limits import BODY_VALUES_MAX
 from protocols.http.answers import REST_ROOT, Answer, plain_answer, search_answer, secret_answer
+from protocols.http.bodies import chunks_within
 from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder
 from protocols.http.conditional import expected_tags
 from protocols.http.errors import forget_frames
@@ -164,7 +166,7 @@ class _Endpoint:
             raise refusal
         texts = {parameter: names[name] for name, parameter in self._call.text_parameters}
         arguments = await self._read(performer, found, names)
-        if self._call.is_conditional and (header := this_request().if_match):
+        if self._call.is_conditional and (header := this_request().header(b"if-match")):
             with expecting(expected_tags(header)):
                 answer = await self._handler(**texts, **arguments)
         elif self._call.method == "DELETE":
@@ -172,7 +174,7 @@ class _Endpoint:
                 answer = await self._handler(**texts, **arguments)
         else:
             answer = await self._handler(**texts, **arguments)
-        return answer if isinstance(answer, Response) else self._rendered(answer, started)
+        return answer if self._call.returns_answer else self._rendered(answer, started)
 
     async def _read(
         self, performer: Caller | ClientCertificate | None, found: object, names: Mapping[str, str]
@@ -187,7 +189,9 @@ class _Endpoint:
                 found = await self._find_in_query(performer, query)
             kind = _chosen(call.queries, query)
             values = query.members(kind, caller)
-        if self._body is not None:
+        if call.is_body_streamed:
+            arguments["body"] = chunks_within
+        elif self._body is not None:
             try:
                 arguments["body"] = await self._body.read(caller)
             except DomainError as error:
@@ -267,7 +271,7 @@ class _Body:
         call = self._call
         if call.is_object:
             return json_object(body)
-        if call.reads_forms and request.mimetype == FORM:
+        if call.reads_forms and parse_options_header(this_request().header(b"content-type"))[0].lower() == FORM:
             form = Query(body)
             values = form.members(call.body, caller)
             form.check()

@@ -154,7 +154,7 @@ class ParkedConnection:
         if len(received) != asked.head_length + asked.body_length:
             return False
         began = time.perf_counter()
-        request = ThisRequest(self._address, asked.authorization, asked.query, None, _no_body)
+        request = ThisRequest("POST", self._address, asked.authorization, asked.query, None, _no_body)
         try:
             accepted = self._listener.at_once.accept(request, received[asked.head_length :])
         except Exception as error:  # noqa: BLE001 - a bug must end only its request

@@ -22,7 +22,7 @@ _HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+")
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 #: What makes a request one that is not plain.
 _REFUSED: Final = frozenset(
-    {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings", b"if-match"}
+    {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
 )
 #: Of each of these there is one at most.
 _SINGLE: Final = frozenset({b"authorization", b"connection", b"content-length", b"host"})

@@ -13,12 +13,14 @@ from broker.devices.registry import Device
 from broker.limits.meters import Channel
 from broker.limits.refusals import Standing
 from broker.registration.certificates import ClientCertificate
+from protocols.http.forwarded import Headers
 
 
 @dataclass(eq=False, slots=True)
 class ThisRequest:
     """What was sent, and what is noted about it while it is answered."""
 
+    method: str
     address: str  # of the client
     authorization: str  # the header, empty without one
     query: bytes
@@ -28,7 +30,7 @@ class ThisRequest:
     read_body: Callable[[int], Awaitable[bytes]]
     #: All of it was there before anything was checked.
     is_whole: bool = False
-    if_match: str = ""  # the header, empty without one
+    headers: Headers = ()  # names in lower case
     #: The ETag of the answer, without quotes; empty: it has none.
     etag: str = ""
     caller: Caller | None = None
@@ -37,6 +39,10 @@ class ThisRequest:
     standing: Standing | None = None
     #: The devices whose quotas were charged: of the organization, and by day.
     charged: tuple[Device, Device | None] | None = None
+
+    def header(self, name: bytes) -> str:
+        """The first header of this name, which is in lower case; empty without one."""
+        return next((value.decode("latin-1") for one, value in self.headers if one == name), "")
 
 
 _current: Final[ContextVar[ThisRequest | None]] = ContextVar("this_request", default=None)

@@ -15,12 +15,13 @@ def begin() -> None:
     shown = request.scope.get("state", {}).get(STATE_KEY)
     answering(
         ThisRequest(
+            method=request.method,
             address=address,
             authorization=request.headers.get("Authorization", ""),
             query=request.query_string,
             certificate=shown if isinstance(shown, ClientCertificate) else None,
             read_body=body_within,
-            if_match=request.headers.get("If-Match", ""),
+            headers=request.scope["headers"],
         )
     )
     enter(Origin(address))  # what the request leads to, comes from its client

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, convert
-from quart import request
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data as PartData
 from werkzeug.sansio.multipart import Epilogue, MultipartDecoder, NeedData
@@ -37,6 +36,7 @@ from protocols.http.schema import (
     one_of,
     text,
 )
+from protocols.http.this_request import this_request
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 
 _PATH: Final = "/devicetypes/{dtid}/whitelist"
@@ -210,7 +210,7 @@ class ApprovedListCalls(RestCalls):
         refusals={409: TOO_MANY_UPLOADS},
     )
     async def upload(self, type_: DeviceType, body: bytes) -> _Uploaded:
-        content = _csv(body, request.headers.get("Content-Type", ""))
+        content = _csv(body, this_request().header(b"content-type"))
         upload_id = await self._lists.upload(type_, content)
         return _Uploaded(upload_id, _UploadId(upload_id))
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
-from quart import Response, request
+from quart import Response
 
 from broker.errors import Gone
+from protocols.http.this_request import this_request
 
 CONTENT_TYPE: Final = "application/x-compressed"
 _CHUNK_BYTES: Final = 256 * 1024
@@ -21,7 +22,7 @@ async def archive_answer(
         file = await trio.open_file(path, "rb")
     except FileNotFoundError as error:  # the archive has just expired
         raise Gone from error
-    if request.method == "HEAD":
+    if this_request().method == "HEAD":
         await file.aclose()
         answer = Response(b"")
     else:

@@ -7,8 +7,6 @@ one-time state, or a check of the plug-in, says who calls.
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl
 
-from quart import Response, request
-
 from broker.accounts.permissions import Permission
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
@@ -19,6 +17,7 @@ from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.errors import BadRequest
 from config.limits import CONNECTOR_NOTIFICATION_BYTES
+from protocols.http.answers import NO_SNIFF, Answer
 from protocols.http.calls import (
     ANY_TOKEN,
     FORM,
@@ -34,6 +33,7 @@ from protocols.http.calls import (
 from protocols.http.reading import read_body
 from protocols.http.rest.device_records import DeviceObject, device_record
 from protocols.http.schema import Data, Id, Shape, about
+from protocols.http.this_request import this_request
 
 _PROVIDER_AUTH: Final = "/devices/{did}/providerauth"
 _NOTIFICATIONS: Final = "/cloudconnectors/{dtid}/thirdpartynotifications"
@@ -102,9 +102,9 @@ class ConnectorCalls(RestCalls):
         answers=Answers(status=302, headers=_LOCATION, about="To the third party"),
         refusals=_NO_CONNECTOR,
     )
-    async def authorize(self, caller: Caller, device: Device, query: _ForScreen, body: _Wish) -> Response:
+    async def authorize(self, caller: Caller, device: Device, query: _ForScreen, body: _Wish) -> Answer:
         mobile = bool(body.mobile) if query.mobile is None else query.mobile
-        referer = request.headers.get("Referer", "")
+        referer = this_request().header(b"referer")
         return _redirect(await self._connectors.authorize(caller, device, referer=referer, mobile=mobile))
 
     @RestCall(
@@ -137,7 +137,7 @@ class ConnectorCalls(RestCalls):
             410: "The state is over or was used.",
         },
     )
-    async def authorized(self, dtid: str) -> Response:
+    async def authorized(self, dtid: str) -> Answer:
         return _redirect(await self._connectors.authorized(dtid, _parameters()))
 
     @RestCall(
@@ -151,7 +151,7 @@ class ConnectorCalls(RestCalls):
         answers=_NOTIFIED,
         refusals=_NO_CONNECTOR,
     )
-    async def proved(self, dtid: str) -> Response:
+    async def proved(self, dtid: str) -> Answer:
         return await self._notified(dtid, await read_body(limit=CONNECTOR_NOTIFICATION_BYTES))
 
     @RestCall(
@@ -169,29 +169,25 @@ class ConnectorCalls(RestCalls):
         answers=_NOTIFIED,
         refusals=_NO_CONNECTOR,
     )
-    async def notified(self, dtid: str, body: bytes) -> Response:
+    async def notified(self, dtid: str, body: bytes) -> Answer:
         return await self._notified(dtid, body)
 
-    async def _notified(self, dtid: str, body: bytes) -> Response:
-        headers = {name.lower(): value for name, value in request.headers.items()}
+    async def _notified(self, dtid: str, body: bytes) -> Answer:
+        request = this_request()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
         heard = await self._connectors.notified(dtid, IncomingRequest(request.method, _parameters(), headers, body))
-        answer = Response(heard.body, heard.status, content_type="text/plain; charset=utf-8")
-        answer.headers["X-Content-Type-Options"] = "nosniff"
-        return answer
+        return Answer(heard.body, heard.status, (NO_SNIFF,), "text/plain; charset=utf-8")
 
 
-def _redirect(address: str) -> Response:
+def _redirect(address: str) -> Answer:
     """A redirection that is not stored. The address is kept byte for byte."""
-    answer = Response(b"", 302)
-    answer.headers["Location"] = address
-    answer.headers["Cache-Control"] = "no-store"
-    answer.headers["Referrer-Policy"] = "no-referrer"
-    return answer
+    headers = (("Location", address), ("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer"))
+    return Answer(b"", 302, headers, "text/html; charset=utf-8")
 
 
 def _parameters() -> dict[str, str]:
     """The query, whose parameters are the third party's. Raises BadRequest when they are too many."""
-    text = request.query_string.decode("latin-1")
+    text = this_request().query.decode("latin-1")
     try:
         return dict(parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=_PARAMETERS))
     except ValueError as error:

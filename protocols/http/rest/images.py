@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import trio
 from msgspec import Meta
-from quart import Response, request
+from quart import Response
 
 from broker.accounts.tokens import Caller
 from broker.device_management.downloads import Download, Downloads
@@ -16,8 +16,7 @@ from broker.device_management.images import TOO_MANY
 from broker.device_types.catalog import DeviceType
 from broker.errors import NotFound
 from config.limits import DOWNLOAD_KEPT_HOURS, NAME_MAX_CHARACTERS
-from protocols.http.bodies import chunks_within
-from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Counted, RestCall
+from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chunks, Counted, RestCall
 from protocols.http.openapi import samples
 from protocols.http.rest.managed import CONFIGURED_TYPE, CONFIGURERS, ManagementCalls
 from protocols.http.schema import (
@@ -33,6 +32,7 @@ from protocols.http.schema import (
     integer,
     text,
 )
+from protocols.http.this_request import this_request
 from storage.firmware import FirmwareImageRecord
 
 _IMAGES: Final = "/devicemgmt/devicetypes/{dtid}/images"
@@ -114,8 +114,8 @@ class ImageCalls(ManagementCalls):
         accepts=Accepts({_OCTETS: Annotated[str, about("The image", format="binary")]}, "firmware"),
         refusals={409: TOO_MANY, 413: "The image is larger than `device_management.image_max_bytes`."},
     )
-    async def upload(self, type_: DeviceType, query: _Uploaded) -> Data[ImageObject]:
-        async with aclosing(chunks_within(self._management.images.max_bytes)) as chunks:
+    async def upload(self, type_: DeviceType, query: _Uploaded, body: Chunks) -> Data[ImageObject]:
+        async with aclosing(body(self._management.images.max_bytes)) as chunks:
             image = await self._management.images.add(
                 type_, chunks, version=query.version, kind=query.type, sha256=query.sha256
             )
@@ -176,7 +176,7 @@ class ImageCalls(ManagementCalls):
         if len(wanted) != size:
             headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size}"
         answer = Response(b"", 206 if len(wanted) != size else 200, headers=headers)
-        if request.method != "HEAD":
+        if this_request().method != "HEAD":
             try:
                 file = await trio.open_file(download.path, "rb")
             except FileNotFoundError as error:  # the image has just been deleted
@@ -195,8 +195,9 @@ def _wanted(size: int, etag: str) -> range | None:
 
     Several ranges, and what is no range of bytes, are ignored, as the RFC allows.
     """
-    match = _RANGE.fullmatch(request.headers.get("Range", "").replace(" ", ""))
-    if match is None or request.headers.get("If-Range", etag) != etag:
+    request = this_request()
+    match = _RANGE.fullmatch(request.header(b"range").replace(" ", ""))
+    if match is None or (request.header(b"if-range") or etag) != etag:
         return range(size)
     first, last, length = (None if part is None else int(part) for part in match.groups())
     if length is not None:

@@ -2,9 +2,12 @@
 
 from typing import Any, Final
 
-from quart import Response, request
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.http import parse_accept_header
 
+from protocols.http.answers import NO_SNIFF, Answer
 from protocols.http.calls import Answers
+from protocols.http.this_request import this_request
 
 _TOML: Final = "application/toml"
 _PLAIN: Final = "text/plain"  # for generators of clients, which know TOML by no name
@@ -14,9 +17,8 @@ def provision_answers(kind: Any, example: str) -> Answers:
     return Answers(type=kind, content_type=_TOML, also=(_PLAIN,), example=example)
 
 
-def provision_answer(text: str) -> Response:
+def provision_answer(text: str) -> Answer:
     """As `application/toml`, or as `text/plain` for who prefers it."""
-    chosen = request.accept_mimetypes.best_match([_TOML, _PLAIN], default=_TOML)
-    answer = Response(text, content_type=f"{chosen}; charset=utf-8")
-    answer.headers["X-Content-Type-Options"] = "nosniff"
-    return answer
+    accepted = parse_accept_header(this_request().header(b"accept"), MIMEAccept)
+    chosen = accepted.best_match([_TOML, _PLAIN], default=_TOML)
+    return Answer(text.encode(), headers=(NO_SNIFF,), content_type=f"{chosen}; charset=utf-8")

@@ -5,7 +5,6 @@ from typing import Annotated, Final
 
 import trio
 from msgspec import UNSET
-from quart import Response
 
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
@@ -26,6 +25,7 @@ from broker.rules.rulebook import (
     rule_tag,
 )
 from config.limits import RULE_BODY_BYTES
+from protocols.http.answers import Answer
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
@@ -284,7 +284,7 @@ class RuleCalls(RestCalls):
         about="One table `[[rules]]`, to review it, keep it in git and apply it elsewhere.",
         answers=provision_answers(str, _PROVISION_EXAMPLE),
     )
-    async def provision(self, record: RuleRecord) -> Response:
+    async def provision(self, record: RuleRecord) -> Answer:
         return provision_answer(provision_text(record))
 
     @RestCall(

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
-from quart import Response
 
 from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
@@ -14,6 +13,7 @@ from broker.scenes.room import ScenesRoom
 from broker.scenes.scenes import TOO_MANY_SCENES, Scene, scene_tag
 from broker.scenes.text import provision_text
 from config.limits import NAME_MAX_CHARACTERS, SCENE_ACTIONS_MAX, SCENE_BODY_BYTES, SCENE_DESCRIPTION_MAX_CHARACTERS
+from protocols.http.answers import Answer
 from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
@@ -206,7 +206,7 @@ class SceneCalls(RestCalls):
         about="The scene as one text, to keep, review and copy: `trunkline provision` takes it.",
         answers=provision_answers(Annotated[str, about("A table `[[scenes]]`")], _TEXT),
     )
-    async def text(self, scene: Scene) -> Response:
+    async def text(self, scene: Scene) -> Answer:
         return provision_answer(provision_text(scene.record))
 
     @RestCall(

@@ -1,11 +1,15 @@
 """A declaration that leaves out a check, or does not fit its handler, is refused when its module is imported."""
 
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from quart import Response
 
+import protocols.http.rest
 from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
@@ -15,6 +19,7 @@ from protocols.http.calls import (
     NO_TOKEN,
     NOTHING,
     USER,
+    Accepts,
     Chapter,
     Counted,
     InQuery,
@@ -118,6 +123,36 @@ def declared() -> Iterator[tuple[str, str]]:
     for noun in ALL_NOUNS:
         for call in noun.declared():
             yield call.method.lower(), call.path
+
+
+#: The calls that only go through Quart, and why. All others have the short way, too.
+LONG_WAY: Final = {
+    "GET /messages/export/{exportId}/result": "the answer is a stream",
+    "GET /users/{uid}/archive/result": "the answer is a stream",
+    "GET /updates/urls/{downloadId}": "the answer is a stream",
+    "POST /devicemgmt/devicetypes/{dtid}/images": "the body is a stream",
+    "POST /accounts/token": "a form of the accounts server",
+    "POST /accounts/checkToken": "a form of the accounts server",
+    "GET /accounts/tokenInfo": "shares its code with the forms of the accounts server",
+    "GET /openapi.json": "Quart compares its ETag",
+}
+
+
+def test_the_types_of_the_handler_decide_which_way_a_call_goes() -> None:
+    calls = {str(call): call for noun in ALL_NOUNS for call in noun.declared()}
+    assert {name for name, call in calls.items() if not call.is_plain} == set(LONG_WAY)
+    for call in calls.values():
+        documented = replace(call, accepts=Accepts({"application/json": Thing}, {}), about="more", summary="other")
+        assert documented.is_plain is call.is_plain, call
+
+
+def test_no_handler_reads_a_request_of_quarts() -> None:
+    """On the short way there is none: `this_request` is there on both ways."""
+    rest = Path(protocols.http.rest.__file__).parent
+    reading = [
+        path.name for path in rest.glob("*.py") if re.search(r"from quart import .*\brequest\b", path.read_text())
+    ]
+    assert reading == []
 
 
 def test_every_declared_call_is_in_the_document_once() -> None:

@@ -21,6 +21,7 @@ from config.rates import Rate
 from config.settings import Address, Limits, Settings
 from protocols.http.application import build_app
 from protocols.http.at_once import Accepted, MessagesAtOnce
+from protocols.http.calls import FORM
 from protocols.http.direct import DirectCalls
 from protocols.http.front_door import serve_http
 from protocols.http.hypercorn_stream import HypercornStream
@@ -50,7 +51,7 @@ from tests.protocols.http.conftest import repeat_head
 
 #: What no two answers have in common.
 VARYING: Final = (
-    (rb'("error":\{.*"id":")[0-9a-f]{32}', rb"\1"),
+    (rb'("error":\{.*?"id":")[0-9a-f]{32}', rb"\1"),
     (rb'("mid":")[0-9a-f]{32}', rb"\1"),
     (rb"(\r\ndate: ).*", rb"\1"),
     (rb"(\r\nrequest-time: )[0-9]+\.[0-9]{3}\r", rb"\1\r"),
@@ -336,6 +337,55 @@ async def test_both_ways_answer_every_plain_call_alike(
                 sent = request(method, f"{path}?count=none", token, body)
                 assert await one.ask(sent) == await other.ask(sent), sent
                 assert not left, sent
+
+
+async def test_headers_and_bodies_of_other_kinds_are_read_alike_on_both_ways(
+    short: Address, long: Address, left: Left
+) -> None:
+    scene = f'{{"name":"Night","actions":[{{"ddid":"{KITCHEN}","action":"setOn"}}]}}'
+    form = '--x\r\nContent-Disposition: form-data; name="file"; filename="a.csv"\r\n\r\nvdid\r\n--x--\r\n'
+    multipart = "Content-Type: multipart/form-data; boundary=x"
+    async with connected(short) as one, connected(long) as other:
+        made = await one.ask(request("POST", f"/scenes?uid={ADA}", ADA_TOKEN, scene))
+        found = re.search(rb'"id":"([0-9a-f]{32})"', made)
+        assert found is not None, made
+        path = f"/scenes/{found[1].decode()}"
+        for status, sent in (
+            (200, get(f"{path}/provision")),
+            (200, get(f"{path}/provision", ADA_TOKEN, "Accept: text/plain;q=0.9, application/toml;q=0.1")),
+            (412, request("PUT", path, ADA_TOKEN, '{"name":"Day"}', 'If-Match: "x"')),
+            (200, request("PUT", path, ADA_TOKEN, '{"name":"Day"}', "If-Match: *")),
+            (400, get("/cloudconnectors/none/auth?state=x", "")),
+            (400, post("mobile=x", ADA_TOKEN, f"/devices/{KITCHEN}/providerauth", f"Content-Type: {FORM}")),
+            (409, post("{}", ADA_TOKEN, f"/devices/{KITCHEN}/providerauth", "Referer: https://example.org")),
+            (409, post("{}", "", f"/cloudconnectors/{LIGHT_TYPE}/thirdpartynotifications?a=b")),
+            (
+                403,
+                post(
+                    form,
+                    BOBS_TOKEN,
+                    f"/devicetypes/{LIGHT_TYPE}/whitelist",
+                    multipart,
+                ),
+            ),
+            (404, post('{"aid":"5","nonce":"5"}', "", f"/subscriptions/{UNKNOWN}/validate")),
+        ):
+            answer = await one.ask(sent)
+            assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+            assert answer == await other.ask(sent), sent
+    assert not any(left)
+
+
+async def test_a_plain_call_without_a_token_counts_against_its_address(
+    services: Services, short: Address, left: Left
+) -> None:
+    services.limits.addresses.renew(2)
+    async with connected(short) as client:
+        answers = [
+            await client.ask(post('{"aid":"5","nonce":"5"}', "", f"/subscriptions/{UNKNOWN}/validate"))
+            for _ in range(3)
+        ]
+    assert [answer[:13] for answer in answers] == [b"HTTP/1.1 404 "] * 2 + [b"HTTP/1.1 429 "]
 
 
 async def test_a_plain_call_counts_and_is_charged_as_on_the_long_way(

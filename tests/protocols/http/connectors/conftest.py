@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from broker.connectors.fetches import Fetches
 from broker.connectors.port import ThirdParty
 from broker.connectors.terms import ConnectorEntry, ConnectorTerms
 from broker.services import Services
@@ -25,6 +26,7 @@ from tests.third_party_cloud import ThirdPartyCloud
 
 #: A loop that looks without pause takes the processor from the threads for which it waits.
 _IDLE_SECONDS = 0.001
+pull_forever = Fetches.pull_forever
 
 REFERER = "https://app.example.org/devices?tab=1"
 PROVIDER_AUTH = f"/devices/{KITCHEN}/providerauth"
@@ -34,6 +36,17 @@ NOTIFICATIONS = f"/cloudconnectors/{LIGHT_TYPE}/thirdpartynotifications"
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, outbound=Outbound(allow_private_addresses=True))
+
+
+@pytest.fixture(autouse=True)
+def no_pulls_but_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service looks for the pull of a device that was just linked after its answer, at a moment of its own."""
+
+    async def wait(_fetches: Fetches, *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Fetches, "pull_forever", wait)
 
 
 @pytest.fixture

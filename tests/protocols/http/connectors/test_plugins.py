@@ -10,6 +10,7 @@ import httpx
 import msgspec
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from broker.connectors.plugin import Request, Response
 from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError
@@ -17,7 +18,16 @@ from broker.connectors.terms import ConnectorTerms
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.plugin_distribution import install_plugins
 from tests.protocols.http.conftest import bearer
-from tests.protocols.http.connectors.conftest import NOTIFICATIONS, PROVIDER_AUTH, REFERER, Browser, bind, pull, quiet
+from tests.protocols.http.connectors.conftest import (
+    NOTIFICATIONS,
+    PROVIDER_AUTH,
+    REFERER,
+    Browser,
+    bind,
+    pull,
+    pull_forever,
+    quiet,
+)
 from tests.rows import each_row
 from tests.third_party_cloud import ACCOUNT
 
@@ -185,9 +195,10 @@ def refused(answer: httpx.Response) -> bool:
 
 
 async def test_pulls_without_room_follow_when_there_is_room(
-    browser: Browser, world: World, outside: Cloud, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, world: World, outside: Cloud, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.connectors.fetches._LOOK_SECONDS", inf)
+    await nursery.start(pull_forever, browser.services.connectors.fetches)
     parameters = {"fetch": [{"url": "https://cloud.example/pulled/{did}", "payload": "@"}]}
     terms = msgspec.convert({"oauth2": OAUTH2, "parameters": parameters}, ConnectorTerms)
     await bind(browser.services, terms)
@@ -199,6 +210,10 @@ async def test_pulls_without_room_follow_when_there_is_room(
     for device in devices:
         begun = await browser.begin(path=f"/devices/{device}/providerauth")
         assert (await come_back(browser, begun, {"code": "c"})).headers["Location"] == REFERER
+    with trio.fail_after(60):
+        while sum(len(outside.asked_for(f"/pulled/{device}")) for device in devices) < 8:
+            await trio.lowlevel.checkpoint()
+    await wait_all_tasks_blocked()
     assert sum(len(outside.asked_for(f"/pulled/{device}")) for device in devices) == 8
     outside.may_answer.set()
     with trio.fail_after(60):
