@@ -263,7 +263,7 @@ class RestCall:
     @cached_property
     def is_body_streamed(self) -> bool:
         """Whether the handler reads the body while it comes."""
-        return self.body == Chunks
+        return bool(self.body == Chunks)
 
     @cached_property
     def is_plain(self) -> bool:

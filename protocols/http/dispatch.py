@@ -261,9 +261,13 @@ class _Body:
                     raise error from None
         return self._members(body, caller)
 
+    def _is_form(self) -> bool:
+        if not self._call.reads_forms:
+            return False
+        return parse_options_header(this_request().header(b"content-type"))[0].lower() == FORM
+
     def _members_of_long(self, body: bytes, caller: Caller | None) -> Any:
-        is_form = self._call.reads_forms and request.mimetype == FORM
-        if body.count(b"&") > BODY_VALUES_MAX if is_form else has_too_many_values(body):
+        if body.count(b"&") > BODY_VALUES_MAX if self._is_form() else has_too_many_values(body):
             raise BodyTooLarge
         return self._members(body, caller)
 
@@ -271,7 +275,7 @@ class _Body:
         call = self._call
         if call.is_object:
             return json_object(body)
-        if call.reads_forms and parse_options_header(this_request().header(b"content-type"))[0].lower() == FORM:
+        if self._is_form():
             form = Query(body)
             values = form.members(call.body, caller)
             form.check()
