@@ -28,7 +28,7 @@ from protocols.coap.dtls.connection import LWM2M_PRIORITIES
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
 from protocols.coap.echo import new_guard
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.kinds import Kind
 from protocols.coap.lwm2m.server import Lwm2mServer
@@ -219,7 +219,7 @@ async def _listen(
     mqtt, mqtts = (
         partial(serve_mqtt, services, connections=connections, ssl_context=context) for context in (None, optional)
     )
-    endpoint, dtls = Endpoint(services, guard=new_guard()), DtlsListener(services)
+    endpoint, dtls = CoapEndpoint(services, guard=new_guard()), DtlsListener(services)
     coaps = partial(
         serve_coap_dtls,
         services,

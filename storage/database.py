@@ -98,7 +98,7 @@ class EngineConnection(StoreConnection, Protocol):
     def close(self) -> None: ...
 
 
-class Engine(Protocol):
+class StoreEngine(Protocol):
     def migrate(self) -> None: ...
     def open(self, *, read_only: bool) -> EngineConnection: ...
 
@@ -168,7 +168,7 @@ class _Work:
 
 
 @dataclass(slots=True)
-class Group:
+class CommitGroup:
     """What will commit together: rows of the log, other writes, and the callbacks for the outcome."""
 
     messages: list[MessageRow] = field(default_factory=list)
@@ -236,7 +236,7 @@ class Database:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: StoreEngine,
         *,
         worker: Callable[[str], Worker] = WorkerThread,
         readers: int = _READERS,
@@ -270,7 +270,7 @@ class Database:
         self._wanted = trio.Event()
         self._delay = CommitDelay()
         self._gathered: trio.Event | None = None  # while a commit waits for more rows
-        self._ahead: tuple[Group, Job[None]] | None = None  # is being committed already
+        self._ahead: tuple[CommitGroup, Job[None]] | None = None  # is being committed already
         self._commits = self._rows = self._failures = 0
         self._failing = _Failing()
         #: How long the commits took that succeeded, in the writer.
@@ -278,10 +278,10 @@ class Database:
         #: The latest commit: when it succeeded, on trio's clock, and the error of a later one that failed.
         self.committed_at: float | None = None
         self.last_error: StoreError | None = None
-        self.open_group = Group()
-        self._commit_handlers: list[Callable[[Group], None]] = []
+        self.open_group = CommitGroup()
+        self._commit_handlers: list[Callable[[CommitGroup], None]] = []
 
-    def on_commit(self, handler: Callable[[Group], None]) -> None:
+    def on_commit(self, handler: Callable[[CommitGroup], None]) -> None:
         """Call `handler` on the loop after each successful commit, before anyone who waits for the commit is told."""
         self._commit_handlers.append(handler)
 
@@ -422,7 +422,7 @@ class Database:
         with self._readers_lock:
             self._closed = True
         # A task that adds to the open group from now on must not wait for a commit that will never come.
-        self.open_group = Group(error=StoreError("the store is closed"))
+        self.open_group = CommitGroup(error=StoreError("the store is closed"))
         self.open_group.ended.set()
 
     async def _gather(self, until: float) -> None:
@@ -434,9 +434,9 @@ class Database:
             self._gathered = None
         self._delay.waited(self.open_group.row_count)
 
-    def _begin(self) -> tuple[Group, Job[None]]:
+    def _begin(self) -> tuple[CommitGroup, Job[None]]:
         """Take the open group, and have the writer's thread commit it."""
-        group, self.open_group = self.open_group, Group()
+        group, self.open_group = self.open_group, CommitGroup()
         self._wanted = trio.Event()
         if group.messages and self._writer is not None:
             # On the loop: its processor has the rows in its cache, and while the writer's thread makes this, the loop
@@ -478,7 +478,7 @@ class Database:
             now=trio.current_time(),
         )
 
-    def _commit(self, group: Group) -> None:
+    def _commit(self, group: CommitGroup) -> None:
         transaction = self._writer
         if transaction is None:
             raise StoreError("the store is not open")
@@ -498,10 +498,10 @@ class Database:
                 group.has_forgotten = transaction.connection.forget_log()
         group.encoded = None  # as large as the rows, which live on until all are told
 
-    def _commit_apart(self, transaction: Transaction, group: Group) -> None:
+    def _commit_apart(self, transaction: Transaction, group: CommitGroup) -> None:
         """Commit the rows, then each work: one of them has met damage, and SQLite takes nothing after that."""
         self._commit_together(transaction, group, ())
-        nothing = Group()
+        nothing = CommitGroup()
         for job in group.works:
             job.error = job.result = None
             try:
@@ -518,12 +518,12 @@ class Database:
         for job in deleting:
             job.error = job.result = None
             with suppress(StoreError):
-                self._commit_together(transaction, Group(), (job,))
+                self._commit_together(transaction, CommitGroup(), (job,))
                 job.is_saved = True
         self._has_ballast = self._ballast.take()
 
     def _commit_together(
-        self, transaction: Transaction, group: Group, works: Sequence[_Work], missing: Missing | None = None
+        self, transaction: Transaction, group: CommitGroup, works: Sequence[_Work], missing: Missing | None = None
     ) -> None:
         connection, log = transaction.connection, transaction.messages
         if group.messages and not (group.actions or group.failed or works or missing):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from storage.database import Database, Group
+from storage.database import CommitGroup, Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreError
@@ -77,7 +77,7 @@ class Journal:
         self._database.request_commit()
         return position
 
-    def on_commit(self, handler: Callable[[Group], None]) -> None:
+    def on_commit(self, handler: Callable[[CommitGroup], None]) -> None:
         """Call `handler` on the loop after each successful commit, before anyone who waits for the commit is told."""
         self._database.on_commit(handler)
 

@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, gc=False):
     positions: str
 
 
-class Entries:
+class EntryBuilder:
     """Makes entries of rows, which come in the order of their positions.
 
     Only the last entry of a device gets more rows. So its entries, as they are made, are in the order of positions.

@@ -32,7 +32,7 @@ _Row = TypeVar("_Row", MessageRow, ActionRow)
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class FieldMatch:
     """Conditions that a row's `data` must all meet. Paths are dotted."""
 
     field: str | None = None
@@ -42,7 +42,7 @@ class Match:
     source: DeviceKey | None = None  # of an Action: the device that sent it
 
 
-EVERYTHING = Match()
+EVERYTHING = FieldMatch()
 #: No row has it.
 NO_DEVICE = DeviceKey(0)
 
@@ -64,7 +64,7 @@ class Range:
 
     start_ms: Milliseconds | None
     end_ms: Milliseconds | None
-    match: Match = EVERYTHING
+    match: FieldMatch = EVERYTHING
     limit: int | None = None
     after: SortKey | None = None
     before: SortKey | None = None
@@ -166,7 +166,7 @@ class MessageSearches:
         self, devices: Sequence[DeviceKey], *, limit: int, field_path: str | None = None, most: int
     ) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first: with a field, of about `most`."""
-        match = Match(field_path)
+        match = FieldMatch(field_path)
         # A call for many devices mostly asks for those that are sending: read the end of the log first, in one run.
         with suppress(StoreDamagedError):
             if len(devices) > 1 and len(newest := self._among_newest(devices, match, limit)) == limit:
@@ -174,7 +174,7 @@ class MessageSearches:
         search = Range(None, None, match=match, limit=limit, by_arrival=True, descending=True)
         return self.page(devices, search) if field_path is None else self.some(devices, search, most=most).rows
 
-    def _among_newest(self, devices: Sequence[DeviceKey], match: Match, limit: int) -> list[MessageRow]:
+    def _among_newest(self, devices: Sequence[DeviceKey], match: FieldMatch, limit: int) -> list[MessageRow]:
         """Those of `latest` that are among the last positions of the log."""
         conditions = "".join(f" AND {condition}" for condition in _matching(self._db, match))
         names = {f"device_{index}": device for index, device in enumerate(devices)}
@@ -440,7 +440,7 @@ def _are_before(rows: Sequence[_Row], found: _Found[_Row], place: tuple[int, ...
     return len(rows) >= number and sum(found.ordered(found.place(row)) <= place for row in rows) >= number
 
 
-def _matching(db: StoreConnection, match: Match) -> Iterator[str]:
+def _matching(db: StoreConnection, match: FieldMatch) -> Iterator[str]:
     if match.field is not None:
         yield db.json_has("data", "field")
     for index in range(len(match.fields)):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from storage.damage import read_around
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.log_index import Entries, Entry, LogIndex, Table
+from storage.log_index import Entry, EntryBuilder, LogIndex, Table
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, sure
 
@@ -170,7 +170,7 @@ class MessageStore:
     def _entries_of(self, table: Table, behind: Position, upto: Position) -> Sequence[Entry]:
         columns = "position, device, ts"
         rows = self.read_on(table, behind, None, " AND position <= :upto", {"upto": upto}, columns=columns)
-        entries = Entries()
+        entries = EntryBuilder()
         for position, device, ts in rows:
             entries.add(device, ts, position)
         return entries.made

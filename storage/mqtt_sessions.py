@@ -23,7 +23,7 @@ class MqttSessionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionRecord:
+class TopicSubscriptionRecord:
     """How a device subscribes to a filter; all but `qos` are of MQTT 5.0. `subscription_id` is 0 when there is none."""
 
     qos: int
@@ -108,7 +108,7 @@ class MqttSessionStore:
 
     # --- Subscriptions ---
 
-    def subscriptions(self, device: DeviceKey) -> dict[bytes, SubscriptionRecord]:
+    def subscriptions(self, device: DeviceKey) -> dict[bytes, TopicSubscriptionRecord]:
         """By filter."""
         rows = self._db.execute(
             "SELECT * FROM mqtt_subscription WHERE device = :device ORDER BY filter", {"device": device}
@@ -126,14 +126,14 @@ class MqttSessionStore:
             for row in rows
         ]
 
-    def subscribe(self, device: DeviceKey, subscriptions: Mapping[bytes, SubscriptionRecord]) -> None:
+    def subscribe(self, device: DeviceKey, subscriptions: Mapping[bytes, TopicSubscriptionRecord]) -> None:
         """`subscriptions` are by filter."""
         self._db.put_many(
             "mqtt_subscription",
-            ("device", "filter", *SubscriptionRecord.__slots__),
+            ("device", "filter", *TopicSubscriptionRecord.__slots__),
             ("device", "filter"),
             [
-                (device, filter_, *(int(getattr(one, name)) for name in SubscriptionRecord.__slots__))
+                (device, filter_, *(int(getattr(one, name)) for name in TopicSubscriptionRecord.__slots__))
                 for filter_, one in subscriptions.items()
             ],
         )
@@ -228,8 +228,8 @@ class MqttSessionStore:
         )
 
 
-def _subscription(row: Mapping[str, Any]) -> SubscriptionRecord:
-    return SubscriptionRecord(
+def _subscription(row: Mapping[str, Any]) -> TopicSubscriptionRecord:
+    return TopicSubscriptionRecord(
         row["qos"], bool(row["no_local"]), bool(row["retain_as_published"]), row["subscription_id"]
     )
 

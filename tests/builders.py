@@ -15,7 +15,7 @@ from broker.secrets import Vault
 from broker.services import Services, open_services
 from broker.subscriptions.port import Callbacks, Streams
 from config.settings import Settings
-from storage.database import Database, Engine
+from storage.database import Database, StoreEngine
 from tests.callbacks import FakeStreams
 from tests.factories import NOW_MS
 from tests.fakes import FakeClock, OnTheLoop, RunSync, on_loop, run_inline
@@ -44,7 +44,7 @@ class ServicesOpener:
     Blocking work runs on the event loop (`run_inline`), unless the call brings its own `run_sync`.
     """
 
-    def __init__(self, settings: Settings, engine: Engine, clock: Clock, **ports: Unpack[Ports]) -> None:
+    def __init__(self, settings: Settings, engine: StoreEngine, clock: Clock, **ports: Unpack[Ports]) -> None:
         self._settings = settings
         self._engine = engine
         self._clock = clock
@@ -56,7 +56,7 @@ class ServicesOpener:
         self,
         *,
         settings: Settings | None = None,
-        engine: Engine | None = None,
+        engine: StoreEngine | None = None,
         clock: Clock | None = None,
         run_sync: RunSync = run_inline,
         **ports: Unpack[Ports],

@@ -8,12 +8,12 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
-from broker.subscriptions.port import Callback, Entry, Notification, Outcome, StreamTarget
+from broker.subscriptions.port import AttemptOutcome, Callback, CallbackNotification, Entry, StreamTarget
 from broker.subscriptions.subscription import Subscription
 from tests.factories import ADA, ADA_TOKEN, DASHBOARD, KITCHEN
 
 URL = "https://app.example.org/trunkline"
-OK = Outcome(http_status=200)
+OK = AttemptOutcome(http_status=200)
 WAITING_SECONDS = 20
 
 
@@ -22,7 +22,7 @@ class Received:
     """One request of a callback."""
 
     url: str
-    notification: Notification
+    notification: CallbackNotification
     callback: Callback
 
     @property
@@ -34,10 +34,10 @@ class Received:
 class FakeCallbacks:
     """Records what callbacks get. `answer` decides the outcome; it may also wait first, as long as `gate` is closed."""
 
-    answer: Callable[[Received], Outcome] = lambda _received: OK
+    answer: Callable[[Received], AttemptOutcome] = lambda _received: OK
     received: list[Received] = field(default_factory=list)
     handshakes: list[tuple[str, str, str, str]] = field(default_factory=list)
-    handshake_outcome: Outcome = OK
+    handshake_outcome: AttemptOutcome = OK
     refused: str | None = None
     checked: list[str] = field(default_factory=list)
     gates: dict[str, trio.Event] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class FakeCallbacks:
         self.checked.append(url)
         return self.refused
 
-    async def notify(self, callback: Callback, notification: Notification) -> Outcome:
+    async def notify(self, callback: Callback, notification: CallbackNotification) -> AttemptOutcome:
         received = Received(callback.url, notification, callback)
         self.received.append(received)
         self._change()
@@ -56,7 +56,7 @@ class FakeCallbacks:
         await trio.lowlevel.checkpoint()
         return self.answer(received)
 
-    async def shake_hands(self, url: str, *, application_id: str, subscription_id: str, nonce: str) -> Outcome:
+    async def shake_hands(self, url: str, *, application_id: str, subscription_id: str, nonce: str) -> AttemptOutcome:
         self.handshakes.append((url, application_id, subscription_id, nonce))
         self._change()
         await trio.lowlevel.checkpoint()

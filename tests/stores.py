@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from storage.damage import Damage
-from storage.database import Database, Engine, EngineConnection, Transaction
+from storage.database import Database, EngineConnection, StoreEngine, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.messages import MessageStore
 from tests.fakes import BreakableConnection, BreakableEngine
@@ -155,11 +155,11 @@ class InlineDatabase(Database):
         return await self.read(work)
 
 
-def is_migrated(engine: Engine) -> bool:
+def is_migrated(engine: StoreEngine) -> bool:
     return isinstance(engine.engine if isinstance(engine, BreakableEngine) else engine, MigratedEngine)
 
 
-def _open_on_loop(engine: Engine) -> EngineConnection:
+def _open_on_loop(engine: StoreEngine) -> EngineConnection:
     if isinstance(engine, BreakableEngine):
         assert isinstance(engine.engine, MigratedEngine)
         return BreakableConnection(engine, engine.engine.open_on_loop())

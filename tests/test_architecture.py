@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names what exists, and no folder hides a library. Import contracts are checked by `make lint`."""
+"""ARCHITECTURE.md names what exists, no folder hides a library, and a class name means one thing."""
 
 import ast
 import re
@@ -78,3 +78,25 @@ def missing(path: str, name: str) -> str:
             return f"there is no {name} in {path}"
         nodes = inside[0]
     return ""
+
+
+#: Public classes that two rooms call by the same name, and why both keep it. At most ten.
+_SHARED_NAMES = {
+    "Answers": "the answers that a REST call declares; those of an MQTT version",
+    "FindingObject": "of every refusal in the OpenAPI document; of a rule, which has more",
+    "Handshake": "a document of REST; the upgrade of a WebSocket",
+    "Subscriptions": "the capability; its table in the configuration file",
+}
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    assert len(_SHARED_NAMES) <= 10
+    places: dict[str, list[str]] = {}
+    for folder in ("broker", "config", "protocols", "storage"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in shared.items() if name not in _SHARED_NAMES} == {}
+    assert _SHARED_NAMES.keys() <= shared.keys(), "a name that is defined once needs no reason"

@@ -26,7 +26,7 @@ CONSOLE_NAME: Final = "Trunkline console"
 
 
 @dataclass(eq=False)
-class LinkOver(DomainError):
+class ConsoleLinkOver(DomainError):
     """The one-time link was used before, or is too old."""
 
     status = 403
@@ -115,5 +115,5 @@ class Console:
         """
         user, until_ms = self._links.pop(token_hash(code), (None, 0))
         if user is None or until_ms <= self._clock.now_ms():
-            raise LinkOver
+            raise ConsoleLinkOver
         return await self._sessions.begin(user, proof=Proof.LINK, instead_of=instead_of, visitor=visitor)

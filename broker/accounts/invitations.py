@@ -19,7 +19,7 @@ from storage.database import Database, Transaction
 from storage.records import InvitationRecord, UserRecord
 
 
-class Invitations:
+class AccountInvitations:
     def __init__(self, database: Database, clock: Clock, tokens: Tokens, hashing: Hashing, claims: Claims) -> None:
         self._database = database
         self._clock = clock

@@ -15,7 +15,7 @@ from broker.accounts.external import ExternalSignIn
 from broker.accounts.factor_check import FactorCheck
 from broker.accounts.granted import GrantedApplications
 from broker.accounts.hashing import Hashing
-from broker.accounts.invitations import Invitations
+from broker.accounts.invitations import AccountInvitations
 from broker.accounts.issuance import Lifetimes
 from broker.accounts.open_sessions import OpenSessions
 from broker.accounts.operators import Operators
@@ -55,7 +55,7 @@ class AccountsRoom:
     open_sessions: OpenSessions
     second_factors: SecondFactors
     sign_up: SignUp
-    invitations: Invitations
+    invitations: AccountInvitations
     resets: PasswordResets
     claims: Claims
     confirmations: Confirmations
@@ -97,7 +97,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         open_sessions=OpenSessions(database, clock, core.router),
         second_factors=SecondFactors(database, clock, core.router, vault, factor_check),
         sign_up=SignUp(database, clock, hashing, settings),
-        invitations=Invitations(database, clock, tokens, hashing, claims),
+        invitations=AccountInvitations(database, clock, tokens, hashing, claims),
         resets=PasswordResets(database, clock, tokens, hashing, mails, claims, settings),
         claims=claims,
         confirmations=Confirmations(database, clock, vault, mails),

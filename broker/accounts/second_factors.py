@@ -34,7 +34,7 @@ class OfferOver(DomainError):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class AuthenticatorOffer:
     """A secret that an authenticator app may take over."""
 
     secret: str = field(repr=False)  # in groups of four
@@ -79,22 +79,22 @@ class SecondFactors:
         """The person signed in only just now, so that the second factor may be changed."""
         return self._clock.now_ms() - session.created_on < FRESH_SIGN_IN_SECONDS * 1000
 
-    def offer(self, session: Session, *, issuer: str) -> Offer:
+    def offer(self, session: Session, *, issuer: str) -> AuthenticatorOffer:
         """A new secret for the person's app. `issuer`: the name under which the app shows it."""
         secret, expires_on = new_secret(), self._clock.now_ms() + FRESH_SIGN_IN_SECONDS * 1000
         return self._shown(_Offered(session.user.key, secret, expires_on), session, issuer)
 
-    def offer_again(self, session: Session, sealed: str, *, issuer: str) -> Offer:
+    def offer_again(self, session: Session, sealed: str, *, issuer: str) -> AuthenticatorOffer:
         """The same offer once more, after a wrong code; a new one if it is over."""
         try:
             return self._shown(self._offered(session, sealed), session, issuer)
         except OfferOver:
             return self.offer(session, issuer=issuer)
 
-    def _shown(self, offered: _Offered, session: Session, issuer: str) -> Offer:
+    def _shown(self, offered: _Offered, session: Session, issuer: str) -> AuthenticatorOffer:
         address = address_of(offered.secret, account=session.user.email, issuer=issuer)
         sealed = self._vault.seal(msgspec.json.encode(offered).decode()).decode()
-        return Offer(spaced(offered.secret), address, sealed)
+        return AuthenticatorOffer(spaced(offered.secret), address, sealed)
 
     def _offered(self, session: Session, sealed: str) -> _Offered:
         try:

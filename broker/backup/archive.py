@@ -40,7 +40,7 @@ class BackupError(Exception):
     """The file is no backup that can be used. The text is one line for the operator."""
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BackupManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a backup has, and which versions can restore it."""
 
     format: int
@@ -61,7 +61,7 @@ class BackupWriter:
         self._progress = progress
         self._sums: list[str] = []
 
-    def begin(self, manifest: Manifest) -> None:
+    def begin(self, manifest: BackupManifest) -> None:
         self.add_bytes(_MANIFEST, msgspec.json.encode(manifest))
 
     def add_bytes(self, name: str, content: bytes) -> None:
@@ -103,13 +103,13 @@ class _Hashing(io.RawIOBase):
         return data
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> BackupManifest:
     """What the backup says of itself. Raises BackupError, OSError."""
     with _reading(path) as tar:
         return _first(tar, path)
 
 
-def unpack(path: Path, folder: Path, *, progress: Progress) -> Manifest:
+def unpack(path: Path, folder: Path, *, progress: Progress) -> BackupManifest:
     """Write every member into `folder`, durably, and compare all with the checksums.
 
     Raises:
@@ -147,7 +147,7 @@ def _reading(path: Path) -> Iterator[tarfile.TarFile]:
         raise BackupError(f"{path}: damaged or incomplete: {error}") from error
 
 
-def _first(tar: tarfile.TarFile, path: Path, digests: dict[str, str] | None = None) -> Manifest:
+def _first(tar: tarfile.TarFile, path: Path, digests: dict[str, str] | None = None) -> BackupManifest:
     member = tar.next()
     source = None if member is None or member.name != _MANIFEST or not _is_expected(member) else tar.extractfile(member)
     if source is None:
@@ -160,7 +160,7 @@ def _first(tar: tarfile.TarFile, path: Path, digests: dict[str, str] | None = No
         if found.get("format") != FORMAT:
             version = str(found.get("version", "another version"))
             raise BackupError(f"{path}: Trunkline {version} has made this backup, and this version cannot read it")
-        return msgspec.convert(found, Manifest)
+        return msgspec.convert(found, BackupManifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BackupError(f"{path}: not a backup of Trunkline: {error}") from error
 

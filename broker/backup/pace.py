@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class CopyPace:
     def __init__(
         self,
         bytes_per_second: float,

@@ -21,7 +21,7 @@ from broker.connectors.intake import Intake
 from broker.connectors.lanes import Lanes
 from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.problems import Doing, Problems, answered
-from broker.connectors.sending import Sending, WaitedTooLongError
+from broker.connectors.sending import PendingAction, WaitedTooLongError
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
@@ -108,7 +108,7 @@ class Actions:
 
     def _offer(self, connector: Connector, position: Position, device: DeviceKey, data: str) -> None:
         reserved = None if self._quotas is None else ReservedRequest(self._quotas, device)
-        sending = Sending(connector, device, data, self._calls, self._link_for, reserved)
+        sending = PendingAction(connector, device, data, self._calls, self._link_for, reserved)
         has_room = self._waiting[device] < _WAITING
         if has_room and self._lanes.offer(connector.type.key, device, lambda: self._send(connector, sending, position)):
             self._unsent[position] = None
@@ -119,7 +119,7 @@ class Actions:
             self._problems.note(connector.type.key, device, Doing.ACTION, "Too many Actions wait: one was not sent.")
             _log.warning("connector_action_dropped", device=device, position=position)
 
-    async def _send(self, connector: Connector, sending: Sending, position: Position) -> float | None:
+    async def _send(self, connector: Connector, sending: PendingAction, position: Position) -> float | None:
         """Seconds until the Action is to be tried again; None: it has ended."""
         problem = ""
         try:
@@ -148,7 +148,7 @@ class Actions:
         await self._tell_end(sending, position, has_failed=bool(problem or sending.failed))
         return None
 
-    async def _tell_end(self, sending: Sending, position: Position, *, has_failed: bool) -> None:
+    async def _tell_end(self, sending: PendingAction, position: Position, *, has_failed: bool) -> None:
         """Tell the end of an Action that the third party did not take at once (reference 20)."""
         if not has_failed and not (sending.was_delayed and sending.sent):
             return

@@ -9,7 +9,7 @@ import structlog
 from broker.clock import Clock
 from broker.connectors.hooks import Record
 from broker.connectors.links import ConnectorLink
-from broker.connectors.progress import Progress, read_progress, time_of, write_progress
+from broker.connectors.progress import SeriesProgress, read_progress, time_of, write_progress
 from broker.connectors.sub_devices import SubDevices
 from broker.devices.registry import Device, Devices
 from broker.errors import (
@@ -42,7 +42,7 @@ class Intake:
         self.echoes: set[Position] = set()
         self.stored = self.refused = 0
 
-    async def progress(self, link: ConnectorLink) -> Progress:
+    async def progress(self, link: ConnectorLink) -> SeriesProgress:
         """What is stored of the readings of this link. Raises StoreError."""
         return await self._database.read(lambda tx: read_progress(tx, link.record, link.contents))
 
@@ -67,7 +67,7 @@ class Intake:
     async def _store(self, link: ConnectorLink, records: Sequence[Record], asked_on: int) -> None:
         holder = await self._devices.get(link.record.device)
         has_series = any(record.series for record in records)
-        progress = await self.progress(link) if has_series else Progress({})
+        progress = await self.progress(link) if has_series else SeriesProgress({})
         new = [record for record in records if not progress.is_known(record)]
         if not new:
             return
@@ -103,7 +103,7 @@ class Intake:
 class _Answer:
     """The records of one answer on their way into Ingest."""
 
-    def __init__(self, ingest: Ingest, targets: Mapping[str | None, Device], progress: Progress) -> None:
+    def __init__(self, ingest: Ingest, targets: Mapping[str | None, Device], progress: SeriesProgress) -> None:
         self._ingest = ingest
         self._targets = targets
         self._is_whole = True

@@ -65,7 +65,7 @@ class _Series(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Progress:
+class SeriesProgress:
     series: dict[str, _Series]
 
     def since(self, now_ms: int) -> dict[str, int]:
@@ -121,7 +121,7 @@ def tag_of(record: Record) -> str:
     return blake2b(about.encode() + record.data, digest_size=9).hexdigest()
 
 
-def read_progress(tx: Transaction, link: ConnectorLinkRecord, contents: Contents) -> Progress:
+def read_progress(tx: Transaction, link: ConnectorLinkRecord, contents: Contents) -> SeriesProgress:
     """The progress with the account of the link. Where one of two accounts is not known, they are taken for the same.
 
     Earlier versions kept the newest times with the link.
@@ -132,8 +132,8 @@ def read_progress(tx: Transaction, link: ConnectorLinkRecord, contents: Contents
     if text is None and found:
         text = found.get("") if account else next(iter(found.values()))
     if text is not None:
-        return Progress(msgspec.json.decode(text, type=dict[str, _Series]))
-    return Progress({} if found else _former(contents))
+        return SeriesProgress(msgspec.json.decode(text, type=dict[str, _Series]))
+    return SeriesProgress({} if found else _former(contents))
 
 
 def write_progress(tx: Transaction, link: ConnectorLinkRecord, text: str, *, now_ms: int) -> None:

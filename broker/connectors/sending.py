@@ -42,7 +42,7 @@ class _Data(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Data).decode
 
 
-class Sending:
+class PendingAction:
     """The state of an Action between attempts. `sent` and `failed` count its requests."""
 
     def __init__(

@@ -63,7 +63,7 @@ class ConnectorStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ConnectorStatus:
     """How a connector is: whether its plug-in can be used, and what fails, the latest first."""
 
     is_usable: bool
@@ -143,10 +143,10 @@ class Connectors:
         found = [*(one.type for one in self.catalog.all()), *self.catalog.unusable.values()]
         return sorted(found, key=lambda one: one.record.name)
 
-    def standing(self, type_: DeviceType) -> Standing:
+    def standing(self, type_: DeviceType) -> ConnectorStatus:
         """How the connector of a type is. Raises Conflict when the type has none."""
         self.catalog.check(type_)
-        return Standing(type_.key not in self.catalog.unusable, self.problems.of(type_.key))
+        return ConnectorStatus(type_.key not in self.catalog.unusable, self.problems.of(type_.key))
 
     async def linked(self, type_: DeviceType) -> int:
         """How many devices of the type are linked."""

@@ -21,15 +21,7 @@ from broker.device_management.queueing import Moved
 from broker.device_management.requests import unpacked
 from broker.device_management.rollouts import Rollouts
 from broker.device_management.sessions import ManagedSession, ResourcePath, ResourceValue, SessionLostError
-from broker.device_management.states import (
-    BEGUN,
-    Acceptance,
-    DeviceTaskStatus,
-    ErrorCode,
-    Failure,
-    move,
-    put_back,
-)
+from broker.device_management.states import BEGUN, Acceptance, DeviceTaskStatus, ErrorCode, TaskFailure, move, put_back
 from broker.device_management.timers import Timers
 from broker.device_management.updates import Done, Failed, Firmware, Go, PutBack, Rest, Step, Verdict, advance
 from storage.database import Database, Transaction
@@ -41,7 +33,7 @@ from storage.tasks import DeviceTaskRecord, TaskRecord
 _STORE_SECONDS: Final = 5
 _CHOICES: Final = 200  # device tasks of one device that are looked at for the next one
 _NOT_ENDED: Final = (DeviceTaskStatus.QUEUED, *BEGUN)
-LOST: Final = Failure(ErrorCode.DEVICE_TIMEOUT, "The device did not answer, or its registration ended.")
+LOST: Final = TaskFailure(ErrorCode.DEVICE_TIMEOUT, "The device did not answer, or its registration ended.")
 _NOT_BEGUN: Final = frozenset({Step.NONE, Step.CHECK, Step.OFFER})
 _log = structlog.get_logger(__name__)
 
@@ -370,7 +362,7 @@ def _open_entries(device: DeviceKey, tx: Transaction) -> list[_Chosen]:
 
 
 def _move(
-    tx: Transaction, key: int, *, status: DeviceTaskStatus, now_ms: Any, failure: Failure | None = None
+    tx: Transaction, key: int, *, status: DeviceTaskStatus, now_ms: Any, failure: TaskFailure | None = None
 ) -> DeviceTaskRecord | None:
     return move(tx, key, status, now_ms, failure=failure)
 

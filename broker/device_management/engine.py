@@ -16,7 +16,7 @@ from broker.clock import Clock
 from broker.device_management.configuration import Configurations
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.operations import Operations
-from broker.device_management.properties import Properties
+from broker.device_management.properties import DeviceProperties
 from broker.device_management.queueing import (
     BATCH,
     Moved,
@@ -27,7 +27,7 @@ from broker.device_management.queueing import (
     queue_some,
 )
 from broker.device_management.reports import Reports
-from broker.device_management.sessions import ManagedSession, Observation, Readings, latest
+from broker.device_management.sessions import ManagedSession, ObservationSettings, Readings, latest
 from broker.device_management.states import (
     BEGUN,
     ENDED,
@@ -35,7 +35,7 @@ from broker.device_management.states import (
     TASK_UNFINISHED,
     DeviceTaskStatus,
     ErrorCode,
-    Failure,
+    TaskFailure,
     TaskStatus,
     move_task,
     put_back,
@@ -51,9 +51,9 @@ from storage.sql import StoreError
 from storage.tasks import TaskRecord
 
 _STORE_SECONDS: Final = 5
-_DELETED: Final = Failure(ErrorCode.DEVICE_DELETED, "The device was deleted.")
-_STOPPED: Final = Failure(ErrorCode.DEVICE_TIMEOUT, "The service stopped during the operation.")
-_ABORTED: Final = Failure(ErrorCode.ROLLOUT_ABORTED, "Too many devices failed, so the roll-out stopped.")
+_DELETED: Final = TaskFailure(ErrorCode.DEVICE_DELETED, "The device was deleted.")
+_STOPPED: Final = TaskFailure(ErrorCode.DEVICE_TIMEOUT, "The service stopped during the operation.")
+_ABORTED: Final = TaskFailure(ErrorCode.ROLLOUT_ABORTED, "Too many devices failed, so the roll-out stopped.")
 _log = structlog.get_logger(__name__)
 
 
@@ -70,7 +70,7 @@ class TaskStatistics:
     tried_again: int
 
 
-class Engine:
+class ManagementEngine:
     """Implements `Registrations` of `sessions`."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Engine:
         router: Router,
         presence: Presence,
         configurations: Configurations,
-        properties: Properties,
+        properties: DeviceProperties,
         reports: Reports,
         operations: Operations,
         image_root: Callable[[str | None], str | None],
@@ -113,9 +113,9 @@ class Engine:
 
     # Registrations
 
-    async def observation_of(self, device: Device) -> Observation:
+    async def observation_of(self, device: Device) -> ObservationSettings:
         found = await self._configurations.of(device.type)
-        return Observation(found.device_properties_enabled, found.pmin, found.pmax)
+        return ObservationSettings(found.device_properties_enabled, found.pmin, found.pmax)
 
     async def admit(self, device: Device) -> None:
         await self._properties.note_registration(device.key)

@@ -1,7 +1,7 @@
 """Read, Write and Execute on one device (reference 15.2)."""
 
 from broker.device_management.objects import ObjectMap
-from broker.device_management.properties import Properties
+from broker.device_management.properties import DeviceProperties
 from broker.device_management.reports import Reports
 from broker.device_management.requests import TaskRequest, parse_value, resource_to_read
 from broker.device_management.sessions import (
@@ -11,21 +11,21 @@ from broker.device_management.sessions import (
     UnreadableAnswerError,
     latest,
 )
-from broker.device_management.states import ErrorCode, Failure
+from broker.device_management.states import ErrorCode, TaskFailure
 from broker.device_management.updates import refusal
 
-_UNKNOWN = Failure(ErrorCode.PROPERTY_NOT_FOUND, "No resource has this name now.")
-_UNFIT = Failure(ErrorCode.DEVICE_ERROR, "The value cannot be written to the resource.")
-_NO_VALUE = Failure(ErrorCode.DEVICE_ERROR, "The device's answer has no value for the property.")
+_UNKNOWN = TaskFailure(ErrorCode.PROPERTY_NOT_FOUND, "No resource has this name now.")
+_UNFIT = TaskFailure(ErrorCode.DEVICE_ERROR, "The value cannot be written to the resource.")
+_NO_VALUE = TaskFailure(ErrorCode.DEVICE_ERROR, "The device's answer has no value for the property.")
 
 
 class Operations:
-    def __init__(self, objects: ObjectMap, properties: Properties, reports: Reports) -> None:
+    def __init__(self, objects: ObjectMap, properties: DeviceProperties, reports: Reports) -> None:
         self._objects = objects
         self._reports = reports
         self._properties = properties
 
-    async def perform(self, session: ManagedSession, request: TaskRequest) -> Failure | None:
+    async def perform(self, session: ManagedSession, request: TaskRequest) -> TaskFailure | None:
         """Carry out the operation; return why it failed, None if it succeeded. Raises SessionLostError."""
         try:
             if request.operation == "R":
@@ -34,9 +34,9 @@ class Operations:
         except DeviceRefusedError as error:
             return refusal(error)
         except UnreadableAnswerError as error:
-            return Failure(ErrorCode.DEVICE_ERROR, error.reason)
+            return TaskFailure(ErrorCode.DEVICE_ERROR, error.reason)
 
-    async def _read(self, session: ManagedSession, request: TaskRequest) -> Failure | None:
+    async def _read(self, session: ManagedSession, request: TaskRequest) -> TaskFailure | None:
         path = resource_to_read(request, self._objects)
         if path is None:  # the model file is gone
             return _UNKNOWN
@@ -46,7 +46,7 @@ class Operations:
         await self._reports.take(session.device, readings)
         return None
 
-    async def _change(self, session: ManagedSession, request: TaskRequest) -> Failure | None:
+    async def _change(self, session: ManagedSession, request: TaskRequest) -> TaskFailure | None:
         named = self._objects.property_named(request.device_name)
         if named is None:
             return _UNKNOWN

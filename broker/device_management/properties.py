@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ConnectionStatus:
     """The persistent connection of a device, or its last one."""
 
     connected: bool
@@ -48,11 +48,11 @@ class PropertySets:
 
     device: Device
     server: Mapping[str, Any]
-    connection: Connection | None
+    connection: ConnectionStatus | None
     reported: Mapping[str, Any]
 
 
-class Properties:
+class DeviceProperties:
     def __init__(
         self, database: Database, clock: Clock, devices: Devices, presence: Presence, objects: ObjectMap
     ) -> None:
@@ -250,7 +250,7 @@ def _shown(device: Device, record: PropertySetRecord, presence: PresenceRecord, 
         reported = _with_times(reported, _decode(record.reported_times))
     connection = None
     if presence.protocol is not None:
-        connection = Connection(presence.is_connected, presence.protocol, presence.last_seen_on)
+        connection = ConnectionStatus(presence.is_connected, presence.protocol, presence.last_seen_on)
     return PropertySets(device, server, connection, reported)
 
 

@@ -11,7 +11,7 @@ from broker.device_management.states import (
     Acceptance,
     DeviceTaskStatus,
     ErrorCode,
-    Failure,
+    TaskFailure,
     TaskStatus,
     cancel,
     complete_if_done,
@@ -25,10 +25,10 @@ from storage.keys import DeviceKey, Milliseconds
 from storage.tasks import DeviceTaskRecord
 
 BATCH: Final = 200  # device tasks in one transaction: other writes wait for it
-NEVER_REGISTERED: Final = Failure(
+NEVER_REGISTERED: Final = TaskFailure(
     ErrorCode.DEVICE_NOT_REGISTERED, "The device has never registered for device management."
 )
-EXPIRED: Final = Failure(ErrorCode.TASK_EXPIRED, "The task expired before the device had done it.")
+EXPIRED: Final = TaskFailure(ErrorCode.TASK_EXPIRED, "The task expired before the device had done it.")
 
 
 def fix_devices(tx: Transaction, key: int, now_ms: Milliseconds) -> None:
@@ -49,18 +49,18 @@ def fix_devices(tx: Transaction, key: int, now_ms: Milliseconds) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class QueuedDevices:
     """The devices that a batch has queued. `is_last`: every entry of the task is queued or has ended."""
 
     devices: tuple[DeviceKey, ...]
     is_last: bool
 
 
-def queue_some(tx: Transaction, key: int, now_ms: Milliseconds) -> Queued:
+def queue_some(tx: Transaction, key: int, now_ms: Milliseconds) -> QueuedDevices:
     """Queue some entries of a task; after the last one, QUEUING becomes PROCESSING."""
     task = tx.tasks.task(key)
     if task is None or task.status != TaskStatus.QUEUING:
-        return Queued((), True)
+        return QueuedDevices((), True)
     request = unpacked(task.request)
     entries = tx.tasks.entries_with(key, (DeviceTaskStatus.REQUESTED,), limit=BATCH)
     registered = tx.device_management.registered_on([entry.device for entry in entries])
@@ -74,10 +74,10 @@ def queue_some(tx: Transaction, key: int, now_ms: Milliseconds) -> Queued:
         else:
             waiting.append(entry.device)
     if len(entries) == BATCH:
-        return Queued(tuple(waiting), False)
+        return QueuedDevices(tuple(waiting), False)
     move_task(tx, key, TaskStatus.PROCESSING, now_ms)
     complete_if_done(tx, key, now_ms)
-    return Queued(tuple(waiting), True)
+    return QueuedDevices(tuple(waiting), True)
 
 
 def _on_server_property(tx: Transaction, entry: DeviceTaskRecord, request: TaskRequest, now_ms: Milliseconds) -> None:
@@ -88,11 +88,11 @@ def _on_server_property(tx: Transaction, entry: DeviceTaskRecord, request: TaskR
         try:
             merge_server_properties(tx, entry.device, nested_value(path, request.value or ""), now_ms)
         except ValidationFailed:
-            too_many = Failure(ErrorCode.DEVICE_ERROR, "The device would have too many server properties.")
+            too_many = TaskFailure(ErrorCode.DEVICE_ERROR, "The device would have too many server properties.")
             fail(tx, entry.key, too_many, now_ms)
             return
     elif not has_server_property(tx, entry.device, path):
-        unknown = Failure(ErrorCode.PROPERTY_NOT_FOUND, "The device does not have the server property.")
+        unknown = TaskFailure(ErrorCode.PROPERTY_NOT_FOUND, "The device does not have the server property.")
         fail(tx, entry.key, unknown, now_ms)
         return
     move(tx, entry.key, DeviceTaskStatus.SUCCEEDED, now_ms)
@@ -112,7 +112,7 @@ def expire_some(tx: Transaction, key: int, now_ms: Milliseconds) -> list[Moved]:
     return _moved([(entry, fail(tx, entry.key, EXPIRED, now_ms)) for entry in entries])
 
 
-def cancel_some(tx: Transaction, key: int, now_ms: Milliseconds, failure: Failure | None) -> list[Moved]:
+def cancel_some(tx: Transaction, key: int, now_ms: Milliseconds, failure: TaskFailure | None) -> list[Moved]:
     """Cancel some entries of a task; none is left when the list is shorter than `BATCH`."""
     statuses = [DeviceTaskStatus.REQUESTED, DeviceTaskStatus.QUEUED]
     if failure is None:  # the operator's wish; a roll-out that is stopped lets the begun ones go on
@@ -121,7 +121,7 @@ def cancel_some(tx: Transaction, key: int, now_ms: Milliseconds, failure: Failur
     return _moved([(entry, cancel(tx, entry.key, now_ms, failure)) for entry in entries])
 
 
-def fail_all_of_device(tx: Transaction, device: DeviceKey, failure: Failure, now_ms: Milliseconds) -> list[Moved]:
+def fail_all_of_device(tx: Transaction, device: DeviceKey, failure: TaskFailure, now_ms: Milliseconds) -> list[Moved]:
     entries = tx.tasks.entries_of_device(device, OPEN)
     return _moved([(entry, fail(tx, entry.key, failure, now_ms)) for entry in entries])
 

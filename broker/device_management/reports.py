@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from broker.device_management.properties import Properties
+from broker.device_management.properties import DeviceProperties
 from broker.device_management.sessions import Reading, Readings
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
@@ -23,7 +23,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Reports:
-    def __init__(self, properties: Properties, ingest: Ingest) -> None:
+    def __init__(self, properties: DeviceProperties, ingest: Ingest) -> None:
         self._properties = properties
         self._ingest = ingest
 

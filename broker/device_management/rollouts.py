@@ -25,7 +25,7 @@ _MINUTE_MS: Final = 60_000
 _BATCH: Final = 100  # devices under way at once, when only a bound of failures was given
 
 
-class Phase(StrEnum):
+class RolloutPhase(StrEnum):
     """How far a roll-out is. NONE: the task has no roll-out, or no canary devices."""
 
     NONE = ""
@@ -39,7 +39,7 @@ class Rollout:
     """The roll-out of one task."""
 
     def __init__(
-        self, plan: RolloutPlan, phase: Phase, *, total: int, started: Sequence[tuple[int, str]], now_ms: int
+        self, plan: RolloutPlan, phase: RolloutPhase, *, total: int, started: Sequence[tuple[int, str]], now_ms: int
     ) -> None:
         """`phase` is OPEN when there are no canary devices, or the operator let the roll-out go on without them.
 
@@ -57,7 +57,7 @@ class Rollout:
         #: Connected devices that wait for their turn, in the order in which they asked.
         self.held: dict[DeviceKey, None] = {}
         # More than the canary devices have begun: their result was good.
-        self.phase = Phase.OPEN if self.started > (plan.canary_devices or 0) else phase
+        self.phase = RolloutPhase.OPEN if self.started > (plan.canary_devices or 0) else phase
         self._judge()
 
     @property
@@ -67,17 +67,17 @@ class Rollout:
 
     @property
     def is_aborted(self) -> bool:
-        return self.phase is Phase.ABORTED
+        return self.phase is RolloutPhase.ABORTED
 
     def may_begin(self, now_ms: int, *, again: bool = False) -> bool:
         """Whether another device may begin. `again`: it had begun before, and its connection failed."""
-        if self.phase is Phase.ABORTED or (self.phase is Phase.PAUSED and not again):
+        if self.phase is RolloutPhase.ABORTED or (self.phase is RolloutPhase.PAUSED and not again):
             return False
         if self.batch is not None and self.running >= self.batch:
             return False
         if again:
             return True
-        if self.phase is Phase.CANARY and self.started >= (self.plan.canary_devices or 0):
+        if self.phase is RolloutPhase.CANARY and self.started >= (self.plan.canary_devices or 0):
             return False
         return self.plan.devices_per_minute is None or self._in_this_minute(now_ms) < self.plan.devices_per_minute
 
@@ -101,7 +101,7 @@ class Rollout:
             rooms.append(self.plan.devices_per_minute - self._in_this_minute(now_ms))
         if self.batch is not None:
             rooms.append(self.batch - self.running)
-        if self.phase is Phase.CANARY:
+        if self.phase is RolloutPhase.CANARY:
             rooms.append((self.plan.canary_devices or 0) - self.started)
         return min(rooms)
 
@@ -132,16 +132,16 @@ class Rollout:
 
     def _judge(self) -> None:
         if self.plan.abort_percent is not None and 100 * self.failed > self.plan.abort_percent * self.total:
-            self.phase = Phase.ABORTED
-        elif self.phase is Phase.CANARY and self.ended >= (self.plan.canary_devices or 0):
+            self.phase = RolloutPhase.ABORTED
+        elif self.phase is RolloutPhase.CANARY and self.ended >= (self.plan.canary_devices or 0):
             enough = 100 * self.succeeded >= self.plan.canary_success_percent * self.ended
-            self.phase = Phase.OPEN if enough else Phase.PAUSED
+            self.phase = RolloutPhase.OPEN if enough else RolloutPhase.PAUSED
 
 
-def first_phase(plan: RolloutPlan | None) -> Phase:
+def first_phase(plan: RolloutPlan | None) -> RolloutPhase:
     if plan is None:
-        return Phase.NONE
-    return Phase.OPEN if plan.canary_devices is None else Phase.CANARY
+        return RolloutPhase.NONE
+    return RolloutPhase.OPEN if plan.canary_devices is None else RolloutPhase.CANARY
 
 
 class Rollouts:
@@ -181,7 +181,7 @@ class Rollouts:
         now_ms = self._clock.steady_ms()
         ahead_ms = self._clock.now_ms() - now_ms
         begun = [(begun - ahead_ms, status) for begun, status in started]
-        built = Rollout(plan, Phase(task.phase), total=total, started=begun, now_ms=now_ms)
+        built = Rollout(plan, RolloutPhase(task.phase), total=total, started=begun, now_ms=now_ms)
         return self._known.setdefault(task.key, built)
 
     def admit(self, rollout: Rollout, task: int, device: DeviceKey, *, again: bool) -> bool:
@@ -199,7 +199,7 @@ class Rollouts:
     def _look_again(self, rollout: Rollout, task: int) -> None:
         """Look when the rate lets the next device begin. A device that is woken may not use its turn, so look then,
         too, when there is room now."""
-        if rollout.held and rollout.phase in {Phase.CANARY, Phase.OPEN}:
+        if rollout.held and rollout.phase in {RolloutPhase.CANARY, RolloutPhase.OPEN}:
             now_ms = self._clock.steady_ms()
             at_ms = rollout.next_minute(now_ms) or now_ms + _MINUTE_MS
             self._timers.set(("rollout", task), at_ms, partial(self._wake_held, task))
@@ -227,7 +227,7 @@ class Rollouts:
                 rollout.end(DeviceTaskStatus(moved.after.status), was_running=was_running)
             elif was_running and moved.after.status == DeviceTaskStatus.QUEUED:
                 rollout.put_back()
-            if rollout.phase is Phase.ABORTED:
+            if rollout.phase is RolloutPhase.ABORTED:
                 self._stop(moved.after.task)
             else:
                 self._wake_held(moved.after.task)

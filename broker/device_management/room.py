@@ -8,12 +8,12 @@ import structlog
 from broker.core import Core
 from broker.device_management.configuration import Configurations
 from broker.device_management.downloads import Downloads
-from broker.device_management.engine import Engine
+from broker.device_management.engine import ManagementEngine
 from broker.device_management.images import Images
 from broker.device_management.models import read_models
 from broker.device_management.objects import ObjectMap, ObjectModel
 from broker.device_management.operations import Operations
-from broker.device_management.properties import Properties
+from broker.device_management.properties import DeviceProperties
 from broker.device_management.registry import shipped_models
 from broker.device_management.reports import Reports
 from broker.device_management.tasks import Tasks
@@ -29,13 +29,13 @@ _log = structlog.get_logger(__name__)
 class DeviceManagementRoom:
     objects: ObjectMap
     configurations: Configurations
-    properties: Properties
+    properties: DeviceProperties
     tasks: Tasks
     waiting: Waiting
     images: Images
     downloads: Downloads
     #: What the server to which devices register reports to.
-    registrations: Engine
+    registrations: ManagementEngine
 
 
 async def open_device_management(
@@ -44,14 +44,14 @@ async def open_device_management(
     database, clock, settings = core.database, core.clock, core.settings.device_management
     objects = ObjectMap([*_models(core), *shipped_models()])
     configurations = Configurations(database, clock, core.router)
-    properties = Properties(database, clock, devices.registry, devices.presence, objects)
+    properties = DeviceProperties(database, clock, devices.registry, devices.presence, objects)
     images = Images(database, clock, core.settings.state_dir / "images", max_bytes=settings.image_max_bytes)
     await images.resume()
     downloads = Downloads(database, clock, core.router, images)
     core.life.worker("downloads", downloads.flush_forever, save=downloads.flush, statistics=downloads.statistics)
     reports = Reports(properties, messages.ingest)
     operations = Operations(objects, properties, reports)
-    engine = Engine(
+    engine = ManagementEngine(
         database,
         clock,
         core.router,

@@ -1,7 +1,7 @@
 """The port between device management and the server to which devices register (reference 15 and 18).
 
-The server (`protocols/coap/lwm2m`) implements `ManagedSession` and reports to `Registrations`; tasks and properties use
-the sessions and know nothing of the protocol.
+The server (`protocols/coap/lwm2m`) implements `ManagedSession` and reports to `RegistrationPort`; tasks and properties
+use the sessions and know nothing of the protocol.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +88,7 @@ class ManagedSession(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class ObservationSettings:
     """What the server asks of a device's notifications, from the configuration of the device's type.
 
     `pmin` and `pmax` are in seconds. Without `is_enabled` the device's properties are neither read nor observed.
@@ -99,10 +99,10 @@ class Observation:
     pmax: int
 
 
-class Registrations(Protocol):
+class RegistrationPort(Protocol):
     """What device management offers to the server to which devices register."""
 
-    async def observation_of(self, device: Device) -> Observation: ...
+    async def observation_of(self, device: Device) -> ObservationSettings: ...
 
     async def admit(self, device: Device) -> None:
         """Make it durable that the device has registered, before it is told so: from now on tasks wait for it.

@@ -84,7 +84,7 @@ MAY_FOLLOW: Final[Mapping[DeviceTaskStatus, frozenset[DeviceTaskStatus]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class TaskFailure:
     """Why a device task failed or is tried again: a code for programs and a sentence for people."""
 
     code: str
@@ -107,7 +107,7 @@ def move(
     status: DeviceTaskStatus,
     now_ms: Milliseconds,
     *,
-    failure: Failure | None = None,
+    failure: TaskFailure | None = None,
     **changes: Any,
 ) -> DeviceTaskRecord | None:
     """Change the status of a device task; None when the new status may not follow the present one."""
@@ -133,7 +133,7 @@ def move(
     return moved
 
 
-def fail(tx: Transaction, key: int, failure: Failure, now_ms: Milliseconds) -> DeviceTaskRecord | None:
+def fail(tx: Transaction, key: int, failure: TaskFailure, now_ms: Milliseconds) -> DeviceTaskRecord | None:
     """End a device task that will not succeed: FAILED, or CANCELLED when a cancel had been asked for."""
     entry = tx.tasks.entry(key)
     if entry is not None and entry.status == _D.CANCEL_REQUESTED:
@@ -141,7 +141,9 @@ def fail(tx: Transaction, key: int, failure: Failure, now_ms: Milliseconds) -> D
     return move(tx, key, _D.FAILED, now_ms, failure=failure)
 
 
-def cancel(tx: Transaction, key: int, now_ms: Milliseconds, failure: Failure | None = None) -> DeviceTaskRecord | None:
+def cancel(
+    tx: Transaction, key: int, now_ms: Milliseconds, failure: TaskFailure | None = None
+) -> DeviceTaskRecord | None:
     """Cancel a device task. One whose operation runs keeps CANCEL_REQUESTED until the operation has ended."""
     entry = tx.tasks.entry(key)
     if entry is None or entry.status in {*ENDED, _D.CANCEL_REQUESTED}:
@@ -154,7 +156,7 @@ def cancel(tx: Transaction, key: int, now_ms: Milliseconds, failure: Failure | N
     return requested
 
 
-def put_back(tx: Transaction, key: int, failure: Failure, now_ms: Milliseconds) -> DeviceTaskRecord | None:
+def put_back(tx: Transaction, key: int, failure: TaskFailure, now_ms: Milliseconds) -> DeviceTaskRecord | None:
     """A communication failure: the device task waits for the next registration, or is cancelled if that was asked."""
     entry = tx.tasks.entry(key)
     if entry is None:

@@ -9,19 +9,19 @@ import msgspec
 
 from broker.clock import Clock
 from broker.device_management.configuration import Configurations
-from broker.device_management.engine import Engine
+from broker.device_management.engine import ManagementEngine
 from broker.device_management.filters import parse_filter
 from broker.device_management.objects import ObjectMap
 from broker.device_management.queueing import Moved
 from broker.device_management.requests import TaskRequest, check, packed, unpacked
-from broker.device_management.rollouts import Phase, first_phase
+from broker.device_management.rollouts import RolloutPhase, first_phase
 from broker.device_management.states import (
     ENDED,
     OPEN,
     TASK_UNFINISHED,
     Acceptance,
     ErrorCode,
-    Failure,
+    TaskFailure,
     TaskStatus,
     cancel,
     fail,
@@ -45,7 +45,7 @@ NOT_PAUSED: Final = "Roll-out is not paused"
 FAILED_KEPT_DAYS: Final = 7
 _DAY_MS: Final = 86_400_000
 _HISTORY_ROWS: Final = 10_000
-_REJECTED: Final = Failure(ErrorCode.UPDATE_REJECTED, "The owner of the device rejected the update.")
+_REJECTED: Final = TaskFailure(ErrorCode.UPDATE_REJECTED, "The owner of the device rejected the update.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Tasks:
         clock: Clock,
         configurations: Configurations,
         objects: ObjectMap,
-        engine: Engine,
+        engine: ManagementEngine,
         image_root: Callable[[str | None], str | None],
     ) -> None:
         """`image_root`: where images are by a protocol; None when nothing listens for it."""
@@ -239,14 +239,14 @@ class Tasks:
     async def continue_rollout(self, task: TaskRecord) -> Task:
         """Let a paused roll-out go on though too few canary devices succeeded. Raises Conflict."""
         rollout = await self._engine.work.rollouts.of(task)
-        if rollout is None or rollout.phase is not Phase.PAUSED or task.status != TaskStatus.PROCESSING:
+        if rollout is None or rollout.phase is not RolloutPhase.PAUSED or task.status != TaskStatus.PROCESSING:
             raise Conflict(NOT_PAUSED)
 
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> None:
             if (now := tx.tasks.task(task.key)) is not None:
-                tx.tasks.put(replace(now, phase=Phase.OPEN, modified_on=now_ms))
+                tx.tasks.put(replace(now, phase=RolloutPhase.OPEN, modified_on=now_ms))
                 note(tx, AuditEvent.ROLLOUT_CONTINUED, f"task {task.id}", now_ms=now_ms)
 
         def tell(_: None) -> None:

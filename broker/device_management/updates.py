@@ -19,7 +19,7 @@ from broker.device_management.sessions import (
     UnreadableAnswerError,
     latest,
 )
-from broker.device_management.states import ErrorCode, Failure
+from broker.device_management.states import ErrorCode, TaskFailure
 from storage.firmware import FirmwareImageRecord
 from storage.tasks import DeviceTaskRecord
 
@@ -82,7 +82,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    failure: Failure
+    failure: TaskFailure
 
 
 Verdict = Go | Rest | PutBack | Done | Failed
@@ -119,7 +119,7 @@ async def advance(
         # Only the answer to the first question says that the device has no firmware object.
         verdict = Failed(refusal(error) if step in {Step.NONE, Step.CHECK} else _refused(error))
     except UnreadableAnswerError as error:
-        verdict = Failed(Failure(ErrorCode.DEVICE_ERROR, error.reason))
+        verdict = Failed(TaskFailure(ErrorCode.DEVICE_ERROR, error.reason))
     return verdict, run.firmware
 
 
@@ -168,7 +168,7 @@ class _Run:
     async def _offer(self) -> Verdict:
         """Step 3: where the image is."""
         if self._image is None:
-            return Failed(Failure(ErrorCode.IMAGE_NOT_FOUND, "The firmware image was deleted."))
+            return Failed(TaskFailure(ErrorCode.IMAGE_NOT_FOUND, "The firmware image was deleted."))
         await self._session.write(PACKAGE_URI, self._url)
         # Its result may still be that of the last update: it is not read before the device has had some time.
         return Go(Step.DOWNLOAD, _POLL_SECONDS)
@@ -235,12 +235,14 @@ class _Run:
         if tries < _VERIFICATIONS:
             return Go(Step.VERIFY, _VERIFY_SECONDS, tries)
         wanted = "" if self._image is None else f" instead of {self._image.version}"
-        return Failed(Failure(ErrorCode.VERSION_MISMATCH, f"The device reports version {version or 'none'}{wanted}."))
+        return Failed(
+            TaskFailure(ErrorCode.VERSION_MISMATCH, f"The device reports version {version or 'none'}{wanted}.")
+        )
 
     def _begin_again(self) -> Verdict:
         if self._entry.restarts >= _RESTARTS:
             lost = f"The device lost its download {self._entry.restarts + 1} times."
-            return Failed(Failure(ErrorCode.DEVICE_TIMEOUT, lost))
+            return Failed(TaskFailure(ErrorCode.DEVICE_TIMEOUT, lost))
         return Go(Step.OFFER, is_restart=True)
 
     async def _firmware(self) -> Firmware:
@@ -270,17 +272,17 @@ class _Run:
             raise UnreadableAnswerError(f"The device's answer for /{name} is not a number.") from None
 
 
-def refusal(error: DeviceRefusedError) -> Failure:
+def refusal(error: DeviceRefusedError) -> TaskFailure:
     """What a refusal of the device means for the task."""
     if error.code == "4.04":
-        return Failure(ErrorCode.PROPERTY_NOT_FOUND, "The device does not have the resource: 4.04.")
+        return TaskFailure(ErrorCode.PROPERTY_NOT_FOUND, "The device does not have the resource: 4.04.")
     return _refused(error)
 
 
-def _refused(error: DeviceRefusedError) -> Failure:
-    return Failure(ErrorCode.DEVICE_ERROR, f"The device refused the operation: {error.code}.")
+def _refused(error: DeviceRefusedError) -> TaskFailure:
+    return TaskFailure(ErrorCode.DEVICE_ERROR, f"The device refused the operation: {error.code}.")
 
 
-def of_result(result: int) -> Failure:
+def of_result(result: int) -> TaskFailure:
     reason = RESULTS.get(result, "the device gives no known reason")
-    return Failure(f"{ErrorCode.UPDATE_RESULT}_{result}", f"The update failed with result {result}: {reason}.")
+    return TaskFailure(f"{ErrorCode.UPDATE_RESULT}_{result}", f"The update failed with result {result}: {reason}.")

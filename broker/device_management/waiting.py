@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from broker.device_management.configuration import Configurations
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.downloads import Downloads
-from broker.device_management.rollouts import Phase, Rollout
+from broker.device_management.rollouts import Rollout, RolloutPhase
 from broker.device_management.states import ENDED, OPEN, TASK_ENDED, Acceptance, DeviceTaskStatus
 from broker.device_management.updates import Step
 from broker.device_types.catalog import DeviceTypes
@@ -20,7 +20,7 @@ from storage.tasks import DeviceTaskRecord, TaskRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class TaskWait:
     """What a device task waits for, and how much of its image has been sent, in per cent. None: nothing."""
 
     waits_for: str | None
@@ -55,7 +55,7 @@ class Waiting:
         self._work = work
         self._downloads = downloads
 
-    async def explain(self, task: TaskRecord, entries: Sequence[DeviceTaskRecord]) -> list[Explained]:
+    async def explain(self, task: TaskRecord, entries: Sequence[DeviceTaskRecord]) -> list[TaskWait]:
         """Explain entries of a task, at most a page of them."""
         devices = [entry.device for entry in entries if entry.status not in ENDED]
 
@@ -75,11 +75,11 @@ class Waiting:
         )
         return [self._explained(entry, facts) for entry in entries]
 
-    def _explained(self, entry: DeviceTaskRecord, facts: _Facts) -> Explained:
+    def _explained(self, entry: DeviceTaskRecord, facts: _Facts) -> TaskWait:
         progress = self._progress(entry, facts.image)
         if entry.status in ENDED:
-            return Explained(None, progress)
-        return Explained(self._sentence(entry, facts, progress), progress)
+            return TaskWait(None, progress)
+        return TaskWait(self._sentence(entry, facts, progress), progress)
 
     def _progress(self, entry: DeviceTaskRecord, image: FirmwareImageRecord | None) -> int | None:
         if entry.download is None or image is None:
@@ -106,7 +106,7 @@ class Waiting:
 
     def _queued(self, entry: DeviceTaskRecord, facts: _Facts, is_connected: bool) -> str:
         rollout = facts.rollout
-        if rollout is not None and rollout.phase is Phase.PAUSED:
+        if rollout is not None and rollout.phase is RolloutPhase.PAUSED:
             return (
                 f"The roll-out is paused: {rollout.succeeded} of {rollout.ended} canary devices succeeded, and"
                 f" {rollout.plan.canary_success_percent} % are needed."
@@ -117,7 +117,7 @@ class Waiting:
             return f"The device is busy with the older task {earlier}."
         if not (facts.task.image is not None or facts.properties_enabled):
             return "Device properties are not enabled for the device type."
-        if rollout is not None and rollout.phase is Phase.CANARY:
+        if rollout is not None and rollout.phase is RolloutPhase.CANARY:
             canaries = rollout.plan.canary_devices or 0
             return f"The roll-out waits for its canary devices: {rollout.ended} of {canaries} have ended."
         if rollout is not None and rollout.batch is not None and rollout.running >= rollout.batch:

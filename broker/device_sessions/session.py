@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from storage.keys import DeviceKey, Position
-from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
+from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord
 
 #: Turns the text of an Action into what is sent to the device.
 Written = Callable[[str], bytes]
 
 
-class Outlet(Protocol):
+class SessionOutlet(Protocol):
     """The connection of a session. Both return at once."""
 
     def send(self, delivery: DeliveryRecord) -> None:
@@ -47,9 +47,9 @@ class DeviceSession:
         self.client_id = client_id
         self.expiry_seconds = expiry_seconds
         self.is_stored = False
-        self.outlet: Outlet | None = None  # None while the device is away
+        self.outlet: SessionOutlet | None = None  # None while the device is away
         self.late: list[DeliveryRecord] = []  # that came while a new connection began
-        self.subscriptions: dict[bytes, SubscriptionRecord] = {}
+        self.subscriptions: dict[bytes, TopicSubscriptionRecord] = {}
         self.actions_after: Position | None = None
         self.deliveries: list[DeliveryRecord] = []
         self.received: list[int] = []

@@ -20,7 +20,7 @@ from broker.envelope import Action
 from broker.loops import repeat
 from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
+from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord
 
 _SWEEP_SECONDS: Final = 60.0
 _TRIMMED_EVERY: Final = 64
@@ -122,7 +122,7 @@ class DeviceSessions:
     def subscribe(
         self,
         session: DeviceSession,
-        subscriptions: Mapping[bytes, SubscriptionRecord],
+        subscriptions: Mapping[bytes, TopicSubscriptionRecord],
         *,
         actions_from: Position | None,
     ) -> None:

@@ -7,7 +7,7 @@ from broker.device_sessions.session import DeviceSession, Written
 from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.mqtt_sessions import DeliveryRecord, MqttSessionRecord, SubscriptionRecord
+from storage.mqtt_sessions import DeliveryRecord, MqttSessionRecord, TopicSubscriptionRecord
 
 SWEPT_AT_ONCE: Final = 500
 
@@ -77,7 +77,7 @@ def take_actions(
 
 def subscribe(
     device: DeviceKey,
-    subscriptions: Mapping[bytes, SubscriptionRecord],
+    subscriptions: Mapping[bytes, TopicSubscriptionRecord],
     actions_after: Position | None,
     tx: Transaction,
 ) -> None:

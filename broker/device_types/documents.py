@@ -28,27 +28,27 @@ def parsed(text: str) -> Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DeviceTypeDocument:
     """The JSON text of a document, and the Manifest that it is."""
 
     text: bytes
     manifest: Manifest
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> "Document":
+    def of(cls, document: Mapping[str, Any]) -> "DeviceTypeDocument":
         """Raises ValidationFailed with every problem of the document."""
         text = msgspec.json.encode(document)
         return cls(text, parsed(text.decode()))
 
 
-class Documents:
+class DeviceTypeDocuments:
     def __init__(self, run: RunInThread = run_in_thread) -> None:
         self._run = run
         self._places = FairPlaces(1)
 
-    async def read(self, document: Mapping[str, Any]) -> Document:
+    async def read(self, document: Mapping[str, Any]) -> DeviceTypeDocument:
         """Raises ValidationFailed with every problem of the document."""
-        return await self.run(document, lambda: Document.of(document))
+        return await self.run(document, lambda: DeviceTypeDocument.of(document))
 
     async def run(self, document: Mapping[str, Any], work: Callable[[], T]) -> T:
         """Run what reads a document."""

@@ -10,7 +10,7 @@ import trio
 from broker.clock import Clock
 from broker.conditional import require_unchanged, tag_of
 from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
-from broker.device_types.documents import Document, Documents
+from broker.device_types.documents import DeviceTypeDocument, DeviceTypeDocuments
 from broker.device_types.manifests import put_manifest
 from broker.device_types.overview import UploadedManifest
 from broker.device_types.transform import TransformFailedError
@@ -50,7 +50,7 @@ class Tried:
 
 class TypeMaking:
     def __init__(
-        self, database: Database, clock: Clock, catalog: DeviceTypes, router: Router, documents: Documents
+        self, database: Database, clock: Clock, catalog: DeviceTypes, router: Router, documents: DeviceTypeDocuments
     ) -> None:
         self._documents = documents
         self._database = database
@@ -138,7 +138,7 @@ class TypeMaking:
 
 
 def _tried(document: Mapping[str, Any], payload: bytes) -> Tried:
-    version = ManifestVersion(0, Document.of(document).manifest)
+    version = ManifestVersion(0, DeviceTypeDocument.of(document).manifest)
     try:
         data = version.normalize(payload)
     except TransformFailedError as failure:

@@ -13,7 +13,7 @@ import trio
 
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes
-from broker.device_types.documents import Document, Documents
+from broker.device_types.documents import DeviceTypeDocument, DeviceTypeDocuments
 from broker.device_types.overview import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
 from broker.errors import DeviceTypeNotFound, NotFound
 from broker.facts import DeviceTypeChanged, Router
@@ -28,7 +28,12 @@ _TYPES_MAX: Final = 100_000
 
 class Manifests:
     def __init__(
-        self, database: Database, clock: Clock, device_types: DeviceTypes, router: Router, documents: Documents
+        self,
+        database: Database,
+        clock: Clock,
+        device_types: DeviceTypes,
+        router: Router,
+        documents: DeviceTypeDocuments,
     ) -> None:
         self._documents = documents
         self._router = router
@@ -116,7 +121,7 @@ class Manifests:
 
 
 def put_manifest(
-    tx: Transaction, device_type: DeviceTypeKey, document: Document, *, approve: bool, now_ms: int
+    tx: Transaction, device_type: DeviceTypeKey, document: DeviceTypeDocument, *, approve: bool, now_ms: int
 ) -> tuple[ManifestRecord, bool]:
     """Make a document the newest version. Returns its record, and whether anything changed."""
     text = document.text

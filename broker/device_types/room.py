@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from broker.core import Core
 from broker.device_types.catalog import DeviceTypes
-from broker.device_types.documents import Documents
+from broker.device_types.documents import DeviceTypeDocuments
 from broker.device_types.lists import DeviceTypeLists
 from broker.device_types.making import TypeMaking
 from broker.device_types.manifests import Manifests
@@ -19,7 +19,7 @@ class DeviceTypesRoom:
 
 
 async def open_device_types(core: Core) -> DeviceTypesRoom:
-    catalog, documents = DeviceTypes(core.database), Documents()
+    catalog, documents = DeviceTypes(core.database), DeviceTypeDocuments()
     return DeviceTypesRoom(
         catalog=catalog,
         lists=DeviceTypeLists(core.database),

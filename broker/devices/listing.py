@@ -32,7 +32,7 @@ class Ownership(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class DeviceFilter:
     """Which devices to list.
 
     `device_type` is an id or a unique name, `type_name` the exact display name or unique name. `search` is a part of
@@ -71,7 +71,7 @@ class DeviceLists:
         self._permissions = permissions
 
     async def page(
-        self, caller: Caller, user: UserKey, chosen: Chosen, *, offset: int, count: int
+        self, caller: Caller, user: UserKey, chosen: DeviceFilter, *, offset: int, count: int
     ) -> tuple[list[Listed], int]:
         """A page of a user's devices that the caller may read, in the chosen order; and their total number.
 

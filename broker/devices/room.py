@@ -12,7 +12,7 @@ from broker.devices.presence import Presence
 from broker.devices.registry import Devices
 from broker.devices.removal import Removal
 from broker.devices.shares import Shares
-from broker.devices.transfers import Transfers
+from broker.devices.transfers import DeviceTransfers
 from broker.mail import Mails
 
 
@@ -23,7 +23,7 @@ class DevicesRoom:
     lists: DeviceLists
     tokens: DeviceTokens
     shares: Shares
-    transfers: Transfers
+    transfers: DeviceTransfers
     presence: Presence
     removal: Removal
 
@@ -48,7 +48,7 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
         lists=DeviceLists(database, registry, device_types.catalog, accounts.permissions, shares),
         tokens=DeviceTokens(database, router, clock, core.vault, registry),
         shares=shares,
-        transfers=Transfers(database, router, clock, registry, mails),
+        transfers=DeviceTransfers(database, router, clock, registry, mails),
         presence=presence,
         removal=removal,
     )

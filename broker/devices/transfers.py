@@ -34,7 +34,7 @@ class _Answered:
     ended: Sequence[bytes] = ()  # the hash of its token, if a trial's application made it
 
 
-class Transfers:
+class DeviceTransfers:
     """The caller checks who may offer and withdraw; `answer` checks that the offer is for the user."""
 
     def __init__(self, database: Database, router: Router, clock: Clock, devices: Devices, mails: Mails) -> None:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from broker.limits.ledger import Batch, Ledger
-from broker.limits.periods import Period, Tally
+from broker.limits.ledger import Ledger, LedgerBatch
+from broker.limits.periods import Period, PeriodUsage
 
 UNLIMITED: Final = -1  # reference 21.2
 
@@ -27,7 +27,7 @@ class Allowance:
     def __init__(self, name: str, period: Period, limit: int, ledger: Ledger, now_ms: int) -> None:
         self.limit = limit
         self._ledger = ledger
-        self._tally = Tally(name, period, ledger.kept(name), now_ms)
+        self._tally = PeriodUsage(name, period, ledger.kept(name), now_ms)
         self._is_noted = False
 
     def take(self, units: int, now_ms: int) -> bool:
@@ -63,6 +63,6 @@ class Allowance:
         tally = self._tally
         return Usage(tally.used, self.limit, tally.since_ms, tally.until_ms)
 
-    def save_into(self, batch: Batch) -> None:
+    def save_into(self, batch: LedgerBatch) -> None:
         batch.tallies[self._tally.name] = self._tally.record()
         self._is_noted = False

@@ -22,7 +22,7 @@ _FLUSH_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
-class Batch:
+class LedgerBatch:
     """The counters to be written next."""
 
     tallies: dict[str, TallyRecord] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Batch:
 class _Counter(Protocol):
     """A counter that changed."""
 
-    def save_into(self, batch: Batch) -> None:
+    def save_into(self, batch: LedgerBatch) -> None:
         """Put the count into the batch. The counter notes its next change with `Ledger.note` again."""
 
 
@@ -56,7 +56,7 @@ class Ledger:
         self._kept: dict[str, TallyRecord] = {}
         self._recent: dict[str, list[tuple[int, int]]] = {}
         self._noted: list[_Counter] = []
-        self._batch = Batch()
+        self._batch = LedgerBatch()
         self._flushing = trio.Lock()
         self._next_day_ms = 0
         self._recent_until_ms = 0
@@ -119,7 +119,7 @@ class Ledger:
                     tx.limits.forget_tallies(ended_by_ms=ended)
 
             await self._database.write(save)
-            self._batch = Batch(at_ms=batch.at_ms)
+            self._batch = LedgerBatch(at_ms=batch.at_ms)
             if ended is not None:
                 self._forget(ended)
 

@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
-from broker.limits.ledger import Batch, Ledger
-from broker.limits.periods import Tally, utc_day
+from broker.limits.ledger import Ledger, LedgerBatch
+from broker.limits.periods import PeriodUsage, utc_day
 from broker.limits.refusals import RateLimitExceeded, Standing
 from broker.limits.window import WINDOW_MS, Window
 from broker.trace.refusals import Refusals
@@ -78,7 +78,7 @@ class Meter:
         "whose",
     )
 
-    def __init__(self, rate: Rate, day: Tally, window: Window, clock: Clock, host: "Meters") -> None:
+    def __init__(self, rate: Rate, day: PeriodUsage, window: Window, clock: Clock, host: "Meters") -> None:
         self.rate = rate
         self._day = day
         self._window = window
@@ -167,7 +167,7 @@ class Meter:
             reset_seconds=Rate(_seconds(reset_ms), day.until_ms // 1000),
         )
 
-    def save_into(self, batch: Batch) -> None:
+    def save_into(self, batch: LedgerBatch) -> None:
         batch.tallies[self.name] = self._day.record()
         batch.calls.append(CallsRecord(self.name, batch.at_ms, self._unsaved))
         self._host.counted += self._unsaved
@@ -235,7 +235,7 @@ class Meters:
         """The meter of this name: one object for all who ask."""
         meter = self._live.get(name)
         if meter is None:
-            day = Tally(name, utc_day, self._ledger.kept(name), self._clock.now_ms())
+            day = PeriodUsage(name, utc_day, self._ledger.kept(name), self._clock.now_ms())
             window = Window()
             for moment_ms, calls in self._ledger.take_recent(name):
                 window.add(moment_ms, calls)

@@ -30,7 +30,7 @@ def utc_month(now_ms: int) -> tuple[int, int]:
     return int(first.timestamp()) * 1000, int(following.timestamp()) * 1000
 
 
-class Tally:
+class PeriodUsage:
     """How much was used since `since_ms`. Before `used` is read or changed after the period's end, call `turn`.
 
     Callers compare `since_ms <= now_ms < until_ms` themselves, because a call for each message would cost too much.

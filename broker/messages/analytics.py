@@ -38,7 +38,7 @@ from broker.messages.projections import Projector
 from broker.messages.rollups import EVERY_MESSAGE, Buckets, Cells, aggregate_of, collect
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.message_searches import Match, Range
+from storage.message_searches import FieldMatch, Range
 
 SETTLED_MS = MINUTE_MS
 _NUMERIC = {ValueClass.INTEGER, ValueClass.LONG, ValueClass.FLOAT, ValueClass.DOUBLE}
@@ -316,7 +316,7 @@ class _Presence:
 
     def _look_at_minute(self, minute: Range) -> None:
         start = self._interval.start_of(minute.start_ms or 0)
-        one = replace(minute, match=Match(self._field), limit=1)
+        one = replace(minute, match=FieldMatch(self._field), limit=1)
         if start not in self._found and any(self._tx.message_searches.page([device], one) for device in self._devices):
             self._found.add(start)
 

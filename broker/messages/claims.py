@@ -34,7 +34,7 @@ class _Claim:
     address: str
 
 
-class Claims:
+class UnprovedClaims:
     def __init__(self, devices: Devices, refused: RefusedMessages, clock: Clock) -> None:
         self._devices = devices
         self._refused = refused

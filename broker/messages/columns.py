@@ -28,7 +28,7 @@ class Columns:
 
     __slots__ = ("_messages", "shape")
 
-    def __init__(self, shape: "Shape", messages: Sequence[_Values]) -> None:
+    def __init__(self, shape: "FieldShape", messages: Sequence[_Values]) -> None:
         self.shape = shape
         self._messages = messages
 
@@ -38,7 +38,7 @@ class Columns:
         return ((name, take(messages)) for name, take in self.shape.numbers)
 
 
-class Shape:
+class FieldShape:
     """What messages share that have the same fields, each of them a number in all messages or in none.
 
     `numbers`: the names of the fields that are numbers, each with what takes its values; `others`: the other names.
@@ -73,10 +73,10 @@ _TAKE: Final[list[Callable[[Sequence[_Values]], list[Number]]]] = [
     eval(f"lambda messages: [message.{attribute} for message in messages]")  # noqa: S307 # the names are our own
     for attribute in _ATTRIBUTES
 ]
-_shapes: dict[_Kinds, Shape] = {}
+_shapes: dict[_Kinds, FieldShape] = {}
 
 
-def shape_of(text: str) -> Shape | None:
+def shape_of(text: str) -> FieldShape | None:
     """The shape of a message, given as JSON. None when it has groups or many fields, or is no JSON, and when
     there are very many shapes already."""
     try:
@@ -88,5 +88,5 @@ def shape_of(text: str) -> Shape | None:
     kinds = tuple((name, type(value) in _NUMBERS) for name, value in fields.items())
     shape = _shapes.get(kinds)
     if shape is None and len(_shapes) < _SHAPES:
-        shape = _shapes[kinds] = Shape(kinds)
+        shape = _shapes[kinds] = FieldShape(kinds)
     return shape

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from broker.messages.columns import Columns, Shape, shape_of
+from broker.messages.columns import Columns, FieldShape, shape_of
 from broker.messages.decoding import Decoded, decode, decoded
 from broker.messages.intervals import MINUTE_MS, Interval
 from broker.messages.rollups import (
@@ -38,7 +38,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow, SnapshotRow
 
 Fields = dict[str, tuple[Milliseconds, Position, Any]]  # dotted path to (ts, position, value)
-_Newest = tuple[MessageRow, Shape | Mapping[str, Any]]  # a message with its fields, or the shape that it has
+_Newest = tuple[MessageRow, FieldShape | Mapping[str, Any]]  # a message with its fields, or the shape that it has
 Open = dict[Interval, tuple[int, Cells]]  # the newest bucket of each level: its start (ms) and what is in it
 
 #: Rows whose numbers are summed up together: one by one takes ten times as long, and all at once more memory.
@@ -111,7 +111,7 @@ class Folds:
         self._minutes: Minutes = {}  # not summed up yet
         self._sums: dict[int, Cells] = {}  # of minutes, by their start (ms), which are not in the buckets yet
         self._rows = self._values = 0  # of these minutes
-        self._shape: Shape | None = None  # of the last rows
+        self._shape: FieldShape | None = None  # of the last rows
         self._waiting: list[MessageRow] = []  # not added yet, though `position` counts them
         self._open = opened
         self._closed: Buckets = {}
@@ -192,7 +192,7 @@ class Folds:
         before, self._shape = self._shape, shape_of(texts[0])
         return None if self._shape is None or self._shape is before else self._shape.columns(texts)
 
-    def _merge(self, row: MessageRow, fields: Shape | Mapping[str, Any]) -> None:
+    def _merge(self, row: MessageRow, fields: FieldShape | Mapping[str, Any]) -> None:
         newest = self._newest
         if newest is None or not _are_same(fields, newest[1]):
             self._merge_newest()
@@ -206,7 +206,7 @@ class Folds:
     def _merge_newest(self) -> None:
         if self._newest is not None:
             row, fields = self._newest
-            merge_message(self._fields, decode(row.data) if isinstance(fields, Shape) else fields, row)
+            merge_message(self._fields, decode(row.data) if isinstance(fields, FieldShape) else fields, row)
             self._newest = None
 
     # Buckets
@@ -303,9 +303,9 @@ def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], w
     tx.snapshots.put_all([row for row, _ in saves])
 
 
-def _are_same(one: Shape | Mapping[str, Any], other: Shape | Mapping[str, Any]) -> bool:
+def _are_same(one: FieldShape | Mapping[str, Any], other: FieldShape | Mapping[str, Any]) -> bool:
     """Whether they are the same fields, as far as that is known without decoding."""
-    if isinstance(one, Shape) or isinstance(other, Shape):
+    if isinstance(one, FieldShape) or isinstance(other, FieldShape):
         return one is other
     return one.keys() == other.keys()
 

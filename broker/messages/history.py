@@ -18,7 +18,7 @@ from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS, SEARCH_ROWS
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.message_searches import EVERYTHING, Match, MessageSearches, Part, Range, SortKey, sort_key
+from storage.message_searches import EVERYTHING, FieldMatch, MessageSearches, Part, Range, SortKey, sort_key
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 
 SortOrder = Literal["asc", "desc"]
@@ -32,7 +32,7 @@ _CURSORS: Final = "must be next or prev of an answer to the same search"
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[_Entry]):
+class MessagePage(Generic[_Entry]):
     """One page of a search. A cursor is None when there are no more messages on its side.
 
     With conditions on `data`, a page may have fewer entries than asked for, or none, and a cursor: the search has
@@ -57,7 +57,7 @@ class Search:
     order: SortOrder = "asc"
     count: int = 100
     cursor: str = ""
-    match: Match = EVERYTHING
+    match: FieldMatch = EVERYTHING
 
 
 class Cursors:
@@ -89,7 +89,7 @@ class Cursors:
         return blake2b(packed, digest_size=8, key=self._key, person=b"cursor").digest()
 
 
-class History:
+class MessageHistory:
     """Stored messages as clients see them. Callers check permissions: pass only devices that the caller may read."""
 
     def __init__(
@@ -129,15 +129,15 @@ class History:
         except DeviceNotFound:
             return None
 
-    async def messages(self, search: Search) -> Page[Message]:
+    async def messages(self, search: Search) -> MessagePage[Message]:
         """Messages of the devices. Raises ValidationFailed naming `offset` for a cursor that is not valid."""
         devices, rows, after, before = await self._page(MessageSearches.some, search)
-        return Page(tuple(self.view(row, devices[row.device]) for row in rows), after, before)
+        return MessagePage(tuple(self.view(row, devices[row.device]) for row in rows), after, before)
 
-    async def actions(self, search: Search) -> Page[Action]:
+    async def actions(self, search: Search) -> MessagePage[Action]:
         """Actions sent to the devices. Raises as `messages` does."""
         devices, rows, after, before = await self._page(MessageSearches.some_actions, search)
-        return Page(tuple([await self.action_view(row, devices[row.device]) for row in rows]), after, before)
+        return MessagePage(tuple([await self.action_view(row, devices[row.device]) for row in rows]), after, before)
 
     async def _page(
         self, find: "_Find[_Row]", search: Search

@@ -42,7 +42,7 @@ from broker.messages.mids import Mids
 from broker.messages.refused import RefusedMessages
 from broker.nesting import check_nesting
 from config.limits import CLOCK_STEP_MS, MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
-from storage.database import Group
+from storage.database import CommitGroup
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.sql import StoreError
@@ -356,7 +356,7 @@ class Ingest:
         """Return when messages may be submitted again. Waiting front ends stop reading: back-pressure on TCP."""
         await self._journal.wait_room()
 
-    def _committed(self, group: Group) -> None:
+    def _committed(self, group: CommitGroup) -> None:
         """Publish the rows of a group that is durable now."""
         try:
             if group.messages:

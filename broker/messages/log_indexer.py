@@ -13,7 +13,7 @@ import trio
 
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Position
-from storage.log_index import Entries, Entry
+from storage.log_index import Entry, EntryBuilder
 from storage.records import MessageRow
 
 #: Rows that get their index entries in a batch: this many, when the last batch was a second ago; else the rows until
@@ -61,7 +61,7 @@ class LogIndexer:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._entries = Entries()  # of the rows behind `_indexed`, up to `_noted`
+        self._entries = EntryBuilder()  # of the rows behind `_indexed`, up to `_noted`
         self._indexed = self._noted = Position(0)
         self._indexed_at = -inf
 
@@ -102,7 +102,7 @@ class LogIndexer:
         """Have the entries stored. When that fails, the next ones leave a gap, and the store makes all itself."""
         if self._noted > self._indexed:
             self._database.write_with_next(partial(_add_entries, self._entries.made, self._indexed, self._noted))
-            self._entries, self._indexed, self._indexed_at = Entries(), self._noted, trio.current_time()
+            self._entries, self._indexed, self._indexed_at = EntryBuilder(), self._noted, trio.current_time()
 
 
 def _add_entries(entries: Sequence[Entry], behind: Position, upto: Position, tx: Transaction) -> None:

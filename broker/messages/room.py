@@ -6,9 +6,9 @@ from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.analytics import Analytics
-from broker.messages.claims import Claims
+from broker.messages.claims import UnprovedClaims
 from broker.messages.heavy_reads import HeavyReads
-from broker.messages.history import Cursors, History
+from broker.messages.history import Cursors, MessageHistory
 from broker.messages.ingest import Ingest
 from broker.messages.mids import Mids
 from broker.messages.projections import Projector
@@ -21,9 +21,9 @@ from storage.journal import Journal
 @dataclass(frozen=True, slots=True)
 class MessagesRoom:
     ingest: Ingest
-    claims: Claims
+    claims: UnprovedClaims
     mids: Mids
-    history: History
+    history: MessageHistory
     projector: Projector
     snapshots: Snapshots
     analytics: Analytics
@@ -55,13 +55,13 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     core.trusted_time.on_confirm(retention.wakeup.set)
     life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
     heavy_reads = HeavyReads(database)
-    claims = Claims(devices.registry, ingest.refused, clock)
+    claims = UnprovedClaims(devices.registry, ingest.refused, clock)
     life.worker("claims", claims.look_up_forever)
     return MessagesRoom(
         ingest=ingest,
         claims=claims,
         mids=mids,
-        history=History(database, devices.registry, mids, Cursors(mid_key), heavy_reads),
+        history=MessageHistory(database, devices.registry, mids, Cursors(mid_key), heavy_reads),
         projector=projector,
         snapshots=snapshots,
         analytics=Analytics(heavy_reads, clock, projector),

@@ -28,7 +28,7 @@ class ModelStatus(StrEnum):
     ERROR = "error"
 
 
-class Source(msgspec.Struct, frozen=True):
+class ModelSource(msgspec.Struct, frozen=True):
     """A field of a device, by its dotted path."""
 
     did: str
@@ -50,13 +50,13 @@ class Port(msgspec.Struct, frozen=True):
 class Definition(msgspec.Struct, frozen=True):
     """`ahead_seconds` is None and `sensitivity` counts for anomalies only."""
 
-    sources: tuple[Source, ...]
-    target: Source
+    sources: tuple[ModelSource, ...]
+    target: ModelSource
     ahead_seconds: int | None
     sensitivity: float
 
     @property
-    def all_sources(self) -> tuple[Source, ...]:
+    def all_sources(self) -> tuple[ModelSource, ...]:
         return tuple(dict.fromkeys((*self.sources, self.target)))
 
     @property
@@ -109,13 +109,13 @@ def _object(name: str, members: Mapping[str, Any], findings: list[Finding]) -> M
     return None
 
 
-def _sources(given: object, findings: list[Finding]) -> tuple[Source, ...]:
+def _sources(given: object, findings: list[Finding]) -> tuple[ModelSource, ...]:
     path = "data.sources"
     if not isinstance(given, list) or not 1 <= len(given) <= MODEL_SOURCES_MAX:
         problem = invalid("must be a list") if given and not isinstance(given, list) else REQUIRED
         findings.append(Finding(path, (too_long(MODEL_SOURCES_MAX) if isinstance(given, list) and given else problem,)))
         return ()
-    found: dict[Source, None] = {}
+    found: dict[ModelSource, None] = {}
     for index, one in enumerate(given):
         source = _source(f"{path}.{index}", one, findings)
         if source is None:
@@ -126,7 +126,7 @@ def _sources(given: object, findings: list[Finding]) -> tuple[Source, ...]:
     return tuple(found)
 
 
-def _source(path: str, given: object, findings: list[Finding]) -> Source | None:
+def _source(path: str, given: object, findings: list[Finding]) -> ModelSource | None:
     if not isinstance(given, dict):
         findings.append(Finding(path, (REQUIRED if given is None else invalid("must be an object"),)))
         return None
@@ -139,7 +139,7 @@ def _source(path: str, given: object, findings: list[Finding]) -> Source | None:
             findings.append(Finding(f"{path}.{name}", (REQUIRED,)))
         else:
             texts.append(text)
-    return Source(*texts) if len(texts) == 2 else None
+    return ModelSource(*texts) if len(texts) == 2 else None
 
 
 def _number(path: str, given: object, lowest: int, highest: int, findings: list[Finding]) -> float | None:
@@ -156,13 +156,13 @@ def _number(path: str, given: object, lowest: int, highest: int, findings: list[
     return None
 
 
-def paths_of(definition: Definition) -> list[tuple[str, Source]]:
+def paths_of(definition: Definition) -> list[tuple[str, ModelSource]]:
     """Each source with its place in the body."""
     placed = [(f"data.sources.{index}", source) for index, source in enumerate(definition.sources)]
     return [*placed, ("parameters.sourceToPredict", definition.target)]
 
 
-def field_class(device: Device, source: Source) -> ValueClass | None:
+def field_class(device: Device, source: ModelSource) -> ValueClass | None:
     """The class of a field with numbers or booleans; None for other fields and for those that are not declared."""
     field = device.manifest.manifest.field_at(source.field)
     if field is None or field.is_collection or field.value_class is ValueClass.STRING:
@@ -192,7 +192,7 @@ def ports(
     """The inputs and outputs of a model whose sources are right. An anomaly is looked for in the target's value, so it
     is an input, too."""
 
-    def class_of(source: Source) -> str:
+    def class_of(source: ModelSource) -> str:
         device = devices[source.did]
         return "" if device is None else str(field_class(device, source))
 

@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from broker.models.errors import LearningFailed
-from broker.models.state import Job, Learned
+from broker.models.state import Learned, TrainingJob
 from broker.threads import run_in_thread
 from config.limits import MODEL_TRAINING_WAIT_SECONDS
 
@@ -25,7 +25,7 @@ class Learner(Protocol):
     @property
     def is_installed(self) -> bool: ...
 
-    async def __call__(self, job: Job) -> Learned:
+    async def __call__(self, job: TrainingJob) -> Learned:
         """Raises LearningFailed."""
 
 
@@ -34,7 +34,7 @@ class ProcessLearner:
     def is_installed(self) -> bool:
         return find_spec("river") is not None
 
-    async def __call__(self, job: Job) -> Learned:
+    async def __call__(self, job: TrainingJob) -> Learned:
         """Raises LearningFailed."""
         body = await run_in_thread(partial(msgspec.json.encode, job))
         try:

@@ -1,4 +1,4 @@
-"""Trains one model with river. A program of its own: it reads a `Job` as JSON and writes a `Learned` as JSON.
+"""Trains one model with river. A program of its own: it reads a `TrainingJob` as JSON and writes a `Learned` as JSON.
 
 In a process of its own, training takes neither the event loop's time nor the daemon's memory, and what goes wrong in it
 ends with it. It sets its own bounds before it reads the job. The daemon
@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from river import linear_model, optim, preprocessing, stats
 
-from broker.models.state import Job, Learned, time_features
+from broker.models.state import Learned, TrainingJob, time_features
 from config.limits import MODEL_TRAINING_BYTES, MODEL_TRAINING_SECONDS
 
 _SAMPLES_MAX: Final = 20_000
@@ -31,14 +31,14 @@ _RATE: Final = 0.003
 Sample = tuple[list[float], float]
 
 
-def samples_of(job: Job) -> list[Sample]:
+def samples_of(job: TrainingJob) -> list[Sample]:
     """Features and the target's value for each moment, oldest first, at most `_SAMPLES_MAX` evenly chosen ones."""
     found = list(_ahead(job) if job.ahead_ms else _at_once(job))
     step = -(-len(found) // _SAMPLES_MAX) or 1
     return found[::step]
 
 
-def _moments(job: Job) -> Iterator[tuple[int, str, dict[str, float]]]:
+def _moments(job: TrainingJob) -> Iterator[tuple[int, str, dict[str, float]]]:
     """Each time at which an input or the target had a value, which one, and the last values of all until then."""
     last: dict[str, float] = {}
     events = merge(*([(ts, name, value) for ts, value in series] for name, series in job.series.items()))
@@ -47,13 +47,13 @@ def _moments(job: Job) -> Iterator[tuple[int, str, dict[str, float]]]:
         yield ts, name, last
 
 
-def _features(job: Job, last: dict[str, float], ts: int) -> list[float] | None:
+def _features(job: TrainingJob, last: dict[str, float], ts: int) -> list[float] | None:
     if any(name not in last for name in job.inputs):
         return None
     return [last[name] for name in job.inputs] + list(time_features(ts))
 
 
-def _ahead(job: Job) -> Iterator[Sample]:
+def _ahead(job: TrainingJob) -> Iterator[Sample]:
     """With the value that the target has `ahead_ms` later. Its last value is taken to stay when history is short."""
     target = job.series[job.target]
     times = [ts for ts, _ in target]
@@ -67,13 +67,13 @@ def _ahead(job: Job) -> Iterator[Sample]:
             yield features, target[index][1]
 
 
-def _at_once(job: Job) -> Iterator[Sample]:
+def _at_once(job: TrainingJob) -> Iterator[Sample]:
     for ts, name, last in _moments(job):
         if name == job.target and (features := _features(job, last, ts)) is not None:
             yield features, last[job.target]
 
 
-def learn(job: Job) -> Learned:
+def learn(job: TrainingJob) -> Learned:
     """Raises ValueError when there is nothing to learn from."""
     samples = samples_of(job)
     if not samples:
@@ -116,7 +116,7 @@ def main() -> None:
     os.nice(10)
     with suppress(OSError):  # when memory ends, the kernel ends this process first
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=TrainingJob)
     sys.stdout.buffer.write(msgspec.json.encode(learn(job)))
 
 

@@ -29,10 +29,10 @@ from broker.errors import (
 from broker.ids import new_id
 from broker.models.definition import (
     Definition,
+    ModelSource,
     ModelStatus,
     ModelType,
     Port,
-    Source,
     judge,
     ports,
     read_definition,
@@ -40,7 +40,7 @@ from broker.models.definition import (
 from broker.models.errors import LearningNotInstalled
 from broker.models.learner import Learner
 from broker.models.series import as_number
-from broker.models.shelf import Answer, Shelf, Value, ready_model
+from broker.models.shelf import ModelAnswer, Shelf, Value, ready_model
 from broker.models.training import IS_TRAINING, Training
 from broker.trace.audit import AuditEvent, note
 from config.limits import MODEL_SENSITIVITY, MODELS_OF_RULES, MODELS_OF_USER
@@ -207,7 +207,7 @@ class Models:
             issuance.then.append(partial(self._shelf.drop, model.id))
         return ended
 
-    def predict(self, model: Model, inputs: object) -> Answer:
+    def predict(self, model: Model, inputs: object) -> ModelAnswer:
         """What the model says to these inputs: a list of `{name, value}`. An input that is missing counts as its mean.
 
         Raises ValidationFailed with all findings; Conflict when the model is not ready.
@@ -246,7 +246,7 @@ class Models:
             raise Conflict(TOO_MANY_OF_RULES)
         now_ms = self._clock.now_ms()
         for one in missing:
-            source, device = Source(one.device.id, one.field), one.device
+            source, device = ModelSource(one.device.id, one.field), one.device
             ahead = one.ahead_seconds if one.kind is ModelType.PREDICTION else None
             sensitivity = MODEL_SENSITIVITY if one.sensitivity is None else one.sensitivity
             definition = Definition((source,), source, ahead, sensitivity)

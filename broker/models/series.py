@@ -23,7 +23,7 @@ Series = dict[str, list[tuple[int, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SeriesHistory:
     """The values of each source by the name of its input, oldest first, and how many others are beyond `LARGEST`."""
 
     series: Series
@@ -35,7 +35,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 async def read_series(
     database: Database, definition: Definition, devices: Mapping[str, Device], now_ms: Milliseconds
-) -> History:
+) -> SeriesHistory:
     """The newest values of the last 30 days.
 
     At most `MODEL_VALUES_MAX` messages are looked at.
@@ -58,7 +58,7 @@ async def read_series(
                 found[name] += some
             if before is None or all(len(found[name]) >= most for name in fields):
                 break
-    return History({name: values[:most][::-1] for name, values in found.items()}, beyond)
+    return SeriesHistory({name: values[:most][::-1] for name, values in found.items()}, beyond)
 
 
 def _read(

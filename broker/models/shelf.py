@@ -17,7 +17,7 @@ RulePlace = tuple[int, int, DeviceKey]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     value: Value
     confidence: float
 
@@ -31,16 +31,16 @@ class ReadyModel:
     output_type: str
     learned: Learned
 
-    def answer(self, values: Mapping[str, float], at_ms: int) -> Answer | None:
+    def answer(self, values: Mapping[str, float], at_ms: int) -> ModelAnswer | None:
         """None when an anomaly is looked for in a value that is not given."""
         learned = self.learned
         if self.kind is ModelType.PREDICTION:
-            return Answer(as_value(learned.estimate(values, at_ms), self.output_type), learned.confidence)
+            return ModelAnswer(as_value(learned.estimate(values, at_ms), self.output_type), learned.confidence)
         actual = values.get(self.definition.target.name)
         if actual is None:
             return None
         found = learned.is_anomaly(values, actual, at_ms, self.definition.sensitivity)
-        return Answer(found, learned.confidence)
+        return ModelAnswer(found, learned.confidence)
 
 
 def ready_model(record: ModelRecord) -> ReadyModel | None:

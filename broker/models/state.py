@@ -15,7 +15,7 @@ DAY_MS: Final = 86_400_000
 _STRICTEST, _WIDEST = 1.0, 6.0  # deviations that make an anomaly, at sensitivities 100 and 0
 
 
-class Job(msgspec.Struct):
+class TrainingJob(msgspec.Struct):
     """What a model is trained on: by the name of each input, times in ms and values, oldest first.
 
     `ahead_ms` is how far ahead the target is predicted; 0: it is estimated at the same moment, from the other inputs.

@@ -15,9 +15,9 @@ from broker.loops import Wakeup, repeat
 from broker.models.definition import Definition, ModelStatus, ModelType, judge
 from broker.models.errors import LearningFailed
 from broker.models.learner import Learner
-from broker.models.series import LARGEST, History, read_series
+from broker.models.series import LARGEST, SeriesHistory, read_series
 from broker.models.shelf import Shelf
-from broker.models.state import Job
+from broker.models.state import TrainingJob
 from config.limits import MODEL_RETRY_SECONDS, MODEL_VALUES_MIN
 from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, UserKey
@@ -62,7 +62,7 @@ def reason_against(definition: Definition, user: UserKey, devices: Mapping[str, 
     return findings[0].messages[0] if findings else ""
 
 
-def _too_large(history: History, name: str) -> str:
+def _too_large(history: SeriesHistory, name: str) -> str:
     return (
         f"{history.beyond[name]} of {history.beyond[name] + len(history.series[name])} values of {name} are beyond"
         f" {LARGEST:g}, and nothing is learned from these"
@@ -231,7 +231,7 @@ class Training:
         inputs = definition.sources if is_ahead else [one for one in definition.sources if one != definition.target]
         ahead_ms = (definition.ahead_seconds or 0) * 1000 if is_ahead else 0
         wanted = {one.name: series[one.name] for one in (*inputs, definition.target)}
-        learned = await self._learner(Job(name, [one.name for one in inputs], ahead_ms, wanted))
+        learned = await self._learner(TrainingJob(name, [one.name for one in inputs], ahead_ms, wanted))
         return replace(
             record,
             status=ModelStatus.READY,

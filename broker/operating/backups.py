@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Progress:
+class BackupProgress:
     """The latest backup since the start of the daemon. `done` and `total` are bytes, `total` 0 before it is known."""
 
     status: str  # running | done | failed
@@ -47,15 +47,15 @@ class Backups:
         self._audit = audit
         self.folder: Final = folder
         self._keep = keep
-        self.latest: Progress | None = None
+        self.latest: BackupProgress | None = None
         self._wanted: tuple[Machine, Origin] | None = None
         self._wakeup = trio.Event()
 
-    def begin(self, machine: Machine) -> Progress:
+    def begin(self, machine: Machine) -> BackupProgress:
         """Begin a backup. Raises Conflict."""
         if self.latest is not None and self.latest.status == "running":
             raise Conflict(UNDER_WAY)
-        self.latest = Progress("running", self._clock.now_ms())
+        self.latest = BackupProgress("running", self._clock.now_ms())
         self._wanted = machine, current_origin()
         self._wakeup.set()
         self._tell()
@@ -77,7 +77,7 @@ class Backups:
                 await self._make(machine, self.latest)
                 enter(Origin())
 
-    async def _make(self, machine: Machine, progress: Progress) -> None:
+    async def _make(self, machine: Machine, progress: BackupProgress) -> None:
         loop = trio.lowlevel.current_trio_token()
 
         def copied(more: int, total: int) -> None:  # in the thread that copies

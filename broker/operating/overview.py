@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.core import Core
-from broker.operating.port import Listener, Machine, Room
+from broker.operating.port import ListenerStatus, Machine, Room
 from storage.database import Transaction
 
 _DAY_MS = 86_400_000
@@ -25,7 +25,7 @@ class Overview:
     now: int
     started_on: int
     problem: str  # why the daemon is not ready
-    listeners: Sequence[Listener]
+    listeners: Sequence[ListenerStatus]
     consumers: Sequence[Consumer]
     room: Room
     retention_days: int

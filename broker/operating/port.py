@@ -34,7 +34,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListenerStatus:
     """`problem` is why it is closed. `answers` are those of HTTP, by status."""
 
     name: str
@@ -50,7 +50,7 @@ class Machine(Protocol):
     async def problem(self) -> str:
         """Why the daemon is not ready; empty when it is."""
 
-    def listeners(self) -> Sequence[Listener]: ...
+    def listeners(self) -> Sequence[ListenerStatus]: ...
 
     def counters(self) -> Mapping[str, object]:
         """What the listeners count."""

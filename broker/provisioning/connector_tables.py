@@ -11,7 +11,7 @@ from broker.connectors.oauth import oauth_client
 from broker.connectors.plugin import Setting
 from broker.connectors.terms import ConnectorEntry, ConnectorTerms, OAuth1Terms, OAuth2Terms
 from broker.errors import ValidationFailed
-from broker.provisioning.reading import EntryLocation, Reading
+from broker.provisioning.reading import EntryLocation, ReadTables
 from broker.provisioning.report import MASKED, ChangedKey
 from broker.provisioning.run import ProvisioningRun
 from config.limits import CONNECTOR_HOOK_SECONDS
@@ -27,7 +27,7 @@ _NUMBERS: dict[str, int] = {
 }
 
 
-async def check_connectors(reading: Reading) -> None:
+async def check_connectors(reading: ReadTables) -> None:
     """Check each entry by itself, and make its plug-in once with these parameters. Before the transaction.
 
     An entry that is wrong, or whose plug-in refuses the parameters, is refused.

@@ -9,7 +9,7 @@ from broker.device_management.images import Images, Staged
 from broker.errors import BodyTooLarge
 from broker.ids import new_id
 from broker.provisioning.document import FirmwareEntry
-from broker.provisioning.reading import EntryLocation, Reading
+from broker.provisioning.reading import EntryLocation, ReadTables
 from broker.provisioning.report import compared
 from broker.provisioning.run import ProvisioningRun
 from storage.firmware import FirmwareImageRecord
@@ -20,7 +20,7 @@ _KIND = "Application"
 
 
 @asynccontextmanager
-async def staged_images(reading: Reading, images: Images) -> AsyncIterator[Mapping[int, Staged]]:
+async def staged_images(reading: ReadTables, images: Images) -> AsyncIterator[Mapping[int, Staged]]:
     """Copies of the files, by the index of the entry; those that were not kept are gone when the block ends.
 
     An entry whose file cannot be read, is empty or too large is refused.

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from broker.device_types.documents import Document
+from broker.device_types.documents import DeviceTypeDocument
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.manifests import is_same_document, put_manifest
 from broker.errors import Finding, ValidationFailed
-from broker.provisioning.reading import EntryLocation, Reading
+from broker.provisioning.reading import EntryLocation, ReadTables
 from broker.provisioning.report import ChangedKey
 from broker.provisioning.run import ProvisioningRun
 from storage.keys import DeviceTypeKey
@@ -16,7 +16,7 @@ from storage.records import DeviceTypeRecord, ManifestRecord
 _MARK: Final = "manifest"  # the kind of the marks of the versions that come from the file
 
 
-def check_manifests(reading: Reading, document: Mapping[str, Any]) -> None:
+def check_manifests(reading: ReadTables, document: Mapping[str, Any]) -> None:
     """Check each Manifest by itself, also of entries that are wrong elsewhere. An entry with a wrong one is refused."""
     for at, entry in reading.of("device_types"):
         if entry.manifest is not None and (found := _findings(at, entry.manifest)):
@@ -60,7 +60,7 @@ def put_file_manifest(
             " put it into the file, or use --force",
         )
         return []
-    record, is_new = put_manifest(run.tx, key, Document.of(document), approve=True, now_ms=run.now_ms)
+    record, is_new = put_manifest(run.tx, key, DeviceTypeDocument.of(document), approve=True, now_ms=run.now_ms)
     _mark(run, device_type, record.version)
     return (
         [ChangedKey("manifest", *(f"version {one}" if one else None for one in (known, record.version)))]

@@ -78,7 +78,7 @@ class Findings:
 
 
 @dataclass(slots=True)
-class Reading:
+class ReadTables:
     """The entries of each table that can be used, with their places."""
 
     tables: dict[str, list[tuple[EntryLocation, Any]]]
@@ -101,9 +101,9 @@ def names_of(entry: object) -> set[str]:
     return {folded_address(value) for key in _NAMES if isinstance(value := getattr(entry, key, None), str)}
 
 
-def read_document(document: Mapping[str, Any]) -> Reading:
+def read_document(document: Mapping[str, Any]) -> ReadTables:
     """Each entry by itself. The field of a finding is table, index and key: `users[0].password`."""
-    reading = Reading({}, Findings())
+    reading = ReadTables({}, Findings())
     for table, entries in document.items():
         kind = TABLES.get(table)
         if kind is None:
@@ -117,7 +117,7 @@ def read_document(document: Mapping[str, Any]) -> Reading:
 
 
 def _read_entries(
-    table: str, kind: type[msgspec.Struct], entries: Sequence[object], reading: Reading
+    table: str, kind: type[msgspec.Struct], entries: Sequence[object], reading: ReadTables
 ) -> Iterator[tuple[EntryLocation, Any]]:
     for index, given in enumerate(entries):
         at, wrong = EntryLocation(table, index), list[Finding]()

@@ -11,7 +11,7 @@ from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import ChangedKey, compared
 from broker.provisioning.run import ProvisioningRun, given
 from broker.rules.language.compiler import compile_rule
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.rulebook import THIS_APPLICATION, add_rule, put_rule, rule_text, without_nulls
 from broker.rules.running.models import ConditionModels
 from broker.rules.running.names import resolve_in
@@ -51,7 +51,7 @@ class RuleTables:
             run.rules.append(known.key)
         return run.found(at, known.id, known.name, keys)
 
-    def _checked(self, at: EntryLocation, entry: RuleEntry, owner: UserKey) -> tuple[str, Rule]:
+    def _checked(self, at: EntryLocation, entry: RuleEntry, owner: UserKey) -> tuple[str, CompiledRule]:
         """The text of the body, and the rule. Raises ValidationFailed with all findings."""
         try:
             body = rule_text(msgspec.json.encode(entry.rule))

@@ -24,7 +24,7 @@ from broker.provisioning.document import TABLES, UserEntry
 from broker.provisioning.firmware_tables import FirmwareTables, staged_images
 from broker.provisioning.manifest_versions import check_manifests
 from broker.provisioning.plan_tables import PlanTables
-from broker.provisioning.reading import EntryLocation, Reading, read_document
+from broker.provisioning.reading import EntryLocation, ReadTables, read_document
 from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import ProvisioningRun
@@ -161,7 +161,7 @@ class Provisioning:
         self._router.publish_all((*run.issuance.facts, *run.facts))
         return run.report
 
-    async def _prepare_passwords(self, reading: Reading) -> dict[int, PreparedPassword]:
+    async def _prepare_passwords(self, reading: ReadTables) -> dict[int, PreparedPassword]:
         """The new passwords, hashed, by the index of the user. A password that the user has already is left out."""
         users = reading.of("users")
         known = await self._database.read(lambda tx: [_known(tx, entry) for _, entry in users])
@@ -208,7 +208,7 @@ def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
 
 def _put_all(
     run: ProvisioningRun,
-    reading: Reading,
+    reading: ReadTables,
     accounts: AccountTables,
     firmware: FirmwareTables,
     rules: RuleTables,

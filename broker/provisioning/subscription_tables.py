@@ -17,7 +17,7 @@ from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import MASKED, ChangedKey
 from broker.provisioning.run import ProvisioningRun, given
 from broker.subscriptions.addresses import callback_problem, is_allowed_callback
-from broker.subscriptions.creation import Chosen, NewSubscription, StreamsNotInstalled, combination
+from broker.subscriptions.creation import NewSubscription, StreamsNotInstalled, SubscribedObjects, combination
 from broker.subscriptions.storing import add, begin, new_record
 from broker.subscriptions.subscription import SubscriptionStatus
 from broker.trace.audit import AuditEvent, note
@@ -86,7 +86,7 @@ class SubscriptionTables:
 
     def _chosen(
         self, at: EntryLocation, entry: SubscriptionEntry, owner: UserRecord, application: ApplicationRecord
-    ) -> Chosen:
+    ) -> SubscribedObjects:
         """What the entry names. Raises ValidationFailed unless the application may read it."""
         tx = self._run.tx
         grants = Grants(tx.accounts.grants(application.key, owner.key))
@@ -110,7 +110,9 @@ class SubscriptionTables:
                 raise at.refusal("sdtid", f"{owner.email} has not granted {application.name} READ on this type")
             device_type = type_.key
         source = self._device(at, "sdid", entry.sdid, reach)
-        return Chosen(application.key, owner.key, device_type, source, self._device(at, "ddid", entry.ddid, reach))
+        return SubscribedObjects(
+            application.key, owner.key, device_type, source, self._device(at, "ddid", entry.ddid, reach)
+        )
 
     def _device(self, at: EntryLocation, key: str, id_: str | None, reach: Reach) -> DeviceKey | None:
         if id_ is None:

@@ -30,7 +30,7 @@ class BegunRegistration:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RegistrationResult:
     status: Status
     device_id: str | None
 

@@ -25,13 +25,7 @@ from broker.devices.registry import Device
 from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, ValidationFailed, invalid
 from broker.ids import new_id
 from broker.registration.certificates import UNREADABLE, BadCertificate, ClientCertificate, certificate_info
-from broker.registration.progress import (
-    BegunRegistration,
-    Completed,
-    Progress,
-    Status,
-    status_of,
-)
+from broker.registration.progress import BegunRegistration, Completed, RegistrationResult, Status, status_of
 from broker.registration.trust import Trust
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
@@ -108,7 +102,7 @@ class Registrations:
         pin = await self._database.write(partial(_begin, registration))
         return BegunRegistration(registration.id, pin, nonce, registration.expires_on)
 
-    async def progress(self, shown: ClientCertificate, id_: str) -> Progress:
+    async def progress(self, shown: ClientCertificate, id_: str) -> RegistrationResult:
         """Step 2. Raises NotFound, PermissionDenied."""
         return self._progress(await self._of_device(shown, id_))
 
@@ -156,7 +150,7 @@ class Registrations:
 
     # The user's side
 
-    async def progress_for(self, caller: Caller, id_: str) -> Progress:
+    async def progress_for(self, caller: Caller, id_: str) -> RegistrationResult:
         """Step 2 for the user who entered the PIN. Raises NotFound, PermissionDenied."""
         registration = await self._find(id_)
         is_theirs = (
@@ -254,8 +248,8 @@ class Registrations:
             raise NotFound
         return found
 
-    def _progress(self, registration: RegistrationRecord) -> Progress:
-        return Progress(self._status(registration), registration.device_id)
+    def _progress(self, registration: RegistrationRecord) -> RegistrationResult:
+        return RegistrationResult(self._status(registration), registration.device_id)
 
     def _status(self, registration: RegistrationRecord) -> Status:
         return status_of(registration, self._clock.now_ms())

@@ -8,7 +8,7 @@ import msgspec
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.errors import PermissionDenied, ValidationFailed
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.rulebook import THIS_APPLICATION
 from broker.rules.running.index import through
 from broker.rules.running.names import NameResolver
@@ -52,13 +52,13 @@ class Access:
                 _OF_ANOTHER if caller.application != record.application else "the devices of the rule"
             )
 
-    async def require_write(self, caller: Caller, record: RuleRecord, rule: Rule) -> None:
+    async def require_write(self, caller: Caller, record: RuleRecord, rule: CompiledRule) -> None:
         """Raises PermissionDenied unless the caller may send to every destination of the rule."""
         missing = await self.names.missing(rule, through(caller, record), (Permission.WRITE,))
         if missing is not None:
             raise PermissionDenied(missing)
 
-    async def require_read(self, caller: Caller, record: RuleRecord, rule: Rule) -> None:
+    async def require_read(self, caller: Caller, record: RuleRecord, rule: CompiledRule) -> None:
         """Raises PermissionDenied unless the caller may read every source of the rule: its values are told."""
         missing = await self.names.missing(rule, through(caller, record), (Permission.READ,))
         if missing is not None:

@@ -19,7 +19,7 @@ from broker.ids import new_id
 from broker.nesting import check_nesting
 from broker.rules.language.body_reader import INVALID_RULE, ResolvedNames
 from broker.rules.language.compiler import compile_rule
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.running.index import acting, through
 from broker.rules.running.loader import RuleLoader
 from broker.rules.running.models import ConditionModels
@@ -67,7 +67,7 @@ class _Checked:
 
     body: Any
     names: ResolvedNames
-    rule: Rule
+    rule: CompiledRule
     reach: Reach
 
 
@@ -309,7 +309,9 @@ def rule_tag(rule: RuleRecord) -> str:
     return tag_of(rule.name, rule.description, rule.body, rule.enabled, rule.scope)
 
 
-def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: ConditionModels) -> tuple[RuleRecord, RuleState]:
+def add_rule(
+    tx: Transaction, record: RuleRecord, rule: CompiledRule, models: ConditionModels
+) -> tuple[RuleRecord, RuleState]:
     """Add a rule that was checked. Raises Conflict: its owner has too many."""
     require_application(tx, record.application)
     if tx.rules.count_of(record.owner) >= RULES_OF_USER:
@@ -325,7 +327,12 @@ def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: ConditionM
 
 
 def put_rule(
-    tx: Transaction, known: RuleRecord, wanted: RuleRecord, rule: Rule, models: ConditionModels, now_ms: Milliseconds
+    tx: Transaction,
+    known: RuleRecord,
+    wanted: RuleRecord,
+    rule: CompiledRule,
+    models: ConditionModels,
+    now_ms: Milliseconds,
 ) -> tuple[RuleRecord, RuleState]:
     """Change a rule to what was checked. It restarts unless it goes on with the same body."""
     changed = replace(
@@ -347,7 +354,7 @@ def put_rule(
     return changed, state
 
 
-def uses_of(tx: Transaction, rule: Rule) -> set[tuple[UseKind, int]]:
+def uses_of(tx: Transaction, rule: CompiledRule) -> set[tuple[UseKind, int]]:
     """The devices and types that a rule names, and the types of the devices."""
     devices = rule.reads | rule.writes
     uses: set[tuple[UseKind, int]] = {("device", key) for key in devices}

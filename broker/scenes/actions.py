@@ -44,7 +44,7 @@ class SceneAction:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedObjects:
     """What the Actions name, by the text they name it with; None: there is no such device or type."""
 
     devices: Mapping[str, Device | None]
@@ -113,12 +113,12 @@ def _value(path: str, given: object, findings: list[Finding], level: int = 1) ->
     return value
 
 
-def judge(user: UserKey, actions: Sequence[SceneAction], named: Named) -> list[Finding]:
+def judge(user: UserKey, actions: Sequence[SceneAction], named: NamedObjects) -> list[Finding]:
     """What keeps the user's Actions from being sent, as devices, shares and Manifests are now."""
     return [finding for action in actions for finding in _judge(user, action, named)]
 
 
-def _judge(user: UserKey, action: SceneAction, named: Named) -> Iterator[Finding]:
+def _judge(user: UserKey, action: SceneAction, named: NamedObjects) -> Iterator[Finding]:
     if action.every:
         type_ = named.types[action.every]
         if type_ is None:

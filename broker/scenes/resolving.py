@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceTypeNotFound
-from broker.scenes.actions import Named, SceneAction
+from broker.scenes.actions import NamedObjects, SceneAction
 from storage.database import Transaction
 from storage.records import DeviceTypeRecord
 
@@ -15,10 +15,10 @@ class Resolver:
         self._devices = devices
         self._types = device_types
 
-    async def named(self, actions: Sequence[SceneAction]) -> Named:
+    async def named(self, actions: Sequence[SceneAction]) -> NamedObjects:
         devices = await self._devices.find_all(one.device for one in actions if one.device)
         types = {name: await self._type(name) for name in dict.fromkeys(one.every for one in actions) if name}
-        return Named(devices, types)
+        return NamedObjects(devices, types)
 
     async def _type(self, id_or_name: str) -> DeviceType | None:
         try:
@@ -27,7 +27,7 @@ class Resolver:
             return None
 
 
-def named_in(tx: Transaction, actions: Sequence[SceneAction]) -> Named:
+def named_in(tx: Transaction, actions: Sequence[SceneAction]) -> NamedObjects:
     """What the Actions name, as it stands in an open transaction."""
     devices: dict[str, Device | None] = {}
     for id_ in (one.device for one in actions if one.device):
@@ -38,7 +38,7 @@ def named_in(tx: Transaction, actions: Sequence[SceneAction]) -> Named:
     for name in (one.every for one in actions if one.every):
         found = tx.device_types.by_id_or_name(name)
         types[name] = None if found is None else _with_manifests(tx, found)
-    return Named(devices, types)
+    return NamedObjects(devices, types)
 
 
 def _with_manifests(tx: Transaction, record: DeviceTypeRecord) -> DeviceType:

@@ -10,7 +10,7 @@ from broker.messages.room import MessagesRoom
 from broker.scenes.invalidation import Invalidation
 from broker.scenes.resolving import Resolver
 from broker.scenes.scenes import Scenes
-from broker.scenes.sending import Sender
+from broker.scenes.sending import SceneSender
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ async def open_scenes(
         accounts.users,
         accounts.permissions,
         Resolver(devices.registry, device_types.catalog),
-        Sender(core.database, devices.registry, messages.ingest),
+        SceneSender(core.database, devices.registry, messages.ingest),
     )
     accounts.claims.ends("Scenes", scenes.end_all_of)
     accounts.application_ends.ends("scene", scenes.end_all_of_application)

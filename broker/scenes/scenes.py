@@ -29,10 +29,10 @@ from broker.errors import (
     invalid,
 )
 from broker.ids import new_id
-from broker.scenes.actions import Named, SceneAction, judge
+from broker.scenes.actions import NamedObjects, SceneAction, judge
 from broker.scenes.reading import actions_in, packed, read_scene, unpacked
 from broker.scenes.resolving import Resolver
-from broker.scenes.sending import Sender
+from broker.scenes.sending import SceneSender
 from broker.trace.audit import AuditEvent, note
 from config.limits import SCENES_OF_USER
 from storage.database import Database, Transaction
@@ -50,7 +50,7 @@ class Scene:
 
     record: SceneRecord
     actions: Sequence[SceneAction]
-    named: Named
+    named: NamedObjects
     findings: tuple[Finding, ...]
 
 
@@ -62,7 +62,7 @@ class Scenes:
         users: Users,
         permissions: Permissions,
         resolver: Resolver,
-        sender: Sender,
+        sender: SceneSender,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -225,7 +225,7 @@ class Scenes:
 
     async def _checked(
         self, caller: Caller, user: UserKey, actions: Sequence[SceneAction], findings: list[Finding]
-    ) -> Named:
+    ) -> NamedObjects:
         """What the Actions name. Of a device that the caller may not use, nothing is told but that.
 
         Raises ValidationFailed with these findings and those of the Actions; PermissionDenied.
@@ -241,7 +241,7 @@ class Scenes:
             raise PermissionDenied(next(iter(refused.values())))
         return named
 
-    async def _refused(self, caller: Caller, reach: Reach, user: UserKey, named: Named) -> dict[str, str]:
+    async def _refused(self, caller: Caller, reach: Reach, user: UserKey, named: NamedObjects) -> dict[str, str]:
         """The devices and types that the caller may not use for this user, each with the permission that is missing."""
         refused = {
             id_: f"WRITE on device {id_}"
@@ -295,7 +295,7 @@ def _missing(reach: Reach, scene: Scene, permissions: Sequence[Permission]) -> s
     return ""
 
 
-def _keys(named: Named) -> list[DeviceKey]:
+def _keys(named: NamedObjects) -> list[DeviceKey]:
     return [device.key for device in named.devices.values() if device is not None]
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from broker.devices.registry import Device, Devices
 from broker.errors import DestinationDeviceDisabled, DomainError, Finding
 from broker.messages.ingest import Ingest
-from broker.scenes.actions import Named, SceneAction
+from broker.scenes.actions import NamedObjects, SceneAction
 from broker.scenes.errors import SceneInvalid
 from config.limits import SCENE_MESSAGES_MAX
 from storage.database import Database
@@ -17,14 +17,14 @@ TOO_MANY_MESSAGES: Final = f"Scene sends more than {SCENE_MESSAGES_MAX} Actions"
 _SENT_AT_ONCE: Final = 50  # in one commit
 
 
-class Sender:
+class SceneSender:
     def __init__(self, database: Database, devices: Devices, ingest: Ingest) -> None:
         self._database = database
         self._devices = devices
         self._ingest = ingest
 
     async def send(
-        self, user: UserKey, actions: Sequence[SceneAction], named: Named, findings: Sequence[Finding]
+        self, user: UserKey, actions: Sequence[SceneAction], named: NamedObjects, findings: Sequence[Finding]
     ) -> None:
         """Send the Actions in their order; return when they are durable.
 
@@ -57,7 +57,7 @@ class Sender:
         return refused
 
     async def _messages(
-        self, user: UserKey, actions: Sequence[SceneAction], named: Named
+        self, user: UserKey, actions: Sequence[SceneAction], named: NamedObjects
     ) -> list[tuple[Device, bytes]]:
         """Each destination with its data. Raises SceneInvalid when there are too many."""
         of_type: dict[str, list[Device]] = {}

@@ -48,7 +48,7 @@ class NewSubscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SubscribedObjects:
     """The objects that a new subscription is about."""
 
     application: ApplicationKey
@@ -81,7 +81,7 @@ class Creation:
         self.has_streams = has_streams
         self._allow_private = allow_private
 
-    async def check(self, caller: Caller, wanted: NewSubscription) -> Chosen:
+    async def check(self, caller: Caller, wanted: NewSubscription) -> SubscribedObjects:
         """Raises ValidationFailed, PermissionDenied, UserNotFound, DeviceNotFound, DeviceTypeNotFound,
         StreamsNotInstalled.
         """
@@ -102,7 +102,7 @@ class Creation:
             await self._check_callback(caller.application, wanted.callback_url)
         if wanted.is_stream and not self.has_streams:
             raise StreamsNotInstalled
-        return Chosen(caller.application, user.key, type_key, source, destination)
+        return SubscribedObjects(caller.application, user.key, type_key, source, destination)
 
     async def _device(self, caller: Caller, user: UserKey, id_: str | None, member: str) -> DeviceKey | None:
         if id_ is None:

@@ -15,7 +15,7 @@ from broker.subscriptions.handshakes import Handshakes
 from broker.subscriptions.outlets import Outlet, Outlets
 from broker.subscriptions.port import Callbacks
 from broker.subscriptions.reader import Reader
-from broker.subscriptions.sender import Sender
+from broker.subscriptions.sender import NotificationSender
 from broker.subscriptions.subscription import COLLECTING, Subscription, SubscriptionStatus
 from broker.subscriptions.subscriptions import Subscriptions
 from broker.subscriptions.upkeep import Upkeep
@@ -53,7 +53,7 @@ class SubscriptionStatistics:
     log_removed: int
 
 
-class Deliveries:
+class DeliveryWorkers:
     def __init__(
         self,
         database: Database,
@@ -63,7 +63,7 @@ class Deliveries:
         endings: Endings,
         outlets: Outlets,
         reader: Reader,
-        sender: Sender,
+        sender: NotificationSender,
         handshakes: Handshakes,
         upkeep: Upkeep,
         callbacks: Callbacks | None,

@@ -5,7 +5,7 @@ from functools import partial
 
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
-from broker.messages.history import History
+from broker.messages.history import MessageHistory
 from broker.subscriptions.outlets import Outlets, Row, Taken
 from broker.subscriptions.port import Entry
 from storage.database import Database, Transaction
@@ -17,8 +17,8 @@ from storage.records import ActionRow
 _Wanted = tuple[Sequence[Position], bool]
 
 
-class Entries:
-    def __init__(self, database: Database, devices: Devices, history: History) -> None:
+class NotificationEntries:
+    def __init__(self, database: Database, devices: Devices, history: MessageHistory) -> None:
         self._database = database
         self._devices = devices
         self._history = history

@@ -9,7 +9,7 @@ from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.errors import Conflict, NotFound, ValidationFailed, invalid
-from broker.subscriptions.entries import Entries
+from broker.subscriptions.entries import NotificationEntries
 from broker.subscriptions.ids import NotificationIds
 from broker.subscriptions.port import Entry
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
@@ -35,7 +35,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadableNotification:
     """A notification that a caller may read, and whether its entries are Actions."""
 
     record: NotificationRecord
@@ -49,7 +49,7 @@ class DeliveryLog:
         clock: Clock,
         permissions: Permissions,
         subscriptions: Subscriptions,
-        entries: Entries,
+        entries: NotificationEntries,
         ids: NotificationIds,
         *,
         flush: Callable[[], Awaitable[None]],
@@ -84,7 +84,7 @@ class DeliveryLog:
             for one in found
         ], total
 
-    async def find(self, caller: Caller, id_: str) -> Found:
+    async def find(self, caller: Caller, id_: str) -> ReadableNotification:
         """A notification of the last 30 days. Raises NotFound, PermissionDenied."""
         key = self._ids.key_of(id_)
         if key is None:
@@ -96,7 +96,7 @@ class DeliveryLog:
         return found
 
     async def entries(
-        self, caller: Caller, found: Found, *, order: Literal["asc", "desc"], offset: int, limit: int
+        self, caller: Caller, found: ReadableNotification, *, order: Literal["asc", "desc"], offset: int, limit: int
     ) -> tuple[list[Entry], int]:
         """A page of a notification's messages or Actions by `ts`, and the number of all that the caller may read."""
         reach = await self._permissions.reach(caller)
@@ -150,10 +150,10 @@ class DeliveryLog:
         return [self._ids.id_of(one.key) for one in await self._database.write(work, announce=tell)]
 
 
-def _found(key: int, tx: Transaction) -> Found | None:
+def _found(key: int, tx: Transaction) -> ReadableNotification | None:
     record = tx.deliveries.by_key(key)
     subscription = None if record is None else tx.subscriptions.by_key(record.subscription)
-    return None if record is None or subscription is None else Found(record, subscription)
+    return None if record is None or subscription is None else ReadableNotification(record, subscription)
 
 
 def _due_now(record: NotificationRecord, now_ms: int) -> NotificationRecord:

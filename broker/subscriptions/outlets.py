@@ -37,7 +37,7 @@ class Taken:
 
 
 @dataclass(eq=False, slots=True)
-class Sending:
+class InFlight:
     """A notification under way, for those that come after it."""
 
     started: trio.Event = field(default_factory=trio.Event)
@@ -71,7 +71,7 @@ class Outlet:
         self.in_flight = 0
         self.has_due_retry = False
         #: The notification that was begun last for each device which is in one under way.
-        self.last_of: dict[DeviceKey, Sending] = {}
+        self.last_of: dict[DeviceKey, InFlight] = {}
         self.failures = 0  # in a row
         self.failing_since = subscription.record.failing_since
         self.paused_until = 0.0

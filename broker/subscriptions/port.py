@@ -26,7 +26,7 @@ class Callback:
 
 
 @dataclass(frozen=True, slots=True)
-class Notification:
+class CallbackNotification:
     """What a callback gets (reference 11.3). `entries` None: without the messages."""
 
     id: str
@@ -40,7 +40,7 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptOutcome:
     """Of one attempt: the status of an answer, or an error. `excerpt` is the beginning of a refusal."""
 
     http_status: int | None = None
@@ -61,10 +61,10 @@ class Callbacks(Protocol):
     async def check(self, url: str) -> str | None:
         """Why no callback may go to this address; None if one may."""
 
-    async def notify(self, callback: Callback, notification: Notification) -> Outcome:
+    async def notify(self, callback: Callback, notification: CallbackNotification) -> AttemptOutcome:
         """POST a signed notification. Returns after 15 s at the latest."""
 
-    async def shake_hands(self, url: str, *, application_id: str, subscription_id: str, nonce: str) -> Outcome:
+    async def shake_hands(self, url: str, *, application_id: str, subscription_id: str, nonce: str) -> AttemptOutcome:
         """POST the handshake of reference 11.2."""
 
     async def keep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -10,9 +10,9 @@ from broker.facts import DeliveriesProgressed
 from broker.mail import Mails
 from broker.messages.room import MessagesRoom
 from broker.subscriptions.creation import Creation
-from broker.subscriptions.deliveries import Deliveries
+from broker.subscriptions.deliveries import DeliveryWorkers
 from broker.subscriptions.endings import Endings
-from broker.subscriptions.entries import Entries
+from broker.subscriptions.entries import NotificationEntries
 from broker.subscriptions.handshakes import Handshakes
 from broker.subscriptions.ids import NotificationIds
 from broker.subscriptions.log import DeliveryLog
@@ -20,7 +20,7 @@ from broker.subscriptions.outlets import Outlets
 from broker.subscriptions.port import Callbacks, Streams
 from broker.subscriptions.reader import Reader
 from broker.subscriptions.secrets import Signers
-from broker.subscriptions.sender import Sender
+from broker.subscriptions.sender import NotificationSender
 from broker.subscriptions.subscriptions import Subscriptions
 from broker.subscriptions.upkeep import Upkeep
 
@@ -31,8 +31,8 @@ class SubscriptionsRoom:
     endings: Endings
     log: DeliveryLog
     signers: Signers
-    deliveries: Deliveries
-    sender: Sender
+    deliveries: DeliveryWorkers
+    sender: NotificationSender
 
 
 async def open_subscriptions(
@@ -70,16 +70,18 @@ async def open_subscriptions(
     )
     endings = Endings(database, clock, core.router, mails, subscriptions)
     ids = NotificationIds(await database.read(lambda tx: tx.messages.mid_key()))
-    entries = Entries(database, devices.registry, messages.history)
+    entries = NotificationEntries(database, devices.registry, messages.history)
     signers = Signers(database, core.vault, clock)
     outlets = Outlets()
-    sender = Sender(database, clock, core.router, endings, outlets, entries, ids, signers, callbacks, streams)
+    sender = NotificationSender(
+        database, clock, core.router, endings, outlets, entries, ids, signers, callbacks, streams
+    )
     reader = Reader(database, clock, core.router, devices.registry, outlets, sender.send)
     upkeep = Upkeep(
         database, clock, keep_days=settings.subscriptions.keep_days, keep_bytes=settings.subscriptions.keep_bytes
     )
     core.trusted_time.on_confirm(upkeep.wakeup.set)
-    deliveries = Deliveries(
+    deliveries = DeliveryWorkers(
         database,
         clock,
         accounts.permissions,

@@ -18,14 +18,14 @@ from broker.clock import Clock
 from broker.facts import DeliveriesProgressed, Router
 from broker.loops import Wakeup, repeat
 from broker.subscriptions.endings import Endings
-from broker.subscriptions.entries import Entries
+from broker.subscriptions.entries import NotificationEntries
 from broker.subscriptions.ids import NotificationIds
-from broker.subscriptions.outlets import Outlet, Outlets, Sending, Taken
+from broker.subscriptions.outlets import InFlight, Outlet, Outlets, Taken
 from broker.subscriptions.port import (
+    AttemptOutcome,
+    CallbackNotification,
     Callbacks,
     Entry,
-    Notification,
-    Outcome,
     StreamFailed,
     StreamRejected,
     Streams,
@@ -60,7 +60,7 @@ class SenderCounts:
     given_up: int = 0
 
 
-class Sender:
+class NotificationSender:
     def __init__(
         self,
         database: Database,
@@ -68,7 +68,7 @@ class Sender:
         router: Router,
         endings: Endings,
         outlets: Outlets,
-        entries: Entries,
+        entries: NotificationEntries,
         ids: NotificationIds,
         signers: Signers,
         callbacks: Callbacks | None,
@@ -128,7 +128,7 @@ class Sender:
         self._under_way.add(record.key)
         devices = {one.row.device for one in taken}
         earlier = {last for device in devices if (last := outlet.last_of.get(device)) is not None}
-        sending = Sending()
+        sending = InFlight()
         for device in devices:
             outlet.last_of[device] = sending
         self._tasks.start_soon(self._attempt, outlet, record, taken, sending, earlier, devices)
@@ -138,8 +138,8 @@ class Sender:
         outlet: Outlet,
         record: NotificationRecord,
         taken: list[Taken],
-        sending: Sending,
-        earlier: set[Sending],
+        sending: InFlight,
+        earlier: set[InFlight],
         devices: set[DeviceKey],
     ) -> None:
         try:
@@ -154,7 +154,7 @@ class Sender:
                 outcome = await self._deliver(outlet, record, taken)
             except Exception as error:  # noqa: BLE001 - a bug that one notification triggers must not stop the others
                 _log.exception("notification_not_sent", subscription=outlet.subscription.id)
-                outcome = Outcome(error=type(error).__name__)
+                outcome = AttemptOutcome(error=type(error).__name__)
             took = max(self._clock.steady_ms() - started, 0)
             attempt = AttemptRecord(ts, took, outcome.http_status, outcome.error, outcome.excerpt)
             await self._settle(outlet, record, attempt, outcome)
@@ -170,16 +170,16 @@ class Sender:
                 self._with_room[outlet] = None
                 self._due_wakeup.set()
 
-    async def _deliver(self, outlet: Outlet, record: NotificationRecord, taken: list[Taken]) -> Outcome:
+    async def _deliver(self, outlet: Outlet, record: NotificationRecord, taken: list[Taken]) -> AttemptOutcome:
         if outlet.is_closed:
-            return Outcome(error="the subscription has ended")
+            return AttemptOutcome(error="the subscription has ended")
         subscription = outlet.subscription
         if subscription.record.is_stream:
             return await self._write(outlet, await self._entries.of(taken))
         if self._callbacks is None:
-            return Outcome(error="callbacks are switched off")
+            return AttemptOutcome(error="callbacks are switched off")
         is_embedded = subscription.record.payload == "messages"
-        notification = Notification(
+        notification = CallbackNotification(
             id=self._ids.id_of(record.key),
             ts=record.created_on,
             type=subscription.record.message_type,
@@ -191,23 +191,23 @@ class Sender:
         )
         return await self._callbacks.notify(await self._signers.callback(subscription), notification)
 
-    async def _write(self, outlet: Outlet, entries: Sequence[Entry]) -> Outcome:
+    async def _write(self, outlet: Outlet, entries: Sequence[Entry]) -> AttemptOutcome:
         record = outlet.subscription.record
         if self._streams is None or record.stream_secret is None:
-            return Outcome(error="cloud streams are not installed (trunkline[streams])")
+            return AttemptOutcome(error="cloud streams are not installed (trunkline[streams])")
         secret = self._signers.opened(record.stream_secret)
         target = StreamTarget(record.stream_name or "", record.stream_region or "", record.stream_key or "", secret)
         try:
             await self._streams.put(target, entries)
         except StreamRejected as error:
             await self._endings.reject(outlet.subscription, str(error))
-            return Outcome(error=str(error))
+            return AttemptOutcome(error=str(error))
         except StreamFailed as error:
-            return Outcome(error=str(error))
-        return Outcome(http_status=200)
+            return AttemptOutcome(error=str(error))
+        return AttemptOutcome(http_status=200)
 
     async def _settle(
-        self, outlet: Outlet, record: NotificationRecord, attempt: AttemptRecord, outcome: Outcome
+        self, outlet: Outlet, record: NotificationRecord, attempt: AttemptRecord, outcome: AttemptOutcome
     ) -> None:
         """Note what became of an attempt. It is stored soon."""
         now_ms = self._clock.now_ms()
@@ -234,7 +234,7 @@ class Sender:
         if not outcome.is_delivered and not outlet.is_closed:
             await self._suspend_if_hopeless(outlet, outcome, now_ms)
 
-    async def _suspend_if_hopeless(self, outlet: Outlet, outcome: Outcome, now_ms: int) -> None:
+    async def _suspend_if_hopeless(self, outlet: Outlet, outcome: AttemptOutcome, now_ms: int) -> None:
         is_gone = outcome.http_status == GONE
         is_hopeless = now_ms - (outlet.failing_since or now_ms) >= FAILING_DAYS * _DAY_MS
         if is_gone or (is_hopeless and self._clock.may_delete()):

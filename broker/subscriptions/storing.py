@@ -8,7 +8,7 @@ from broker.accounts.applications import require_application
 from broker.errors import Conflict, NotFound
 from broker.ids import new_id
 from broker.secrets import Vault
-from broker.subscriptions.creation import Chosen, NewSubscription
+from broker.subscriptions.creation import NewSubscription, SubscribedObjects
 from broker.subscriptions.subscription import SubscriptionStatus
 from broker.trace.audit import AuditEvent, note
 from config.limits import SUBSCRIPTIONS_MAX
@@ -20,7 +20,7 @@ TOO_MANY: Final = f"An application has at most {SUBSCRIPTIONS_MAX} subscriptions
 
 
 def new_record(
-    vault: Vault, wanted: NewSubscription, chosen: Chosen, *, payload: str, now_ms: int
+    vault: Vault, wanted: NewSubscription, chosen: SubscribedObjects, *, payload: str, now_ms: int
 ) -> SubscriptionRecord:
     """A stream is active at once, a callback when it is validated."""
     sealed = None if wanted.stream_secret is None else vault.seal(wanted.stream_secret)

@@ -15,7 +15,7 @@ from broker.device_sessions.sessions import WRITE_BYTES, DeviceSessions
 from broker.devices.registry import Device
 from broker.errors import DomainError
 from broker.limits.overhead import Overhead, Pace
-from broker.topics.tree import SHARED, Group, TopicTree, is_filter, pattern_of, split_shared
+from broker.topics.tree import SHARED, SharedSubscription, TopicTree, is_filter, pattern_of, split_shared
 from config.limits import (
     MQTT_ARRIVING_BYTES,
     MQTT_QUEUED_BYTES,
@@ -29,7 +29,7 @@ from config.limits import (
 )
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, UserKey
-from storage.mqtt_sessions import SubscriptionRecord
+from storage.mqtt_sessions import TopicSubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 
 #: Subscriptions that are looked at in the time that one delivery takes.
@@ -120,7 +120,7 @@ class Arriving:
             del self._held[self._user]
 
 
-class Queued:
+class QueuedBytes:
     """The memory for what waits until the devices of a user read it, which all of them share."""
 
     __slots__ = ("_held", "_user")
@@ -151,7 +151,7 @@ class TopicSpace:
         self._all_retained: tuple[RetainedRecord, ...] | None = ()  # None when it is to be made again
         self._first_expiry = math.inf  # of retained messages, or earlier
         self._retained_of: dict[UserKey, tuple[int, int]] = {}  # how many each user has, and their bytes
-        self._subscriptions: dict[DeviceKey, dict[bytes, SubscriptionRecord]] = {}
+        self._subscriptions: dict[DeviceKey, dict[bytes, TopicSubscriptionRecord]] = {}
         self._owners: dict[DeviceKey, UserKey] = {}  # of devices with subscriptions
         self._subscribed: dict[UserKey, int] = {}  # the bytes of each user's subscriptions
         self._arriving: dict[UserKey, int] = {}
@@ -181,9 +181,9 @@ class TopicSpace:
         """For the packets of a connection of this device."""
         return Arriving(self._arriving, device.owner)
 
-    def queued(self, device: Device) -> Queued:
+    def queued(self, device: Device) -> QueuedBytes:
         """For what waits to be sent on a connection of this device."""
-        return Queued(self._queued, device.owner)
+        return QueuedBytes(self._queued, device.owner)
 
     # --- Subscriptions ---
 
@@ -192,7 +192,7 @@ class TopicSpace:
         device: DeviceKey,
         owner: UserKey,
         filter_: bytes,
-        subscription: SubscriptionRecord,
+        subscription: TopicSubscriptionRecord,
         *,
         retain_handling: int,
     ) -> Search:
@@ -252,7 +252,7 @@ class TopicSpace:
             self._drop(device, filter_)
         self._owners.pop(device, None)
 
-    def _add(self, device: DeviceKey, owner: UserKey, filter_: bytes, subscription: SubscriptionRecord) -> None:
+    def _add(self, device: DeviceKey, owner: UserKey, filter_: bytes, subscription: TopicSubscriptionRecord) -> None:
         own = self._subscriptions.setdefault(device, {})
         if filter_ not in own:
             self._owners[device] = owner
@@ -289,7 +289,7 @@ class TopicSpace:
             cost, looked_at = cost + paid, looked_at + passed
         return cost + looked_at // _LOOKS_OF_A_DELIVERY
 
-    def _deliver_to_one(self, group: Group, message: TopicMessage, source: DeviceKey) -> tuple[int, int]:
+    def _deliver_to_one(self, group: SharedSubscription, message: TopicMessage, source: DeviceKey) -> tuple[int, int]:
         """Deliver to a member who is connected; else the message waits for the first whose session lasts. Returns
         what that cost, as `_deliver`, and how many were looked at."""
         passed = 0
@@ -304,7 +304,11 @@ class TopicSpace:
         return 0, passed
 
     def _deliver(
-        self, device: DeviceKey, message: TopicMessage, subscriptions: Sequence[SubscriptionRecord], source: DeviceKey
+        self,
+        device: DeviceKey,
+        message: TopicMessage,
+        subscriptions: Sequence[TopicSubscriptionRecord],
+        source: DeviceKey,
     ) -> int:
         """Returns what the delivery costs; 0 when there is none."""
         wanted = [one for one in subscriptions if not (one.no_local and device == source)]
@@ -397,10 +401,10 @@ class TopicSpace:
 
 
 def _by_device(
-    found: Iterable[dict[DeviceKey, SubscriptionRecord]],
-) -> dict[DeviceKey, list[SubscriptionRecord]]:
+    found: Iterable[dict[DeviceKey, TopicSubscriptionRecord]],
+) -> dict[DeviceKey, list[TopicSubscriptionRecord]]:
     """A device whose filters overlap gets a message once (MQTT 5.0, 3.3.4)."""
-    by_device: dict[DeviceKey, list[SubscriptionRecord]] = {}
+    by_device: dict[DeviceKey, list[TopicSubscriptionRecord]] = {}
     for subscriptions in found:
         for device, subscription in subscriptions.items():
             by_device.setdefault(device, []).append(subscription)

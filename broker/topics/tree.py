@@ -5,7 +5,7 @@ from typing import Final
 
 from config.limits import MQTT_TOPIC_BYTES_MAX, MQTT_TOPIC_LEVELS_MAX
 from storage.keys import DeviceKey
-from storage.mqtt_sessions import SubscriptionRecord
+from storage.mqtt_sessions import TopicSubscriptionRecord
 
 _ONE: Final = b"+"
 _REST: Final = b"#"
@@ -45,13 +45,13 @@ def without_group(filter_: bytes) -> bytes:
     return filter_ if shared is None else shared[1]
 
 
-class Group:
+class SharedSubscription:
     """A shared subscription: each message goes to one of its members. The one whose turn it is stands first."""
 
     __slots__ = ("members",)
 
     def __init__(self) -> None:
-        self.members: dict[DeviceKey, SubscriptionRecord] = {}
+        self.members: dict[DeviceKey, TopicSubscriptionRecord] = {}
 
     def had_turn(self, device: DeviceKey) -> None:
         self.members[device] = self.members.pop(device)
@@ -62,8 +62,8 @@ class _Node:
 
     def __init__(self) -> None:
         self.children: dict[bytes, _Node] = {}
-        self.subscriptions: dict[DeviceKey, SubscriptionRecord] = {}
-        self.groups: dict[bytes, Group] = {}
+        self.subscriptions: dict[DeviceKey, TopicSubscriptionRecord] = {}
+        self.groups: dict[bytes, SharedSubscription] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -74,12 +74,12 @@ class TopicTree:
     def __init__(self) -> None:
         self._root = _Node()
 
-    def add(self, filter_: bytes, device: DeviceKey, subscription: SubscriptionRecord, group: bytes = b"") -> None:
+    def add(self, filter_: bytes, device: DeviceKey, subscription: TopicSubscriptionRecord, group: bytes = b"") -> None:
         node = self._root
         for level in filter_.split(b"/"):
             node = node.children.setdefault(level, _Node())
         if group:
-            node.groups.setdefault(group, Group()).members[device] = subscription
+            node.groups.setdefault(group, SharedSubscription()).members[device] = subscription
         else:
             node.subscriptions[device] = subscription
 
@@ -102,7 +102,7 @@ class TopicTree:
             if parent.children[level].is_empty:
                 del parent.children[level]
 
-    def match(self, topic: bytes) -> tuple[list[dict[DeviceKey, SubscriptionRecord]], list[Group]]:
+    def match(self, topic: bytes) -> tuple[list[dict[DeviceKey, TopicSubscriptionRecord]], list[SharedSubscription]]:
         """The subscriptions and the groups whose filters match a topic."""
         levels = topic.split(b"/")
         found: list[_Node] = []

@@ -27,7 +27,7 @@ class DocumentKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TrialDocument:
     record: TrialDocumentRecord
 
     @property
@@ -42,40 +42,40 @@ class Document:
         return sent
 
 
-class Documents:
+class TrialDocuments:
     """The caller checks the role."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def find(self, trial: TrialRecord, kind: DocumentKind, document_id: str) -> Document:
+    async def find(self, trial: TrialRecord, kind: DocumentKind, document_id: str) -> TrialDocument:
         """Raises NotFound."""
         found = await self._database.read(lambda tx: tx.trial_sessions.document(document_id))
         if found is None or (found.trial, found.kind) != (trial.key, kind):
             raise NotFound
-        return Document(found)
+        return TrialDocument(found)
 
-    async def rule(self, rule_id: str) -> tuple[TrialRecord, Document]:
+    async def rule(self, rule_id: str) -> tuple[TrialRecord, TrialDocument]:
         """A rule and its trial. Raises NotFound."""
 
-        def work(tx: Transaction) -> tuple[TrialRecord, Document]:
+        def work(tx: Transaction) -> tuple[TrialRecord, TrialDocument]:
             found = tx.trial_sessions.document(rule_id)
             trial = None if found is None else tx.trials.trial(found.trial)
             if found is None or trial is None or found.kind != DocumentKind.RULE:
                 raise NotFound
-            return trial, Document(found)
+            return trial, TrialDocument(found)
 
         return await self._database.read(work)
 
     async def page(
         self, trial: TrialRecord, kind: DocumentKind, *, key: str | None = None, offset: int, count: int
-    ) -> tuple[list[Document], int]:
+    ) -> tuple[list[TrialDocument], int]:
         """A page of the documents of one kind, oldest first, and the number of all. `key`: only with this key."""
         found, total = await self._database.read(
             lambda tx: tx.trial_sessions.page_of_documents(trial.key, kind, key, offset=offset, limit=count)
         )
-        return list(map(Document, found)), total
+        return list(map(TrialDocument, found)), total
 
     async def require_key(self, trial: TrialRecord, kind: DocumentKind, key: str) -> None:
         """Raises NotFound: no document has the key."""
@@ -83,7 +83,7 @@ class Documents:
         if not total:
             raise NotFound
 
-    async def add(self, trial: TrialRecord, kind: DocumentKind, content: dict[str, Any]) -> Document:
+    async def add(self, trial: TrialRecord, kind: DocumentKind, content: dict[str, Any]) -> TrialDocument:
         """Keep a new object.
 
         Raises:
@@ -102,39 +102,39 @@ class Documents:
             **_named(content),
         )
 
-        def work(tx: Transaction) -> Document:
+        def work(tx: Transaction) -> TrialDocument:
             if tx.trial_sessions.count_documents(going(tx, trial).key, kind) >= TRIAL_DOCUMENTS:
                 raise Conflict(f"At most {TRIAL_DOCUMENTS} of a trial")
             tx.trial_sessions.put_document(record)
-            return Document(record)
+            return TrialDocument(record)
 
         return await self._database.write(work)
 
-    async def replace(self, trial: TrialRecord, document: Document, content: dict[str, Any]) -> Document:
+    async def replace(self, trial: TrialRecord, document: TrialDocument, content: dict[str, Any]) -> TrialDocument:
         """Replace the object. Raises ValidationFailed, NotFound, Conflict: see `add`."""
         return await self._put(
             trial, replace(document.record, content=_json(content, document.record.kind), **_named(content))
         )
 
-    async def share(self, trial: TrialRecord, document: Document, sharing: dict[str, Any]) -> Document:
+    async def share(self, trial: TrialRecord, document: TrialDocument, sharing: dict[str, Any]) -> TrialDocument:
         """Replace what is kept about the sharing of a rule. Raises ValidationFailed, NotFound, Conflict: see `add`."""
         return await self._put(trial, replace(document.record, sharing=_json(sharing, "sharing")))
 
-    async def remove(self, trial: TrialRecord, document: Document) -> Document:
+    async def remove(self, trial: TrialRecord, document: TrialDocument) -> TrialDocument:
         """Raises NotFound: it was deleted meanwhile; Conflict: the trial is stopped."""
 
-        def work(tx: Transaction) -> Document:
+        def work(tx: Transaction) -> TrialDocument:
             _check_present(tx, trial, document.record)
             tx.trial_sessions.remove_document(document.record.id)
             return document
 
         return await self._database.write(work)
 
-    async def _put(self, trial: TrialRecord, record: TrialDocumentRecord) -> Document:
-        def work(tx: Transaction) -> Document:
+    async def _put(self, trial: TrialRecord, record: TrialDocumentRecord) -> TrialDocument:
+        def work(tx: Transaction) -> TrialDocument:
             _check_present(tx, trial, record)
             tx.trial_sessions.put_document(record)
-            return Document(record)
+            return TrialDocument(record)
 
         return await self._database.write(work)
 

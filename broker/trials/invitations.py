@@ -67,7 +67,7 @@ class InvitationStatistics:
 _NO_TRIAL: Final = 0
 
 
-class Invitations:
+class TrialInvitations:
     """The caller checks who may send and list invitations; `accept` and `revoke` check what depends on the state."""
 
     def __init__(self, database: Database, clock: Clock, tokens: Tokens, mails: Mails) -> None:

@@ -27,7 +27,7 @@ class ConnectedDevice:
     connected_on: Milliseconds
 
 
-class Members:
+class TrialMembers:
     """The caller checks the role of who asks."""
 
     def __init__(self, database: Database, clock: Clock, tokens: Tokens, devices: Devices) -> None:

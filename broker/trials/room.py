@@ -9,10 +9,10 @@ from broker.devices.room import DevicesRoom
 from broker.mail import Mails
 from broker.trials.applications import TrialApplications
 from broker.trials.device_types import TrialTypes
-from broker.trials.documents import Documents
+from broker.trials.documents import TrialDocuments
 from broker.trials.exports import TrialExports
-from broker.trials.invitations import Invitations
-from broker.trials.members import Members
+from broker.trials.invitations import TrialInvitations
+from broker.trials.members import TrialMembers
 from broker.trials.sessions import TrialSessions
 from broker.trials.trials import Trials
 
@@ -21,11 +21,11 @@ from broker.trials.trials import Trials
 class TrialsRoom:
     trials: Trials
     device_types: TrialTypes
-    invitations: Invitations
-    members: Members
+    invitations: TrialInvitations
+    members: TrialMembers
     exports: TrialExports
     sessions: TrialSessions
-    documents: Documents
+    documents: TrialDocuments
 
 
 async def open_trials(
@@ -33,7 +33,7 @@ async def open_trials(
 ) -> TrialsRoom:
     database, clock, tokens = core.database, core.clock, accounts.tokens
     types = TrialTypes(database, tokens, accounts.permissions, device_types.catalog, device_types.lists)
-    invitations = Invitations(database, clock, tokens, mails)
+    invitations = TrialInvitations(database, clock, tokens, mails)
     applications = TrialApplications(core.vault)
     trials = Trials(database, clock, tokens, accounts.permissions, accounts.users, types, applications, invitations)
     accounts.claims.ends("Trials", trials.end_all_of)
@@ -43,8 +43,8 @@ async def open_trials(
         trials=trials,
         device_types=types,
         invitations=invitations,
-        members=Members(database, clock, tokens, devices.registry),
+        members=TrialMembers(database, clock, tokens, devices.registry),
         exports=TrialExports(database, accounts.permissions, devices.registry),
         sessions=TrialSessions(database, clock, devices.registry, trials, is_on=core.settings.trials.sessions == "on"),
-        documents=Documents(database, clock),
+        documents=TrialDocuments(database, clock),
     )

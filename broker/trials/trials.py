@@ -20,7 +20,7 @@ from broker.trials import access
 from broker.trials.applications import TrialApplications, name_of
 from broker.trials.device_types import TrialTypes, add_type
 from broker.trials.guards import going, note_trial, present, trial_tag
-from broker.trials.invitations import Invitations, NewInvitation
+from broker.trials.invitations import NewInvitation, TrialInvitations
 from broker.trials.roles import TooManyTrials, TrialRole
 from config.limits import TRIALS_OF_ONE_USER, TRIALS_PER_DAY
 from storage.database import Database, Transaction
@@ -72,7 +72,7 @@ class Trials:
         users: Users,
         device_types: TrialTypes,
         applications: TrialApplications,
-        invitations: Invitations,
+        invitations: TrialInvitations,
     ) -> None:
         self._database = database
         self._clock = clock

@@ -16,7 +16,7 @@ import trio
 from click.termui import progressbar
 
 from broker.backup.archive import BackupError
-from broker.backup.pace import Pace
+from broker.backup.pace import CopyPace
 from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, enter
 from config.logging import configure_logging
@@ -98,7 +98,7 @@ def backup(
             except OSError as error:
                 raise BackupNotWrittenError(f"{file}: {error.strerror or error}") from error
         target = name_by_time(file) if file.is_dir() else file
-        with _noted(settings, target), _progress("backup", Pace(rate * MIB).spend) as copied:
+        with _noted(settings, target), _progress("backup", CopyPace(rate * MIB).spend) as copied:
             made = make_backup(settings, target, key_file, passphrase, has_key=not without_key, copied=copied)
     click.echo(f"{made.path}: {made.size / MIB:,.1f} MiB, {_TOLD[made.key]}")
     click.echo(f"SHA-256 {made.sha256}")

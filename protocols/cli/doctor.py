@@ -10,7 +10,7 @@ import click
 from config.settings import SettingsError, load_settings
 from protocols.cli.options import config_option
 from protocols.doctor.examination import examine
-from protocols.doctor.patient import Finding, meet
+from protocols.doctor.patient import CheckResult, meet
 
 
 @click.command()
@@ -34,16 +34,18 @@ def doctor(ctx: click.Context, config: Path | None, unit: str, *, as_json: bool)
     ctx.exit(0 if is_well else 1)
 
 
-def _findings(config: Path | None, unit: str) -> Iterator[Finding]:
+def _findings(config: Path | None, unit: str) -> Iterator[CheckResult]:
     try:
         settings = load_settings(config)
     except SettingsError as error:
-        yield Finding("configuration", False, str(error))
+        yield CheckResult("configuration", False, str(error))
         return
-    yield Finding("configuration", True, str(config or "environment"))
+    yield CheckResult("configuration", True, str(config or "environment"))
     patient = meet(settings, unit)
     if patient.silence:
-        yield Finding("daemon", False, patient.silence)
+        yield CheckResult("daemon", False, patient.silence)
     else:
-        yield Finding("daemon", True, f"runs as process {patient.pid}" if patient.statistics is not None else "stopped")
+        yield CheckResult(
+            "daemon", True, f"runs as process {patient.pid}" if patient.statistics is not None else "stopped"
+        )
     yield from examine(patient)

@@ -53,7 +53,7 @@ from protocols.coap.session import CoapSession, SessionLimits, SessionRank
 from protocols.coap.session_endpoint import SessionEndpoint, chance_of_time_outs
 from protocols.coap.sockets import STRANGER_WEIGHT
 from protocols.coap.statistics import EndpointStatistics
-from protocols.coap.strangers import REQUESTS_PER_SECOND, Strangers
+from protocols.coap.strangers import REQUESTS_PER_SECOND, DatagramStrangers
 from protocols.coap.usual import MAX_USUAL_BYTES, UsualPost, usual_post
 
 LOOKUP_WORKERS = 4
@@ -65,7 +65,7 @@ _POST = int(Code.POST)
 _JSON_OPTIONS = encode_options((content_format(JSON),))
 
 
-class Endpoint(SessionEndpoint[CoapSession]):
+class CoapEndpoint(SessionEndpoint[CoapSession]):
     """The sessions of one listener and their requests."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Endpoint(SessionEndpoint[CoapSession]):
         self._resources = Resources(
             rooms, self._observers, self._reply, self._created, self._authenticated, self.contained
         )
-        self._strangers = Strangers(now, per_second=REQUESTS_PER_SECOND)
+        self._strangers = DatagramStrangers(now, per_second=REQUESTS_PER_SECOND)
         self._challenges = 0
         self.datagrams_lost = 0
         self.submitted = self._resources.submitted

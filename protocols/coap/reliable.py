@@ -38,7 +38,7 @@ def is_signalling(message: CoapMessage) -> bool:
     return message.code >> 5 == 7
 
 
-class FrameReader:
+class CoapFrameReader:
     """Cuts what was received into messages of at most `most_bytes`."""
 
     __slots__ = ("_received", "most_bytes")

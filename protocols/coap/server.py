@@ -12,7 +12,7 @@ import trio
 
 from config.settings import Address
 from protocols.coap.echo import new_guard
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.sockets import DatagramSockets, read_forever
 
@@ -21,7 +21,7 @@ async def serve_coap(
     rooms: CoapRooms,
     bind: Address,
     *,
-    endpoint: Endpoint | None = None,
+    endpoint: CoapEndpoint | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled, then tell every observer.
@@ -35,7 +35,7 @@ async def serve_coap(
     Raises:
         OSError: the address cannot be bound.
     """
-    endpoint = endpoint or Endpoint(rooms, guard=new_guard())
+    endpoint = endpoint or CoapEndpoint(rooms, guard=new_guard())
     with await DatagramSockets.bound(bind) as sock:
         take = partial(endpoint.receive_from, partial(_send, endpoint, sock.send))
         try:
@@ -47,7 +47,7 @@ async def serve_coap(
             await endpoint.stop()
 
 
-def _send(endpoint: Endpoint, send: Callable[[bytes, Any], int], address: Any, datagram: bytes) -> None:
+def _send(endpoint: CoapEndpoint, send: Callable[[bytes, Any], int], address: Any, datagram: bytes) -> None:
     try:
         send(datagram, address)
     except OSError:  # no room, no route, no such port

@@ -32,7 +32,7 @@ class _Source:
         self.firsts = _FIRSTS
 
 
-class Strangers:
+class DatagramStrangers:
     """Counts the datagrams of strangers. The source that was silent longest is forgotten first."""
 
     def __init__(self, now: Callable[[], float], *, per_second: float) -> None:

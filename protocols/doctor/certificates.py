@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from protocols.doctor.patient import Finding, Patient
+from protocols.doctor.patient import CheckResult, Patient
 from protocols.streams.tls import Chain
 
 #: Authorities such as Let's Encrypt advise to renew with 30 days left; then something did not work.
@@ -22,21 +22,23 @@ _RENEW_DAYS: Final = 21
 _CREDENTIALS: Final = Path("/run/credentials")
 
 
-def look_at_certificates(patient: Patient) -> Iterator[Finding]:
+def look_at_certificates(patient: Patient) -> Iterator[CheckResult]:
     tls = patient.settings.tls
     chains = [chain for chain in (tls.first, tls.second) if chain is not None]
     if not chains:
-        yield Finding("certificate", True, "none is configured, and no listener needs one")
+        yield CheckResult("certificate", True, "none is configured, and no listener needs one")
     host = urlsplit(patient.settings.public_url).hostname or ""
     for chain in chains:
         if _CREDENTIALS in chain[1].parents and not chain[1].exists() and not patient.is_running:
-            yield Finding("certificate", True, f"{chain[1]}: systemd puts it there while the service runs; look then")
+            yield CheckResult(
+                "certificate", True, f"{chain[1]}: systemd puts it there while the service runs; look then"
+            )
             continue
         problem = _key_problem(chain[1], patient) or _chain_problem(chain, host)
         if problem:
-            yield Finding("certificate", False, problem)
+            yield CheckResult("certificate", False, problem)
         else:
-            yield Finding("certificate", True, f"{chain[0]}: {_validity(chain[0])}")
+            yield CheckResult("certificate", True, f"{chain[0]}: {_validity(chain[0])}")
 
 
 def _certificates(path: Path) -> list[x509.Certificate]:

@@ -5,10 +5,10 @@ from typing import Final
 
 from protocols.doctor.certificates import look_at_certificates
 from protocols.doctor.machine import look_at_clock, look_at_descriptors, look_at_gnutls, look_at_ports, look_at_unit
-from protocols.doctor.patient import Finding, Patient
+from protocols.doctor.patient import CheckResult, Patient
 from protocols.doctor.state import look_at_disk, look_at_state, look_at_store
 
-CHECKS: Final[dict[str, Callable[[Patient], Iterator[Finding]]]] = {
+CHECKS: Final[dict[str, Callable[[Patient], Iterator[CheckResult]]]] = {
     "state": look_at_state,
     "store": look_at_store,
     "disk": look_at_disk,
@@ -21,9 +21,9 @@ CHECKS: Final[dict[str, Callable[[Patient], Iterator[Finding]]]] = {
 }
 
 
-def examine(patient: Patient) -> Iterator[Finding]:
+def examine(patient: Patient) -> Iterator[CheckResult]:
     for name, look in CHECKS.items():
         try:
             yield from look(patient)
         except Exception as error:  # noqa: BLE001 - one check that fails must not hide what the others find
-            yield Finding(name, False, f"could not be checked: {type(error).__name__}: {error}")
+            yield CheckResult(name, False, f"could not be checked: {type(error).__name__}: {error}")

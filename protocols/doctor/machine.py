@@ -16,7 +16,7 @@ from config.settings import ANY_HOST, Address
 from config.shown_command import shown_command
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.self_test import self_test
-from protocols.doctor.patient import Finding, Patient
+from protocols.doctor.patient import CheckResult, Patient
 from protocols.operation.time_sync import is_clock_synchronized
 from storage.engines.sqlite_check import counter
 from storage.sql import StoreError
@@ -45,7 +45,7 @@ HARDENING: Final = {
 }
 
 
-def look_at_clock(patient: Patient) -> Iterator[Finding]:
+def look_at_clock(patient: Patient) -> Iterator[CheckResult]:
     jumped = 0
     if patient.statistics is not None:
         jumped = int(patient.statistics.get("clock", {}).get("jumped_seconds", 0))
@@ -58,33 +58,35 @@ def look_at_clock(patient: Patient) -> Iterator[Finding]:
         jumped = ahead_ms // 1000 if known_ms and ahead_ms > UNEXPLAINED_MS else 0
     is_right = is_clock_synchronized()
     if jumped and not is_right:
-        yield Finding(
+        yield CheckResult(
             "clock",
             False,
             f"{jumped} s ahead of the last time that was believed, so nothing is deleted: if it shows the right time,"
             f" run: {shown_command('retention confirm')} (with the daemon running)",
         )
     elif is_right:
-        yield Finding("clock", True, "synchronised")
+        yield CheckResult("clock", True, "synchronised")
     else:
-        yield Finding(
+        yield CheckResult(
             "clock",
             False,
             "not synchronised: install and start chrony or systemd-timesyncd (container: on its host)",
         )
 
 
-def look_at_ports(patient: Patient) -> Iterator[Finding]:
+def look_at_ports(patient: Patient) -> Iterator[CheckResult]:
     found = False
     for name, bind, is_udp in patient.listeners:
         found = True
         if not bind.port:
-            yield Finding("port", True, f"{name} takes a free port at each start")
+            yield CheckResult("port", True, f"{name} takes a free port at each start")
             continue
         problem = _port_problem(bind, is_udp=is_udp, is_running=patient.is_running)
-        yield Finding("port", not problem, f"{name} {bind}: {problem}" if problem else f"{name} {bind}")
+        yield CheckResult("port", not problem, f"{name} {bind}: {problem}" if problem else f"{name} {bind}")
     if not found:
-        yield Finding("port", False, "no listener is configured: set http.bind or another bind, or name the --config")
+        yield CheckResult(
+            "port", False, "no listener is configured: set http.bind or another bind, or name the --config"
+        )
 
 
 def _port_problem(bind: Address, *, is_udp: bool, is_running: bool) -> str:
@@ -120,42 +122,44 @@ def _port_problem(bind: Address, *, is_udp: bool, is_running: bool) -> str:
     return "the running daemon does not listen here: look for the listener in its log, then restart it"
 
 
-def look_at_descriptors(patient: Patient) -> Iterator[Finding]:
+def look_at_descriptors(patient: Patient) -> Iterator[CheckResult]:
     pid = patient.pid
     if pid is None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        yield Finding("descriptors", True, f"{limit} in this shell; the unit's LimitNOFILE counts for the service")
+        yield CheckResult("descriptors", True, f"{limit} in this shell; the unit's LimitNOFILE counts for the service")
         return
     try:
         limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii").splitlines()
         used = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - without a Path for each
     except PermissionError:
-        yield Finding("descriptors", False, "not visible for you: run the doctor as root")
+        yield CheckResult("descriptors", False, "not visible for you: run the doctor as root")
         return
     text = next(line.split()[3] for line in limits if line.startswith("Max open files"))
     limit = int(text) if text.isdecimal() else 1 << 30
     if used >= _FULL * limit or limit < _FEW_DESCRIPTORS:
-        yield Finding("descriptors", False, f"{used} of {limit} are open: raise LimitNOFILE in the unit, then restart")
+        yield CheckResult(
+            "descriptors", False, f"{used} of {limit} are open: raise LimitNOFILE in the unit, then restart"
+        )
     else:
-        yield Finding("descriptors", True, f"{used} of {limit} are open")
+        yield CheckResult("descriptors", True, f"{used} of {limit} are open")
 
 
-def look_at_gnutls(patient: Patient) -> Iterator[Finding]:
+def look_at_gnutls(patient: Patient) -> Iterator[CheckResult]:
     if not {"coaps", "lwm2m_dtls"} & {name for name, _, _ in patient.listeners}:
-        yield Finding("gnutls", True, "no listener needs it")
+        yield CheckResult("gnutls", True, "no listener needs it")
         return
     try:
         self_test()
     except DtlsUnavailable as error:
-        yield Finding("gnutls", False, f"listeners of DTLS stay closed: {error}")
+        yield CheckResult("gnutls", False, f"listeners of DTLS stay closed: {error}")
     else:
-        yield Finding("gnutls", True, "it passes the daemon's self-test")
+        yield CheckResult("gnutls", True, "it passes the daemon's self-test")
 
 
-def look_at_unit(patient: Patient) -> Iterator[Finding]:
+def look_at_unit(patient: Patient) -> Iterator[CheckResult]:
     systemctl = shutil.which("systemctl")
     if systemctl is None or not Path("/run/systemd/system").exists():
-        yield Finding("unit", True, "systemd does not run here")
+        yield CheckResult("unit", True, "systemd does not run here")
         return
     asked = ",".join(("LoadState", "NeedDaemonReload", *HARDENING))
     run = subprocess.run(  # noqa: S603 - the unit's name is one argument
@@ -168,14 +172,14 @@ def look_at_unit(patient: Patient) -> Iterator[Finding]:
     yield unit_finding(patient.unit, run.stdout)
 
 
-def unit_finding(unit: str, shown: str) -> Finding:
+def unit_finding(unit: str, shown: str) -> CheckResult:
     """What `systemctl show` says about the unit."""
     found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     if found.get("LoadState") != "loaded":
-        return Finding("unit", True, f"there is no {unit}; another one is named with --unit")
+        return CheckResult("unit", True, f"there is no {unit}; another one is named with --unit")
     if found.get("NeedDaemonReload") == "yes":
-        return Finding("unit", False, f"{unit} was changed: run systemctl daemon-reload, then restart the service")
+        return CheckResult("unit", False, f"{unit} was changed: run systemctl daemon-reload, then restart the service")
     missing = [f"{name}={value}" for name, value in HARDENING.items() if found.get(name) != value]
     if missing:
-        return Finding("unit", False, f"{unit} lacks {', '.join(missing)}: use systemd/trunkline.service")
-    return Finding("unit", True, f"{unit} is hardened")
+        return CheckResult("unit", False, f"{unit} lacks {', '.join(missing)}: use systemd/trunkline.service")
+    return CheckResult("unit", True, f"{unit} is hardened")

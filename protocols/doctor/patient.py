@@ -17,7 +17,7 @@ _DATAGRAMS: Final = frozenset({"coap", "coaps", "lwm2m_dtls"})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line. `text` says what was found, or, where it is not `ok`, what to do."""
 
     check: str

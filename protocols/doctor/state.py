@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from config.shown_command import shown_command
-from protocols.doctor.patient import Finding, Patient
+from protocols.doctor.patient import CheckResult, Patient
 from protocols.operation.key_file import KeyFile, KeyFileError
 from storage.damage import help_with_damage
 from storage.engines.sqlite_check import Growth, check_integrity, growth
@@ -21,57 +21,57 @@ _LEAST_BYTES: Final = 256 * _MIB
 _LEAST_DAYS: Final = 30
 
 
-def look_at_state(patient: Patient) -> Iterator[Finding]:
+def look_at_state(patient: Patient) -> Iterator[CheckResult]:
     folder = patient.settings.state_dir
     try:
         mode = folder.stat().st_mode
     except FileNotFoundError:
-        yield Finding("state", True, f"{folder} is not there yet: the first start makes it")
+        yield CheckResult("state", True, f"{folder} is not there yet: the first start makes it")
         return
     except OSError as error:
-        yield Finding(
+        yield CheckResult(
             "state", False, f"{folder}: {error.strerror}: run the doctor as root or as the user of the service"
         )
         return
     if stat.S_IMODE(mode) & 0o077:
-        yield Finding("state", False, f"{folder}: others can get in: chmod 700 it")
+        yield CheckResult("state", False, f"{folder}: others can get in: chmod 700 it")
         return
     key = KeyFile(folder / "key")
     if patient.store.exists() and key.path.exists():
         try:
             if len(key.keys()) > 1:
-                yield Finding(
+                yield CheckResult(
                     "state", False, f"a rotation of the key was interrupted: run {shown_command('key rotate')} again"
                 )
                 return
         except KeyFileError as error:
-            yield Finding("state", False, str(error))
+            yield CheckResult("state", False, str(error))
             return
-    yield Finding("state", True, f"{folder} is closed to others")
+    yield CheckResult("state", True, f"{folder} is closed to others")
 
 
-def look_at_store(patient: Patient) -> Iterator[Finding]:
+def look_at_store(patient: Patient) -> Iterator[CheckResult]:
     if not patient.store.exists():
-        yield Finding("store", True, "there is none yet: the first start makes it")
+        yield CheckResult("store", True, "there is none yet: the first start makes it")
         return
     try:
         found = check_integrity(patient.store, seconds=CHECK_SECONDS)
     except StoreError as error:
-        yield Finding("store", False, f"{error}: restore a backup, or run the doctor as the user of the service")
+        yield CheckResult("store", False, f"{error}: restore a backup, or run the doctor as the user of the service")
         return
     if found.problems:
-        yield Finding(
+        yield CheckResult(
             "store",
             False,
             f"{patient.store} is damaged ({'; '.join(found.problems)}): restore a backup, or {help_with_damage()}",
         )
     elif found.is_complete:
-        yield Finding("store", True, "no damage")
+        yield CheckResult("store", True, "no damage")
     else:
-        yield Finding("store", True, f"no damage in what {CHECK_SECONDS:.0f} s were enough for; the store is large")
+        yield CheckResult("store", True, f"no damage in what {CHECK_SECONDS:.0f} s were enough for; the store is large")
 
 
-def look_at_disk(patient: Patient) -> Iterator[Finding]:
+def look_at_disk(patient: Patient) -> Iterator[CheckResult]:
     folder = patient.settings.state_dir
     while not folder.exists():
         folder = folder.parent
@@ -87,7 +87,7 @@ def available_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def disk_finding(available: int, found: Growth, retention_days: int) -> Finding:
+def disk_finding(available: int, found: Growth, retention_days: int) -> CheckResult:
     """Whether there is room, now and after the days to come.
 
     Args:
@@ -97,20 +97,20 @@ def disk_finding(available: int, found: Growth, retention_days: int) -> Finding:
     """
     free = f"{available / _MIB:,.0f} MiB are free"
     if available < _LEAST_BYTES:
-        return Finding("disk", False, f"{free}: make room, or messages will be refused")
+        return CheckResult("disk", False, f"{free}: make room, or messages will be refused")
     if found.bytes_a_day is None:
-        return Finding("disk", True, f"{free}; the log is too young for a forecast")
+        return CheckResult("disk", True, f"{free}; the log is too young for a forecast")
     if found.bytes_a_day < 1:
-        return Finding("disk", True, f"{free}; nothing came in the last week")
+        return CheckResult("disk", True, f"{free}; nothing came in the last week")
     full_in_days = available / found.bytes_a_day
     grows = f"{found.bytes_a_day / _MIB:,.1f} MiB a day"
     to_come = found.bytes_a_day * retention_days - found.store_bytes
     if retention_days and to_come < available - _LEAST_BYTES:
-        return Finding("disk", True, f"{free}; {grows} fit with retention of {retention_days} days")
+        return CheckResult("disk", True, f"{free}; {grows} fit with retention of {retention_days} days")
     if full_in_days >= _LEAST_DAYS:
-        return Finding("disk", True, f"{free}; {grows} fill them in {full_in_days:,.0f} days")
+        return CheckResult("disk", True, f"{free}; {grows} fill them in {full_in_days:,.0f} days")
     keep = int((available + found.store_bytes - _LEAST_BYTES) / found.bytes_a_day)
-    return Finding(
+    return CheckResult(
         "disk",
         False,
         f"{free}, and {grows} fill them in {full_in_days:,.0f} days: make room, or set storage.retention_days to at"

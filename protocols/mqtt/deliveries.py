@@ -38,7 +38,7 @@ from protocols.mqtt.values import NO_PROPERTIES, Properties
 from protocols.refusals import SubscribeForbidden, error_id_of, note_refusal
 from protocols.streams.outbox import Outbox
 from storage.keys import Position
-from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
+from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 from storage.sql import StoreError
 
@@ -106,7 +106,7 @@ class Deliveries:
         self._space = rooms.topics.space
         self._access = rooms.topics.access
         # For the retained messages of new subscriptions, which are sent behind SUBACK.
-        self._searches: list[tuple[SubscriptionRecord, Search]] = []  # an empty deque takes 600 bytes
+        self._searches: list[tuple[TopicSubscriptionRecord, Search]] = []  # an empty deque takes 600 bytes
         # Where sessions may outlive connections: the session, and its deliveries of QoS 1 and 2.
         self._lasting: DeviceSession | None = None
         self._flow: Flow | None = None
@@ -197,14 +197,14 @@ class Deliveries:
 
     def subscribe(self, filters: Sequence[RequestedFilter], subscription_id: int = 0) -> "list[int | FilterRefused]":
         """Subscribe to topics; return for each the granted QoS, or why it is refused."""
-        taken: dict[bytes, SubscriptionRecord] = {}
+        taken: dict[bytes, TopicSubscriptionRecord] = {}
         answers = [self._subscribe(requested, subscription_id, taken) for requested in filters]
         if taken and self._lasting is not None and self._sessions is not None:
             self._sessions.subscribe(self._lasting, taken, actions_from=self._actions_from)
         return answers
 
     def _subscribe(
-        self, requested: RequestedFilter, subscription_id: int, taken: dict[bytes, SubscriptionRecord]
+        self, requested: RequestedFilter, subscription_id: int, taken: dict[bytes, TopicSubscriptionRecord]
     ) -> "int | FilterRefused":
         topics = self._like(requested.topic)
         if topics is None and self._space is not None:
@@ -219,7 +219,7 @@ class Deliveries:
         qos = requested.qos if has_qos and self._settings.persistent_sessions == "on" else 0
         topics.pop(requested.topic, None)  # the latest one stands last
         topics[requested.topic] = qos
-        taken[requested.topic] = SubscriptionRecord(qos)
+        taken[requested.topic] = TopicSubscriptionRecord(qos)
         return qos
 
     @property
@@ -233,7 +233,7 @@ class Deliveries:
         space: TopicSpace,
         requested: RequestedFilter,
         subscription_id: int,
-        taken: dict[bytes, SubscriptionRecord],
+        taken: dict[bytes, TopicSubscriptionRecord],
     ) -> "int | FilterRefused":
         """Subscribe in the open topic space."""
         topic, device = requested.topic, self._device
@@ -243,7 +243,7 @@ class Deliveries:
             return FilterRefused(ReasonCode.TOPIC_FILTER_INVALID, InvalidFilter())
         if not self._access.may_subscribe(device, topic):
             return FilterRefused(ReasonCode.NOT_AUTHORIZED, SubscribeForbidden())
-        subscription = SubscriptionRecord(
+        subscription = TopicSubscriptionRecord(
             requested.qos, requested.no_local, requested.retain_as_published, subscription_id
         )
         try:
@@ -279,7 +279,7 @@ class Deliveries:
             break
         return sent + looked // _LOOKS_OF_A_FRAME
 
-    def _send_retained(self, subscription: SubscriptionRecord, message: RetainedRecord) -> None:
+    def _send_retained(self, subscription: TopicSubscriptionRecord, message: RetainedRecord) -> None:
         if self._sessions is not None:
             self._sessions.send(
                 self._device.key,

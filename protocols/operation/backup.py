@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from broker.backup.archive import FORMAT, IMAGES, KEY, SEALED_KEY, STORE, BackupWriter, KeyIn, Manifest
+from broker.backup.archive import FORMAT, IMAGES, KEY, SEALED_KEY, STORE, BackupManifest, BackupWriter, KeyIn
 from broker.backup.sealed_key import seal_key
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
@@ -126,7 +126,7 @@ class _Making:
             steps = snapshot.steps()
         SqliteEngine(copy).check()
         has: KeyIn = "left out" if not self.has_key else "included" if self.passphrase is None else "sealed"
-        manifest = Manifest(FORMAT, VERSION, datetime.now(UTC).isoformat(timespec="seconds"), steps, size, has)
+        manifest = BackupManifest(FORMAT, VERSION, datetime.now(UTC).isoformat(timespec="seconds"), steps, size, has)
         draft, deleted = self.draft / "archive", list[str]()
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
             hashing = _Hashing(file)

@@ -12,8 +12,8 @@ import msgspec
 import trio
 
 from broker.backup.archive import BackupError
-from broker.backup.pace import Pace
-from broker.operating.port import BackupFailedError, Check, Copied, Listener, Room
+from broker.backup.pace import CopyPace
+from broker.operating.port import BackupFailedError, Check, Copied, ListenerStatus, Room
 from config.settings import Address, Settings
 from protocols.doctor.examination import examine
 from protocols.doctor.patient import Patient
@@ -50,10 +50,10 @@ class DaemonMachine:
     async def problem(self) -> str:
         return await self._vitals.problem()
 
-    def listeners(self) -> Sequence[Listener]:
+    def listeners(self) -> Sequence[ListenerStatus]:
         answers = {name: traffic.statuses for name, traffic in self._vitals.traffic.items()}
         found = [
-            Listener(
+            ListenerStatus(
                 name,
                 ", ".join(map(str, address.all)),
                 "",
@@ -61,7 +61,7 @@ class DaemonMachine:
             )
             for name, address in self._addresses.items()
         ]
-        return [*found, *(Listener(name, "", reason, {}) for name, reason in self._vitals.closed.items())]
+        return [*found, *(ListenerStatus(name, "", reason, {}) for name, reason in self._vitals.closed.items())]
 
     def counters(self) -> Mapping[str, object]:
         return {name: read() for name, read in self._vitals.counters.items()}
@@ -106,7 +106,7 @@ class DaemonMachine:
             stopped.set()
 
     def _back_up(self, folder: Path, keep: int, copied: Copied, stopped: Event) -> Path:
-        pace = Pace(_BYTES_A_SECOND)
+        pace = CopyPace(_BYTES_A_SECOND)
 
         def slowly(more: int, total: int) -> None:
             if stopped.is_set():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from broker.backup.archive import IMAGES, KEY, SEALED_KEY, STORE, BackupError, Manifest, read_manifest, unpack
+from broker.backup.archive import IMAGES, KEY, SEALED_KEY, STORE, BackupError, BackupManifest, read_manifest, unpack
 from broker.backup.sealed_key import WrongPassphraseError, open_key
 from broker.export.status import WITH_RESULT, ExportStatus
 from broker.secrets import Vault
@@ -38,7 +38,7 @@ def restore_backup(
     key_path: Path | None = None,
     *,
     copied: Copied = lambda _more, _total: None,
-) -> Manifest:
+) -> BackupManifest:
     """Put back what a backup has, after all of it was checked. When it is refused, nothing but the lock is left.
 
     Args:

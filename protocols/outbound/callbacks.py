@@ -17,7 +17,7 @@ import trio
 from oauthlib.oauth1.rfc5849 import signature as oauth
 
 from broker.envelope import Action
-from broker.subscriptions.port import Callback, Notification, Outcome
+from broker.subscriptions.port import AttemptOutcome, Callback, CallbackNotification
 from config.limits import (
     CALLBACK_ANSWER_BYTES,
     CALLBACK_EXCERPT_CHARACTERS,
@@ -67,23 +67,23 @@ class HttpCallbacks:
             return str(error)
         return None
 
-    async def notify(self, callback: Callback, notification: Notification) -> Outcome:
+    async def notify(self, callback: Callback, notification: CallbackNotification) -> AttemptOutcome:
         body = notification_body(notification)
         # Signed after the wait, because the signature has the time.
         async with self._place(callback.application_id, callback.url):
             try:
                 headers = oauth_headers(callback, now=self._now())
             except ValueError as error:
-                return Outcome(error=f"cannot be signed: {error}"[:CALLBACK_EXCERPT_CHARACTERS])
+                return AttemptOutcome(error=f"cannot be signed: {error}"[:CALLBACK_EXCERPT_CHARACTERS])
             headers |= webhook_headers(notification.id, body, callback.webhook_secrets, now=self._now())
             return await self._post(callback.url, headers, body)
 
-    async def shake_hands(self, url: str, *, application_id: str, subscription_id: str, nonce: str) -> Outcome:
+    async def shake_hands(self, url: str, *, application_id: str, subscription_id: str, nonce: str) -> AttemptOutcome:
         body = _encode({"aid": application_id, "subscriptionId": subscription_id, "nonce": nonce})
         async with self._place(application_id, url):
             return await self._post(url, {}, body)
 
-    async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
+    async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> AttemptOutcome:
         try:
             answer = await self._http.send(
                 "POST",
@@ -95,9 +95,9 @@ class HttpCallbacks:
                 may_cut=True,
             )
         except HttpFailedError as error:
-            return Outcome(error=str(error))
+            return AttemptOutcome(error=str(error))
         is_success = 200 <= answer.status < 300
-        return Outcome(http_status=answer.status, excerpt=None if is_success else _excerpt(answer.body))
+        return AttemptOutcome(http_status=answer.status, excerpt=None if is_success else _excerpt(answer.body))
 
     @asynccontextmanager
     async def _place(self, application_id: str, url: str) -> AsyncIterator[None]:
@@ -137,7 +137,7 @@ class _Places:
                 del self._users[name], self._limiters[name]
 
 
-def notification_body(notification: Notification) -> bytes:
+def notification_body(notification: CallbackNotification) -> bytes:
     """The JSON of reference 11.3. The entries are those of REST."""
     members: dict[str, Any] = {
         "id": notification.id,

@@ -16,7 +16,7 @@ import trio
 from broker.devices.registry import Device
 from config.settings import SettingsError
 from config.settings import Tracing as TracingSettings
-from storage.database import Database, Group
+from storage.database import CommitGroup, Database
 from storage.keys import DeviceKey, Position
 from storage.migrations import VERSION
 from storage.sql import StoreError
@@ -101,19 +101,19 @@ class MessageTraces:
         with trio.move_on_after(_END_SECONDS, shield=True):
             await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
 
-    def _committed(self, group: Group) -> None:
+    def _committed(self, group: CommitGroup) -> None:
         now = self._now()
         self._is_followed = now >= self._next and bool(group.messages)
         self._committed_at = now
 
-    def _routed(self, group: Group) -> None:
+    def _routed(self, group: CommitGroup) -> None:
         if not self._is_followed:
             return
         self._routed_at = now = self._now()
         self._next = now + self._pause
         group.callbacks.append(lambda error: self._acknowledged(group, error))
 
-    def _acknowledged(self, group: Group, error: StoreError | None) -> None:
+    def _acknowledged(self, group: CommitGroup, error: StoreError | None) -> None:
         if error is not None or self._names is None:
             return
         row = group.messages[0]

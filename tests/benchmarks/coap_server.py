@@ -23,7 +23,7 @@ from config.logging import configure_logging
 from config.settings import Address, Limits, Settings
 from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.echo import new_guard
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.server import serve_coap
 from protocols.operation.interpreter import set_aside_what_stays, switch_threads_often
 from storage.database import Database, Transaction
@@ -48,7 +48,7 @@ async def main() -> None:
     async with open_services(settings, database, vault) as services:
         await build_world(database, vault)
         await database.write(lambda tx: add_devices(tx, vault, devices))
-        endpoint = Endpoint(services, guard=new_guard())
+        endpoint = CoapEndpoint(services, guard=new_guard())
         listener = DtlsListener(services)
         async with trio.open_nursery() as nursery:
             plain = await nursery.start(partial(serve_coap, services, ANYWHERE, endpoint=endpoint))

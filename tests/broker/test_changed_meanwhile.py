@@ -15,9 +15,9 @@ from broker.rules.running import loader
 from broker.rules.running.loader import RuleInvalidator
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
-from broker.subscriptions.entries import Entries
+from broker.subscriptions.entries import NotificationEntries
 from broker.subscriptions.outlets import Taken
-from broker.subscriptions.port import Outcome
+from broker.subscriptions.port import AttemptOutcome
 from broker.subscriptions.subscription import Subscription
 from config.limits import RETRY_SECONDS
 from storage.database import Database
@@ -79,19 +79,19 @@ async def test_retries_whose_rows_cannot_be_read_are_made_later(
     held: Held, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services, callbacks = held.services, held.callbacks
-    callbacks.answer = lambda _received: Outcome(http_status=500)
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=500)
     await subscribed(services, sdid=KITCHEN)
     await sent(services)
     await settled(services, lambda: services.subscriptions.sender.counts.failures == 1)
     callbacks.answer = lambda _received: OK
-    read, errors = Entries.taken, [StoreError("the disk has an error")]
+    read, errors = NotificationEntries.taken, [StoreError("the disk has an error")]
 
-    async def taken(entries: Entries, records: Sequence[Any], outlets: Any) -> list[list[Taken]]:
+    async def taken(entries: NotificationEntries, records: Sequence[Any], outlets: Any) -> list[list[Taken]]:
         if records and errors:
             raise errors.pop()
         return await read(entries, records, outlets)
 
-    monkeypatch.setattr(Entries, "taken", taken)
+    monkeypatch.setattr(NotificationEntries, "taken", taken)
     fake_clock.advance(int(RETRY_SECONDS[0] * 1_200))
     services.subscriptions.sender.look_for_due()
     await settled(services, lambda: services.subscriptions.deliveries.statistics().pending == 0)

@@ -43,7 +43,7 @@ from broker.mail import queue as mail_queue
 from broker.secrets import Vault
 from broker.site import Site
 from config.settings import Accounts, Address, Outbound, Settings
-from storage.database import Database, Engine, Transaction
+from storage.database import Database, StoreEngine, Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Milliseconds
 from storage.records import MailRecord
@@ -156,7 +156,7 @@ def open_office(engine: SqliteEngine, settings: Settings) -> OpenOffice:
     async def open_(
         transport: Transport | None = None,
         *,
-        on: Engine = engine,
+        on: StoreEngine = engine,
         vault: Vault = VAULT,
         start_ms: int = NOW_MS,
         may_delete: bool = True,

@@ -13,7 +13,7 @@ from broker.services import Services
 from config.settings import Address
 from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.echo import new_guard
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.server import serve_coap
 from tests.benchmarks.coap_server import add_devices
 from tests.daemon import device_id
@@ -44,7 +44,7 @@ async def listening(services: Services, world: object, monkeypatch: pytest.Monke
     require_dtls()
     monkeypatch.setenv("COAP_SERVER_TOKEN_0", KEY.encode().hex())
     await services.core.database.write(lambda tx: add_devices(tx, services.core.vault, 1))
-    listener, endpoint = DtlsListener(services), Endpoint(services, guard=new_guard())
+    listener, endpoint = DtlsListener(services), CoapEndpoint(services, guard=new_guard())
     async with trio.open_nursery() as nursery:
         plain = await nursery.start(partial(serve_coap, services, ANYWHERE, endpoint=endpoint))
         dtls = await nursery.start(partial(listener.serve, ANYWHERE, None))

@@ -5,7 +5,7 @@ import threading
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from storage.database import Database, Group
+from storage.database import CommitGroup, Database
 from storage.engines.sqlite import SqliteEngine
 from storage.journal import Journal
 from storage.keys import Position
@@ -25,7 +25,7 @@ class Writer:
         self._commit = database._commit
         monkeypatch.setattr(database, "_commit", self._commit_held)
 
-    def _commit_held(self, group: Group) -> None:
+    def _commit_held(self, group: CommitGroup) -> None:
         self.sizes.append(group.row_count)
         if len(self.sizes) == 1:
             assert self.go_on.wait(_SECONDS)

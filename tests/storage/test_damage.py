@@ -14,7 +14,7 @@ from storage.database import Database
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.message_searches import Match, MessageSearches, Range
+from storage.message_searches import FieldMatch, MessageSearches, Range
 from storage.messages import MessageStore
 from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
@@ -128,7 +128,7 @@ def test_searches_find_every_row_that_can_be_read(path: Path, lost: set[int]) ->
         assert found(EVERYTHING, FIRST, SECOND) == there
         assert found(Range(None, None, limit=ROWS, descending=True), FIRST, SECOND) == newest_first
         wanted = min(lost) - 1
-        exact = Range(None, None, match=Match(values=(("n", str(wanted)),)))
+        exact = Range(None, None, match=FieldMatch(values=(("n", str(wanted)),)))
         assert found(exact, FIRST, SECOND) == [wanted]
         assert [row.position for row in searches.latest([FIRST, SECOND], limit=ROWS, most=10_000)] == newest_first
         assert [row.position for row in searches.latest([FIRST], limit=ROWS, most=10_000)] == [

@@ -17,7 +17,7 @@ from storage import database as database_module
 from storage import journal as journal_module
 from storage import messages as messages_module
 from storage.commit_delay import CommitDelay
-from storage.database import _PATIENCE_SECONDS, _QUICK_READERS, Database, Group, Transaction
+from storage.database import _PATIENCE_SECONDS, _QUICK_READERS, CommitGroup, Database, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -231,7 +231,7 @@ async def test_a_commit_that_fails_fails_every_caller_and_stores_nothing(
 async def test_nothing_is_announced_when_the_commit_fails(
     database: Database, journal: Journal, breakable: BreakableEngine
 ) -> None:
-    announced: list[Group] = []
+    announced: list[CommitGroup] = []
     database.on_commit(announced.append)
     breakable.error = StoreError("no")
     append(journal)
@@ -324,7 +324,7 @@ async def test_a_group_is_on_disk_when_handlers_hear_of_it(
     seen: list[int] = []
     connection = engine.open(read_only=True)
 
-    def look(_group: Group) -> None:
+    def look(_group: CommitGroup) -> None:
         row = connection.execute("SELECT count(*) AS n FROM message").one()
         assert row is not None
         seen.append(row["n"])
@@ -533,7 +533,7 @@ async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: 
     database = Database(engine, worker=on_loop())
     journal = Journal(database, head=Position(0))
 
-    def append_another(group: Group) -> None:
+    def append_another(group: CommitGroup) -> None:
         if group.head < 3:
             append(journal)
 

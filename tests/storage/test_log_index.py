@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from storage import log_index, message_searches
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.log_index import Entries, LogIndex, Table
-from storage.message_searches import Match, MessageSearches, Range, sort_key
+from storage.log_index import EntryBuilder, LogIndex, Table
+from storage.message_searches import FieldMatch, MessageSearches, Range, sort_key
 from storage.messages import MessageStore
 from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
@@ -49,7 +49,7 @@ class Log:
         self.searches = MessageSearches(connection, self.store)
         self.rows: dict[Table, list[tuple[int, int, int]]] = {"message": [], "action": []}
         self.head = 0
-        self.entries, self.behind = Entries(), 0
+        self.entries, self.behind = EntryBuilder(), 0
 
     def __enter__(self) -> "Log":
         self.connection.begin(write=True)
@@ -94,7 +94,7 @@ class Log:
     def add_entries(self) -> None:
         """Add the entries that were made since the last time, as the folds do."""
         self.store.add_entries(self.entries.made, Position(self.behind), Position(self.head))
-        self.entries, self.behind = Entries(), self.head
+        self.entries, self.behind = EntryBuilder(), self.head
 
     def delete(self, upto: int) -> None:
         """Delete the rows up to a position, as retention does."""
@@ -214,12 +214,12 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
     search=searches(),
     most=st.integers(1, 6),
     limit=st.integers(1, 3),
-    match=st.sampled_from((Match("third"), Match(values=(("third", "true"),)), Match("none"))),
+    match=st.sampled_from((FieldMatch("third"), FieldMatch(values=(("third", "true"),)), FieldMatch("none"))),
     rows_of_an_entry=st.sampled_from((1, 2, 100)),
 )
 def test_searches_that_look_at_few_rows_each_find_together_what_one_finds(
     connection: SqliteConnection, steps: Sequence[tuple[Table, list[tuple[int, int]]] | str | int],
-    devices: set[DeviceKey], search: Range, most: int, limit: int, match: Match, rows_of_an_entry: int,
+    devices: set[DeviceKey], search: Range, most: int, limit: int, match: FieldMatch, rows_of_an_entry: int,
 ) -> None:  # fmt: skip
     with Log(connection) as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_index, "ROWS", rows_of_an_entry)
@@ -264,7 +264,7 @@ def test_a_search_that_finds_nothing_looks_at_few_rows(connection: SqliteConnect
             log.add_entries()
         chosen, most = [DeviceKey(1 + one) for one in range(devices)], 5_000
         for descending in (False, True):
-            search = Range(None, None, match=Match("none"), limit=100, descending=descending)
+            search = Range(None, None, match=FieldMatch("none"), limit=100, descending=descending)
             part = log.searches.some(chosen, search, most=most)
             assert part.rows == []
             assert isinstance(part.upto, tuple)
@@ -294,7 +294,7 @@ def test_entries_that_do_not_follow_the_last_ones_are_made_of_the_log(connection
     everything = Range(None, None)
     with Log(connection) as log:
         log.append("message", [(1, 1), (2, 2)])
-        log.entries, log.behind = Entries(), log.head
+        log.entries, log.behind = EntryBuilder(), log.head
         log.append("message", [(1, 3)])
         log.append("action", [(1, 3)])
         log.add_entries()
@@ -447,7 +447,7 @@ def test_a_page_of_a_device_without_a_clock_asks_the_index_once(connection: Sqli
             log.add_entries()
         statements: list[str] = []
         connection._connection.set_trace_callback(statements.append)
-        nothing = Range(Milliseconds(0), Milliseconds(9), match=Match(field="none"), limit=1, descending=True)
+        nothing = Range(Milliseconds(0), Milliseconds(9), match=FieldMatch(field="none"), limit=1, descending=True)
         assert log.searches.page([DeviceKey(1)], nothing) == []
         connection._connection.set_trace_callback(None)
         assert sum("SELECT 1 AS found" in statement for statement in statements) == 1

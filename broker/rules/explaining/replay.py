@@ -16,7 +16,7 @@ from broker.rules.explaining.simulation import (
     watched_devices,
 )
 from broker.rules.language.actions import Outgoing
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.running.last_values import Output
 from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS
 from storage.database import Transaction
@@ -56,7 +56,7 @@ class Replays:
         self._slots = slots
         self._output = output
 
-    async def run(self, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds) -> Replayed:
+    async def run(self, rule: CompiledRule, start_ms: Milliseconds, end_ms: Milliseconds) -> Replayed:
         """Run a rule over the messages from `start_ms` to `end_ms`, without durations that ran before.
 
         Raises:
@@ -75,7 +75,7 @@ def check_times(start_ms: Milliseconds, end_ms: Milliseconds) -> None:
 
 
 def _replayed(
-    rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds, output: Output, tx: Transaction, budget: Budget
+    rule: CompiledRule, start_ms: Milliseconds, end_ms: Milliseconds, output: Output, tx: Transaction, budget: Budget
 ) -> Replayed:
     """Raises TookTooLongError when nothing is ready in time."""
     rows = rows_of(tx, watched_devices(tx, rule, budget), start_ms, end_ms, budget)

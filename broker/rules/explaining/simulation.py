@@ -16,8 +16,8 @@ import trio
 from broker.errors import Conflict
 from broker.messages.decoding import flat
 from broker.rules.language.actions import Outgoing
-from broker.rules.language.evaluation import Explanation, Match, Outcome, Timer, TimerKey
-from broker.rules.language.rule import Rule
+from broker.rules.language.evaluation import Explanation, Outcome, RuleMatch, Timer, TimerKey
+from broker.rules.language.rule import CompiledRule
 from broker.rules.language.values import CurrentMessage
 from broker.rules.running.evaluator import MINUTE, TimerHeap
 from broker.rules.running.last_values import (
@@ -102,7 +102,13 @@ class SimulatedEvaluation:
 
 class RuleSimulation:
     def __init__(
-        self, tx: Transaction, rule: Rule, position: Position, at_ms: Milliseconds, output: Output, budget: Budget
+        self,
+        tx: Transaction,
+        rule: CompiledRule,
+        position: Position,
+        at_ms: Milliseconds,
+        output: Output,
+        budget: Budget,
     ) -> None:
         """Begin behind `position`, at `at_ms`, without running durations. `output` asks the models, as they are now.
 
@@ -186,7 +192,7 @@ class RuleSimulation:
         outgoing = self._outgoing(view, outcome.match) if self.sends and outcome.match is not None else ()
         return SimulatedEvaluation(view.now_ms, row, outcome, explanation, outgoing)
 
-    def _outgoing(self, view: StateView, match: Match) -> Sequence[Outgoing]:
+    def _outgoing(self, view: StateView, match: RuleMatch) -> Sequence[Outgoing]:
         return self._loaded(lambda: self._rule.outgoing(view, match))
 
     def _view(self, now_ms: Milliseconds, message: CurrentMessage | None) -> StateView:
@@ -210,7 +216,7 @@ class RuleSimulation:
                     self._members[missing.members] = members_of(self._tx, *missing.members, self._budget.check)
 
 
-def watched_devices(tx: Transaction, rule: Rule, budget: Budget) -> list[DeviceKey]:
+def watched_devices(tx: Transaction, rule: CompiledRule, budget: Budget) -> list[DeviceKey]:
     """The devices whose messages concern a rule. Raises TooManyDevicesError, TookTooLongError."""
     devices: set[DeviceKey] = set()
     for watch in rule.watches:
@@ -260,7 +266,7 @@ def rows_of(
 
 def simulated_before(
     tx: Transaction,
-    rule: Rule,
+    rule: CompiledRule,
     row: MessageRow,
     since: Position,
     output: Output,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from broker.clock import Clock
 from broker.errors import Finding, ValidationFailed
 from broker.rules.explaining.why import RuleExplainer
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.running.loader import findings_of
 from broker.rules.running.models import ConditionModels, ModelWarning
 from broker.rules.running.names import NameResolver
@@ -82,19 +82,19 @@ class RuleStatuses:
             waits_for=await self._waits_for(record, rule) if with_waiting and rule is not None else None,
         )
 
-    def _run_state_of(self, record: RuleRecord, state: RuleState | None, rule: Rule | None) -> RunState:
+    def _run_state_of(self, record: RuleRecord, state: RuleState | None, rule: CompiledRule | None) -> RunState:
         run_state = run_state_of(record, state)
         if run_state is RunState.RUNNING and rule is not None and rule.lacks_sun(self._clock.now_ms()):
             return RunState.NO_SUN
         return run_state
 
-    async def _compiled(self, record: RuleRecord) -> Rule | None:
+    async def _compiled(self, record: RuleRecord) -> CompiledRule | None:
         try:
             return await self._names.compiled(record)
         except ValidationFailed:
             return None
 
-    async def _waits_for(self, record: RuleRecord, rule: Rule) -> tuple[str, ...] | None:
+    async def _waits_for(self, record: RuleRecord, rule: CompiledRule) -> tuple[str, ...] | None:
         if not record.runs:
             return None
         why = await self._explainer.now(record, rule)

@@ -23,7 +23,7 @@ from broker.rules.explaining.simulation import (
     watched_devices,
 )
 from broker.rules.language.evaluation import ConditionReport, Explanation
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.language.schedule import Schedule
 from broker.rules.language.values import Seen
 from broker.rules.running.index import RuleIndex, remembered
@@ -70,7 +70,7 @@ class RuleExplainer:
         self._mids = mids
         self._index = index
 
-    async def of_message(self, record: RuleRecord, rule: Rule, mid: str) -> Why:
+    async def of_message(self, record: RuleRecord, rule: CompiledRule, mid: str) -> Why:
         """Why a message triggered the rule or did not.
 
         Raises:
@@ -84,7 +84,7 @@ class RuleExplainer:
         return await self._slots.read(record.owner, partial(_of_message, record, rule, position, self._output))
 
     async def of_time(
-        self, record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds
+        self, record: RuleRecord, rule: CompiledRule, start_ms: Milliseconds, end_ms: Milliseconds
     ) -> tuple[list[Why], Milliseconds | None]:
         """Why the messages of a time, and the durations that ended in it, triggered the rule or did not.
 
@@ -93,7 +93,7 @@ class RuleExplainer:
         check_times(start_ms, end_ms)
         return await self._slots.read(record.owner, partial(_of_time, record, rule, start_ms, end_ms, self._output))
 
-    async def now(self, record: RuleRecord, rule: Rule) -> Why | None:
+    async def now(self, record: RuleRecord, rule: CompiledRule) -> Why | None:
         """How the conditions stand now. None: the rule watches too many devices, or others of the user's rules
         are simulated.
         """
@@ -115,14 +115,16 @@ class RuleExplainer:
             return None
 
 
-def _within_bounds(rule: Rule, work: Callable[[Transaction, Budget], Why], tx: Transaction, budget: Budget) -> Why:
+def _within_bounds(
+    rule: CompiledRule, work: Callable[[Transaction, Budget], Why], tx: Transaction, budget: Budget
+) -> Why:
     """Raises TooManyDevicesError, TookTooLongError."""
     watched_devices(tx, rule, budget)
     return work(tx, budget)
 
 
 def _of_message(
-    record: RuleRecord, rule: Rule, position: Position, output: Output, tx: Transaction, budget: Budget
+    record: RuleRecord, rule: CompiledRule, position: Position, output: Output, tx: Transaction, budget: Budget
 ) -> Why:
     row = tx.messages.message(position)
     if row is None or tx.devices.device(row.device) is None:
@@ -138,7 +140,7 @@ def _of_message(
 
 def _of_time(
     record: RuleRecord,
-    rule: Rule,
+    rule: CompiledRule,
     start_ms: Milliseconds,
     end_ms: Milliseconds,
     output: Output,
@@ -179,7 +181,7 @@ def _of_time(
     return found, reached
 
 
-def _watches(tx: Transaction, rule: Rule, device: DeviceKey, budget: Budget) -> bool:
+def _watches(tx: Transaction, rule: CompiledRule, device: DeviceKey, budget: Budget) -> bool:
     return any(
         watch.device == device
         or (watch.device_type is not None and device in members_of(tx, rule.owner, watch.device_type, budget.check))

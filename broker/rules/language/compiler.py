@@ -10,14 +10,14 @@ from broker.nesting import NestedTooDeeplyError, check_value_nesting
 from broker.rules.language.action_parser import ActionParser
 from broker.rules.language.body_reader import INVALID_RULE, BodyReader, ResolvedNames
 from broker.rules.language.condition_parser import ConditionParser
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from config.limits import RULE_ACTIONS_MAX, RULE_BODY_BYTES, RULE_CONDITIONS_MAX
 
 _RULE: Final = "rule"
 _CONDITION_MEMBERS: Final = frozenset({"sdid", "field", "operator", "operand"})
 
 
-def compile_rule(body: object, names: ResolvedNames, *, key: int) -> Rule:
+def compile_rule(body: object, names: ResolvedNames, *, key: int) -> CompiledRule:
     """Make a rule of a decoded body `{"if":…,"then":…}`.
 
     Args:
@@ -35,7 +35,7 @@ def compile_rule(body: object, names: ResolvedNames, *, key: int) -> Rule:
     actions = ActionParser(reader).actions(_entries(reader, body.get("then"), "rule.then", RULE_ACTIONS_MAX))
     reader.check_matched(conditions.chosen_types)
     reader.check()
-    return Rule(key, conditions, actions)
+    return CompiledRule(key, conditions, actions)
 
 
 def _check_size(body: Mapping[object, object]) -> None:

@@ -44,7 +44,7 @@ NO_TIMERS: Final[Timers] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class RuleMatch:
     """The conditions are met. `devices` has the device that satisfied `any`, by its type."""
 
     devices: Mapping[DeviceTypeKey, DeviceKey]
@@ -54,7 +54,7 @@ class Match:
 class Outcome:
     """The result of an evaluation. `timers` has those that changed; None: the timer is gone. `match`: it triggers."""
 
-    match: Match | None = None
+    match: RuleMatch | None = None
     timers: Mapping[TimerKey, Timer | None] = field(default_factory=dict)
 
 
@@ -101,7 +101,7 @@ class Explanation:
     conditions: tuple[ConditionReport, ...]
 
 
-_NOTHING_CHOSEN: Final = Match(NOTHING_BOUND)
+_NOTHING_CHOSEN: Final = RuleMatch(NOTHING_BOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Conditions:
                 found = None
         return Outcome(found, changes) if found is not None or changes else NOTHING
 
-    def _match(self, view: View, timers: Timers, cause: Cause) -> Match | None:
+    def _match(self, view: View, timers: Timers, cause: Cause) -> RuleMatch | None:
         for condition in self.alone:
             if not holds(condition, view, condition.device, NOTHING_BOUND, timers):
                 return None
@@ -216,7 +216,7 @@ class Conditions:
         for condition in self.every:
             if not self.every_holds(condition, view, bound, timers):
                 return None
-        return Match(bound) if bound else _NOTHING_CHOSEN
+        return RuleMatch(bound) if bound else _NOTHING_CHOSEN
 
     def chosen(self, group: TypeGroup, view: View, timers: Timers, cause: Cause) -> DeviceKey | None:
         """The device of the group's type that satisfies `any`."""
@@ -279,7 +279,7 @@ class Conditions:
         elif type_ == message.device_type and message.owner == self.owner:
             yield device
 
-    def _timers_of(self, view: View, match: Match) -> Iterator[TimerKey]:
+    def _timers_of(self, view: View, match: RuleMatch) -> Iterator[TimerKey]:
         """The timers of the durations that a match rests on."""
         for condition in self.with_duration:
             if condition.choice is Choice.EVERY:

@@ -21,8 +21,8 @@ from broker.rules.language.evaluation import (
     ConditionReport,
     Conditions,
     Explanation,
-    Match,
     Outcome,
+    RuleMatch,
     TimerKey,
     Timers,
     TypeGroup,
@@ -70,7 +70,7 @@ class Transformer:
 
 
 @dataclass(slots=True, eq=False)
-class Rule:
+class CompiledRule:
     """One compiled rule. It holds no state: the same view and timers give the same outcome.
 
     Attributes:
@@ -97,7 +97,7 @@ class Rule:
         """Evaluate because a timer is due. A timer that is gone, not due or elapsed already changes nothing."""
         return self.conditions.on_elapsed(view, timers, due)
 
-    def outgoing(self, view: View, match: Match) -> list[Outgoing]:
+    def outgoing(self, view: View, match: RuleMatch) -> list[Outgoing]:
         """What is to be sent, in the order of `then`. An Action that cannot be made does not stop the others."""
         return self.actions.outgoing(view, match.devices)
 

@@ -18,7 +18,7 @@ from broker.accounts.permissions import Reach
 from broker.clock import Clock
 from broker.facts import FactPhase, MessagesStored, Router, RuleReported
 from broker.loops import Wakeup
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.running.evaluator import Evaluator, PendingEffects
 from broker.rules.running.index import RuleIndex, RunningRule, remembered
 from broker.rules.sending.requests import RequestQueue
@@ -92,7 +92,7 @@ class RuleEngine:
 
     # Rules
 
-    def begin(self, record: RuleRecord, rule: Rule, reach: Reach, state: RuleState) -> None:
+    def begin(self, record: RuleRecord, rule: CompiledRule, reach: Reach, state: RuleState) -> None:
         """Run a rule from now on, in place of the one with its key; or, as its record says, do not run it."""
         known = self._index.get(record.key)
         if not record.runs:

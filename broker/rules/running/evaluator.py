@@ -19,7 +19,7 @@ from broker.changes import Changes
 from broker.devices.registry import Devices
 from broker.messages.decoding import flat
 from broker.rules.language.actions import NotSent, Outgoing, SendAction
-from broker.rules.language.evaluation import NOTHING, Match, Outcome, TimerKey
+from broker.rules.language.evaluation import NOTHING, Outcome, RuleMatch, TimerKey
 from broker.rules.language.values import CurrentMessage
 from broker.rules.running.guards import NO_CAUSES, ActionBudget, Causes, CostGuard, LoopGuard
 from broker.rules.running.index import Interest, RuleIndex, RunningRule
@@ -401,7 +401,7 @@ class Evaluator:
         if outcome.match is not None:
             await self._trigger(running, outcome.match, view, causes)
 
-    async def _trigger(self, running: RunningRule, match: Match, view: StateView, causes: Causes) -> None:
+    async def _trigger(self, running: RunningRule, match: RuleMatch, view: StateView, causes: Causes) -> None:
         if self._loops.is_loop(running.key, causes, view.now_ms):
             self._stop(running, view.now_ms, _LOOP)
             return

@@ -12,7 +12,7 @@ from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
 from broker.rules.language.conditions import FixedValueCondition, Test
 from broker.rules.language.evaluation import Timer, TimerKey
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.language.values import Value
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.rules import RuleRecord, RuleState
@@ -43,7 +43,7 @@ class RunningRule:
     `minute` is the last one at which the rule was evaluated because of its `datetime` conditions.
     """
 
-    rule: Rule
+    rule: CompiledRule
     key: RuleKey
     id: str
     name: str
@@ -64,7 +64,7 @@ class RunningRule:
     failing: bool = False
 
     @classmethod
-    def made(cls, record: RuleRecord, rule: Rule, reach: Reach, state: RuleState | None) -> "RunningRule":
+    def made(cls, record: RuleRecord, rule: CompiledRule, reach: Reach, state: RuleState | None) -> "RunningRule":
         running = cls(
             rule,
             record.key,

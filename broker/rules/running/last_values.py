@@ -15,7 +15,7 @@ from broker.rules.language.values import CurrentMessage, Value
 from config.limits import CLOCK_AHEAD_MS
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
-from storage.message_searches import Match, Range, SortKey, sort_key
+from storage.message_searches import FieldMatch, Range, SortKey, sort_key
 from storage.records import MessageRow
 
 _PAGE: Final = 20
@@ -166,7 +166,7 @@ class _Before:
 
     def values_of(self, paths: Collection[str]) -> Fields:
         """The fields that had a value."""
-        newest = self._range(Match(), self.upto_ms)
+        newest = self._range(FieldMatch(), self.upto_ms)
         rows = self.tx.message_searches.page([self.device], newest)
         found: Fields = {}
         for row, data in decoded(rows):
@@ -182,7 +182,7 @@ class _Before:
         upto_ms = before[0]
         while True:
             self.check()
-            search = self._range(Match(path), upto_ms, before)
+            search = self._range(FieldMatch(path), upto_ms, before)
             part = self.tx.message_searches.some([self.device], search, most=_LOOKED_AT)
             for row, data in decoded(part.rows):
                 if path in data:  # in another version of the Manifest it may have been a group
@@ -199,7 +199,7 @@ class _Before:
                 return None
             upto_ms = Milliseconds(min(before[0], minute + MINUTE_MS - 1))
 
-    def _range(self, match: Match, upto_ms: Milliseconds, before: SortKey | None = None) -> Range:
+    def _range(self, match: FieldMatch, upto_ms: Milliseconds, before: SortKey | None = None) -> Range:
         return Range(
             self.since_ms,
             upto_ms,

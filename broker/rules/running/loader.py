@@ -29,7 +29,7 @@ from broker.facts import (
 )
 from broker.loops import Wakeup, repeat
 from broker.mail import Letter, Mails, RuleStopped
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.running.engine import RuleEngine
 from broker.rules.running.evaluator import Evaluator
 from broker.rules.running.index import RuleIndex, acting
@@ -67,7 +67,7 @@ class RuleLoader:
         self._mails = mails
         self._router = router
 
-    def start(self, record: RuleRecord, rule: Rule, reach: Reach, state: RuleState) -> None:
+    def start(self, record: RuleRecord, rule: CompiledRule, reach: Reach, state: RuleState) -> None:
         """A rule was made, changed or compiled again, and that is durable."""
         self._models.changed(record.key, rule.transformers)
         self._engine.begin(record, rule, reach, state)
@@ -95,7 +95,7 @@ class RuleLoader:
 
     async def _load(self, records: Iterable[RuleRecord]) -> int:
         """Run rules, or mark them as invalid. Returns how many are."""
-        invalid, valid = 0, list[tuple[RuleRecord, Rule, Reach]]()
+        invalid, valid = 0, list[tuple[RuleRecord, CompiledRule, Reach]]()
         for record in records:
             await trio.lowlevel.checkpoint()  # a body takes its time, and there may be thousands
             reach = await self._permissions.reach(acting(record))
@@ -121,7 +121,7 @@ class RuleLoader:
             await self._database.write(work, announce=tell)
         return invalid
 
-    def _state(self, tx: Transaction, record: RuleRecord, rule: Rule) -> RuleState:
+    def _state(self, tx: Transaction, record: RuleRecord, rule: CompiledRule) -> RuleState:
         """The state of a rule that begins to run; devices of its types that came later get their models."""
         if rule.transformers:
             try:

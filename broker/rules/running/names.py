@@ -13,7 +13,7 @@ from broker.errors import DeviceTypeNotFound, PermissionDenied
 from broker.ids import is_id
 from broker.rules.language.body_reader import ResolvedDevice, ResolvedNames, ResolvedType, names_in
 from broker.rules.language.compiler import compile_rule
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceTypeRecord
@@ -39,7 +39,7 @@ class NameResolver:
             frozenset(devices.keys() - usable.keys()),
         )
 
-    async def compiled(self, record: RuleRecord) -> Rule:
+    async def compiled(self, record: RuleRecord) -> CompiledRule:
         """The rule as it is now. Raises ValidationFailed when it is not valid any more."""
         body = msgspec.json.decode(record.body)
         return compile_rule(body, await self.resolve(record.owner, body), key=record.key)
@@ -63,13 +63,13 @@ class NameResolver:
             reach.allows(one, Permission.READ) or reach.allows(one, Permission.WRITE) for one in devices.values()
         )
 
-    async def require(self, rule: Rule, acting: Caller) -> None:
+    async def require(self, rule: CompiledRule, acting: Caller) -> None:
         """Check that a rule may do what it says. Raises PermissionDenied."""
         if (missing := await self.missing(rule, acting)) is not None:
             raise PermissionDenied(missing)
 
     async def missing(
-        self, rule: Rule, acting: Caller, kinds: Collection[Permission] = (Permission.READ, Permission.WRITE)
+        self, rule: CompiledRule, acting: Caller, kinds: Collection[Permission] = (Permission.READ, Permission.WRITE)
     ) -> str | None:
         """The first permission that a caller lacks: READ on a source, WRITE on a destination. None: it lacks none."""
         reach = await self._permissions.reach(acting)

@@ -19,8 +19,8 @@ from broker.errors import DeviceNotFound, DomainError, ValidationFailed
 from broker.mail import Letter, Mails, RuleMail, RuleStopped
 from broker.messages.ingest import Ingest
 from broker.rules.language.actions import CallHttp, NotSent, Outgoing, SendAction, SendMail
-from broker.rules.language.evaluation import Match
-from broker.rules.language.rule import Rule
+from broker.rules.language.evaluation import RuleMatch
+from broker.rules.language.rule import CompiledRule
 from broker.rules.running.guards import NO_CAUSES, Causes, LoopGuard
 from broker.rules.running.index import RunningRule, acting
 from broker.rules.running.last_values import StateView, members_of
@@ -258,7 +258,7 @@ class TrialRuns:
         self._sending = sending
         self._requests = requests
 
-    async def run(self, record: RuleRecord, rule: Rule) -> None:
+    async def run(self, record: RuleRecord, rule: CompiledRule) -> None:
         """Send all Actions. What goes wrong with one is a problem of the rule. Raises RuleNotTestable."""
         if not rule.is_static:
             raise RuleNotTestable
@@ -269,7 +269,7 @@ class TrialRuns:
         )
         view = StateView(now_ms, None, {}, members, lambda *_: None)
         running = RunningRule.made(record, rule, await self._permissions.reach(acting(record)), None)
-        firing = Firing(running, now_ms, None, rule.outgoing(view, Match({})), NO_CAUSES)
+        firing = Firing(running, now_ms, None, rule.outgoing(view, RuleMatch({})), NO_CAUSES)
         known = await self._sending.addressees([firing], ())
         batch = self._sending.submit([firing], (), known, reads=False)
 

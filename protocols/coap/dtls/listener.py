@@ -1,7 +1,7 @@
 """The CoAP listener over DTLS: handshakes and sessions.
 
-- **Before the cookie** a peer costs one hash and leaves no connection. `Strangers` bounds how many ClientHellos are
-  answered, so a flood of them does not starve the sessions.
+- **Before the cookie** a peer costs one hash and leaves no connection. `DatagramStrangers` bounds how many ClientHellos
+  are answered, so a flood of them does not starve the sessions.
 - **A handshake** is a task. A thread takes its steps, which are long, one handshake at a time. Device keys are in the
   store, and GnuTLS cannot wait for them, so a record that names an identity is passed to GnuTLS after its key was read.
 - **A session** has no task. Its records are decrypted as they are read, so all messages of one wake-up are submitted
@@ -40,13 +40,13 @@ from protocols.coap.dtls.records import (
 )
 from protocols.coap.dtls.resumption import KeptSession, KeptSessions
 from protocols.coap.dtls.self_test import self_test
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.recvmmsg import PeerAddress
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, S, SessionLimits
 from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSockets, read_forever
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
-from protocols.coap.strangers import HELLOS_PER_SECOND, Strangers
+from protocols.coap.strangers import HELLOS_PER_SECOND, DatagramStrangers
 from protocols.streams.tls import Chain, require_two_kinds
 
 _HANDSHAKE_SECONDS = 30.0
@@ -111,7 +111,7 @@ class DtlsListener:
         self._priorities = priorities
         # For the default of 10,000 sessions GnuTLS holds 110 MiB, which `bytes_held` does not count.
         self._limits = limits or SessionLimits()
-        self.endpoint: DtlsEndpoint[Any] = endpoint or Endpoint(rooms, limits=self._limits)
+        self.endpoint: DtlsEndpoint[Any] = endpoint or CoapEndpoint(rooms, limits=self._limits)
         self._peers: _Peers | None = None
 
     async def serve(
@@ -232,7 +232,7 @@ class _Peers:
         self._one_step = trio.Lock()
         self._run = run
         self._one_thread = trio.CapacityLimiter(1)
-        self._hellos = Strangers(endpoint.now, per_second=HELLOS_PER_SECOND)
+        self._hellos = DatagramStrangers(endpoint.now, per_second=HELLOS_PER_SECOND)
         self._handshakes = self._resumed = self._failed = self._evicted = self._lost = 0
 
     def use(self, context: DtlsContext) -> None:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from protocols.coap.lwm2m.formats.content import ANSWER_BYTES
-from protocols.coap.lwm2m.formats.values import Unreadable
+from protocols.coap.lwm2m.formats.values import UnreadablePayload
 from protocols.coap.messages import CoapMessage, Option, uint
 
 _BERT: Final = 7  # blocks of a multiple of 1,024 bytes
@@ -17,7 +17,7 @@ def option_of(message: CoapMessage, number: int) -> bytes | None:
     return None
 
 
-class ChangedMeanwhile(Unreadable):
+class BodyChanged(UnreadablePayload):
     """The blocks are not of one body: between two of them, its format or its ETag has changed."""
 
 
@@ -40,29 +40,29 @@ class Blocks:
         encoded = option_of(answer, Option.BLOCK2)
         if encoded is None:
             if self.body:
-                raise Unreadable("has no block where the next one was asked for")
+                raise UnreadablePayload("has no block where the next one was asked for")
             self.body = answer.payload
             return False
         value = int.from_bytes(encoded[:4], "big")
         number, has_more, self._exponent = value >> 4, bool(value & 8), value & 7
         unit = 1024 if self._exponent == _BERT else 16 << self._exponent
         if number * unit != len(self.body):
-            raise Unreadable(f"has block {number}, and block {len(self.body) // unit} was asked for")
+            raise UnreadablePayload(f"has block {number}, and block {len(self.body) // unit} was asked for")
         etag, format_ = option_of(answer, Option.ETAG), option_of(answer, Option.CONTENT_FORMAT)
         if self.body and etag != self._etag:
-            raise ChangedMeanwhile("has changed while its blocks were fetched")
+            raise BodyChanged("has changed while its blocks were fetched")
         if self.body and format_ not in (None, self._format):
-            raise ChangedMeanwhile("has blocks of different content-formats")
+            raise BodyChanged("has blocks of different content-formats")
         size = len(answer.payload)
         is_whole = size == unit or (self._exponent == _BERT and size > 0 and size % unit == 0)
         if has_more and not is_whole:
-            raise Unreadable(f"has {size} bytes in block {number}, which should be full")
+            raise UnreadablePayload(f"has {size} bytes in block {number}, which should be full")
         self._etag = etag
         if not self.body:
             self._format = format_
         self.body += answer.payload
         if len(self.body) > ANSWER_BYTES:
-            raise Unreadable(f"has more than {ANSWER_BYTES} bytes")
+            raise UnreadablePayload(f"has more than {ANSWER_BYTES} bytes")
         return has_more
 
     @property

@@ -21,7 +21,7 @@ from protocols.coap.lwm2m.answering import internal_error, refusal
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
 from protocols.coap.lwm2m.requests import DeviceRequest, read_request
-from protocols.coap.lwm2m.server import Answer, Lwm2mServer
+from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer
 from protocols.coap.message_layer import MessageEvent, RequestReceived, ResponseReceived
 from protocols.coap.messages import (
     ACK,
@@ -42,7 +42,7 @@ from protocols.coap.statistics import EndpointStatistics
 _WORKERS, _WAITING = 32, 1024
 
 
-class DeviceSession(CoapSession):
+class DatagramPeer(CoapSession):
     """A DTLS session, as `server.Peer`."""
 
     __slots__ = ("_endpoint", "registered")
@@ -71,7 +71,7 @@ class DeviceSession(CoapSession):
         self._endpoint.unregistered(self)
 
 
-class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
+class Lwm2mEndpoint(SessionEndpoint[DatagramPeer]):
     """The sessions of one DTLS listener."""
 
     def __init__(
@@ -83,29 +83,29 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
     ) -> None:
         """An endpoint without sessions; `chance` gives numbers from 0 to 1."""
         super().__init__(
-            partial(DeviceSession, self), failure="lwm2m_session_failed", limits=limits, now=server.now, chance=chance
+            partial(DatagramPeer, self), failure="lwm2m_session_failed", limits=limits, now=server.now, chance=chance
         )
         self._server = server
         self.submitted: Callable[[], None] = _nothing
-        self._exchanges: dict[DeviceSession, set[Exchange]] = {}
-        self._storing, self._waiting = trio.open_memory_channel[tuple[DeviceSession, Incoming, DeviceRequest]](_WAITING)
+        self._exchanges: dict[DatagramPeer, set[Exchange]] = {}
+        self._storing, self._waiting = trio.open_memory_channel[tuple[DatagramPeer, Incoming, DeviceRequest]](_WAITING)
         self._notifications = 0
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
 
-    def _ending(self, session: DeviceSession) -> None:
+    def _ending(self, session: DatagramPeer) -> None:
         """What is registered over the session stays: the device can come back over another one."""
         for exchange in self._exchanges.pop(session, ()):
             exchange.lost()
 
-    def unregistered(self, session: DeviceSession) -> None:
+    def unregistered(self, session: DatagramPeer) -> None:
         """A session without a registration ends when it is idle."""
         if session.rank is SessionRank.OBSERVER:
             self._sessions.rise(session, SessionRank.AUTHENTICATED)
 
     # --- In ----------------------------------------------------------------------------------------------------------
 
-    def _receive(self, session: DeviceSession, message: CoapMessage) -> None:
+    def _receive(self, session: DatagramPeer, message: CoapMessage) -> None:
         if session.is_closed:
             return
         now = self.now()
@@ -123,7 +123,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
         self._settle(session)
         self._make_room(session)
 
-    def _notified(self, session: DeviceSession, message: CoapMessage) -> bool:
+    def _notified(self, session: DatagramPeer, message: CoapMessage) -> bool:
         """Take a notification. Returns whether the message is one."""
         registered = session.registered
         if registered is None or not registered.observes(message.token):
@@ -134,7 +134,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
             session.send(empty(ACK if goes_on else RST, message.message_id))
         return True
 
-    def _handle(self, session: DeviceSession, event: MessageEvent, _now: float) -> None:
+    def _handle(self, session: DatagramPeer, event: MessageEvent, _now: float) -> None:
         if isinstance(event, RequestReceived):
             self._requests += 1
             failure = contain("lwm2m_request_failed", None, session.key, self._request, session, event.incoming)
@@ -146,11 +146,11 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
             else:  # rejected or timed out
                 event.tag.lost()
 
-    def _request(self, session: DeviceSession, incoming: Incoming) -> None:
+    def _request(self, session: DatagramPeer, incoming: Incoming) -> None:
         try:
             request = read_request(incoming.message)
             blocks = self._collected(session, request)
-            if isinstance(blocks, Answer):
+            if isinstance(blocks, Lwm2mResponse):
                 self._answer(session, incoming, blocks)
             elif self._server.needs_store(request):
                 self._storing.send_nowait((session, incoming, blocks))
@@ -168,7 +168,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
             self._server.note_refusal(session, error)
             self._answer(session, incoming, refusal(error))
 
-    def _collected(self, session: DeviceSession, request: DeviceRequest) -> DeviceRequest | Answer:
+    def _collected(self, session: DatagramPeer, request: DeviceRequest) -> DeviceRequest | Lwm2mResponse:
         """The request with its whole body, or the answer that asks for the next block. Raises DomainError."""
         block = request.block1
         if block is None or (block.number == 0 and not block.more):
@@ -176,7 +176,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
         operation = request.method, request.path, request.queries
         body = session.blocks.collect(operation, block, request.payload, self.now())
         if body is None:
-            return Answer(Code.CONTINUE, (_block1(block),))
+            return Lwm2mResponse(Code.CONTINUE, (_block1(block),))
         return request._replace(payload=body)
 
     async def store_forever(self) -> None:
@@ -185,7 +185,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
             answer = await contain_async("lwm2m_request_failed", session.key, self._store, session, request)
             self.contained(session.key, self._stored, session, incoming, request, answer)
 
-    async def _store(self, session: DeviceSession, request: DeviceRequest) -> Answer:
+    async def _store(self, session: DatagramPeer, request: DeviceRequest) -> Lwm2mResponse:
         enter(session.origin)
         try:
             return await self._server.answer_stored(session, request)
@@ -194,7 +194,7 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
             return refusal(error)
 
     def _stored(
-        self, session: DeviceSession, incoming: Incoming, request: DeviceRequest, answer: Answer | Failure
+        self, session: DatagramPeer, incoming: Incoming, request: DeviceRequest, answer: Lwm2mResponse | Failure
     ) -> None:
         if session.is_closed:
             return
@@ -212,11 +212,11 @@ class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
 
     # --- Out ---------------------------------------------------------------------------------------------------------
 
-    def _answer(self, session: DeviceSession, incoming: Incoming, answer: Answer) -> None:
+    def _answer(self, session: DatagramPeer, incoming: Incoming, answer: Lwm2mResponse) -> None:
         options = encode_options(tuple(sorted(answer.options, key=lambda option: option[0])))
         session.message_layer.respond(incoming, answer.code, options, answer.payload, self.now())
 
-    async def ask(self, session: DeviceSession, exchange: Exchange) -> CoapMessage:
+    async def ask(self, session: DatagramPeer, exchange: Exchange) -> CoapMessage:
         """Send a request and wait for its answer. Raises SessionLostError."""
         if session.is_closed:
             raise SessionLostError

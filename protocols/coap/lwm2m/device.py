@@ -13,7 +13,7 @@ import trio
 
 from broker.device_management.sessions import (
     DeviceRefusedError,
-    Observation,
+    ObservationSettings,
     Reading,
     Readings,
     ResourcePath,
@@ -24,8 +24,8 @@ from broker.device_management.sessions import (
 )
 from broker.devices.registry import Device
 from config.limits import DEVICE_VALUE_BYTES
-from protocols.coap.lwm2m.blocks import Blocks, ChangedMeanwhile, option_of
-from protocols.coap.lwm2m.exchanges import TOKEN_BYTES, DeviceLink, Exchange
+from protocols.coap.lwm2m.blocks import Blocks, BodyChanged, option_of
+from protocols.coap.lwm2m.exchanges import TOKEN_BYTES, Exchange, Lwm2mLink
 from protocols.coap.lwm2m.formats.content import (
     LWM2M_JSON,
     SENML_CBOR,
@@ -35,7 +35,7 @@ from protocols.coap.lwm2m.formats.content import (
     is_links,
     says_types,
 )
-from protocols.coap.lwm2m.formats.values import Unreadable, shown
+from protocols.coap.lwm2m.formats.values import UnreadablePayload, shown
 from protocols.coap.lwm2m.kinds import KindOf
 from protocols.coap.lwm2m.links import Offer, parse_discovered
 from protocols.coap.messages import LINK_FORMAT, TEXT, CoapMessage, Code, Option, content_format, encode_options, uint
@@ -116,7 +116,7 @@ class RegisteredDevice:
         self,
         device: Device,
         number: int,
-        link: DeviceLink,
+        link: Lwm2mLink,
         offer: Offer,
         *,
         lifetime_seconds: int,
@@ -175,10 +175,10 @@ class RegisteredDevice:
         return self.has_queue_mode and self.awake_until <= self._now()
 
     @property
-    def link(self) -> DeviceLink:
+    def link(self) -> Lwm2mLink:
         return self._link
 
-    def heard(self, link: DeviceLink) -> None:
+    def heard(self, link: Lwm2mLink) -> None:
         """The device sent something over this connection: it is awake, and is reached over it from now on."""
         if link is not self._link:
             former, self._link = self._link, link
@@ -228,7 +228,7 @@ class RegisteredDevice:
         format_ = _number(option_of(answer, Option.CONTENT_FORMAT))
         try:
             return format_, decode(format_, body, path, self._now_ms(), self._kinds)
-        except Unreadable as error:
+        except UnreadablePayload as error:
             raise _unreadable("Read", path, error) from error
 
     async def write(self, path: ResourcePath, value: ResourceValue) -> None:
@@ -242,7 +242,7 @@ class RegisteredDevice:
         """As ManagedSession."""
         await self._change(Code.POST, path, "Execute")
 
-    async def write_attributes(self, path: ResourcePath, observation: Observation) -> None:
+    async def write_attributes(self, path: ResourcePath, observation: ObservationSettings) -> None:
         """Say how often the device notifies at least and at most. Errors as of ManagedSession."""
         queries = f"pmin={observation.pmin}", f"pmax={observation.pmax}"
         options = tuple((int(Option.URI_QUERY), query.encode()) for query in queries)
@@ -253,9 +253,9 @@ class RegisteredDevice:
         body, answer = await self._get(path, "Discover", (int(Option.ACCEPT), uint(LINK_FORMAT)))
         try:
             if not is_links(_number(option_of(answer, Option.CONTENT_FORMAT))):
-                raise Unreadable("is not in link format")
+                raise UnreadablePayload("is not in link format")
             return parse_discovered(body, self.offer.root)
-        except Unreadable as error:
+        except UnreadablePayload as error:
             raise _unreadable("Discover", path, error) from error
 
     async def observe(self, path: ResourcePath) -> Readings:
@@ -270,10 +270,10 @@ class RegisteredDevice:
                 answer = await self._ask(Code.GET, path, ((int(Option.OBSERVE), b""),), token=token)
                 is_observed = option_of(answer, Option.OBSERVE) is not None
                 body, answer = await self._rest(path, answer)
-        except ChangedMeanwhile:
+        except BodyChanged:
             # Some devices choose another format for an observation than for the plain requests of its further blocks.
             return await self.read(path)
-        except Unreadable as error:
+        except UnreadablePayload as error:
             raise _unreadable("Observe", path, error) from error
         finally:
             if not is_observed:
@@ -281,7 +281,7 @@ class RegisteredDevice:
         try:
             format_ = _number(option_of(answer, Option.CONTENT_FORMAT))
             return decode(format_, body, path, self._now_ms(), self._kinds)
-        except Unreadable as error:
+        except UnreadablePayload as error:
             raise _unreadable("Observe", path, error) from error
 
     async def _change(
@@ -296,13 +296,13 @@ class RegisteredDevice:
             answer = await self._ask(code, path, options, payload)
         if answer.code != Code.CHANGED:
             _raise_if_refused(answer)
-            raise _unreadable(operation, path, Unreadable(f"is {_code(answer)} instead of 2.04"))
+            raise _unreadable(operation, path, UnreadablePayload(f"is {_code(answer)} instead of 2.04"))
 
     async def _get(self, path: ResourcePath, operation: str, *options: tuple[int, bytes]) -> tuple[bytes, CoapMessage]:
         async with self._turn:
             try:
                 return await self._rest(path, await self._ask(Code.GET, path, options), options)
-            except Unreadable as error:
+            except UnreadablePayload as error:
                 raise _unreadable(operation, path, error) from error
 
     async def _rest(
@@ -316,7 +316,7 @@ class RegisteredDevice:
         while True:
             if answer.code != Code.CONTENT:
                 _raise_if_refused(answer)
-                raise Unreadable(f"is {_code(answer)} instead of 2.05")
+                raise UnreadablePayload(f"is {_code(answer)} instead of 2.05")
             if not blocks.take(answer):
                 return blocks.body, first
             answer = await self._ask(Code.GET, path, (*options, blocks.next))
@@ -347,7 +347,7 @@ class RegisteredDevice:
         self.awake_until = self._now() + AWAKE_SECONDS
         return answer
 
-    async def _reachable(self) -> DeviceLink:
+    async def _reachable(self) -> Lwm2mLink:
         """The connection of a device that is awake. Raises SessionLostError."""
         while not self._is_over:
             if self._link.is_closed and not self.has_queue_mode:
@@ -408,5 +408,5 @@ def _raise_if_refused(answer: CoapMessage) -> None:
         raise DeviceRefusedError(_code(answer))
 
 
-def _unreadable(operation: str, path: ResourcePath, error: Unreadable) -> UnreadableAnswerError:
+def _unreadable(operation: str, path: ResourcePath, error: UnreadablePayload) -> UnreadableAnswerError:
     return UnreadableAnswerError(f"The answer to {operation} {shown(path)} {error}.")

@@ -50,7 +50,7 @@ class Exchange:
         return self._answer
 
 
-class DeviceLink(Protocol):
+class Lwm2mLink(Protocol):
     """The connection over which a registered device is reached at present."""
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.device_management.sessions import ResourcePath
-from protocols.coap.lwm2m.formats.values import Unreadable, parse_path
+from protocols.coap.lwm2m.formats.values import UnreadablePayload, parse_path
 
 #: At most so many links of one list are read.
 MAX_LINKS: Final = 512
@@ -32,7 +32,7 @@ def parse_links(text: str) -> list[tuple[str, str]]:
     while at < end:
         link = _LINK.match(text, at)
         if link is None or len(found) >= MAX_LINKS:
-            raise Unreadable(f"is not a list of links of at most {MAX_LINKS}")
+            raise UnreadablePayload(f"is not a list of links of at most {MAX_LINKS}")
         found.append((link[1], link[2]))
         at = link.end()
     return found
@@ -65,7 +65,7 @@ def _below(root: str, target: str) -> ResourcePath:
         plain = plain[len(root) :]
     try:
         return parse_path(plain)
-    except Unreadable:
+    except UnreadablePayload:
         return ()
 
 
@@ -73,4 +73,4 @@ def _decoded(payload: bytes) -> str:
     try:
         return payload.decode()
     except UnicodeDecodeError:
-        raise Unreadable("is a list of links that is not UTF-8") from None
+        raise UnreadablePayload("is a list of links that is not UTF-8") from None

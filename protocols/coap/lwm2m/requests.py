@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from broker.errors import BadRequest
 from protocols.coap.blockwise import BlockOption
 from protocols.coap.errors import BadOption, ProxyingNotSupported, Unfit, UnsupportedFormat
-from protocols.coap.lwm2m.formats.values import Unreadable
+from protocols.coap.lwm2m.formats.values import UnreadablePayload
 from protocols.coap.lwm2m.links import Offer, parse_offer
 from protocols.coap.messages import LINK_FORMAT, CoapMessage, Option
 
@@ -122,5 +122,5 @@ def _offer(request: DeviceRequest) -> Offer | None:
         raise UnsupportedFormat
     try:
         return parse_offer(request.payload)
-    except Unreadable as error:
+    except UnreadablePayload as error:
         raise Unfit(f"The list of objects {error}") from error

@@ -15,7 +15,7 @@ from broker.device_management.sessions import (
     DeviceRefusedError,
     Reading,
     Readings,
-    Registrations,
+    RegistrationPort,
     ResourcePath,
     SessionLostError,
     UnreadableAnswerError,
@@ -38,7 +38,7 @@ _Work = Callable[[RegisteredDevice], Awaitable[None]]
 class Sequence:
     """The tasks of all registered devices. Nothing begins while there is no nursery."""
 
-    def __init__(self, core: Core, registrations: Registrations, pause_seconds: float) -> None:
+    def __init__(self, core: Core, registrations: RegistrationPort, pause_seconds: float) -> None:
         """No tasks yet; `pause_seconds` are between the answer to a registration and the first request."""
         self._clock = core.clock
         self._refusals = core.refusals

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from broker.accounts.tokens import Caller
-from broker.device_management.sessions import Registrations
+from broker.device_management.sessions import RegistrationPort
 from broker.devices.registry import Device
 from broker.errors import (
     DeviceNotFound,
@@ -31,9 +31,9 @@ from broker.secrets import token_hash
 from protocols.coap.containment import contain
 from protocols.coap.errors import MethodNotAllowed, Unfit, UnsupportedFormat
 from protocols.coap.lwm2m.device import RegisteredDevice
-from protocols.coap.lwm2m.exchanges import DeviceLink
+from protocols.coap.lwm2m.exchanges import Lwm2mLink
 from protocols.coap.lwm2m.formats.content import SENML_CBOR, SENML_JSON, decode
-from protocols.coap.lwm2m.formats.values import Unreadable
+from protocols.coap.lwm2m.formats.values import UnreadablePayload
 from protocols.coap.lwm2m.kinds import KindOf, kind_of, kind_of_either
 from protocols.coap.lwm2m.lifetimes import RegistrationTable
 from protocols.coap.lwm2m.links import parse_offer
@@ -55,7 +55,7 @@ _LOCATION_DIGITS: Final = 5
 _log = structlog.get_logger(__name__)
 
 
-class Answer(NamedTuple):
+class Lwm2mResponse(NamedTuple):
     """A response to a device."""
 
     code: int
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
     payload: bytes = b""
 
 
-class Peer(DeviceLink, Protocol):
+class Lwm2mPeer(Lwm2mLink, Protocol):
     """A connection from which requests come, and what its device has proved."""
 
     #: In DTLS with a pre-shared key: the device id and the key.
@@ -83,7 +83,7 @@ class Lwm2mServer:
     def __init__(
         self,
         rooms: CoapRooms,
-        registrations: Registrations,
+        registrations: RegistrationPort,
         *,
         now: Callable[[], float] = trio.current_time,
         pause_seconds: float = PAUSE_SECONDS,
@@ -157,14 +157,14 @@ class Lwm2mServer:
         """Whether the request is a registration or a Send, which `answer_stored` answers."""
         return request.method == Code.POST and request.path in ((_RD,), (_DATA_PUSH,))
 
-    async def answer_stored(self, peer: Peer, request: DeviceRequest) -> Answer:
+    async def answer_stored(self, peer: Lwm2mPeer, request: DeviceRequest) -> Lwm2mResponse:
         """Answer a request that changes the store, when the change is durable. Raises DomainError."""
         try:
             return await (self.register if request.path == (_RD,) else self._sent)(peer, request)
         except StoreError as error:
             raise StorageUnavailable(str(error)) from error
 
-    def answer(self, peer: Peer, request: DeviceRequest) -> Answer:
+    def answer(self, peer: Lwm2mPeer, request: DeviceRequest) -> Lwm2mResponse:
         """Answer any other request. Raises DomainError."""
         if len(request.path) != _UPDATE_DEPTH or request.path[0] != _RD:
             raise NotFound
@@ -173,11 +173,11 @@ class Lwm2mServer:
         registered = self._at(peer, request.path[1])
         if request.method == Code.DELETE:
             self._end(registered)
-            return Answer(Code.DELETED)
+            return Lwm2mResponse(Code.DELETED)
         self._update(peer, registered, read_parameters(request))
-        return Answer(Code.CHANGED)
+        return Lwm2mResponse(Code.CHANGED)
 
-    def _at(self, peer: Peer, location: bytes) -> RegisteredDevice:
+    def _at(self, peer: Lwm2mPeer, location: bytes) -> RegisteredDevice:
         """The peer's registration at this location. Raises NotFound, also for the location of another device."""
         found = None
         if location.isdigit() and len(location) <= _LOCATION_DIGITS:
@@ -186,7 +186,7 @@ class Lwm2mServer:
             raise NotFound
         return found
 
-    async def _sent(self, peer: Peer, request: DeviceRequest) -> Answer:
+    async def _sent(self, peer: Lwm2mPeer, request: DeviceRequest) -> Lwm2mResponse:
         """The operation Send of LwM2M 1.1 (6.4.6): values that nobody asked for. Raises DomainError."""
         registered = peer.registered
         if registered is None or registered.is_over:
@@ -195,16 +195,16 @@ class Lwm2mServer:
             raise UnsupportedFormat
         try:
             readings = decode(request.format, request.payload, (), self._clock.now_ms(), self._kinds)
-        except Unreadable as error:
+        except UnreadablePayload as error:
             self._sequence.unreadable += 1
             raise Unfit(f"The Send {error}") from error
         self._notifications += 1
         registered.heard(peer)
         self._rooms.devices.presence.touch(registered.device.key)
         await self._registrations.values_came(registered.device, readings)
-        return Answer(Code.CHANGED)
+        return Lwm2mResponse(Code.CHANGED)
 
-    def _update(self, peer: Peer, registered: RegisteredDevice, given: Parameters) -> None:
+    def _update(self, peer: Lwm2mPeer, registered: RegisteredDevice, given: Parameters) -> None:
         self._updates += 1
         if given.lifetime_seconds is not None:
             registered.lifetime_seconds = given.lifetime_seconds
@@ -221,13 +221,13 @@ class Lwm2mServer:
         self._rooms.devices.presence.touch(registered.device.key)
         self._sequence.begin(registered)
 
-    def note_refusal(self, peer: Peer, error: DomainError) -> None:
+    def note_refusal(self, peer: Lwm2mPeer, error: DomainError) -> None:
         """A request of a device was refused."""
         self._refused += 1
         about = {} if peer.registered is None else {"device": peer.registered.device.id}
         note_refusal(self.refusals, "lwm2m", error, **about)
 
-    async def register(self, peer: Peer, request: DeviceRequest) -> Answer:
+    async def register(self, peer: Lwm2mPeer, request: DeviceRequest) -> Lwm2mResponse:
         """Register a device. Call `begin` after the answer was sent. Raises DomainError and StoreError."""
         given = read_parameters(request)
         try:
@@ -273,14 +273,14 @@ class Lwm2mServer:
         self._extend(registered)
         self._registered += 1
         location = ((int(Option.LOCATION_PATH), _RD), (int(Option.LOCATION_PATH), str(number).encode()))
-        return Answer(Code.CREATED, location)
+        return Lwm2mResponse(Code.CREATED, location)
 
-    def begin(self, peer: Peer) -> None:
+    def begin(self, peer: Lwm2mPeer) -> None:
         """The answer to a registration has left."""
         if peer.registered is not None:
             self._sequence.begin(peer.registered)
 
-    async def _authenticate(self, peer: Peer, given: Parameters) -> tuple[Device, bytes]:
+    async def _authenticate(self, peer: Lwm2mPeer, given: Parameters) -> tuple[Device, bytes]:
         """The device and the hash of its token; no token for a device that shows its registered certificate.
 
         Raises:
@@ -306,7 +306,7 @@ class Lwm2mServer:
             caller.act()
         return device, token_hash("") if caller is None else caller.token
 
-    async def _certified(self, peer: Peer, given: Parameters) -> Device:
+    async def _certified(self, peer: Lwm2mPeer, given: Parameters) -> Device:
         """A securely registered device, whose certificate `Admission` compares. Raises Unauthorized."""
         if peer.certificate is None or given.endpoint is None:
             raise Unauthorized
@@ -320,7 +320,7 @@ class Lwm2mServer:
 
     # --- The end of registrations ------------------------------------------------------------------------------------
 
-    def _end(self, registered: RegisteredDevice, *, keep: Peer | None = None) -> None:
+    def _end(self, registered: RegisteredDevice, *, keep: Lwm2mPeer | None = None) -> None:
         """End a registration. With `keep`, another one over this connection replaces it."""
         if not self._table.remove(registered):
             return
@@ -335,7 +335,7 @@ class Lwm2mServer:
         self._end(registered)
         registered.link.close()
 
-    def lost(self, peer: Peer) -> None:
+    def lost(self, peer: Lwm2mPeer) -> None:
         """The connection has ended. Over TCP and TLS the registration ends with it (reference 18.2)."""
         registered = peer.registered
         if registered is not None and registered.link is peer and peer.is_stream:
@@ -349,7 +349,7 @@ class Lwm2mServer:
 
     # --- Notifications -----------------------------------------------------------------------------------------------
 
-    def notified(self, peer: Peer, message: CoapMessage) -> bool:
+    def notified(self, peer: Lwm2mPeer, message: CoapMessage) -> bool:
         """Take a response that answers no request. Returns whether it is of an observation that goes on."""
         registered = peer.registered
         if registered is None or registered.is_over or not registered.observes(message.token):
@@ -359,7 +359,7 @@ class Lwm2mServer:
         self._rooms.devices.presence.touch(registered.device.key)
         try:
             found = registered.notified(message)
-        except Unreadable as error:
+        except UnreadablePayload as error:
             self._sequence.unreadable += 1
             self._sequence.note(registered, "lwm2m_unreadable", f"A notification {error}.")
             return True
@@ -386,7 +386,7 @@ class Lwm2mServer:
         )
 
 
-def _is_of(registered: RegisteredDevice, peer: Peer) -> bool:
+def _is_of(registered: RegisteredDevice, peer: Lwm2mPeer) -> bool:
     """Whether the peer has proved that it is the registered device."""
     if peer.is_stream:
         return peer.registered is registered

@@ -17,7 +17,7 @@ from protocols.coap.lwm2m.answering import internal_error, refusal
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
 from protocols.coap.lwm2m.requests import DeviceRequest, read_request
-from protocols.coap.lwm2m.server import Answer, Lwm2mServer
+from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer
 from protocols.coap.messages import CoapMessage, Code, encode_options, uint
 from protocols.coap.reliable import (
     ABORT,
@@ -27,7 +27,7 @@ from protocols.coap.reliable import (
     PING,
     PONG,
     RELEASE,
-    FrameReader,
+    CoapFrameReader,
     MalformedFrame,
     encode_frame,
     is_signalling,
@@ -116,7 +116,7 @@ class DeviceStream:
         self.close()
 
     async def _read_on(self) -> None:
-        reader = FrameReader(UNREGISTERED_BYTES)
+        reader = CoapFrameReader(UNREGISTERED_BYTES)
         try:
             with self._scope:
                 self._scope.deadline = trio.current_time() + REGISTRATION_SECONDS
@@ -176,7 +176,7 @@ class DeviceStream:
         elif answer.code == Code.DELETED:
             self.close()
 
-    async def _answer(self, message: CoapMessage) -> Answer:
+    async def _answer(self, message: CoapMessage) -> Lwm2mResponse:
         try:
             request: DeviceRequest = read_request(message)
             if self._server.needs_store(request):

@@ -6,7 +6,7 @@ from quart import Blueprint, Response
 
 from broker.accounts.sessions import Session
 from broker.errors import PermissionDenied
-from broker.trials.invitations import Invitation, Invitations
+from broker.trials.invitations import Invitation, TrialInvitations
 from broker.trials.roles import TrialRole
 from protocols.http.accounts.browsers import TRIAL_PARAMETER, Browsers
 from protocols.http.accounts.forms import FormData, shown
@@ -17,7 +17,7 @@ from protocols.http.reading import Query
 _OTHER_ACCOUNT = "This invitation was sent to another e-mail address. Please sign in with the account that has it."
 
 
-def accept_trial_blueprint(invitations: Invitations, browsers: Browsers) -> Blueprint:
+def accept_trial_blueprint(invitations: TrialInvitations, browsers: Browsers) -> Blueprint:
     routes = pages_blueprint("accept_trial")
 
     @routes.get("/accept/trial")

@@ -9,7 +9,7 @@ from quart import Blueprint, Response, request
 
 from broker.accounts.authorize import AuthorizationRequest
 from broker.accounts.factor_check import WrongCode
-from broker.accounts.second_factors import Offer, OfferOver, SecondFactors
+from broker.accounts.second_factors import AuthenticatorOffer, OfferOver, SecondFactors
 from broker.accounts.sessions import Session, Sessions, SignInAgain
 from broker.errors import Conflict, DomainError, TooManyAttempts
 from broker.site import AccountsRoot
@@ -90,7 +90,9 @@ def second_factor_blueprint(factors: SecondFactors, browsers: Browsers, root: Ac
             return session
         return browsers.sign_in_page(_BACK_HERE, problem=ONCE_MORE if session is not None else "")
 
-    def offer_page(session: Session, offer: Offer, given: FormData, refused: DomainError | None = None) -> Response:
+    def offer_page(
+        session: Session, offer: AuthenticatorOffer, given: FormData, refused: DomainError | None = None
+    ) -> Response:
         return render_page(
             "second_factor.html",
             refused=refused,

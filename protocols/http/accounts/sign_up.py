@@ -5,7 +5,7 @@ from quart import Blueprint, Response, request
 from broker.accounts.authorize import AuthorizationRequest
 from broker.accounts.claims import Claims
 from broker.accounts.hashing import TooBusy
-from broker.accounts.invitations import Invitations
+from broker.accounts.invitations import AccountInvitations
 from broker.accounts.links import LinkOver
 from broker.accounts.sessions import Sessions, Visitor
 from broker.accounts.sign_up import SignUp
@@ -22,7 +22,7 @@ from protocols.http.reading import Query
 def sign_up_blueprint(
     flow: AuthorizationFlow,
     sign_up: SignUp,
-    invitations: Invitations,
+    invitations: AccountInvitations,
     claims: Claims,
     sessions: Sessions,
     browsers: Browsers,
@@ -100,7 +100,7 @@ class _Invited:
     def __init__(
         self,
         flow: AuthorizationFlow,
-        invitations: Invitations,
+        invitations: AccountInvitations,
         claims: Claims,
         sessions: Sessions,
         browsers: Browsers,

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 from quart import Blueprint, Response, request
 from werkzeug.exceptions import NotFound
 
-from broker.accounts.console import Console, LinkOver
+from broker.accounts.console import Console, ConsoleLinkOver
 from broker.accounts.sessions import CodeWanted, Sessions, Visitor
 from protocols.http.accounts.browsers import CONSOLE_PARAMETER, Browsers, remote_address, user_agent, way_on
 from protocols.http.accounts.forms import FormData
@@ -60,7 +60,7 @@ def add_doors(
                 Visitor(remote_address(), user_agent()),
                 instead_of=browsers.session_id or None,
             )
-        except LinkOver as over:
+        except ConsoleLinkOver as over:
             if await browsers.session() is not None:  # the link was opened again in the browser that it signed in
                 return redirect(HOME)
             return error_page(over.status, str(over))

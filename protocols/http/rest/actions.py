@@ -20,7 +20,7 @@ from protocols.http.rest.searching import ByMid, Found, InRange, Searches, Searc
 from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewAction, Sending, StoredMessage
 from protocols.http.schema import Amount, Id, Shape, TypeId, about, absent_if_none, one_of, time_ms
 from protocols.rendering import action_entry
-from storage.message_searches import NO_DEVICE, Match
+from storage.message_searches import NO_DEVICE, FieldMatch
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "type": "action",
@@ -139,6 +139,6 @@ class ActionCalls(RestCalls):
         if query.sdid is not None:
             device = (await self._devices.find_all([query.sdid]))[query.sdid]
             source = NO_DEVICE if device is None else device.key
-        match = Match(action=query.action or query.name, source=source)
+        match = FieldMatch(action=query.action or query.name, source=source)
         members = await self._searches.in_range(chosen, query, match)
         return _ActionsFound(ddid=absent_if_none(chosen.device_id), **members)

@@ -9,7 +9,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.connectors.catalog import NO_CONNECTOR
 from broker.connectors.problems import Doing, Problem
-from broker.connectors.service import Connectors, Standing
+from broker.connectors.service import Connectors, ConnectorStatus
 from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
@@ -125,7 +125,7 @@ class DeveloperConnectorCalls(RestCalls):
         return Data(ConnectorObject(**members, problems=problems))
 
 
-def _members(type_: DeviceType, standing: Standing, linked: int) -> dict[str, Any]:
+def _members(type_: DeviceType, standing: ConnectorStatus, linked: int) -> dict[str, Any]:
     sentence = standing.sentence
     return {
         "dtid": type_.id,

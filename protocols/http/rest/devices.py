@@ -11,7 +11,7 @@ from broker.accounts.tokens import Caller, TokenKind
 from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.inventory import POLICIES, VENDOR_ID_TAKEN, DeviceChanges, NewDevice, Policy, name_findings
-from broker.devices.listing import Chosen, Order, Ownership, SortedBy
+from broker.devices.listing import DeviceFilter, Order, Ownership, SortedBy
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.errors import BOOLEAN_ONLY, REQUIRED, Finding
@@ -143,7 +143,7 @@ class DeviceCalls(RestCalls):
         about="By default in the order of their creation. Entries tell who shares them only when asked.",
     )
     async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> NumberedPage[_Devices]:
-        chosen = Chosen(
+        chosen = DeviceFilter(
             owner=query.owner,
             device_type=query.dtid,
             type_name=query.dt_name,

@@ -42,7 +42,7 @@ from protocols.http.schema import (
     time_ms,
 )
 from protocols.rendering import message_entry
-from storage.message_searches import Match
+from storage.message_searches import FieldMatch
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "mid": samples.MID,
@@ -195,10 +195,10 @@ class MessageCalls(RestCalls):
         return _Last(",".join(query.sdids), query.count, len(messages), spliced(map(message_entry, messages)))
 
 
-def _match(field: str | None, wanted: Sequence[str]) -> Match:
+def _match(field: str | None, wanted: Sequence[str]) -> FieldMatch:
     exist = [item for item in wanted if _EXIST.fullmatch(item)]
     fields = tuple(path for item in exist for path in re.findall(r"_exists_:([^\s)]+)", item))
-    return Match(field, fields, tuple(_pair(item) for item in wanted if item not in exist))
+    return FieldMatch(field, fields, tuple(_pair(item) for item in wanted if item not in exist))
 
 
 def _pair(item: str) -> tuple[str, str]:

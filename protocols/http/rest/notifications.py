@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 from broker.accounts.tokens import Caller
 from broker.envelope import Action
 from broker.errors import REQUIRED, ValidationFailed, invalid
-from broker.subscriptions.log import Delivery, Found
+from broker.subscriptions.log import Delivery, ReadableNotification
 from broker.subscriptions.room import SubscriptionsRoom
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.subscriptions import NOT_ACTIVE
@@ -117,7 +117,7 @@ class NotificationCalls(RestCalls):
     async def _subscription(self, caller: Caller, subscription_id: str) -> Subscription:
         return await self._subscriptions.find(caller, subscription_id)
 
-    async def _notification(self, caller: Caller, nid: str) -> Found:
+    async def _notification(self, caller: Caller, nid: str) -> ReadableNotification:
         return await self._log.find(caller, nid)
 
     @RestCall(
@@ -162,7 +162,7 @@ class NotificationCalls(RestCalls):
         summary="The messages of a notification",
         about=f"For {DELIVERY_DAYS} days, for tokens of the subscription's application and user.",
     )
-    async def messages(self, caller: Caller, notification: Found, query: _MessagesQuery) -> _Messages:
+    async def messages(self, caller: Caller, notification: ReadableNotification, query: _MessagesQuery) -> _Messages:
         found, total = await self._log.entries(
             caller, notification, order=query.order, offset=query.offset, limit=query.count
         )

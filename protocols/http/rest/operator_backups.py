@@ -4,7 +4,7 @@ from typing import Annotated
 
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
-from broker.operating.backups import UNDER_WAY, Progress
+from broker.operating.backups import UNDER_WAY, BackupProgress
 from broker.operating.room import OperatingRoom
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
@@ -90,5 +90,5 @@ class OperatorBackupCalls(RestCalls):
         return Data(_progress(operating.backups.begin(operating.the_machine())))
 
 
-def _progress(one: Progress) -> _Progress:
+def _progress(one: BackupProgress) -> _Progress:
     return _Progress(one.status, one.started_on, one.ended_on, one.done, one.total, one.file, one.problem)

@@ -13,7 +13,7 @@ from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.errors import REQUIRED, Finding, PermissionDenied, ValidationFailed, invalid
 from broker.registration.certificates import ClientCertificate
-from broker.registration.progress import Progress
+from broker.registration.progress import RegistrationResult
 from broker.registration.registrations import NOT_AWAITED, OTHER_TYPE_OF_DEVICE
 from broker.registration.room import RegistrationRoom
 from config.limits import VENDOR_ID_MAX_CHARACTERS
@@ -153,7 +153,7 @@ class RegistrationCalls(RestCalls):
         begun = await self._registrations.begin(shown, body.device_type_id, body.vendor_device_id)
         return Data(_Begun(begun.id, begun.pin, begun.nonce, begun.expires_on))
 
-    async def _of_device(self, shown: ClientCertificate, rid: str) -> Progress:
+    async def _of_device(self, shown: ClientCertificate, rid: str) -> RegistrationResult:
         """The progress, for the device that began the registration. Raises NotFound, PermissionDenied."""
         return await self._registrations.progress(shown, rid)
 
@@ -167,7 +167,7 @@ class RegistrationCalls(RestCalls):
         counted=Counted.ADDRESS,
         refusals={403: "Another certificate began it."},
     )
-    async def status_for_device(self, progress: Progress) -> Data[RegistrationProgress]:
+    async def status_for_device(self, progress: RegistrationResult) -> Data[RegistrationProgress]:
         return _progress(progress)
 
     @RestCall(
@@ -208,7 +208,7 @@ class RegistrationCalls(RestCalls):
         rid = await self._registrations.confirm_new(caller, body.pin, owner=owner, name=body.device_name or "")
         return Data(_Confirmed(rid))
 
-    async def _of_user(self, caller: Caller, rid: str) -> Progress:
+    async def _of_user(self, caller: Caller, rid: str) -> RegistrationResult:
         """The progress, for the caller who entered the PIN. Raises NotFound, PermissionDenied."""
         return await self._registrations.progress_for(caller, rid)
 
@@ -220,7 +220,7 @@ class RegistrationCalls(RestCalls):
         summary="How far a registration is",
         about="For whoever entered the PIN.",
     )
-    async def status(self, progress: Progress) -> Data[RegistrationProgress]:
+    async def status(self, progress: RegistrationResult) -> Data[RegistrationProgress]:
         return _progress(progress)
 
     @RestCall(
@@ -247,5 +247,5 @@ class RegistrationCalls(RestCalls):
         return user
 
 
-def _progress(progress: Progress) -> Data[RegistrationProgress]:
+def _progress(progress: RegistrationResult) -> Data[RegistrationProgress]:
     return Data(RegistrationProgress(progress.status, absent_if_none(progress.device_id)))

@@ -13,13 +13,13 @@ from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.envelope import Action, Message
 from broker.errors import REQUIRED, Finding, PermissionDenied, invalid
-from broker.messages.history import Page, Search
+from broker.messages.history import MessagePage, Search
 from config.limits import CURSOR_MAX_CHARACTERS, IDS_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
 from protocols.http.schema import Shape, about, absent_if_none, ids, integer, one_of, spliced, text, time_ms
 from storage.keys import Milliseconds, UserKey
-from storage.message_searches import Match
+from storage.message_searches import FieldMatch
 
 _Entry = TypeVar("_Entry", Message, Action)
 T = TypeVar("T")
@@ -113,14 +113,14 @@ class Searches(Generic[_Entry]):
         devices: DevicesRoom,
         device_parameter: str,
         by_mid: Callable[[str], Awaitable[tuple[_Entry, Device] | None]],
-        in_range: Callable[[Search], Awaitable[Page[_Entry]]],
+        in_range: Callable[[Search], Awaitable[MessagePage[_Entry]]],
         entry: Callable[[_Entry], bytes],
     ) -> None:
         self._permissions = accounts.permissions
         self._readable = Readable(accounts, devices)
         self._device_parameter = device_parameter
         self._by_mid: Callable[[str], Awaitable[tuple[_Entry, Device] | None]] = by_mid
-        self._in_range: Callable[[Search], Awaitable[Page[_Entry]]] = in_range
+        self._in_range: Callable[[Search], Awaitable[MessagePage[_Entry]]] = in_range
         self._entry: Callable[[_Entry], bytes] = entry
 
     async def chosen(self, caller: Caller, query: Query) -> SearchScope:
@@ -140,7 +140,7 @@ class Searches(Generic[_Entry]):
         await self._permissions.require(caller, device, Permission.READ)
         return entry, members | {"uid": entry.uid, "size": 1, "data": spliced([self._entry(entry)])}
 
-    async def in_range(self, chosen: SearchScope, query: InRange, match: Match) -> dict[str, Any]:
+    async def in_range(self, chosen: SearchScope, query: InRange, match: FieldMatch) -> dict[str, Any]:
         """The members of a `Found`, without the device."""
         page = await self._in_range(
             Search(

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Final
 from msgspec import UNSET, UnsetType
 
 from broker.device_management.requests import RolloutPlan
-from broker.device_management.rollouts import Phase
+from broker.device_management.rollouts import RolloutPhase
 from broker.device_management.states import Acceptance, DeviceTaskStatus, TaskStatus
 from broker.device_management.tasks import Task
-from broker.device_management.waiting import Explained
+from broker.device_management.waiting import TaskWait
 from broker.device_types.catalog import DeviceType
 from config.limits import TASK_EXPIRES_SECONDS
 from protocols.http.openapi import samples
@@ -230,11 +230,11 @@ def task_members(task: Task, type_: DeviceType) -> dict[str, Any]:
         "status_counts": _StatusCounts(
             counts.total, counts.completed, counts.succeeded, counts.failed, counts.cancelled
         ),
-        "is_paused": (record.phase == Phase.PAUSED and record.status == TaskStatus.PROCESSING) or UNSET,
+        "is_paused": (record.phase == RolloutPhase.PAUSED and record.status == TaskStatus.PROCESSING) or UNSET,
     }
 
 
-def entry_members(entry: DeviceTaskRecord, why: Explained) -> dict[str, Any]:
+def entry_members(entry: DeviceTaskRecord, why: TaskWait) -> dict[str, Any]:
     return {
         "status": entry.status,
         "ts": entry.ts,

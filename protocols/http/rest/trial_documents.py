@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Final
 
 from broker.accounts.tokens import Caller
-from broker.trials.documents import Document, DocumentKind
+from broker.trials.documents import DocumentKind, TrialDocument
 from broker.trials.room import TrialsRoom
 from broker.trials.sessions import uuid_of
 from config.limits import TRIAL_DOCUMENT_BYTES, TRIAL_DOCUMENTS
@@ -25,7 +25,7 @@ _RULE_BODY: Final = {"name": "Remind", "enabled": True}
 _ABOUT: Final = f"Any JSON object of at most {TRIAL_DOCUMENT_BYTES} bytes; a trial keeps at most {TRIAL_DOCUMENTS}."
 
 #: A trial and a document of it.
-_Found = tuple[TrialRecord, Document]
+_Found = tuple[TrialRecord, TrialDocument]
 
 
 def _kept(id_: str, sent: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from broker.connectors.plugin import Request, Response
 from broker.connectors.port import ThirdPartySilentError
-from broker.connectors.sending import Sending, WaitedTooLongError
+from broker.connectors.sending import PendingAction, WaitedTooLongError
 from storage.keys import DeviceKey
 
 DATA = '{"actions":[{"name":"a"},{"name":"b"}]}'
@@ -42,14 +42,14 @@ class ThirdParty:
             raise ThirdPartySilentError("nothing")
         return Response(status)
 
-    def sending(self) -> Sending:
+    def sending(self) -> PendingAction:
         async def link_for(_device: DeviceKey) -> Any:
             return self, None
 
         this: Any = self
-        return Sending(this, DeviceKey(1), DATA, this, link_for, None)
+        return PendingAction(this, DeviceKey(1), DATA, this, link_for, None)
 
-    async def run(self, sending: Sending) -> None:
+    async def run(self, sending: PendingAction) -> None:
         while (wait := await sending.go_on()) is not None:
             self.clock.jump(wait)
 

@@ -7,7 +7,7 @@ from trio.testing import MockClock
 from broker.clock import Clock
 from broker.device_management.objects import FIRMWARE_VERSION, STATE
 from broker.device_management.requests import RolloutPlan
-from broker.device_management.rollouts import Phase, Rollout
+from broker.device_management.rollouts import Rollout, RolloutPhase
 from broker.device_management.states import DeviceTaskStatus
 from broker.errors import Conflict, ValidationFailed
 from broker.services import Services
@@ -195,7 +195,7 @@ async def test_numbers_out_of_range_are_refused(fleet: Fleet, autojump_clock: Mo
 
 
 def test_what_did_not_begin_takes_no_place() -> None:
-    rollout = Rollout(RolloutPlan(devices_per_minute=1), Phase.OPEN, total=2, started=(), now_ms=0)
+    rollout = Rollout(RolloutPlan(devices_per_minute=1), RolloutPhase.OPEN, total=2, started=(), now_ms=0)
     assert rollout.may_begin(0)
     rollout.begin(0)
     assert not rollout.may_begin(0)
@@ -207,11 +207,11 @@ def test_counts_of_the_store_say_where_a_rollout_is() -> None:
     succeeded, failed = DeviceTaskStatus.SUCCEEDED, DeviceTaskStatus.FAILED
     plan = RolloutPlan(canary_devices=2, abort_percent=40)
 
-    def phase(*started: str) -> Phase:
-        return Rollout(plan, Phase.CANARY, total=10, started=[(0, one) for one in started], now_ms=0).phase
+    def phase(*started: str) -> RolloutPhase:
+        return Rollout(plan, RolloutPhase.CANARY, total=10, started=[(0, one) for one in started], now_ms=0).phase
 
-    assert phase() is Phase.CANARY
-    assert phase(succeeded) is Phase.CANARY
-    assert phase(succeeded, succeeded) is Phase.OPEN
-    assert phase(succeeded, failed) is Phase.PAUSED
-    assert phase(failed, failed, failed, failed, failed) is Phase.ABORTED
+    assert phase() is RolloutPhase.CANARY
+    assert phase(succeeded) is RolloutPhase.CANARY
+    assert phase(succeeded, succeeded) is RolloutPhase.OPEN
+    assert phase(succeeded, failed) is RolloutPhase.PAUSED
+    assert phase(failed, failed, failed, failed, failed) is RolloutPhase.ABORTED

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from broker.device_management.engine import Engine
+from broker.device_management.engine import ManagementEngine
 from broker.device_management.objects import FIRMWARE_VERSION, PACKAGE_URI, RESULT, STATE, UPDATE
 from broker.device_management.sessions import Readings, ResourcePath, ResourceValue
 from broker.device_management.tasks import Task
@@ -267,7 +267,7 @@ async def test_what_the_device_says_while_it_takes_the_address_is_not_lost(
 class _ReportingSession(FakeSession):
     """Its server reports what it reads, as it reports notifications."""
 
-    registrations: Engine
+    registrations: ManagementEngine
 
     async def read(self, path: ResourcePath) -> Readings:
         found = await super().read(path)

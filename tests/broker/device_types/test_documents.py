@@ -9,7 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.device_types import documents
 from broker.device_types.catalog import DeviceType
-from broker.device_types.documents import Documents
+from broker.device_types.documents import DeviceTypeDocuments
 from broker.device_types.manifest import Manifest
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.manifests import Manifests
@@ -42,7 +42,7 @@ class _Held:
 
 async def test_long_documents_are_read_one_at_a_time_and_by_user_in_turns() -> None:
     thread = _Held()
-    reader, read = Documents(thread), list[str]()
+    reader, read = DeviceTypeDocuments(thread), list[str]()
 
     async def reads(user: str) -> None:
         enter(Origin("192.0.2.1", f"user {user}"))

@@ -19,14 +19,14 @@ from broker.devices.registry import Device
 from broker.envelope import Message
 from broker.errors import ValidationFailed
 from broker.messages import history
-from broker.messages.history import Cursors, Page, Search
+from broker.messages.history import Cursors, MessagePage, Search
 from broker.services import Services
 from broker.trace.origin import Origin, enter, on_whose_account
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage import log_index, message_searches
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.message_searches import EVERYTHING, Match, SortKey
+from storage.message_searches import EVERYTHING, FieldMatch, SortKey
 from storage.records import MessageRow
 from tests.builders import opener_in
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, new_device
@@ -56,8 +56,8 @@ async def page(
     order: Order = "asc",
     count: int = 100,
     cursor: str = "",
-    match: Match = EVERYTHING,
-) -> Page[Message]:
+    match: FieldMatch = EVERYTHING,
+) -> MessagePage[Message]:
     return await services.messages.history.messages(
         Search(
             devices=devices,
@@ -108,8 +108,8 @@ async def test_an_action_or_a_deleted_message_is_not_found_by_mid(services: Serv
 
 
 async def test_without_messages_there_is_one_empty_page(services: Services, kitchen: Device) -> None:
-    assert await page(services, [kitchen]) == Page((), None, None)
-    assert await page(services, []) == Page((), None, None)
+    assert await page(services, [kitchen]) == MessagePage((), None, None)
+    assert await page(services, []) == MessagePage((), None, None)
 
 
 async def test_both_ends_of_a_range_belong_to_it(services: Services, kitchen: Device) -> None:
@@ -170,7 +170,7 @@ async def test_a_page_whose_messages_were_deleted_is_empty_and_the_last(services
     await send(services, *((kitchen, ts) for ts in range(4)))
     first = await page(services, [kitchen], count=2)
     await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
-    assert await page(services, [kitchen], count=2, cursor=first.next or "") == Page((), None, None)
+    assert await page(services, [kitchen], count=2, cursor=first.next or "") == MessagePage((), None, None)
 
 
 async def test_prev_is_absent_when_the_messages_before_were_deleted(services: Services, kitchen: Device) -> None:
@@ -307,7 +307,7 @@ def test_messages_that_come_meanwhile_shift_and_repeat_nothing(
 
 # Searches with conditions look at few messages for each page
 
-_INTENSE = Match("intensity")
+_INTENSE = FieldMatch("intensity")
 
 
 @settings(max_examples=examples(60), deadline=None)

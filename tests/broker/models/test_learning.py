@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.models.errors import LearningFailed
 from broker.models.learner import ProcessLearner
-from broker.models.state import DAY_MS, Job, Learned
+from broker.models.state import DAY_MS, Learned, TrainingJob
 from tests.broker.models.worlds import MINUTE_MS, learned
 from tests.factories import NOW_MS
 from tests.properties import examples
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 START = NOW_MS // DAY_MS * DAY_MS
 
 
-def learn(job: Job) -> Learned:
+def learn(job: TrainingJob) -> Learned:
     from broker.models import learning  # imports river, which takes seconds in each process that collects tests
 
     return learning.learn(job)
 
 
-def samples_of(job: Job) -> "list[Sample]":
+def samples_of(job: TrainingJob) -> "list[Sample]":
     from broker.models import learning
 
     return learning.samples_of(job)
@@ -40,7 +40,7 @@ def wave(count: int, *, shift: float = 0.0) -> list[tuple[int, float]]:
 def test_a_prediction_comes_close_to_what_followed() -> None:
     """A sine ten minutes later is a sum of the sine and its cosine now."""
     series = {"a.t": wave(600), "a.u": wave(600, shift=math.pi / 2)}
-    found = learn(Job("a.t", ["a.t", "a.u"], 10 * MINUTE_MS, series))
+    found = learn(TrainingJob("a.t", ["a.t", "a.u"], 10 * MINUTE_MS, series))
     assert found.confidence > 0.99
     for number in (35, 300, 571):
         at_ms, now = series["a.t"][number]
@@ -50,7 +50,7 @@ def test_a_prediction_comes_close_to_what_followed() -> None:
 
 def test_an_anomaly_is_what_does_not_follow_from_the_other_values() -> None:
     series = {"a.t": wave(600), "a.u": [(ts, 2 * value) for ts, value in wave(600)]}
-    found = learn(Job("a.t", ["a.u"], 0, series))
+    found = learn(TrainingJob("a.t", ["a.u"], 0, series))
     at_ms, usual = series["a.t"][300]
     for actual, is_anomaly in ((usual, False), (usual + 5, True), (usual - 5, True)):
         assert found.is_anomaly({"a.u": 2 * usual}, actual, at_ms, 50) is is_anomaly
@@ -58,7 +58,7 @@ def test_an_anomaly_is_what_does_not_follow_from_the_other_values() -> None:
 
 def test_a_value_that_never_changes_is_predicted_for_sure_and_any_other_is_an_anomaly() -> None:
     series = {"a.t": [(START + number * MINUTE_MS, 7.0) for number in range(60)]}
-    found = learn(Job("a.t", [], 0, series))
+    found = learn(TrainingJob("a.t", [], 0, series))
     assert (round(found.estimate({}, START), 6), found.confidence) == (7.0, 1.0)
     assert not found.is_anomaly({}, 7.0, START, 100)
     assert found.is_anomaly({}, 7.1, START, 0)
@@ -66,7 +66,7 @@ def test_a_value_that_never_changes_is_predicted_for_sure_and_any_other_is_an_an
 
 def test_sources_that_never_have_values_together_teach_nothing() -> None:
     with pytest.raises(ValueError, match="never have values together"):
-        learn(Job("a.t", ["a.u"], MINUTE_MS, {"a.t": wave(60), "a.u": []}))
+        learn(TrainingJob("a.t", ["a.u"], MINUTE_MS, {"a.t": wave(60), "a.u": []}))
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_a_sample_has_the_last_value_of_each_input_and_the_target_as_it_is_then(
         "a.t": [(START + minute * MINUTE_MS, value) for minute, value in target.items()],
         "a.u": [(START, 10.0), (START + 3 * MINUTE_MS, 30.0)],
     }
-    found = samples_of(Job("a.t", ["a.u"], ahead * MINUTE_MS, series))
+    found = samples_of(TrainingJob("a.t", ["a.u"], ahead * MINUTE_MS, series))
     assert [(features[0], value) for features, value in found] == expected
 
 
 def test_a_long_history_is_thinned_out_evenly() -> None:
     series = {"a.t": [(START + number, float(number)) for number in range(50_000)]}
-    found = samples_of(Job("a.t", [], 0, series))
+    found = samples_of(TrainingJob("a.t", [], 0, series))
     assert len(found) <= 20_000
     assert {after[1] - before[1] for before, after in pairwise(found)} == {3.0}
 
@@ -107,16 +107,16 @@ def test_a_higher_sensitivity_finds_no_fewer_anomalies(sensitivity: float, actua
 
 @pytest.mark.processes
 async def test_the_process_learns_what_the_function_does_and_refuses_what_is_no_number() -> None:
-    job = Job("a.t", ["a.t"], MINUTE_MS, {"a.t": wave(60)})
+    job = TrainingJob("a.t", ["a.t"], MINUTE_MS, {"a.t": wave(60)})
     learner = ProcessLearner()
     assert learner.is_installed
     assert await learner(job) == learn(job)
     with pytest.raises(LearningFailed, match="cannot be learned"):
-        await learner(Job("a.t", ["a.u"], MINUTE_MS, {"a.t": wave(60), "a.u": []}))
+        await learner(TrainingJob("a.t", ["a.u"], MINUTE_MS, {"a.t": wave(60), "a.u": []}))
 
 
 @pytest.mark.processes
 async def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.models.learner.MODEL_TRAINING_WAIT_SECONDS", 0.01)
     with pytest.raises(LearningFailed, match="more than"):
-        await ProcessLearner()(Job("a.t", ["a.t"], MINUTE_MS, {"a.t": wave(60)}))
+        await ProcessLearner()(TrainingJob("a.t", ["a.t"], MINUTE_MS, {"a.t": wave(60)}))

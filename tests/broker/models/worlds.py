@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import trio
 
 from broker.models.errors import LearningFailed
-from broker.models.state import Job, Learned
+from broker.models.state import Learned, TrainingJob
 from broker.services import Services
 from storage.keys import Milliseconds
 from tests.factories import NOW_MS
@@ -34,13 +34,13 @@ class TaughtLearner:
     """Stands for the process that trains: answers at once, and keeps the jobs. `failure`: what goes wrong instead."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[TrainingJob] = []
         self.failure = ""
         self.is_installed = True
         self.may_end = trio.Event()
         self.may_end.set()
 
-    async def __call__(self, job: Job) -> Learned:
+    async def __call__(self, job: TrainingJob) -> Learned:
         self.jobs.append(job)
         await self.may_end.wait()
         if self.failure:

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from broker.facts import ProviderAuthRemoved, SubscriptionReported
 from broker.services import Services
 from broker.subscriptions.outlets import FAILURES_IN_A_ROW
-from broker.subscriptions.port import Entry, Outcome, StreamFailed, StreamRejected
+from broker.subscriptions.port import AttemptOutcome, Entry, StreamFailed, StreamRejected
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
 from config.limits import RETRY_SECONDS
 from storage.database import Transaction
@@ -139,7 +139,7 @@ async def test_a_callback_that_hangs_delays_its_own_later_messages_by_a_second_a
 async def test_a_failed_notification_is_sent_again_with_its_id_until_the_eighth_failure(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
-    callbacks.answer = lambda _received: Outcome(http_status=500, excerpt="out of order")
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=500, excerpt="out of order")
     subscription = await subscribed(services)
     first = await sent(services)
     for count, delay in enumerate((*RETRY_SECONDS, 0), start=1):
@@ -164,7 +164,7 @@ async def test_a_clock_that_is_set_back_does_not_hold_up_a_retry(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
     fake_clock.now += 365 * 86_400_000
-    callbacks.answer = lambda _received: Outcome(http_status=500)
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=500)
     await subscribed(services)
     await sent(services)
     await failed(services, 1)
@@ -183,7 +183,7 @@ async def test_a_failing_notification_holds_back_no_later_one(
 ) -> None:
     refused = await sent(services)  # before the subscription: not delivered
     subscription = await subscribed(services)
-    callbacks.answer = lambda _received: Outcome(http_status=200 if len(callbacks.received) > 1 else 503)
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=200 if len(callbacks.received) > 1 else 503)
     first = await sent(services)
     await settled(services, lambda: services.subscriptions.sender.counts.failures == 1)
     second = await sent(services)
@@ -229,7 +229,7 @@ async def test_a_subscription_with_very_many_due_notifications_is_read_a_few_at_
 async def test_after_many_failures_first_attempts_pause_and_messages_are_collected(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:
-    callbacks.answer = lambda _received: Outcome(error="ConnectError: refused")
+    callbacks.answer = lambda _received: AttemptOutcome(error="ConnectError: refused")
     await subscribed(services)
     for count in range(1, FAILURES_IN_A_ROW + 1):
         await sent(services)
@@ -248,11 +248,11 @@ async def test_an_answer_410_suspends_with_an_event_a_mail_an_audit_entry_and_a_
     await services.core.database.write(lambda tx: tx.accounts.set_role(_acme(tx), world.bob, "administrator"))
     no_address = "UPDATE user SET email = 'bob..@example.org' WHERE key = :key"
     await services.core.database.write(lambda tx: tx.accounts._db.execute(no_address, {"key": world.bob}))
-    callbacks.answer = lambda _received: Outcome(http_status=500)
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=500)
     subscription = await subscribed(services)
     await sent(services)
     await failed(services, 1)
-    callbacks.answer = lambda _received: Outcome(http_status=410)
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=410)
     await sent(services)
     await settled(services, lambda: services.subscriptions.deliveries.statistics().suspended == 1)
     await settled(services, lambda: services.subscriptions.deliveries.statistics().in_flight == 0)
@@ -286,7 +286,7 @@ def _acme(tx: Transaction) -> OrganizationKey:
 async def test_five_days_without_a_success_suspend(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
-    callbacks.answer = lambda _received: Outcome(http_status=500)
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=500)
     await subscribed(services)
     await sent(services)
     await settled(services, lambda: services.subscriptions.sender.counts.failures == 1)
@@ -378,7 +378,7 @@ async def test_a_message_that_is_no_longer_granted_is_in_no_retry(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
     """The type is of another organization, so a grant of the sign-in alone does not cover it."""
-    callbacks.answer = lambda _received: Outcome(http_status=500)
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=500)
     await services.provisioning.apply({"organizations": [{"name": "Beta"}]})
     await services.core.database.write(
         lambda tx: tx.connection.execute("UPDATE device_type SET organization = 2").one()

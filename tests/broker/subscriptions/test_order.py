@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from broker.services import Services
-from broker.subscriptions.port import Outcome
+from broker.subscriptions.port import AttemptOutcome
 from broker.subscriptions.subscription import Subscription
 from tests.builders import ServicesOpener
 from tests.callbacks import OK, FakeCallbacks, Received, ada_of, sent, settled, subscribed
@@ -28,14 +28,14 @@ class Checker:
         self.first: dict[str, list[int]] = {device: [] for device in DEVICES}
         self.delivered: set[int] = set()
 
-    def answer(self, received: Received) -> Outcome:
+    def answer(self, received: Received) -> AttemptOutcome:
         id_ = received.notification.id
         self.attempts[id_] += 1
         if self.attempts[id_] == 1:
             for entry in received.notification.entries or ():
                 self.first[entry.sdid].append(entry.position)
         if self.attempts[id_] < 4 and (received.positions[0] + self.attempts[id_]) % 3 == 0:
-            return Outcome(http_status=500)
+            return AttemptOutcome(http_status=500)
         self.delivered.update(received.positions)
         return OK
 

@@ -8,7 +8,7 @@ import pytest
 from broker.errors import ValidationFailed
 from broker.services import Services
 from broker.subscriptions.creation import StreamsNotInstalled
-from broker.subscriptions.port import Outcome
+from broker.subscriptions.port import AttemptOutcome
 from broker.subscriptions.subscription import SubscriptionStatus
 from tests.builders import ServicesOpener
 from tests.callbacks import URL, FakeCallbacks, FakeStreams, sent, settled, streaming
@@ -79,7 +79,7 @@ async def test_what_was_deleted_is_made_again_and_what_is_suspended_stays_so(
     assert await provision(services, entry) == "changed"
     await sent(services)
     await callbacks.wait_received(1)
-    callbacks.answer = lambda _received: Outcome(http_status=410)
+    callbacks.answer = lambda _received: AttemptOutcome(http_status=410)
     await sent(services)
     await settled(services, lambda: subscriptions.all()[0].record.status == SubscriptionStatus.SUSPENDED)
     assert await provision(services, entry) == "unchanged"

@@ -7,10 +7,10 @@ from broker.topics.space import is_subscribable
 from broker.topics.tree import TopicTree, is_filter, is_topic, matches, pattern_of
 from config.limits import MQTT_TOPIC_BYTES_MAX, MQTT_TOPIC_LEVELS_MAX
 from storage.keys import DeviceKey
-from storage.mqtt_sessions import SubscriptionRecord
+from storage.mqtt_sessions import TopicSubscriptionRecord
 from tests.rows import each_row
 
-SUBSCRIPTION = SubscriptionRecord(1)
+SUBSCRIPTION = TopicSubscriptionRecord(1)
 DEVICE = DeviceKey(1)
 
 # The examples of the standard, and what lies next to them.

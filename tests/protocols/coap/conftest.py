@@ -7,7 +7,7 @@ import trio
 
 from broker.services import Services
 from protocols.coap.echo import AmplificationGuard
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from tests.factories import World
 from tests.protocols.coap.peers import Peer
 
@@ -28,8 +28,8 @@ def time() -> Time:
 
 
 @pytest.fixture
-async def endpoint(services: Services, world: World, time: Time) -> AsyncIterator[Endpoint]:
-    endpoint = Endpoint(services, guard=AmplificationGuard(b"key"), now=time, chance=lambda: 0.0)
+async def endpoint(services: Services, world: World, time: Time) -> AsyncIterator[CoapEndpoint]:
+    endpoint = CoapEndpoint(services, guard=AmplificationGuard(b"key"), now=time, chance=lambda: 0.0)
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(endpoint.look_up_forever)
@@ -38,5 +38,5 @@ async def endpoint(services: Services, world: World, time: Time) -> AsyncIterato
 
 
 @pytest.fixture
-def peer(endpoint: Endpoint) -> Peer:
+def peer(endpoint: CoapEndpoint) -> Peer:
     return Peer(endpoint)

@@ -8,7 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.devices.inventory import DeviceChanges
 from broker.services import Services
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import (
     ACK,
     CON,
@@ -32,7 +32,7 @@ Options = Sequence[tuple[int, bytes]]
 class Peer:
     """Sends messages to an endpoint and keeps the answers in `inbox`."""
 
-    def __init__(self, endpoint: Endpoint, address: object = ("192.0.2.1", 40000)) -> None:
+    def __init__(self, endpoint: CoapEndpoint, address: object = ("192.0.2.1", 40000)) -> None:
         self._endpoint = endpoint
         self._address = address
         self._ids = count(1)

@@ -12,7 +12,7 @@ from broker.messages.ingest import Ingest
 from broker.services import Services
 from config.limits import COAP_SILENCE_SECONDS
 from protocols.coap.containment import Failure, contain, contain_async
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import ACK, Code, empty
 from protocols.coap.observers import Observers
 from tests.factories import HALL_TOKEN, KITCHEN_TOKEN, World
@@ -57,7 +57,7 @@ class TestOutsideRequests:
 
     @pytest.mark.parametrize("method", ["delivered", "rejected", "timed_out", "end", "heard"])
     async def test_end_one_session(
-        self, observer: Peer, endpoint: Endpoint, time: Time, monkeypatch: pytest.MonkeyPatch, method: str
+        self, observer: Peer, endpoint: CoapEndpoint, time: Time, monkeypatch: pytest.MonkeyPatch, method: str
     ) -> None:
         def broken(*_: object) -> None:
             raise ZeroDivisionError
@@ -89,14 +89,14 @@ class TestOutsideRequests:
         assert not services.routing.connections.is_online(world.kitchen)
 
     async def test_are_raised_to_a_listener_that_contains_them(
-        self, observer: Peer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+        self, observer: Peer, endpoint: CoapEndpoint, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delattr(Observers, "delivered")
         with pytest.raises(AttributeError):
             endpoint.receive(observer.session(), empty(ACK, observer.take().message_id))
 
     async def test_in_decoding_a_datagram_end_no_session(
-        self, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+        self, endpoint: CoapEndpoint, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         peer = Peer(endpoint)
         with monkeypatch.context() as patch, capture_logs() as logs:
@@ -164,7 +164,7 @@ class TestSeveralSessions:
     """An exception in one of them does not affect the others."""
 
     @pytest.fixture
-    async def peers(self, endpoint: Endpoint, services: Services) -> list[Peer]:
+    async def peers(self, endpoint: CoapEndpoint, services: Services) -> list[Peer]:
         """Two clients that observe a device each; the first one shall fail."""
         peers = [Peer(endpoint, "first"), Peer(endpoint, "second")]
         for peer, token in zip(peers, (KITCHEN_TOKEN, HALL_TOKEN), strict=True):
@@ -176,7 +176,7 @@ class TestSeveralSessions:
     @pytest.mark.parametrize("method", ["shut_down", "end", "send"])
     async def test_that_end_with_the_listener(
         self,
-        endpoint: Endpoint,
+        endpoint: CoapEndpoint,
         peers: list[Peer],
         services: Services,
         monkeypatch: pytest.MonkeyPatch,
@@ -198,7 +198,7 @@ class TestSeveralSessions:
         assert online == (1 if method == "shut_down" else 0)
 
     async def test_whose_messages_are_committed_together(
-        self, endpoint: Endpoint, peers: list[Peer], services: Services, monkeypatch: pytest.MonkeyPatch
+        self, endpoint: CoapEndpoint, peers: list[Peer], services: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(peers[0].session(), "send", _broken)
         for peer, token in zip(peers, (KITCHEN_TOKEN, HALL_TOKEN), strict=True):
@@ -210,7 +210,7 @@ class TestSeveralSessions:
         assert (endpoint.find("first"), endpoint.find("second")) == (None, peers[1].session())
 
     async def test_that_are_swept_together(
-        self, endpoint: Endpoint, peers: list[Peer], time: Time, monkeypatch: pytest.MonkeyPatch
+        self, endpoint: CoapEndpoint, peers: list[Peer], time: Time, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = peers[0].session()
         monkeypatch.setattr(Observers, "ping", _broken_for(first, Observers.ping))
@@ -223,7 +223,7 @@ class TestSeveralSessions:
 
 
 async def test_one_observation_of_several_that_fails_to_end_does_not_keep_the_others(
-    endpoint: Endpoint, peer: Peer, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+    endpoint: CoapEndpoint, peer: Peer, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for token, request_token in ((KITCHEN_TOKEN, b"k"), (HALL_TOKEN, b"h")):
         await services.devices.registry.by_token(token)
@@ -237,7 +237,7 @@ async def test_one_observation_of_several_that_fails_to_end_does_not_keep_the_ot
 
 
 async def test_stop_closes_the_sessions_although_the_last_commit_is_late(
-    endpoint: Endpoint, peer: Peer, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+    endpoint: CoapEndpoint, peer: Peer, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await services.devices.registry.by_token(KITCHEN_TOKEN)
     peer.observe(KITCHEN_TOKEN)

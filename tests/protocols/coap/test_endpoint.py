@@ -11,7 +11,7 @@ from broker.services import Services
 from config.limits import COAP_EXCHANGE_SECONDS
 from protocols.coap.blockwise import OPERATION_SECONDS, BlockOption
 from protocols.coap.echo import FRESH_SECONDS, AmplificationGuard
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.message_layer import PIGGYBACK_SECONDS
 from protocols.coap.messages import CON, CoapMessage, Code, Option
 from protocols.coap.session import SessionLimits
@@ -23,15 +23,15 @@ from tests.protocols.coap.peers import Peer, encode_message, error, option
 STATE = {"data": {"state": True}}
 
 
-Limited = Callable[..., Endpoint]
+Limited = Callable[..., CoapEndpoint]
 
 
-def _endpoint(services: Services, time: Time, limits: SessionLimits, **changes: object) -> Endpoint:
-    return Endpoint(services, limits=replace(limits, **changes), now=time, chance=lambda: 0.0)  # type: ignore[arg-type]
+def _endpoint(services: Services, time: Time, limits: SessionLimits, **changes: object) -> CoapEndpoint:
+    return CoapEndpoint(services, limits=replace(limits, **changes), now=time, chance=lambda: 0.0)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-async def small(services: Services, world: World, time: Time) -> Endpoint:
+async def small(services: Services, world: World, time: Time) -> CoapEndpoint:
     """An endpoint for at most three sessions, which has all three device tokens in memory."""
     for token in (KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN):
         await services.devices.registry.by_token(token)
@@ -46,7 +46,7 @@ async def limited(services: Services, world: World, time: Time) -> Limited:
 
 
 class TestSessions:
-    async def test_begin_with_a_request_only(self, endpoint: Endpoint) -> None:
+    async def test_begin_with_a_request_only(self, endpoint: CoapEndpoint) -> None:
         peer = Peer(endpoint)
         peer.send(bytes.fromhex("40001234"))  # a ping
         peer.send(bytes.fromhex("60001234"))  # an acknowledgement
@@ -57,7 +57,9 @@ class TestSessions:
         statistics = endpoint.statistics()
         assert (statistics.sessions, statistics.bytes_held, statistics.malformed) == (0, 0, 2)
 
-    async def test_end_when_duplicates_cannot_come_any_more(self, peer: Peer, endpoint: Endpoint, time: Time) -> None:
+    async def test_end_when_duplicates_cannot_come_any_more(
+        self, peer: Peer, endpoint: CoapEndpoint, time: Time
+    ) -> None:
         peer.post(KITCHEN_TOKEN, STATE)
         await wait_all_tasks_blocked()
         time.now += COAP_EXCHANGE_SECONDS - 1
@@ -68,7 +70,7 @@ class TestSessions:
         statistics = endpoint.statistics()
         assert (statistics.sessions, statistics.bytes_held) == (0, 0)
 
-    async def test_are_evicted_unauthenticated_first_and_observers_last(self, small: Endpoint, time: Time) -> None:
+    async def test_are_evicted_unauthenticated_first_and_observers_last(self, small: CoapEndpoint, time: Time) -> None:
         observer, device = Peer(small, "observer"), Peer(small, "device")
         observer.observe(KITCHEN_TOKEN)
         device.post(HALL_TOKEN, STATE)
@@ -81,7 +83,7 @@ class TestSessions:
         assert small.find("observer")
         assert small.find("device")
 
-    async def test_are_evicted_in_the_order_of_their_last_datagram(self, small: Endpoint, time: Time) -> None:
+    async def test_are_evicted_in_the_order_of_their_last_datagram(self, small: CoapEndpoint, time: Time) -> None:
         peers = [Peer(small, number) for number in range(3)]
         for peer in (*peers, peers[0], Peer(small, 3)):
             time.now += 1
@@ -89,7 +91,7 @@ class TestSessions:
         assert [number for number in range(4) if small.find(number)] == [0, 2, 3]
 
     async def test_that_are_new_are_served_among_any_number_of_authenticated_ones(
-        self, small: Endpoint, time: Time
+        self, small: CoapEndpoint, time: Time
     ) -> None:
         for number in range(10):
             time.now += 1
@@ -100,7 +102,7 @@ class TestSessions:
         assert [number for number in range(10) if small.find(number)] == [7, 8, 9]
 
     async def test_that_are_unauthenticated_take_only_their_reserve_from_authenticated_ones(
-        self, small: Endpoint, time: Time
+        self, small: CoapEndpoint, time: Time
     ) -> None:
         for number in range(3):
             time.now += 1
@@ -111,7 +113,7 @@ class TestSessions:
         assert [number for number in range(100) if small.find(number)] == [1, 2, 99]
 
     async def test_that_are_unauthenticated_take_only_their_reserve_from_observers(
-        self, small: Endpoint, services: Services, time: Time
+        self, small: CoapEndpoint, services: Services, time: Time
     ) -> None:
         peers = [Peer(small, number) for number in range(3)]
         for peer, token in zip(peers, (KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN), strict=True):
@@ -222,7 +224,7 @@ class TestSessions:
 class TestBlocks:
     BLOCK = ((Option.BLOCK1, BlockOption(0, more=True, exponent=6).encode()),)
 
-    async def test_count_in_the_bytes_held(self, peer: Peer, endpoint: Endpoint, services: Services) -> None:
+    async def test_count_in_the_bytes_held(self, peer: Peer, endpoint: CoapEndpoint, services: Services) -> None:
         await services.devices.registry.by_token(KITCHEN_TOKEN)
         peer.observe(KITCHEN_TOKEN)
         before = peer.session().bytes_held
@@ -232,7 +234,7 @@ class TestBlocks:
         assert endpoint.statistics().bytes_held == peer.session().bytes_held
 
     async def test_of_unfinished_transfers_are_forgotten(
-        self, peer: Peer, endpoint: Endpoint, services: Services, time: Time
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, time: Time
     ) -> None:
         await services.devices.registry.by_token(KITCHEN_TOKEN)
         other = Peer(endpoint, "other")
@@ -248,7 +250,7 @@ class TestBlocks:
 
 
 async def test_a_late_commit_gets_a_separate_response(
-    peer: Peer, endpoint: Endpoint, services: Services, time: Time
+    peer: Peer, endpoint: CoapEndpoint, services: Services, time: Time
 ) -> None:
     await services.devices.registry.by_token(KITCHEN_TOKEN)
     peer.post(KITCHEN_TOKEN, STATE)
@@ -264,12 +266,12 @@ async def test_a_late_commit_gets_a_separate_response(
 
 class TestAmplification:
     @pytest.fixture
-    def guarded(self, services: Services, time: Time) -> Endpoint:
-        return Endpoint(
+    def guarded(self, services: Services, time: Time) -> CoapEndpoint:
+        return CoapEndpoint(
             services, guard=AmplificationGuard(b"key", free_bytes=20, factor=2), now=time, chance=lambda: 0.0
         )
 
-    async def test_a_large_response_needs_an_echo_once(self, guarded: Endpoint) -> None:
+    async def test_a_large_response_needs_an_echo_once(self, guarded: CoapEndpoint) -> None:
         peer = Peer(guarded)
         peer.request(Code.GET, ".well-known/core")
         challenge = peer.take()
@@ -283,7 +285,7 @@ class TestAmplification:
         assert guarded.statistics().challenges == 1
 
     @pytest.mark.parametrize("what", ["another address", "too late", "invented"])
-    async def test_a_wrong_echo_gets_another_challenge(self, guarded: Endpoint, time: Time, what: str) -> None:
+    async def test_a_wrong_echo_gets_another_challenge(self, guarded: CoapEndpoint, time: Time, what: str) -> None:
         peer = Peer(guarded)
         peer.request(Code.GET, ".well-known/core")
         echo = option(peer.take(), Option.ECHO)
@@ -297,7 +299,7 @@ class TestAmplification:
         peer.request(Code.GET, ".well-known/core", options=[(Option.ECHO, echo)])
         assert peer.take().code == Code.UNAUTHORIZED
 
-    async def test_a_response_in_proportion_to_the_request_needs_no_echo(self, guarded: Endpoint) -> None:
+    async def test_a_response_in_proportion_to_the_request_needs_no_echo(self, guarded: CoapEndpoint) -> None:
         peer = Peer(guarded)
         peer.request(Code.GET, ".well-known/core", options=[(Option.URI_QUERY, b"rt=" + b"x" * 30)])
         assert peer.take().code == Code.CONTENT
@@ -310,7 +312,7 @@ class TestAmplification:
 async def test_tick_forever_does_what_is_due(
     services: Services, world: World, autojump_clock: trio.testing.MockClock
 ) -> None:
-    endpoint = Endpoint(services, chance=lambda: 0.0)
+    endpoint = CoapEndpoint(services, chance=lambda: 0.0)
     await services.devices.registry.by_token(KITCHEN_TOKEN)
     peer = Peer(endpoint)
     async with trio.open_nursery() as nursery:

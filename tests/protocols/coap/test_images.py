@@ -13,7 +13,7 @@ from broker.services import Services
 from broker.trace.origin import Origin, enter
 from protocols.coap import images
 from protocols.coap.blockwise import BlockOption
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.incoming import MAX_REMEMBERED
 from protocols.coap.messages import JSON, OCTETS, CoapMessage, Code, Option, uint
 from protocols.coap.session import OVERHEAD_AT_ONCE
@@ -28,7 +28,7 @@ LARGEST = 6
 
 
 @pytest.fixture
-async def offered(services: Services, endpoint: Endpoint) -> AsyncIterator[Offered]:
+async def offered(services: Services, endpoint: CoapEndpoint) -> AsyncIterator[Offered]:
     found = await offer(services, content_of(SIZE))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(endpoint.read_images_forever)
@@ -88,7 +88,7 @@ async def test_blocks_of_the_size_that_the_device_takes(offered: Offered, peer: 
 
 
 async def test_a_download_that_stops_goes_on_from_another_address(
-    offered: Offered, endpoint: Endpoint, peer: Peer, services: Services
+    offered: Offered, endpoint: CoapEndpoint, peer: Peer, services: Services
 ) -> None:
     kept = await fetch(peer, offered.path, blocks=100)
     await services.device_management.downloads.flush()
@@ -113,7 +113,7 @@ async def test_a_download_that_stops_goes_on_from_another_address(
 )
 async def test_the_address_of_a_connection_of_the_device_is_not_asked_to_prove_itself(
     offered: Offered,
-    endpoint: Endpoint,
+    endpoint: CoapEndpoint,
     services: Services,
     connected_from: Origin | None,
     fetches_from: str,
@@ -156,7 +156,7 @@ async def test_a_connection_of_another_device_proves_nothing(offered: Offered, p
 
 @pytest.mark.parametrize("size", [1, 1023, 1024, 1025, images.CHUNK_BYTES, images.CHUNK_BYTES + 1])
 async def test_images_that_end_at_the_edge_of_a_block(
-    services: Services, endpoint: Endpoint, peer: Peer, size: int
+    services: Services, endpoint: CoapEndpoint, peer: Peer, size: int
 ) -> None:
     offered = await offer(services, content_of(size))
     async with trio.open_nursery() as nursery:
@@ -187,7 +187,7 @@ async def test_an_image_that_is_deleted_meanwhile_is_gone(
 
 
 async def test_a_download_is_neither_a_stranger_nor_overhead_and_holds_no_answers(
-    offered: Offered, endpoint: Endpoint, peer: Peer
+    offered: Offered, endpoint: CoapEndpoint, peer: Peer
 ) -> None:
     """None of a thousand blocks is dropped, and a duplicate is answered anew."""
     blocks = SOURCE_AT_ONCE + OVERHEAD_AT_ONCE + MAX_REMEMBERED
@@ -205,7 +205,7 @@ async def test_a_download_is_neither_a_stranger_nor_overhead_and_holds_no_answer
 
 @pytest.mark.parametrize("bound", ["of one", "of all"])
 async def test_a_peer_that_takes_more_than_its_share_is_slowed(
-    offered: Offered, endpoint: Endpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch, bound: str
+    offered: Offered, endpoint: CoapEndpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     if bound == "of one":
         monkeypatch.setattr(images, "_BLOCKS_AT_ONCE", 10)
@@ -218,7 +218,7 @@ async def test_a_peer_that_takes_more_than_its_share_is_slowed(
 
 
 async def test_the_bytes_in_memory_are_bounded(
-    offered: Offered, endpoint: Endpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch
+    offered: Offered, endpoint: CoapEndpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "_CHUNKS", 1)
     assert await fetch(peer, offered.path) == offered.content

@@ -7,7 +7,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import CBOR, CoapMessage, Code, Option, uint
 from protocols.coap.observers import FETCH_SECONDS
 from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
@@ -35,7 +35,7 @@ class TestLargeNotifications:
         assert json.loads(peer.take().payload) == self.ACTIONS
 
     async def test_are_not_sent_to_a_spoofed_address(
-        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, world: World, time: Time
     ) -> None:
         await observing(peer)
         await send_action(services, world.kitchen, self.ACTIONS)
@@ -109,7 +109,7 @@ class TestBlocks:
         assert b'"b"' in peer.take().payload
 
     async def test_that_are_not_fetched_delay_the_next_notification_for_a_time(
-        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, world: World, time: Time
     ) -> None:
         await self._begun(peer, services, world, "a", "b")
         time.now += FETCH_SECONDS - 1
@@ -127,7 +127,7 @@ class TestBlocks:
         assert error(self._ask(peer, 1))[0] == "4.00"
 
     async def test_that_are_fetched_slowly_delay_it_for_longer(
-        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, world: World, time: Time
     ) -> None:
         await self._begun(peer, services, world, "a", "b")
         for number in (1, 2):
@@ -173,7 +173,7 @@ class TestBlocks:
         assert json.loads(self._fetch(peer, again)) == self._actions("a")
 
     async def test_end_with_the_observation(
-        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, world: World, time: Time
     ) -> None:
         await self._begun(peer, services, world, "a", "b")
         peer.observe(KITCHEN_TOKEN, 1)

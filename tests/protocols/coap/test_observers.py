@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from broker.routing.connections import CloseReason
 from broker.services import Services
 from config.limits import COAP_SILENCE_SECONDS
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import ACK, CBOR, CON, JSON, Code, Option, uint
 from protocols.coap.observe import MAX_WAITING, Observation
 from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
@@ -66,7 +66,9 @@ async def test_notifications_come_one_at_a_time_with_increasing_numbers(
     assert numbers == sorted(set(numbers))
 
 
-async def test_a_slow_observer_loses_actions(peer: Peer, endpoint: Endpoint, services: Services, world: World) -> None:
+async def test_a_slow_observer_loses_actions(
+    peer: Peer, endpoint: CoapEndpoint, services: Services, world: World
+) -> None:
     await observing(peer)
     for _ in range(MAX_WAITING + 5):
         await send_action(services, world.kitchen)
@@ -132,7 +134,7 @@ class TestNumbers:
 
 class TestRefresh:
     async def test_sends_the_notification_under_way_again_after_the_response(
-        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, world: World, time: Time
     ) -> None:
         """The number of the first transmission is lower than that of the response, so the peer may drop it as old."""
         await observing(peer)
@@ -228,7 +230,7 @@ class TestEnd:
         assert peer.inbox == []
 
     async def test_by_silence(
-        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, world: World, time: Time
     ) -> None:
         await observing(peer)
         await send_action(services, world.kitchen)
@@ -263,7 +265,7 @@ class TestEnd:
 
 
 class TestTakeOver:
-    async def test_by_another_address(self, endpoint: Endpoint, services: Services, world: World) -> None:
+    async def test_by_another_address(self, endpoint: CoapEndpoint, services: Services, world: World) -> None:
         former, latter = Peer(endpoint, "former"), Peer(endpoint, "latter")
         await observing(former)
         await observing(latter)
@@ -277,7 +279,7 @@ class TestTakeOver:
         assert endpoint.statistics().observers == 1
 
     async def test_leaves_the_device_online(
-        self, endpoint: Endpoint, services: Services, world: World, fake_clock: FakeClock
+        self, endpoint: CoapEndpoint, services: Services, world: World, fake_clock: FakeClock
     ) -> None:
         await observing(Peer(endpoint, "former"))
         fake_clock.advance(500)
@@ -285,7 +287,9 @@ class TestTakeOver:
         presence = await services.devices.presence.of(world.kitchen)
         assert presence.availability == "online"
 
-    async def test_stops_the_notification_under_way(self, endpoint: Endpoint, services: Services, world: World) -> None:
+    async def test_stops_the_notification_under_way(
+        self, endpoint: CoapEndpoint, services: Services, world: World
+    ) -> None:
         former = Peer(endpoint, "former")
         await observing(former)
         await send_action(services, world.kitchen)
@@ -295,7 +299,7 @@ class TestTakeOver:
         former.acknowledge(notification)
         assert former.inbox == []
 
-    async def test_needs_a_valid_token(self, endpoint: Endpoint, services: Services) -> None:
+    async def test_needs_a_valid_token(self, endpoint: CoapEndpoint, services: Services) -> None:
         former = Peer(endpoint, "former")
         await observing(former)
         assert error(await observing(Peer(endpoint, "latter"), "wrong"))[0] == "4.01"
@@ -332,12 +336,12 @@ async def test_a_gateway_observes_several_devices(peer: Peer, services: Services
 
 
 class TestPing:
-    async def _silence(self, endpoint: Endpoint, time: Time, seconds: float) -> None:
+    async def _silence(self, endpoint: CoapEndpoint, time: Time, seconds: float) -> None:
         time.now += seconds
         endpoint.tick(time.now)
 
     async def test_after_five_minutes_of_silence(
-        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time, fake_clock: FakeClock
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, world: World, time: Time, fake_clock: FakeClock
     ) -> None:
         await observing(peer)
         await self._silence(endpoint, time, COAP_SILENCE_SECONDS - 1)
@@ -354,7 +358,7 @@ class TestPing:
         assert peer.inbox == []
 
     async def test_two_without_answer_end_the_observation(
-        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+        self, peer: Peer, endpoint: CoapEndpoint, services: Services, world: World, time: Time
     ) -> None:
         await observing(peer)
         await self._silence(endpoint, time, COAP_SILENCE_SECONDS)
@@ -368,7 +372,7 @@ class TestPing:
 
 
 async def test_a_session_that_ends_while_its_token_is_looked_up_observes_nothing(
-    peer: Peer, endpoint: Endpoint, services: Services, world: World
+    peer: Peer, endpoint: CoapEndpoint, services: Services, world: World
 ) -> None:
     """The observation would never end, and the device would seem to be online."""
     peer.observe(KITCHEN_TOKEN, 0)

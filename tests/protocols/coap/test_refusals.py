@@ -13,7 +13,7 @@ from broker.services import Services
 from broker.trace.origin import Origin, enter
 from config.limits import WRONG_TOKEN_TRIES
 from config.settings import Limits, Settings
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import CoapMessage, Code
 from tests.factories import ADA_TOKEN, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
 from tests.protocols.coap.conftest import Time
@@ -53,7 +53,7 @@ async def test_a_refusal_has_the_address_and_no_token(peer: Peer) -> None:
 
 
 async def test_a_broken_device_is_refused_and_others_behind_its_address_are_served(
-    endpoint: Endpoint, peer: Peer
+    endpoint: CoapEndpoint, peer: Peer
 ) -> None:
     unknown = new_id()
     codes = [(await posted(peer, unknown)).code for _ in range(WRONG_TOKEN_TRIES + 1)]
@@ -61,7 +61,7 @@ async def test_a_broken_device_is_refused_and_others_behind_its_address_are_serv
     assert (await posted(Peer(endpoint, ("192.0.2.1", 40001)), KITCHEN_TOKEN)).code == Code.CREATED
 
 
-async def test_who_guesses_is_told_to_wait_and_others_are_served(endpoint: Endpoint, peer: Peer) -> None:
+async def test_who_guesses_is_told_to_wait_and_others_are_served(endpoint: CoapEndpoint, peer: Peer) -> None:
     assert (await posted(peer, KITCHEN_TOKEN)).code == Code.CREATED
     for _ in range(WRONG_TOKENS):
         assert (await posted(peer, new_id())).code == Code.UNAUTHORIZED
@@ -71,7 +71,7 @@ async def test_who_guesses_is_told_to_wait_and_others_are_served(endpoint: Endpo
 
 
 async def test_datagrams_with_a_forged_address_do_not_lock_it_out_of_other_protocols(
-    endpoint: Endpoint, services: Services, time: Time
+    endpoint: CoapEndpoint, services: Services, time: Time
 ) -> None:
     for number in range(WRONG_TOKENS):
         time.now += 0.001

@@ -14,7 +14,7 @@ from broker.messages.ingest import Ingest
 from broker.services import Services
 from config.limits import JSON_NESTING_MAX
 from config.settings import Limits, Settings
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import ACK, CBOR, CON, JSON, LINK_FORMAT, NON, RST, CoapMessage, Code, Option, uint
 from protocols.coap.resources import MAX_UNKNOWN_TOKENS
 from protocols.coap.session import SessionRank
@@ -322,7 +322,7 @@ class TestRankOverTheRateLimit:
     def settings(self, settings: Settings) -> Settings:
         return Settings(state_dir=settings.state_dir, limits=Limits(coap_device="1/5"))
 
-    async def test_stays_unauthenticated(self, endpoint: Endpoint) -> None:
+    async def test_stays_unauthenticated(self, endpoint: CoapEndpoint) -> None:
         former, latter = Peer(endpoint, "former"), Peer(endpoint, "latter")
         assert (await _posted(former, KITCHEN_TOKEN, STATE)).code == Code.CREATED
         assert (await _posted(latter, KITCHEN_TOKEN, STATE)).code == 0x9D
@@ -339,7 +339,7 @@ async def test_revoked_token(peer: Peer, services: Services, world: World) -> No
 
 
 class TestTokenLookUps:
-    async def test_are_bounded(self, peer: Peer, endpoint: Endpoint, time: Time) -> None:
+    async def test_are_bounded(self, peer: Peer, endpoint: CoapEndpoint, time: Time) -> None:
         for number in range(MAX_UNKNOWN_TOKENS + 10):
             time.now += 0.001  # as many strangers as are served in a second
             stranger = Peer(endpoint, ("192.0.2.9", number))
@@ -351,7 +351,7 @@ class TestTokenLookUps:
         await wait_all_tasks_blocked()
         assert (await _posted(peer, BOBS_TOKEN, STATE)).code == Code.CREATED
 
-    async def test_of_one_token_are_bounded(self, endpoint: Endpoint) -> None:
+    async def test_of_one_token_are_bounded(self, endpoint: CoapEndpoint) -> None:
         peers = [Peer(endpoint, ("192.0.2.9", number)) for number in range(80)]
         for peer in peers:
             peer.post(KITCHEN_TOKEN, STATE)
@@ -387,7 +387,7 @@ async def test_a_message_that_could_not_be_stored(opener: ServicesOpener, engine
     async with opener(engine=broken) as services:
         await build_world(services.core.database, services.core.vault)
         await services.devices.registry.by_token(KITCHEN_TOKEN)
-        peer = Peer(Endpoint(services, now=time))
+        peer = Peer(CoapEndpoint(services, now=time))
         broken.error = StoreError("disk full")
         peer.post(KITCHEN_TOKEN, STATE)
         await wait_all_tasks_blocked()

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from broker.services import Services
 from config.settings import Address
 from protocols.coap.echo import new_guard
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import ACK, CON, RST, CoapMessage, Code, Option, decode_message
 from protocols.coap.server import serve_coap
 from tests.factories import KITCHEN_TOKEN, World
@@ -28,12 +28,12 @@ STATE = b'{"data":{"state":true}}'
 
 
 @pytest.fixture
-def served(services: Services) -> Endpoint:
-    return Endpoint(services, guard=new_guard())
+def served(services: Services) -> CoapEndpoint:
+    return CoapEndpoint(services, guard=new_guard())
 
 
 @pytest.fixture
-async def address(services: Services, world: World, served: Endpoint) -> AsyncIterator[Address]:
+async def address(services: Services, world: World, served: CoapEndpoint) -> AsyncIterator[Address]:
     async with trio.open_nursery() as nursery:
         bind = Address("127.0.0.1", 0)
         yield await nursery.start(partial(serve_coap, services, bind, endpoint=served))

@@ -3,11 +3,11 @@
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import RST, Code
 from protocols.coap.session import OVERHEAD_AT_ONCE, OVERHEAD_PER_SECOND
 from protocols.coap.sockets import STRANGER_WEIGHT
-from protocols.coap.strangers import SOURCE_AT_ONCE, SOURCE_PER_SECOND, Strangers
+from protocols.coap.strangers import SOURCE_AT_ONCE, SOURCE_PER_SECOND, DatagramStrangers
 from tests.factories import KITCHEN_TOKEN
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer
@@ -19,14 +19,14 @@ MANY = 1_000_000
 
 class TestStrangers:
     def test_a_source_gets_so_many_and_then_a_few_in_a_minute(self, time: Time) -> None:
-        strangers = Strangers(time, per_second=MANY)
+        strangers = DatagramStrangers(time, per_second=MANY)
         assert sum(strangers.admits("a") for _ in range(MANY // 1_000)) == SOURCE_AT_ONCE
         time.now += 60
         assert sum(strangers.admits("a") for _ in range(MANY // 1_000)) == 60 * SOURCE_PER_SECOND
         assert strangers.dropped == 2 * MANY // 1_000 - SOURCE_AT_ONCE - 60 * SOURCE_PER_SECOND
 
     def test_all_together_get_so_many_in_a_second_and_a_tenth_of_them_at_once(self, time: Time) -> None:
-        strangers = Strangers(time, per_second=1_000)
+        strangers = DatagramStrangers(time, per_second=1_000)
         assert sum(strangers.admits(number) for number in range(1_000)) == 100
         admitted = 0
         for tenth in range(10):
@@ -35,7 +35,7 @@ class TestStrangers:
         assert admitted == 1_000
 
     def test_sources_that_have_sent_enough_take_nothing_from_a_new_one(self, time: Time) -> None:
-        strangers = Strangers(time, per_second=1_000)
+        strangers = DatagramStrangers(time, per_second=1_000)
         for _ in range(100):  # seconds of a flood from 400 sources
             time.now += 1
             for number in range(400 * 3):
@@ -44,7 +44,9 @@ class TestStrangers:
 
 
 class TestEndpoint:
-    async def test_a_stranger_beyond_its_allowance_is_dropped_and_another_is_served(self, endpoint: Endpoint) -> None:
+    async def test_a_stranger_beyond_its_allowance_is_dropped_and_another_is_served(
+        self, endpoint: CoapEndpoint
+    ) -> None:
         flood, device = Peer(endpoint, "flood"), Peer(endpoint, "device")
         for _ in range(SOURCE_AT_ONCE + 100):
             flood.send(PING)
@@ -64,7 +66,7 @@ class TestEndpoint:
         "datagram", [PING, b"\x40\x01\x12\x35", b"\x40garbage"], ids=["ping", "unknown path", "malformed"]
     )
     async def test_a_device_beyond_its_allowance_of_overhead_is_dropped(
-        self, endpoint: Endpoint, peer: Peer, time: Time, datagram: bytes
+        self, endpoint: CoapEndpoint, peer: Peer, time: Time, datagram: bytes
     ) -> None:
         peer.post(KITCHEN_TOKEN, STATE)
         await wait_all_tasks_blocked()
@@ -77,7 +79,7 @@ class TestEndpoint:
         peer.send(PING)
         assert peer.take().type == RST
 
-    async def test_the_weight_of_a_datagram(self, endpoint: Endpoint) -> None:
+    async def test_the_weight_of_a_datagram(self, endpoint: CoapEndpoint) -> None:
         def weight() -> int:
             return endpoint.receive_from(lambda _address, _sent: None, "stranger", PING)
 

@@ -13,7 +13,7 @@ from broker.accounts.tokens import Caller
 from broker.services import Services
 from config.limits import COAP_BODY_BYTES
 from config.settings import Limits, Settings
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import CBOR, CON, NON, CoapMessage, Code, MalformedMessage, Option, decode_message, uint
 from protocols.coap.requests import read_request
 from protocols.coap.usual import MAX_USUAL_BYTES, USUAL_BYTES, UsualPost
@@ -113,7 +113,7 @@ class TestOutcome:
         ],
     )
     async def test_refusals_are_those_of_a_first_request(
-        self, usual: Peer, endpoint: Endpoint, body: object, refusal: tuple[str, str] | None
+        self, usual: Peer, endpoint: CoapEndpoint, body: object, refusal: tuple[str, str] | None
     ) -> None:
         first = Peer(endpoint, ("192.0.2.2", len(str(body))))
         theirs, ours = error(await _posted(first, body=body)), error(await _posted(usual, body=body))
@@ -181,7 +181,7 @@ class TestLearning:
             await _posted(usual, options=options)
         assert usual.session().usual is before
 
-    async def test_what_is_held_counts(self, peer: Peer, endpoint: Endpoint) -> None:
+    async def test_what_is_held_counts(self, peer: Peer, endpoint: CoapEndpoint) -> None:
         held = []
         for _ in range(4):
             await _posted(peer)

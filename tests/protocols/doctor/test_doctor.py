@@ -20,7 +20,7 @@ from protocols.cli import main
 from protocols.doctor.certificates import look_at_certificates, mode_allows
 from protocols.doctor.examination import CHECKS
 from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, unit_finding
-from protocols.doctor.patient import Finding, Patient
+from protocols.doctor.patient import CheckResult, Patient
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
 from protocols.operation.state import open_state
 from storage.engines.sqlite_check import Growth, check_integrity, growth
@@ -113,7 +113,7 @@ def test_a_configuration_that_cannot_be_used_is_the_only_finding(tmp_path: Path)
 
 
 def test_one_check_that_fails_hides_none_of_the_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_patient: Patient) -> list[Finding]:
+    def fail(_patient: Patient) -> list[CheckResult]:
         raise ValueError("bug")
 
     monkeypatch.setitem(CHECKS, "disk", fail)
@@ -275,7 +275,7 @@ def certificate(folder: Path, *, starts: int = -30, ends: int = 90) -> tuple[Pat
     return chain, key
 
 
-def diagnosed(chain: Path, key: Path, tmp_path: Path, *, url: str = "") -> Finding:
+def diagnosed(chain: Path, key: Path, tmp_path: Path, *, url: str = "") -> CheckResult:
     settings = Settings(state_dir=tmp_path, public_url=url, tls=Tls(certificate=chain, key=key))
     (finding,) = look_at_certificates(patient_of(settings))
     return finding

@@ -12,7 +12,7 @@ import trio
 
 from broker.accounts.sign_up import add_account
 from broker.connectors.problems import NO_DEVICE, Doing
-from broker.operating.port import BackupFailedError, Check, Listener, Room
+from broker.operating.port import BackupFailedError, Check, ListenerStatus, Room
 from broker.services import Services
 from broker.trace.tally import SOURCES, Tally
 from config.settings import ConsoleSettings, PaymentSettings, Settings
@@ -41,8 +41,8 @@ class FakeMachine:
     async def problem(self) -> str:
         return "coaps does not listen: no GnuTLS"
 
-    def listeners(self) -> Sequence[Listener]:
-        return [Listener("http", "127.0.0.1:1", "", {"200": 3}), Listener("coaps", "", "no GnuTLS", {})]
+    def listeners(self) -> Sequence[ListenerStatus]:
+        return [ListenerStatus("http", "127.0.0.1:1", "", {"200": 3}), ListenerStatus("coaps", "", "no GnuTLS", {})]
 
     def counters(self) -> dict[str, object]:
         return {"coap": {"requests": 7}}

@@ -9,7 +9,7 @@ import pytest
 
 from broker.services import Services
 from broker.subscriptions.addresses import is_allowed_callback
-from broker.subscriptions.port import Outcome
+from broker.subscriptions.port import AttemptOutcome
 from storage.keys import Milliseconds, Position
 from storage.records import GrantRecord
 from tests.builders import ServicesOpener
@@ -106,7 +106,7 @@ async def test_a_callback_is_validated_with_what_its_handshake_brought(
 async def test_without_an_answer_a_handshake_is_tried_again_and_after_a_day_the_subscription_is_gone(
     api: httpx.AsyncClient, services: Services, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
-    callbacks.handshake_outcome = Outcome(error="ConnectError")
+    callbacks.handshake_outcome = AttemptOutcome(error="ConnectError")
     data = await created(api)
     handshakes = services.subscriptions.deliveries._handshakes
     await settled(services, lambda: [on > fake_clock.now for on in handshakes._due.values()] == [True])
@@ -127,7 +127,7 @@ async def test_a_clock_that_is_set_back_does_not_hold_up_a_handshake(
     api: httpx.AsyncClient, services: Services, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
     fake_clock.now += 365 * 86_400_000
-    callbacks.handshake_outcome = Outcome(error="ConnectError")
+    callbacks.handshake_outcome = AttemptOutcome(error="ConnectError")
     await created(api)
     handshakes = services.subscriptions.deliveries._handshakes
     await settled(services, lambda: [on > fake_clock.now for on in handshakes._due.values()] == [True])

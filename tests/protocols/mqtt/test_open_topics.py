@@ -30,7 +30,7 @@ from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
 from protocols.streams.hub import Hub
 from storage.keys import Milliseconds
-from storage.mqtt_sessions import SubscriptionRecord
+from storage.mqtt_sessions import TopicSubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 from tests.builders import ServicesOpener
 from tests.factories import BOBS, BOBS_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
@@ -297,7 +297,7 @@ async def test_what_changes_during_a_search_is_told_once(server: Server) -> None
     hall, kitchen = await find(HALL), await find(KITCHEN)
     for number in range(4):
         space._keep(RetainedRecord(b"%d" % number, b"old", 0, b"", None))
-    search = space.subscribe(hall.key, hall.owner, b"#", SubscriptionRecord(0), retain_handling=0)
+    search = space.subscribe(hall.key, hall.owner, b"#", TopicSubscriptionRecord(0), retain_handling=0)
     first = next(search)
     assert first is not None
     assert first.payload == b"old"
@@ -400,7 +400,7 @@ async def test_the_bound_of_subscriptions_is_about_what_they_take(server: Server
         before, _ = tracemalloc.get_traced_memory()
         for number in range(2_000):
             filter_ = b"homeassistant/sensor/%d/state/of/a/thing" % number
-            space.subscribe(kitchen.key, kitchen.owner, filter_, SubscriptionRecord(0), retain_handling=2)
+            space.subscribe(kitchen.key, kitchen.owner, filter_, TopicSubscriptionRecord(0), retain_handling=2)
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.backup.archive import BackupError, Manifest, read_manifest
-from broker.backup.pace import Pace
+from broker.backup.archive import BackupError, BackupManifest, read_manifest
+from broker.backup.pace import CopyPace
 from broker.export.status import ExportStatus
 from config.settings import Settings
 from protocols.errors import StateError, StateInUseError
@@ -282,7 +282,9 @@ def test_links_in_a_file_are_refused(settings: Settings, tmp_path: Path) -> None
 def test_a_backup_of_a_newer_version_is_refused_before_anything_is_unpacked(settings: Settings, tmp_path: Path) -> None:
     make_backup(settings, tmp_path / "backup.tar")
     manifest = read_manifest(tmp_path / "backup.tar")
-    newer = Manifest(**{**msgspec.structs.asdict(manifest), "steps": (*manifest.steps, "9999_later"), "version": "9.0"})
+    newer = BackupManifest(
+        **{**msgspec.structs.asdict(manifest), "steps": (*manifest.steps, "9999_later"), "version": "9.0"}
+    )
     file = repacked(tmp_path / "backup.tar", "manifest.json", msgspec.json.encode(newer))
     with pytest.raises(BackupError, match=r"install 9\.0 or a newer one"):
         restore_backup(elsewhere(tmp_path), file)
@@ -382,7 +384,7 @@ def test_a_store_of_an_older_version_is_backed_up_as_it_is_and_brought_up_to_dat
 def test_the_pace_waits_for_what_is_beyond_the_rate() -> None:
     waits: list[float] = []
     times = iter([0.0, 0.0, 0.5, 60.0])
-    pace = Pace(100, now=lambda: next(times), sleep=waits.append)
+    pace = CopyPace(100, now=lambda: next(times), sleep=waits.append)
     pace.spend(100)
     pace.spend(100)
     pace.spend(50)

@@ -14,7 +14,7 @@ from oauthlib.oauth1 import Client
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from broker.envelope import Message
-from broker.subscriptions.port import Callback, Notification, Outcome
+from broker.subscriptions.port import AttemptOutcome, Callback, CallbackNotification
 from broker.subscriptions.secrets import new_webhook_secret
 from protocols.cli.receive import Receiver
 from protocols.outbound.callbacks import HttpCallbacks, oauth_headers
@@ -27,7 +27,7 @@ AID, SECRET = "aa" * 16, "s3cret&%"
 MESSAGE = Message(
     Position(7), "0" * 32, "11" * 16, "dt1", "ada0" * 8, "0a" * 16, Milliseconds(5), Milliseconds(6), 1, "{}"
 )
-NOTIFICATION = Notification("ab" * 16, 9, "message", "cd" * 16, {"uid": "ada0" * 8}, 5, 5, [MESSAGE])
+NOTIFICATION = CallbackNotification("ab" * 16, 9, "message", "cd" * 16, {"uid": "ada0" * 8}, 5, 5, [MESSAGE])
 
 Serve = Callable[..., Awaitable[int]]
 
@@ -105,7 +105,7 @@ async def test_the_notification_of_the_reference(
     callbacks: HttpCallbacks, serve: Serve, requests: list[tuple[h11.Request, bytes]]
 ) -> None:
     outcome = await callbacks.notify(callback(await serve(OK)), NOTIFICATION)
-    assert outcome == Outcome(http_status=200)
+    assert outcome == AttemptOutcome(http_status=200)
     ((head, body),) = requests
     headers = {name.decode(): value.decode() for name, value in head.headers}
     assert headers["content-type"] == "application/json; charset=utf-8"
@@ -176,14 +176,14 @@ async def test_a_connection_is_kept_for_the_next_notification(
 )
 async def test_answers(callbacks: HttpCallbacks, serve: Serve, answer: bytes, status: int, excerpt: str | None) -> None:
     outcome = await callbacks.notify(callback(await serve(answer)), NOTIFICATION)
-    assert outcome == Outcome(http_status=status, excerpt=excerpt)
+    assert outcome == AttemptOutcome(http_status=status, excerpt=excerpt)
 
 
 async def test_a_callback_that_never_answers_is_a_failure_after_15_s(
     callbacks: HttpCallbacks, serve: Serve, autojump_clock: trio.testing.MockClock
 ) -> None:
     outcome = await callbacks.notify(callback(await serve(None)), NOTIFICATION)
-    assert outcome == Outcome(error="no answer within 15 s")
+    assert outcome == AttemptOutcome(error="no answer within 15 s")
 
 
 async def test_a_certificate_that_does_not_verify_is_a_failure(

@@ -19,7 +19,7 @@ from broker.devices.registry import Device
 from config.settings import SettingsError, Tracing, load_settings
 from protocols.outbound import tracing
 from protocols.outbound.tracing import MessageTraces, check_tracing, otlp_provider
-from storage.database import Database, Group
+from storage.database import CommitGroup, Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.sql import StoreError
@@ -57,7 +57,7 @@ class Commits:
 
     def commit(self, *messages: MessageRow, error: StoreError | None = None) -> Sequence[ReadableSpan]:
         self.exported.clear()
-        group = Group(messages=list(messages), began=self.now)
+        group = CommitGroup(messages=list(messages), began=self.now)
         self.pass_time(0.002)
         for handler in self._handlers:
             handler(group)  # type: ignore[operator]

@@ -7,7 +7,7 @@ from typing import Final
 from broker.device_management.sessions import Readings, ResourcePath, ResourceValue
 from protocols.coap.lwm2m.formats import tlv
 from protocols.coap.lwm2m.formats.records import cbor, decode_lwm2m_json, decode_senml_cbor, decode_senml_json
-from protocols.coap.lwm2m.formats.values import Collected, Scalar, Unreadable, from_base64, shown
+from protocols.coap.lwm2m.formats.values import Collected, Scalar, UnreadablePayload, from_base64, shown
 from protocols.coap.lwm2m.kinds import Kind, KindOf, kind_of
 from protocols.coap.messages import CBOR, JSON, LINK_FORMAT, OCTETS, TEXT
 from storage.keys import Milliseconds
@@ -41,12 +41,12 @@ def decode(
         Unreadable: the payload does not fit its format, or the format is unknown.
     """
     if len(payload) > ANSWER_BYTES:
-        raise Unreadable(f"has more than {ANSWER_BYTES} bytes")
+        raise UnreadablePayload(f"has more than {ANSWER_BYTES} bytes")
     if format_ is None:
         format_ = TEXT if len(asked) >= _RESOURCE_DEPTH else TLV
     read = _READERS.get(OLD.get(format_, format_))
     if read is None:
-        raise Unreadable(f"has content-format {format_}, which is not one for values")
+        raise UnreadablePayload(f"has content-format {format_}, which is not one for values")
     found = Collected(asked, kinds, now_ms)
     read(payload, asked, found)
     return found.readings()
@@ -60,7 +60,7 @@ def says_types(format_: int | None, asked: ResourcePath) -> bool:
 
 def _only_of_a_resource(asked: ResourcePath, format_: str) -> None:
     if len(asked) < _RESOURCE_DEPTH:
-        raise Unreadable(f"is {format_}, which cannot hold the values of {shown(asked)}")
+        raise UnreadablePayload(f"is {format_}, which cannot hold the values of {shown(asked)}")
 
 
 def _text(payload: bytes, asked: ResourcePath, found: Collected) -> None:
@@ -68,7 +68,7 @@ def _text(payload: bytes, asked: ResourcePath, found: Collected) -> None:
     try:
         text = payload.decode()
     except UnicodeDecodeError:
-        raise Unreadable("is text that is not UTF-8") from None
+        raise UnreadablePayload("is text that is not UTF-8") from None
     found.add(asked, _from_text(asked, text, found.kind_of(asked)))
 
 
@@ -107,7 +107,7 @@ def _cbor(payload: bytes, asked: ResourcePath, found: Collected) -> None:
         return
     _only_of_a_resource(asked, "a single value")
     if not isinstance(value, str | int | float | bytes):
-        raise Unreadable(f"has no value for {shown(asked)}")
+        raise UnreadablePayload(f"has no value for {shown(asked)}")
     found.add(asked, value)
 
 

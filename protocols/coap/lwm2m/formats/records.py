@@ -8,7 +8,7 @@ import msgspec
 from broker.device_management.sessions import ResourcePath
 from broker.errors import BadRequest
 from broker.numbers import number_out_of_range
-from protocols.coap.lwm2m.formats.values import Collected, Scalar, Unreadable, from_base64, parse_path, shown
+from protocols.coap.lwm2m.formats.values import Collected, Scalar, UnreadablePayload, from_base64, parse_path, shown
 from protocols.coap.requests import decode_cbor
 
 #: The members of SenML, as labels of CBOR (RFC 8428, 6).
@@ -35,12 +35,12 @@ def decode_lwm2m_json(payload: bytes, asked: ResourcePath, found: Collected) -> 
     """Collect the values of an answer to a Read of `asked`. Raises Unreadable."""
     document = _json(payload)
     if not isinstance(document, dict) or not isinstance(document.get("e"), list):
-        raise Unreadable("is not LWM2M JSON: it is no object with the array e")
+        raise UnreadablePayload("is not LWM2M JSON: it is no object with the array e")
     base, base_time = document.get("bn", ""), document.get("bt", 0)
     for entry in document["e"]:
         path = _path(base, entry.get("n", ""), asked) if isinstance(entry, dict) else None
         if path is None:
-            raise Unreadable("is not LWM2M JSON: an entry of e is no object")
+            raise UnreadablePayload("is not LWM2M JSON: an entry of e is no object")
         seconds = _seconds(path, base_time, entry.get("t", 0))
         found.add(path, _member(entry, path, "v", "sv", "bv", "ov"), seconds)
 
@@ -67,18 +67,18 @@ def _label(name: object) -> object:
 
 def _senml(document: object, asked: ResourcePath, found: Collected, name: str) -> None:
     if not isinstance(document, list) or not all(isinstance(record, dict) for record in document):
-        raise Unreadable(f"is not {name}: it is no array of records")
+        raise UnreadablePayload(f"is not {name}: it is no array of records")
     records: Sequence[Mapping[object, Any]] = document
     base: object = ""
     base_time: object = 0
     for record in records:
         base, base_time = record.get("bn", base), record.get("bt", base_time)
         if "bv" in record or "bs" in record:
-            raise Unreadable("has a base value, which LWM2M does not use")
+            raise UnreadablePayload("has a base value, which LWM2M does not use")
         if not ({"v", "vs", "vb", "vd", "vlo"} & record.keys()):
             if record.keys() <= {"bn", "bt", "bu", "bver"}:  # a record that only sets the base
                 continue
-            raise Unreadable(f"is not {name}: a record has no value")
+            raise UnreadablePayload(f"is not {name}: a record has no value")
         path = _path(base, record.get("n", ""), asked)
         seconds = _seconds(path, base_time, record.get("t", 0))
         found.add(path, _member(record, path, "v", "vs", "vb", "vlo", opaque="vd"), seconds)
@@ -89,7 +89,9 @@ def _json(payload: bytes) -> Any:
         return _decode_json(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         where = number_out_of_range(payload)  # which msgspec does not take, and which is JSON
-        raise Unreadable("is not JSON" if where is None else f"has a number at {where} that is out of range") from None
+        raise UnreadablePayload(
+            "is not JSON" if where is None else f"has a number at {where} that is out of range"
+        ) from None
 
 
 def cbor(payload: bytes, name: str) -> object:
@@ -97,7 +99,7 @@ def cbor(payload: bytes, name: str) -> object:
     try:
         return decode_cbor(payload)
     except BadRequest:
-        raise Unreadable(f"is not {name}: its bytes are no CBOR, or more than one value") from None
+        raise UnreadablePayload(f"is not {name}: its bytes are no CBOR, or more than one value") from None
 
 
 def _path(base: object, name: object, asked: ResourcePath) -> ResourcePath:
@@ -106,7 +108,7 @@ def _path(base: object, name: object, asked: ResourcePath) -> ResourcePath:
     Devices differ in the slash between both, and some leave the base name out.
     """
     if not isinstance(base, str) or not isinstance(name, str) or len(base) > _MAX_NAME or len(name) > _MAX_NAME:
-        raise Unreadable("has a name that is not a text, or too long")
+        raise UnreadablePayload("has a name that is not a text, or too long")
     if base and name and not base.endswith("/") and not name.startswith("/"):
         base += "/"
     if base:
@@ -120,9 +122,9 @@ def _seconds(path: ResourcePath, base: object, offset: object) -> float:
     """The time of a record: base time and time together. Raises Unreadable."""
     for part in (base, offset):
         if isinstance(part, bool) or not isinstance(part, int | float):
-            raise Unreadable(f"has a time at {shown(path)} that is not a number")
+            raise UnreadablePayload(f"has a time at {shown(path)} that is not a number")
         if not abs(part) <= _MOST_SECONDS:  # also for NaN
-            raise Unreadable(f"has a time at {shown(path)} that is too far away")
+            raise UnreadablePayload(f"has a time at {shown(path)} that is too far away")
     return base + offset  # type: ignore[operator,no-any-return]
 
 
@@ -133,14 +135,14 @@ def _member(record: Mapping[Any, Any], path: ResourcePath, *names: str, opaque: 
             value = record[name]
             wanted = _TYPES[name]
             if not isinstance(value, wanted) or (name == "v" and isinstance(value, bool)):
-                raise Unreadable(f"has {name} of a wrong type at {shown(path)}")
+                raise UnreadablePayload(f"has {name} of a wrong type at {shown(path)}")
             return cast("Scalar", value)
     encoded = record.get(opaque)
     if isinstance(encoded, bytes):
         return encoded
     if isinstance(encoded, str):
         return from_base64(path, encoded)
-    raise Unreadable(f"has no value at {shown(path)}")
+    raise UnreadablePayload(f"has no value at {shown(path)}")
 
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {

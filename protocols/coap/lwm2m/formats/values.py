@@ -26,7 +26,7 @@ _DEPTH: Final = 4  # object, instance, resource, resource instance
 _RESOURCE_DEPTH: Final = 3
 
 
-class Unreadable(ValueError):
+class UnreadablePayload(ValueError):
     """A payload is not what its format says. The text completes the sentence "The answer …"."""
 
 
@@ -39,10 +39,10 @@ def parse_path(text: str) -> ResourcePath:
     """Numbers of a path, with or without slashes around them. Raises Unreadable."""
     numbers = text.strip("/").split("/") if text.strip("/") else []
     if len(numbers) > _DEPTH or not all(one.isascii() and one.isdecimal() and len(one) <= 5 for one in numbers):
-        raise Unreadable(f"names {text[:40]!r}, which is not a path")
+        raise UnreadablePayload(f"names {text[:40]!r}, which is not a path")
     path = tuple(map(int, numbers))
     if any(number > _MAX_NUMBER for number in path):
-        raise Unreadable(f"names {text[:40]!r}, which is not a path")
+        raise UnreadablePayload(f"names {text[:40]!r}, which is not a path")
     return path
 
 
@@ -77,7 +77,7 @@ def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
             return value
         case Kind.OPAQUE, str() as text:  # LWM2M JSON has bytes as BASE64 in a string
             return from_base64(path, text)
-    raise Unreadable(f"has {value!r:.40} at {shown(path)}, which should be {kind.value}")
+    raise UnreadablePayload(f"has {value!r:.40} at {shown(path)}, which should be {kind.value}")
 
 
 def _text(path: ResourcePath, text: str) -> str:
@@ -86,7 +86,7 @@ def _text(path: ResourcePath, text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Unreadable(f"has text at {shown(path)} with half of a surrogate pair") from None
+            raise UnreadablePayload(f"has text at {shown(path)} with half of a surrogate pair") from None
     return text.rstrip("\0")
 
 
@@ -95,7 +95,7 @@ def _storable(path: ResourcePath, value: Scalar) -> Scalar:
     if isinstance(value, float):
         return _finite(path, value)
     if isinstance(value, int) and value not in _INTEGERS:
-        raise Unreadable(f"has a number at {shown(path)} of more than 64 bits")
+        raise UnreadablePayload(f"has a number at {shown(path)} of more than 64 bits")
     return value
 
 
@@ -106,7 +106,7 @@ def _finite(path: ResourcePath, number: float) -> float:
         found = math.inf
     if math.isfinite(found):
         return found
-    raise Unreadable(f"has a number at {shown(path)} that is not finite")
+    raise UnreadablePayload(f"has a number at {shown(path)} that is not finite")
 
 
 def from_base64(path: ResourcePath, text: str) -> bytes:
@@ -115,7 +115,7 @@ def from_base64(path: ResourcePath, text: str) -> bytes:
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise Unreadable(f"has no BASE64 at {shown(path)}") from None
+        raise UnreadablePayload(f"has no BASE64 at {shown(path)}") from None
 
 
 class Collected:
@@ -137,9 +137,9 @@ class Collected:
             Unreadable: the path is not below what was asked, or the value does not fit.
         """
         if len(path) < _RESOURCE_DEPTH:
-            raise Unreadable(f"has a value at {shown(path)}, which is not a resource")
+            raise UnreadablePayload(f"has a value at {shown(path)}, which is not a resource")
         if not is_within(path, self._asked):
-            raise Unreadable(f"has {shown(path)}, and {shown(self._asked)} was asked for")
+            raise UnreadablePayload(f"has {shown(path)}, and {shown(self._asked)} was asked for")
         self.take_room()
         resource, instance = path[:_RESOURCE_DEPTH], path[_RESOURCE_DEPTH:]
         value = fit(path, value, self.kind_of(path))
@@ -164,7 +164,7 @@ class Collected:
         """Count an entry. Raises Unreadable when there are too many."""
         self._count += 1
         if self._count > MAX_VALUES:
-            raise Unreadable(f"has more than {MAX_VALUES} values")
+            raise UnreadablePayload(f"has more than {MAX_VALUES} values")
 
     def readings(self) -> Readings:
         """The values by their times. Those of now and later have none: a clock that is ahead keeps no value out.

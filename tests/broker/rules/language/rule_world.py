@@ -9,7 +9,7 @@ from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import ValidationFailed
 from broker.rules.language.body_reader import ResolvedDevice, ResolvedNames, ResolvedType
 from broker.rules.language.compiler import compile_rule
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from broker.rules.language.values import CurrentMessage, Value
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 
@@ -136,7 +136,7 @@ def body(*conditions: Any, then: Any = SWITCH_ON) -> dict[str, Any]:
     return {"if": {"and": list(conditions)}, "then": then}
 
 
-def rule(*conditions: Any, then: Any = SWITCH_ON) -> Rule:
+def rule(*conditions: Any, then: Any = SWITCH_ON) -> CompiledRule:
     return compile_rule(body(*conditions, then=then), WORLD, key=7)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from broker.rules.language.body_reader import names_in
 from broker.rules.language.compiler import compile_rule
 from broker.rules.language.condition_parser import parse_schedule
-from broker.rules.language.evaluation import Match
+from broker.rules.language.evaluation import RuleMatch
 from broker.rules.language.schedule import InvalidScheduleError
 from storage.keys import Milliseconds
 from tests.broker.rules.language.rule_world import KEYS, LIGHTS, SENSORS, WORLD, FakeView, findings
@@ -90,7 +90,7 @@ def _ask_everything(body: Any) -> None:
         outcome = made.on_message(view)
         assert made.explain_message(view).outcome == outcome
         assert made.explain_minute(view).outcome == made.on_minute(view)
-        match = outcome.match or Match({SENSORS.key: KEYS["s1"], LIGHTS.key: KEYS["l1"]})
+        match = outcome.match or RuleMatch({SENSORS.key: KEYS["s1"], LIGHTS.key: KEYS["l1"]})
         assert len(made.outgoing(view, match)) >= len(made.actions.actions)
     following = made.next_minute(_NOW)
     assert (following is not None) is made.has_times

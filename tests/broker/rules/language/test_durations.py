@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from broker.rules.language.evaluation import Match, Timer, TimerKey
-from broker.rules.language.rule import Rule
+from broker.rules.language.evaluation import RuleMatch, Timer, TimerKey
+from broker.rules.language.rule import CompiledRule
 from tests.broker.rules.language.rule_world import (
     KEYS,
     LIGHTS,
@@ -27,17 +27,17 @@ def lasting(made: dict[str, Any], seconds: float = 60, **others: Any) -> dict[st
 class Run:
     """A rule with its timers, as a caller keeps them."""
 
-    def __init__(self, made: Rule) -> None:
+    def __init__(self, made: CompiledRule) -> None:
         self.rule = made
         self.timers: dict[TimerKey, Timer] = {}
         self.view = FakeView()
 
-    def sends(self, device: str, data: dict[str, Any]) -> Match | None:
+    def sends(self, device: str, data: dict[str, Any]) -> RuleMatch | None:
         outcome = self.rule.on_message(self.view.sends(device, data), self.timers)
         self._keep(outcome.timers)
         return outcome.match
 
-    def later(self, seconds: float) -> list[Match]:
+    def later(self, seconds: float) -> list[RuleMatch]:
         """The matches while time passes."""
         until = self.view.now_ms + round(seconds * 1000)
         found = []

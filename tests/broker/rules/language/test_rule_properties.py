@@ -7,7 +7,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from broker.rules.language.evaluation import Explanation, Outcome, Timer, TimerKey
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from storage.keys import DeviceKey, Milliseconds
 from tests.broker.rules.language.reference_evaluator import Moment, ReferenceRule, Unknown, read, selector_of
 from tests.broker.rules.language.rule_world import KEYS, LIGHTS, SENSORS, FakeView, body, findings, rule, selector
@@ -114,7 +114,7 @@ class Twins:
 
     def __init__(self, text: dict[str, Any]) -> None:
         self.body = text
-        self.rule: Rule = rule(*text["if"]["and"], then=text["then"])
+        self.rule: CompiledRule = rule(*text["if"]["and"], then=text["then"])
         self.timers: dict[TimerKey, Timer] = {}
         self.reference = ReferenceRule(text)
         self.view = FakeView(now_ms=_START)

@@ -3,14 +3,14 @@
 from typing import Any
 
 from broker.rules.language.actions import SendAction
-from broker.rules.language.rule import Rule
+from broker.rules.language.rule import CompiledRule
 from tests.broker.rules.language.rule_world import KEYS, LIGHTS, SENSORS, FakeView, condition, rule, selector
 
 _ANY_IS_ON = condition(selector("any", "dt2"), "state", "=", True)
 _MATCHED_OFF = {"ddid": selector("matched", "dt2"), "action": "setOff"}
 
 
-def targets(made: Rule, view: FakeView) -> list[str] | None:
+def targets(made: CompiledRule, view: FakeView) -> list[str] | None:
     """The devices that Actions are sent to after the current message; None: the rule does not trigger."""
     match = made.on_message(view).match
     if match is None:

@@ -12,7 +12,7 @@ from broker.services import Services
 from broker.threads import RunInThread
 from config.settings import Address
 from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.session import SessionLimits
 from tests.factories import World
 from tests.fakes import run_inline
@@ -39,7 +39,7 @@ def run() -> RunInThread:
 @pytest.fixture
 async def listener(services: Services, time: Time, run: RunInThread) -> DtlsListener:
     begin = time.now
-    endpoint = Endpoint(services, now=lambda: trio.current_time() + time.now - begin)  # as fast as it is, or faster
+    endpoint = CoapEndpoint(services, now=lambda: trio.current_time() + time.now - begin)  # as fast as it is, or faster
     limits = SessionLimits(half_open_handshakes=HALF_OPEN)
     return DtlsListener(services, endpoint=endpoint, limits=limits, run=run)
 

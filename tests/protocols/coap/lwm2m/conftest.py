@@ -7,7 +7,7 @@ import trio
 
 from broker.device_management.sessions import (
     ManagedSession,
-    Observation,
+    ObservationSettings,
     Reading,
     Readings,
     ResourcePath,
@@ -27,7 +27,7 @@ class Management:
     """What the server tells device management."""
 
     def __init__(self) -> None:
-        self.observation = Observation(is_enabled=True, pmin=10, pmax=60)
+        self.observation = ObservationSettings(is_enabled=True, pmin=10, pmax=60)
         self.sessions: list[ManagedSession] = []
         self.asked_about: list[str] = []
         self.admitted: list[str] = []
@@ -39,7 +39,7 @@ class Management:
         self.values: dict[ResourcePath, ResourceValue] = {}
         self._changed = trio.Event()
 
-    async def observation_of(self, device: Device) -> Observation:
+    async def observation_of(self, device: Device) -> ObservationSettings:
         self.asked_about.append(device.id)
         return self.observation
 

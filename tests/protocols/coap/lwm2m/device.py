@@ -15,7 +15,7 @@ from aiocoap.numbers.contentformat import ContentFormat
 from aiocoap.transports import tcp
 
 from config.limits import COAP_IDLE_SECONDS
-from protocols.coap.lwm2m.datagrams import DeviceSession, Lwm2mEndpoint
+from protocols.coap.lwm2m.datagrams import DatagramPeer, Lwm2mEndpoint
 from tests.protocols.coap.dtls.client import DtlsClient
 
 PATIENCE_SECONDS = 10
@@ -39,7 +39,7 @@ class MemoryTransport:
 
     def __init__(self, endpoint: Lwm2mEndpoint, identity: str, token: str, *, address: object = ("192.0.2.1", 1)):
         self._sent, self._inbox = trio.open_memory_channel[aiocoap.Message](1000)
-        self.session: DeviceSession = endpoint.open(
+        self.session: DatagramPeer = endpoint.open(
             address, self._take, self._sent.close, idle_seconds=COAP_IDLE_SECONDS, is_address_verified=True
         )
         self.session.pre_shared_key = identity.encode(), bytes.fromhex(token)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.device_management.sessions import Reading, ResourcePath, ResourceValue, latest
 from protocols.coap.lwm2m.formats.content import ANSWER_BYTES, decode, encode_text
-from protocols.coap.lwm2m.formats.values import MAX_VALUES, Unreadable
+from protocols.coap.lwm2m.formats.values import MAX_VALUES, UnreadablePayload
 from protocols.coap.lwm2m.kinds import Kind, KindOf, kind_of, kind_of_either
 from protocols.coap.lwm2m.links import parse_discovered, parse_links, parse_offer
 from storage.keys import Milliseconds
@@ -146,12 +146,12 @@ class TestAnObjectInstance:
 
     def test_with_unsigned_numbers(self) -> None:
         assert values_of(TLV, tlv((3, 13, b"\xc8")), (1, 0)) == {(1, 0, 13): 200}
-        with pytest.raises(Unreadable, match="from 0 on"):
+        with pytest.raises(UnreadablePayload, match="from 0 on"):
             values_of(SENML_JSON, b'[{"n":"/1/0/13","v":-1}]', (1, 0))
 
     def test_a_time_fits_in_milliseconds(self) -> None:
         assert values_of(SENML_JSON, b'[{"n":"/3/0/13","v":1500000000}]', TIME) == {TIME: 1_500_000_000_000}
-        with pytest.raises(Unreadable, match="which should be a"):
+        with pytest.raises(UnreadablePayload, match="which should be a"):
             values_of(SENML_JSON, b'[{"n":"/3/0/13","v":9300000000000000}]', TIME)
 
     def test_with_resources_that_a_model_describes(self) -> None:
@@ -165,7 +165,7 @@ class TestAnObjectInstance:
         assert values_of(TLV, payload, (4242, 0), described) == {(4242, 0, 1): b"abc", (4242, 0, 2): 1.5}
         assert values_of(TEXT, b"1.5", (4242, 0, 2), described) == {(4242, 0, 2): 1.5}
         assert values_of(TEXT, b"80", LEVEL, kind_of_either(described)) == {LEVEL: "80"}
-        with pytest.raises(Unreadable, match="which should be a number"):
+        with pytest.raises(UnreadablePayload, match="which should be a number"):
             values_of(TEXT, b"much", (4242, 0, 2), described)
 
     @each_row("number", ["9" * 400, "-" + "9" * 400, str(2**64), "1e300"])
@@ -177,7 +177,7 @@ class TestAnObjectInstance:
             (SENML_JSON, '[{"n":"/%s","v":%s}]'),
             (LWM2M_JSON, '{"bn":"/","e":[{"n":"%s","v":%s}]}'),
         ):
-            with pytest.raises(Unreadable, match="which should be a"):
+            with pytest.raises(UnreadablePayload, match="which should be a"):
                 values_of(format_, (payload % (text, number)).encode(), DEVICE)
 
     @each_row(
@@ -197,9 +197,9 @@ class TestAnObjectInstance:
     def test_what_no_number_and_no_text_holds_is_named(self, path: ResourcePath) -> None:
         name = "/".join(map(str, path))
         for value in (math.nan, math.inf, cbor2.CBORTag(4, [999, 1])):
-            with pytest.raises(Unreadable, match=f"/{name} that is not finite"):
+            with pytest.raises(UnreadablePayload, match=f"/{name} that is not finite"):
                 values_of(SENML_CBOR, cbor2.dumps([{0: f"/{name}", 2: value}]), path[:2])
-        with pytest.raises(Unreadable, match=f"/{name} with half of a surrogate pair"):
+        with pytest.raises(UnreadablePayload, match=f"/{name} with half of a surrogate pair"):
             values_of(SENML_CBOR, cbor2.dumps([{0: f"/{name}", 3: "xxx"}]).replace(b"xxx", b"\xed\xa0\x80"), path[:2])
 
     def test_a_text_ends_before_its_last_nul(self) -> None:
@@ -270,10 +270,10 @@ class TestTimes:
     @each_row("member", ["bt", "t"])
     def test_what_is_no_time_is_unreadable(self, member: str, time: object) -> None:
         record = {"n": "/3/0/9", "v": 80, member: time}
-        with pytest.raises(Unreadable, match="a time at /3/0/9"):
+        with pytest.raises(UnreadablePayload, match="a time at /3/0/9"):
             decode(SENML_CBOR, senml_cbor([record]), (), NOW_MS)
         if not isinstance(time, float) or math.isfinite(time):
-            with pytest.raises(Unreadable, match="a time at /3/0/9"):
+            with pytest.raises(UnreadablePayload, match="a time at /3/0/9"):
                 decode(SENML_JSON, json.dumps([record]).encode(), (), NOW_MS)
 
     def test_instances_stay_what_they_were(self) -> None:
@@ -320,7 +320,7 @@ class TestTimes:
     def test_a_truncated_document_is_unreadable_as_a_whole(self) -> None:
         for format_, payload in _in_every_format([(LEVEL, _NOW, -5, 80), ((3, 0, 10), _NOW, -6, 7)]):
             for end in range(1, len(payload)):
-                with pytest.raises(Unreadable):
+                with pytest.raises(UnreadablePayload):
                     decode(format_, payload[:end], (), NOW_MS)
 
     def test_a_repeated_record_counts_once_and_of_two_of_one_time_the_later_one(self) -> None:
@@ -450,7 +450,7 @@ class TestMalformed:
     def test_is_unreadable_with_a_reason(
         self, path: ResourcePath, format_: int | None, payload: bytes, reason: str
     ) -> None:
-        with pytest.raises(Unreadable) as raised:
+        with pytest.raises(UnreadablePayload) as raised:
             values_of(format_, payload, path)
         assert reason in str(raised.value)
 
@@ -458,7 +458,7 @@ class TestMalformed:
         """A known client announces fewer records than follow when a resource has several instances."""
         right = senml_cbor(senml())
         assert right[0] == 0x90
-        with pytest.raises(Unreadable, match="is not SenML CBOR"):
+        with pytest.raises(UnreadablePayload, match="is not SenML CBOR"):
             values_of(SENML_CBOR, b"\x8c" + right[1:], DEVICE)
 
     @given(
@@ -469,7 +469,7 @@ class TestMalformed:
     def test_no_payload_raises_anything_else(self, format_: int | None, payload: bytes, path: ResourcePath) -> None:
         try:
             found = values_of(format_, payload, path)
-        except Unreadable:
+        except UnreadablePayload:
             return
         assert all(one[: len(path)] == path for one in found)
 
@@ -492,7 +492,7 @@ class TestMalformed:
         ):
             try:
                 values_of(format_, payload, DEVICE)
-            except Unreadable:
+            except UnreadablePayload:
                 continue
 
 
@@ -505,14 +505,14 @@ class TestLinks:
 
     @pytest.mark.parametrize("payload", [b"<", b"</3", b"</3>x", b"\xff", b"</3/0>,</" + b"3" * 300 + b">"])
     def test_what_is_no_list_of_links(self, payload: bytes) -> None:
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadablePayload):
             parse_offer(payload)
 
     @given(st.text(alphabet='<>/,;="3.0 ab', max_size=60))
     def test_no_text_raises_anything_else(self, text: str) -> None:
         try:
             parse_links(text)
-        except Unreadable:
+        except UnreadablePayload:
             return
 
 

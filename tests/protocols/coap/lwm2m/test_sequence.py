@@ -9,7 +9,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from broker.device_management.sessions import Observation, Reading, Readings
+from broker.device_management.sessions import ObservationSettings, Reading, Readings
 from broker.devices.registry import Device
 from broker.facts import ManagementConfigured
 from broker.services import Services
@@ -76,7 +76,7 @@ class TestSequence:
     async def test_asks_nothing_while_properties_are_disabled(
         self, device: ScriptedDevice, management: Management
     ) -> None:
-        management.observation = Observation(is_enabled=False, pmin=10, pmax=60)
+        management.observation = ObservationSettings(is_enabled=False, pmin=10, pmax=60)
         await device.register()
         await management.session()
         assert device.requests == []
@@ -85,10 +85,10 @@ class TestSequence:
         self, device: ScriptedDevice, management: Management, services: Services, world: World
     ) -> None:
         """New `pmin` and `pmax` are written to registered devices at once (reference 15.1)."""
-        management.observation = Observation(is_enabled=False, pmin=10, pmax=60)
+        management.observation = ObservationSettings(is_enabled=False, pmin=10, pmax=60)
         await device.register()
         await management.session()
-        management.observation = Observation(is_enabled=True, pmin=10, pmax=60)
+        management.observation = ObservationSettings(is_enabled=True, pmin=10, pmax=60)
         services.core.router.publish(ManagementConfigured(DeviceTypeKey(world.light_type + 1)))
         await wait_all_tasks_blocked()
         assert device.requests == []
@@ -103,7 +103,7 @@ class TestSequence:
 
         def configure(request: aiocoap.Message) -> aiocoap.Message:
             device.replies["GET /5/0"] = content(TLV, FIRMWARE)
-            management.observation = Observation(is_enabled=True, pmin=20, pmax=60)
+            management.observation = ObservationSettings(is_enabled=True, pmin=20, pmax=60)
             services.core.router.publish(ManagementConfigured(world.light_type))
             return device.answered(request, content(TLV, FIRMWARE))
 

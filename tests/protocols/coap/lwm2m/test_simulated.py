@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from broker.device_management.sessions import Observation, latest
+from broker.device_management.sessions import ObservationSettings, latest
 from broker.services import Services
 from config.settings import Address
 from protocols.cli.simulated import lwm2m as simulated
@@ -30,7 +30,7 @@ URI, UPDATE, STATE, RESULT, VERSION = (5, 0, 1), (5, 0, 2), (5, 0, 3), (5, 0, 5)
 @pytest.fixture
 async def address(services: Services, world: object, management: Management) -> AsyncIterator[Address]:
     require_dtls()
-    management.observation = Observation(is_enabled=True, pmin=0, pmax=60)
+    management.observation = ObservationSettings(is_enabled=True, pmin=0, pmax=60)
     server = Lwm2mServer(services, management, pause_seconds=0)
     listener = DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES, run=run_inline)
     async with trio.open_nursery() as nursery:

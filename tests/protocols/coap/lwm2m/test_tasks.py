@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from broker.device_management.configuration import ConfigurationChange
-from broker.device_management.engine import Engine
+from broker.device_management.engine import ManagementEngine
 from broker.device_management.requests import TaskRequest
 from broker.device_management.tasks import Task
 from broker.services import Services
-from protocols.coap.endpoint import Endpoint
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from storage.firmware import FirmwareImageRecord
 from storage.tasks import DeviceTaskRecord
@@ -39,7 +39,7 @@ SLEEPS = "The device sleeps, and is asked when it is heard again."
 
 
 @pytest.fixture
-def management(services: Services) -> Engine:
+def management(services: Services) -> ManagementEngine:
     return services.device_management.registrations
 
 
@@ -196,9 +196,9 @@ async def test_records_with_times_over_notify_send_and_read(
 
 async def test_firmware_is_fetched_by_coap_and_goes_on_after_a_power_cut(
     device: ScriptedDevice,
-    management: Engine,
+    management: ManagementEngine,
     operator: Operator,
-    endpoint: Endpoint,
+    endpoint: CoapEndpoint,
     peer: Peer,
     services: Services,
     transport: MemoryTransport,
