@@ -309,7 +309,7 @@ class _Connection:
     async def _begin(self, exchange: MqttExchange, connect: Connect) -> bool:
         """Accept the connection, with its session; False when it cannot be."""
         self._connect = None
-        if connect.will is not None or self._rooms.device_sessions.sessions is not None:  # the store is to be waited for
+        if connect.will is not None or self._rooms.device_sessions.sessions is not None:  # the store answers
             self._scope.deadline = trio.current_time() + MQTT_CONNECT_SECONDS
         try:
             await exchange.begin(connect)
