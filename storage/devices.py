@@ -19,8 +19,13 @@ _SELECT_ANY = (
 )
 _SELECT = f"{_SELECT_ANY}d.deleted_on IS NULL AND "
 # A key is never given again: rows that refer to a removed device (Actions it sent, payments) would change hands.
+_NEW_DEVICE = (
+    *("key", "id", "owner", "device_type", "name"),
+    *("manifest_version", "manifest_version_policy", "enabled", "created_on"),
+)
+_TOKEN = ("device", "hash", "sealed", "application", "created_on")
 _NEXT_KEY = (
-    "SELECT coalesce(max(known.key), 0) + 1 FROM (SELECT max(key) AS key FROM device"
+    "SELECT coalesce(max(known.key), 0) + 1 AS value FROM (SELECT max(key) AS key FROM device"
     " UNION ALL SELECT value FROM counter WHERE name = 'removed device') AS known"
 )
 _KEYS_AT_ONCE = 500  # in one statement; SQLite and PostgreSQL take 32,766 at least
@@ -192,6 +197,17 @@ class DeviceStore:
             },
         ).one()
         return DeviceKey(sure(row)["key"])
+
+    def next_key(self) -> DeviceKey:
+        """The key of the next new device."""
+        return DeviceKey(sure(self._db.execute(_NEXT_KEY).one())["value"])
+
+    def add_all(self, devices: Sequence[DeviceRecord], tokens: Sequence[DeviceTokenRecord]) -> None:
+        """Add devices that have their keys, from `next_key` on, and their tokens."""
+        rows = [tuple(getattr(one, name) for name in _NEW_DEVICE) for one in devices]
+        self._db.put_many("device", _NEW_DEVICE, ("id",), rows)
+        given = [tuple(getattr(one, name) for name in _TOKEN) for one in tokens]
+        self._db.put_many("device_token", _TOKEN, ("device",), given)
 
     def put_origin(
         self, key: int, *, eid: str | None, vdid: str | None, cloud_authorization: str, certificate: bytes | None

@@ -36,6 +36,11 @@ class ProvisionMarkStore:
             {"kind": kind, "name": name, "object": object_},
         )
 
+    def put_all(self, kind: str, objects: Mapping[str, str]) -> None:
+        """As `put`, for objects by their names."""
+        rows = [(kind, name, object_) for name, object_ in objects.items()]
+        self._db.put_many("provision_mark", ("kind", "name", "object"), ("kind", "name"), rows)
+
     def remove(self, kind: str, name: str) -> None:
         self._db.execute("DELETE FROM provision_mark WHERE kind = :kind AND name = :name", {"kind": kind, "name": name})
 

@@ -1,7 +1,8 @@
 """The tables `device_types`, `devices` and `shares` of the provision file."""
 
-from dataclasses import replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from broker.devices.inventory import device_fact, put_origin
 from broker.errors import Conflict
@@ -21,11 +22,13 @@ from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import ChangedKey, compared, masked
 from broker.provisioning.run import DEVICE_KEY, ProvisioningRun, find_existing, given
 from broker.registration.certificates import BadCertificate, issuer_dn, read_authorities
-from broker.secrets import token_hash
+from broker.secrets import Vault, token_hash
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
-from storage.records import NEW_KEY, DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord
+from storage.records import NEW_KEY, DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord, UserRecord
 
 _RENAMES_SHOWN: Final = 3
+_TAKEN: Final = "somebody else has this token"
+_NO_NAMES: Final[set[object]] = {("id", None), ("key", None), ("token", None)}
 #: Attributes of a device type that are keys of the file.
 _TYPE_KEYS: Final = (
     *("unique_name", "name", "published", "protected", "rsp", "description", "tags"),
@@ -33,10 +36,33 @@ _TYPE_KEYS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedToken:
+    """The token of an entry, or the one that it gets if it makes or restores a device."""
+
+    text: str
+    hash: bytes
+    sealed: bytes
+
+
+def prepare_tokens(vault: Vault, entries: Sequence[tuple[EntryLocation, Any]]) -> dict[int, PreparedToken]:
+    """By the index of each device: to seal a token takes as long as all else that is done for a device, and nobody else
+    writes during the transaction."""
+    texts = {at.index: entry.token or new_id() for at, entry in entries}
+    return {index: PreparedToken(text, token_hash(text), vault.seal(text)) for index, text in texts.items()}
+
+
 class DeviceTables:
-    def __init__(self, run: ProvisioningRun) -> None:
+    def __init__(self, run: ProvisioningRun, tokens: Mapping[int, PreparedToken]) -> None:
         self._run = run
+        self._tokens = tokens
         self._made: list[tuple[EntryLocation, DeviceRecord]] = []
+        self._newest: dict[DeviceTypeKey, int] = {}
+        #: New devices that are not written yet, their marks by key, and what other entries may find them by.
+        self._new: list[tuple[DeviceRecord, DeviceTokenRecord]] = []
+        self._new_marks: dict[str, str] = {}
+        self._new_names: set[object] = set()
+        self._next_key: DeviceKey | None = None
 
     def put_device_type(self, at: EntryLocation, entry: DeviceTypeEntry) -> None:
         types = self._run.tx.device_types
@@ -124,45 +150,72 @@ class DeviceTables:
         devices = self._run.tx.devices
         owner, type_ = self._run.user_of(at, "owner", entry.owner), self._run.type_of(at, "type", entry.type)
         name = entry.name or type_.id  # reference 6.1
+        if not self._new_names.isdisjoint(_names(entry, owner.key, name)):
+            self.write_new()
         known = self._known(at, entry, owner.key, name)
         if known is not None and known.owner != owner.key:
             raise at.refusal("owner", f"the device {known.id} belongs to somebody else")
         if known is not None and known.device_type != type_.key:
             raise at.refusal("type", f"the device {known.id} has another type, and keeps it")
         if known is None:
-            added = DeviceRecord(
-                key=NEW_KEY,
-                id=entry.id or self._run.generate(at, name, "id", new_id()),
-                owner=owner.key,
-                owner_id=owner.id,
-                device_type=type_.key,
-                name=name,
-                manifest_version=self._run.tx.device_types.newest_version(type_.key),
-                manifest_version_policy="LATEST",
-                enabled=True,
-                created_on=self._run.now_ms,
-            )
-            key = devices.put_device(added)
-            self._device_token(at, key, entry.token or self._run.generate(at, name, "token", new_id()))
-            self._mark(entry, added.id)
-            self._tell(key, DeviceCreated, DeviceEnabled)
-            if entry.id is None:
-                self._made.append((at, added))
-            return self._run.created(at, key, name)
+            return self._add(at, entry, owner, type_, name)
         keys = [ChangedKey("restored", False, True)] if self._restore(at, entry, known) else []
         restored = bool(keys)
         renamed = entry.name is not None and entry.name != known.name
         if renamed:
             devices.put_device(replace(known, name=name))
             keys.append(ChangedKey("name", known.name, name))
-        if entry.token is not None and self._device_token(at, known.key, entry.token):
+        if entry.token is not None and self._given_token(at, known.key):
             keys.append(masked("token"))
         keys += self._mark(entry, known.id)
         if restored:
-            self._tell(known.key, DeviceCreated, DeviceEnabled if known.enabled else DeviceDisabled)
+            self._tell(known, type_, DeviceCreated, DeviceEnabled if known.enabled else DeviceDisabled)
         elif renamed:
-            self._tell(known.key, DeviceUpdated)
+            self._tell(known, type_, DeviceUpdated)
         return self._run.found(at, known.key, known.name, keys)
+
+    def _add(
+        self, at: EntryLocation, entry: DeviceEntry, owner: UserRecord, type_: DeviceTypeRecord, name: str
+    ) -> None:
+        """Keep a new device for `write_new`."""
+        tx, token = self._run.tx, self._tokens[at.index]
+        if self._next_key is None:
+            self._next_key = tx.devices.next_key()
+        added = DeviceRecord(
+            key=self._next_key,
+            id=entry.id or self._run.generate(at, name, "id", new_id()),
+            owner=owner.key,
+            owner_id=owner.id,
+            device_type=type_.key,
+            name=name,
+            manifest_version=self._newest_version(type_.key),
+            manifest_version_policy="LATEST",
+            enabled=True,
+            created_on=self._run.now_ms,
+        )
+        if entry.token is None:
+            self._run.generate(at, name, "token", token.text)
+        elif self._is_of_another(token):
+            raise at.refusal("token", _TAKEN)
+        self._next_key = DeviceKey(added.key + 1)
+        self._new.append((added, self._token_record(at, added.key)))
+        if entry.id is not None:
+            self._mark(entry, added.id)
+        else:
+            self._made.append((at, added))
+            if entry.key is not None:
+                self._new_marks[entry.key] = added.id
+        self._new_names.update(_names(entry, owner.key, name))
+        self._tell(added, type_, DeviceCreated, DeviceEnabled)
+        self._run.created(at, added.key, name)
+
+    def write_new(self) -> None:
+        """Write the devices that are new: many at once take half the time. After the last entry."""
+        self._run.tx.devices.add_all([one for one, _ in self._new], [token for _, token in self._new])
+        self._run.tx.provision_marks.put_all(DEVICE_KEY, self._new_marks)
+        self._new.clear()
+        self._new_marks.clear()
+        self._new_names.clear()
 
     def _known(self, at: EntryLocation, entry: DeviceEntry, owner: UserKey, name: str) -> DeviceRecord | None:
         """The device with the entry's id, also a deleted one: its entry restores it (reference 6.1). Else the one that
@@ -214,14 +267,18 @@ class DeviceTables:
             raise at.refusal("id", f"the deleted device {known.id} cannot be restored: {error}") from error
         devices.set_deleted(known.key, None)
         if entry.token is None:
-            self._device_token(at, known.key, self._run.generate(at, known.name, "token", new_id()))
+            self._run.generate(at, known.name, "token", self._tokens[at.index].text)
+            devices.put_token(self._token_record(at, known.key))
         return True
 
-    def _tell(self, key: DeviceKey, *kinds: type[DeviceFact]) -> None:
-        record = self._run.tx.devices.device(key)
-        type_ = None if record is None else self._run.tx.device_types.device_type(record.device_type)
-        if record is not None and type_ is not None:
-            self._run.facts += [device_fact(kind, record, type_, None, self._run.now_ms) for kind in kinds]
+    def _newest_version(self, device_type: DeviceTypeKey) -> int:
+        """Of one that has devices in the file: no Manifest comes behind them."""
+        if device_type not in self._newest:
+            self._newest[device_type] = self._run.tx.device_types.newest_version(device_type)
+        return self._newest[device_type]
+
+    def _tell(self, record: DeviceRecord, type_: DeviceTypeRecord, *kinds: type[DeviceFact]) -> None:
+        self._run.facts += [device_fact(kind, record, type_, None, self._run.now_ms) for kind in kinds]
 
     def put_share(self, at: EntryLocation, entry: ShareEntry) -> None:
         shares = self._run.tx.shares
@@ -245,14 +302,28 @@ class DeviceTables:
             return self._run.created(at, identity, name)
         return self._run.found(at, identity, name, compared(known, wanted, ("status",)))
 
-    def _device_token(self, at: EntryLocation, device: DeviceKey, token: str) -> bool:
-        devices, hashed = self._run.tx.devices, token_hash(token)
+    def _given_token(self, at: EntryLocation, device: DeviceKey) -> bool:
+        devices, token = self._run.tx.devices, self._tokens[at.index]
         known = devices.token_of(device)
-        if known is not None and known.hash == hashed:
+        if known is not None and known.hash == token.hash:
             return False
-        if devices.token_by_hash(hashed) is not None or self._run.tx.accounts.token(hashed) is not None:
-            raise at.refusal("token", "somebody else has this token")
+        if self._is_of_another(token):
+            raise at.refusal("token", _TAKEN)
         if known is not None:
             self._run.revoked.append(known.hash)
-        devices.put_token(DeviceTokenRecord(device, hashed, self._run.vault.seal(token), None, self._run.now_ms))
+        devices.put_token(self._token_record(at, device))
         return True
+
+    def _is_of_another(self, token: PreparedToken) -> bool:
+        tx = self._run.tx
+        return tx.devices.token_by_hash(token.hash) is not None or tx.accounts.token(token.hash) is not None
+
+    def _token_record(self, at: EntryLocation, device: DeviceKey) -> DeviceTokenRecord:
+        token = self._tokens[at.index]
+        return DeviceTokenRecord(device, token.hash, token.sealed, None, self._run.now_ms)
+
+
+def _names(entry: DeviceEntry, owner: UserKey, name: str) -> set[object]:
+    """What another entry of the same device, or of the same token, has in common with this one."""
+    names: set[object] = {("id", entry.id), ("key", entry.key), ("token", entry.token), (owner, name)}
+    return names - _NO_NAMES

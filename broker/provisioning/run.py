@@ -16,7 +16,7 @@ from broker.accounts.issuance import Issuance
 from broker.errors import Finding, ValidationFailed
 from broker.facts import Fact
 from broker.provisioning.reading import EntryLocation, Findings, names_of
-from broker.provisioning.report import ChangedKey, ChangedObject, Generated, Notice, ProvisionReport
+from broker.provisioning.report import ChangedKey, ChangedObject, Counts, Generated, Notice, ProvisionReport
 from broker.secrets import Vault
 from storage.database import Transaction
 from storage.keys import Milliseconds, RuleKey
@@ -89,8 +89,18 @@ class ProvisioningRun:
         self.rules: list[RuleKey] = []
         self.subscriptions: list[int] = []
         self._seen: dict[object, EntryLocation] = {}
+        #: What entries of the present table refer to: thousands may refer to one user and one type.
+        self._users: dict[str, UserRecord] = {}
+        self._types: dict[str, DeviceTypeRecord] = {}
 
     # Entries
+
+    def begin(self, table: str, *, is_given: bool) -> None:
+        """The entries of a table follow: those of the one before may have changed what was found."""
+        self._users.clear()
+        self._types.clear()
+        if is_given:
+            self.report.tables[table] = Counts()
 
     def put(self, at: EntryLocation, entry: msgspec.Struct, put: Callable[[EntryLocation, Any], None]) -> None:
         """Put one entry. A refusal is among the findings, unless it comes of an earlier one."""
@@ -99,23 +109,23 @@ class ProvisioningRun:
             self._check_references(at, {key: getattr(entry, key) for key in _REFERENCES.get(at.table, ())})
             put(at, entry)
 
-        self._collect(at, names_of(entry), work)
+        self._collect(at, lambda: names_of(entry), work)
 
     def look_up(self, at: EntryLocation, texts: Mapping[str, str]) -> None:
         """Look up the objects that an entry names that cannot be used."""
         named = {key: texts.get(key.rstrip("_")) for key in _REFERENCES.get(at.table, ())}
-        self._collect(at, set(), lambda: self._check_references(at, named))
+        self._collect(at, set, lambda: self._check_references(at, named))
 
-    def _collect(self, at: EntryLocation, names: set[str], work: Callable[[], None]) -> None:
+    def _collect(self, at: EntryLocation, names: Callable[[], set[str]], work: Callable[[], None]) -> None:
         try:
             work()
         except MissingObject as error:
             if not self.findings.explains(error.table, error.name):
                 self.findings.add(*error.findings)
-            self.findings.refuse(at.table, names)
+            self.findings.refuse(at.table, names())
         except ValidationFailed as error:
             self.findings.add(*error.findings)
-            self.findings.refuse(at.table, names)
+            self.findings.refuse(at.table, names())
 
     def _check_references(self, at: EntryLocation, named: Mapping[str, str | None]) -> None:
         """Look up everything that an entry refers to, so that all that is missing is named at once."""
@@ -143,18 +153,22 @@ class ProvisioningRun:
         return found
 
     def user_of(self, at: EntryLocation, key: str, text: str) -> UserRecord:
+        if (known := self._users.get(text)) is not None:
+            return known
         by_address = self.tx.accounts.user_by_email(text)
         found = by_address or self.tx.accounts.user_by_id(text)
         if found is None:
             raise MissingObject(at, key, "users", text, "user")
         if by_address is not None and by_address.email_verified_on is None:
             raise UnprovedAddress(at, key, by_address)
+        self._users[text] = found
         return found
 
     def type_of(self, at: EntryLocation, key: str, text: str) -> DeviceTypeRecord:
-        found = self.tx.device_types.by_id_or_name(text)
+        found = self._types.get(text) or self.tx.device_types.by_id_or_name(text)
         if found is None:
             raise MissingObject(at, key, "device_types", text, "device type")
+        self._types[text] = found
         return found
 
     def application_of(self, at: EntryLocation, text: str) -> ApplicationRecord:

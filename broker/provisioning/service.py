@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import trio
@@ -19,13 +20,13 @@ from broker.limits.quotas import Quotas
 from broker.mail import Mails
 from broker.provisioning.account_tables import AccountTables, PreparedPassword
 from broker.provisioning.connector_tables import ConnectorTables, check_connectors
-from broker.provisioning.device_tables import DeviceTables
+from broker.provisioning.device_tables import DeviceTables, prepare_tokens
 from broker.provisioning.document import TABLES, UserEntry
 from broker.provisioning.firmware_tables import FirmwareTables, staged_images
 from broker.provisioning.manifest_versions import check_manifests
 from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.reading import EntryLocation, ReadTables, read_document
-from broker.provisioning.report import Counts, ProvisionReport
+from broker.provisioning.report import ProvisionReport
 from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import ProvisioningRun
 from broker.provisioning.scene_tables import SceneTables
@@ -37,6 +38,7 @@ from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
 from broker.site import Site
 from broker.subscriptions.subscriptions import Subscriptions
+from broker.threads import run_in_thread
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.records import UserRecord
@@ -110,6 +112,7 @@ class Provisioning:
         passwords = await self._prepare_passwords(reading)
         check_manifests(reading, document)
         await check_connectors(reading)
+        tokens = await run_in_thread(partial(prepare_tokens, self._vault, reading.of("devices")))
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> ProvisioningRun:
@@ -125,7 +128,8 @@ class Provisioning:
                 allow_private=self._subscriptions.allow_private,
                 has_streams=self._subscriptions.has_streams,
             )
-            _put_all(run, reading, accounts, FirmwareTables(run, self._images, staged), rules, subscriptions)
+            devices, firmware = DeviceTables(run, tokens), FirmwareTables(run, self._images, staged)
+            _put_all(run, reading, accounts, devices, firmware, rules, subscriptions)
             if (failure := run.findings.failure()) is not None:
                 raise failure
             if "applications" in document:
@@ -210,11 +214,11 @@ def _put_all(
     run: ProvisioningRun,
     reading: ReadTables,
     accounts: AccountTables,
+    devices: DeviceTables,
     firmware: FirmwareTables,
     rules: RuleTables,
     subscriptions: SubscriptionTables,
 ) -> None:
-    devices = DeviceTables(run)
     puts: Mapping[str, Callable[[EntryLocation, Any], None]] = {
         "organizations": accounts.put_organization,
         "users": accounts.put_user,
@@ -235,10 +239,10 @@ def _put_all(
     }
     for table in TABLES:  # entries refer only to entries of earlier tables
         entries = reading.of(table)
-        if entries:
-            run.report.tables[table] = Counts()
+        run.begin(table, is_given=bool(entries))
         for at, entry in entries:
             run.put(at, entry, puts[table])
+        devices.write_new()
         for at, texts in reading.unusable:
             if at.table == table:
                 run.look_up(at, texts)

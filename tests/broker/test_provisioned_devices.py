@@ -18,6 +18,7 @@ from broker.facts import (
 )
 from broker.messages.history import Search
 from broker.services import Services
+from storage.engines.sqlite import SqliteConnection
 from storage.keys import Milliseconds
 from tests.factories import BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, World
 from tests.rows import each_row
@@ -148,3 +149,49 @@ async def test_new_and_renamed_devices_are_told_without_an_application(
     await counts(services, "devices", LIGHT | {"name": "Renamed"})
     assert [type(fact) for fact in facts] == [DeviceCreated, DeviceEnabled, DeviceUpdated]
     assert {fact.application_id for fact in facts if isinstance(fact, DeviceFact)} == {None}
+
+
+# Many devices
+
+
+def many(count: int, **more: str) -> list[dict[str, str]]:
+    named = [{"name": f"Light {number}", "key": f"light {number}"} for number in range(count)]
+    return [{"owner": "ada@example.org", "type": "example.smart_light", **one, **more} for one in named]
+
+
+async def test_others_wait_for_few_statements_of_each_new_device(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is one transaction, in which nobody else writes: 1,000 devices took a second, with 19 statements each."""
+    statements = 0
+    run = SqliteConnection._run
+
+    def counting(self: SqliteConnection, sql: str, parameters: Any) -> Any:
+        nonlocal statements
+        statements += 1
+        return run(self, sql, parameters)
+
+    monkeypatch.setattr(SqliteConnection, "_run", counting)
+    for outcome in ((300, 0, 0), (0, 0, 300)):
+        before = statements
+        report = await services.provisioning.apply({"devices": many(300)})
+        counts = report.tables["devices"]
+        assert (counts.created, counts.changed, counts.unchanged) == outcome
+        assert statements - before < 300 * 4 + 100
+
+
+async def test_an_entry_finds_a_device_that_is_new_in_the_same_file(services: Services, world: World) -> None:
+    new, token = many(3), "77" * 16
+    by_name, by_key = {**new[1], "key": "another"}, {**new[2], "name": "Another"}
+    with pytest.raises(ValidationFailed) as caught:
+        await services.provisioning.apply(
+            {"devices": [{**new[0], "token": token}, *new[1:], by_name, by_key, {**many(4)[3], "token": token}]}
+        )
+    found = [(one.field, one.messages[0]) for one in caught.value.findings]
+    assert found == [
+        ("devices[3]", "the same as devices[1]"),
+        ("devices[4]", "the same as devices[2]"),
+        ("devices[5].token", "somebody else has this token"),
+    ]
+    devices = await services.core.database.read(lambda tx: tx.devices.names_of_owner(world.ada))
+    assert not [name for name in devices if name.startswith("Light")]
