@@ -9,8 +9,9 @@ from typing import Any, Final
 import httpx
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select
 
-from tests.daemon import LIGHT_TYPE, USER_TOKEN, bearer, device_id
+from tests.daemon import ADA, ADA_EMAIL, LIGHT_TYPE, USER_TOKEN, bearer, device_id
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOB_EMAIL, Site
 from tests.third_party_cloud import ThirdPartyCloud
@@ -392,3 +393,109 @@ def test_a_table_of_ten_thousand_rows_pages_sorts_filters_and_goes_out(ada: User
     ada.eventually(lambda: ada.browser.texts("tbody td")[:1] == ["9999"])
     ada.browser.fill("Filter rows", "<B>")
     ada.eventually(lambda: ada.browser.texts("tbody th") == ['=1+1,"<b>;@x'])
+
+
+def test_an_application_is_deleted_after_its_name_is_typed(ada: User, site: Site) -> None:
+    (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
+    path = f"/developer/organizations/{acme['id']}/applications"
+    made = site.of_ada_at_the_console(ada, "POST", path, {"name": "Short-lived", "methods": ["pkce"]})
+    site.provision(f'[[tokens]]\napplication = "{made["id"]}"\nuser = "{ADA_EMAIL}"\n')
+    go(ada, "/developer/applications")
+    ada.sees("Short-lived")
+    choose(ada, "Short-lived")
+    deleting(ada, "Short-lived")
+    ada.sees("1 person can no longer use it", "dialog")
+    ada.sees("1 access token with its connections", "dialog")
+    assert not press_in_dialog(ada, "Delete for good").is_enabled()
+    ada.browser.fill("Type its name, Short-lived, to confirm", "short-lived")
+    press_in_dialog(ada, "Delete for good").click()
+    ada.sees("Short-lived is deleted")
+    ada.sees_no("Short-lived", "#page")
+    # One that a provision file makes is not deleted here, and the page says why.
+    choose(ada, "Light Board")
+    deleting(ada, "Light Board")
+    ada.sees("Light Board cannot be deleted", "dialog")
+    ada.sees("A provision file makes this application", "dialog")
+    ada.click("Close")
+
+
+def choose(user: User, name: str) -> None:
+    """Where there are many applications, they are a table, of which one is shown."""
+    user.eventually(lambda: name in user.browser.text)
+    if user.browser.driver.find_elements(By.CSS_SELECTOR, "#page table"):
+        user.browser.fill("Filter applications", name)
+        user.click(name)
+    user.sees(name, "#page section h2")
+
+
+def deleting(user: User, name: str) -> None:
+    user.browser.driver.find_element(By.XPATH, f'//section[@aria-label="{name}"]//button[.="Delete"]').click()
+
+
+def press_in_dialog(user: User, words: str) -> WebElement:
+    return user.browser.driver.find_element(By.XPATH, f'//dialog//button[.="{words}"]')
+
+
+def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) -> None:
+    (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
+    path = f"/developer/organizations/{acme['id']}/applications"
+    made = site.of_ada_at_the_console(ada, "POST", path, {"name": "Asker", "methods": ["pkce"]})
+    go(ada, "/developer/applications")
+    choose(ada, "Asker")
+    ada.browser.driver.find_element(By.XPATH, '//section[@aria-label="Asker"]//button[.="Change"]').click()
+    form = '[aria-label="Change Asker"]'
+    ada.sees("What it asks people for", form)
+    for _ in range(2):
+        ada.browser.driver.find_element(
+            By.XPATH, '//form[@aria-label="Change Asker"]//button[.="Ask for more"]'
+        ).click()
+    of = ada.browser.driver.find_elements(By.CSS_SELECTOR, f"{form} .ask input")
+    of[0].clear()
+    of[0].send_keys("none.such")
+    press_in(ada, "Change Asker", "Save")
+    ada.sees("There is no such device type", f"{form} .finding")
+    ada.was_refused(400)
+    of[0].clear()
+    of[0].send_keys("example.light")
+    press_in(ada, "Change Asker", "Save")
+    ada.sees("The application is changed")
+    asked = site.of_ada_at_the_console(ada, "GET", f"/developer/applications/{made['id']}", None)["permissions"]
+    assert asked == [
+        {"deviceType": LIGHT_TYPE, "permissions": ["READ"]},
+        {"deviceType": "*", "permissions": ["READ"]},
+    ]
+    choose(ada, "Asker")
+    ada.sees("see devices of every type", '[aria-label="Asker"] dd')
+    site.of_ada_at_the_console(ada, "DELETE", f"/developer/applications/{made['id']}", None)
+
+
+def test_a_subscription_is_made_and_deleted(ada: User, site: Site) -> None:
+    go(ada, "/developer/subscriptions")
+    ada.sees("New subscription")
+    assert not ada.browser.driver.find_elements(By.CSS_SELECTOR, "[name=cloudRegion]:enabled")
+    pick(ada, "application", "Dashboard")
+    pick(ada, "source", "Messages of one device")
+    pick(ada, "receiver", "Into a cloud stream")
+    for name, text in (("cloudRegion", "eu-west-1"), ("cloudStreamName", "lights"), ("cloudKey", "key")):
+        write(ada, name, text)
+    write(ada, "cloudSecret", "secret")
+    write(ada, "description", "Lights for the archive")
+    ada.click("Create the subscription")
+    ada.sees("The subscription is made")
+    ada.sees("Lights for the archive", "#page table")
+    ada.browser.leaving(lambda: ada.click("Lights for the archive"))
+    ada.sees("Lights for the archive", "h1")
+    made = site.of_ada("GET", f"/subscriptions/{ada.browser.url.split('/')[-1]}")["data"]
+    assert (made["uid"], made["sdid"], made["cloudStreamName"]) == (ADA, device_id(0), "lights")
+    ada.click("Delete")
+    ada.browser.leaving(lambda: ada.click("Delete it"))
+    ada.sees("New subscription")
+    ada.sees_no("Lights for the archive", "#page table")
+
+
+def pick(user: User, name: str, words: str) -> None:
+    Select(named(user, name)).select_by_visible_text(words)
+
+
+def press_in(user: User, form: str, words: str) -> None:
+    user.browser.driver.find_element(By.XPATH, f'//form[@aria-label="{form}"]//button[.="{words}"]').click()

@@ -2,7 +2,7 @@
 
 import { loadActivity } from "./activity.js";
 import { attempt, call, done, download, get } from "./api.js";
-import { $, fileSize, fill, fullTime, h, heads, sure, time } from "./dom.js";
+import { $, fileSize, fill, fullTime, h, heads, sure, time, typed } from "./dom.js";
 
 const uid = $("meta[name=uid]").content;
 const BROWSERS = [["Edg", "Edge"], ["OPR/", "Opera"], ["Firefox/", "Firefox"], ["Chrome/", "Chrome"], ["Safari/", "Safari"]];
@@ -70,26 +70,10 @@ async function archive() {
   if (!isOver) setTimeout(() => attempt(archive), ARCHIVE_MS);
 }
 
-// The second confirmation: who types the address of the account means it.
-function address() {
-  return new Promise((resolve) => {
-    const input = h("input", { id: "leave-email", type: "email", autocomplete: "off", required: true });
-    const button = h("button", { class: "danger", value: "yes", disabled: true }, "Delete for good");
-    input.addEventListener("input", () => { button.disabled = input.value.trim().toLowerCase() !== email.toLowerCase(); });
-    const dialog = h("dialog", { "aria-labelledby": "leave-title" }, h("form", { method: "dialog" }, h("h2", { id: "leave-title" }, "Are you sure?"),
-      h("p", {}, "This cannot be undone. Type the e-mail address of your account to confirm."),
-      h("p", {}, h("label", { for: input.id }, "E-mail address"), input),
-      h("div", { class: "row end" }, h("button", { class: "quiet", value: "no", formnovalidate: true }, "Cancel"), button)));
-    dialog.addEventListener("close", () => { resolve(dialog.returnValue === "yes"); dialog.remove(); });
-    document.body.append(dialog);
-    dialog.showModal();
-    input.focus();
-  });
-}
-
 $("#leave").addEventListener("click", async (event) => {
   const first = await sure("Delete your account?", "Your devices and all their messages, your rules, scenes, shares and exports are deleted at once. Devices that others shall have can be handed over first, on their pages.", "Go on");
-  if (first && await address()) await attempt(async () => {
+  const isMeant = first && await typed("Are you sure?", "This cannot be undone. Type the e-mail address of your account to confirm.", "Delete for good", { word: email, name: "E-mail address", kind: "email" });
+  if (isMeant) await attempt(async () => {
     await call("DELETE", `/users/${uid}`);
     location.assign("/console");
   }, { button: event.target });

@@ -3,14 +3,15 @@
 import { attempt, call, done, get, tagOf } from "./api.js";
 import { box, button, check, everything, field, form, organizations, page, sameTable, show, table } from "./dash.js";
 import { DataTable } from "./data-table.js";
-import { copyButton, empty, fill, h, sure } from "./dom.js";
+import { copyButton, empty, fill, h, sure, told, typed, whole } from "./dom.js";
+import { named } from "./names.js";
 import { save } from "./saving.js";
 
 const METHODS = [["authorization_code", "Authorization code"], ["pkce", "PKCE"], ["implicit", "Implicit"],
   ["limited_input", "Limited input"], ["client_credentials", "Client credentials"]];
-const LABELS = { name: "Name", methods: "How it gets tokens", redirectUris: "Redirect URIs", anyLoopbackPort: "Any port of this computer", managesOrganization: "Manages the organization" };
+const LABELS = { name: "Name", methods: "How it gets tokens", redirectUris: "Redirect URIs", anyLoopbackPort: "Any port of this computer", permissions: "What it asks people for", managesOrganization: "Manages the organization" };
 const SECTIONS = 20;  // more applications are a table
-let members = [];
+let members = [], types = [];
 
 const uris = (text) => text.split(/\s+/).filter(Boolean);
 const chosen = (elements) => METHODS.map(([value]) => value).filter((value) => elements[value].checked);
@@ -18,7 +19,7 @@ const chosen = (elements) => METHODS.map(([value]) => value).filter((value) => e
 // What gives an application rights of its own is for administrators.
 const administers = (organization) => organization.role === "administrator";
 const hasOwnTokens = (application) => application.methods.includes("client_credentials");
-const mayRenew = (organization, application) => administers(organization) || !(application.managesOrganization || hasOwnTokens(application));
+const mayRule = (organization, application) => administers(organization) || !(application.managesOrganization || hasOwnTokens(application));
 
 function fields(application, isAdministrator) {
   // A developer who changes the others would get the tokens of administrators.
@@ -31,13 +32,49 @@ function fields(application, isAdministrator) {
         disabled: value === "client_credentials" && !isAdministrator && !application?.methods.includes(value) }), text)))),
     field("redirectUris", "Redirect URIs, one in each line; the first is the main one", "area", { value: application?.redirectUris.join("\n") ?? "" }),
     check("anyLoopbackPort", "A redirect URI of this computer (http://127.0.0.1) fits with any port", application?.anyLoopbackPort),
-    isAdministrator ? check("managesOrganization", "It manages the organization: its own tokens may what an administrator may", application?.managesOrganization) : null,
+    asking(application?.permissions ?? []),
+    isAdministrator ? check("managesOrganization", "It manages the organization: its own tokens may do what an administrator may do", application?.managesOrganization) : null,
   ].filter(Boolean);
 }
 
-const body = (elements) => ({ name: elements.name.value.trim(),
-  ...(elements.redirectUris ? { methods: chosen(elements), redirectUris: uris(elements.redirectUris.value), anyLoopbackPort: elements.anyLoopbackPort.checked } : {}),
+const body = (elements, form) => ({ name: elements.name.value.trim(),
+  ...(elements.redirectUris ? { methods: chosen(elements), redirectUris: uris(elements.redirectUris.value), anyLoopbackPort: elements.anyLoopbackPort.checked, permissions: askedIn(form) } : {}),
   ...(elements.managesOrganization ? { managesOrganization: elements.managesOrganization.checked } : {}) });
+
+// What it asks for, beside the types of its organization: rows of a device type and what the application may do
+const NOT_TYPES = { "*": "devices of every type", profile: "the account of the person", trials: "trials of the person" };
+const MAY = [["READ", "see"], ["READ,WRITE", "see and control"], ["WRITE", "control"]];
+
+const rights = (permissions) => ["READ", "WRITE"].filter((one) => permissions.includes(one)).join();
+
+function asked({ deviceType, permissions }) {
+  const may = MAY.find(([value]) => value === rights(permissions))?.[1] ?? permissions.join(", ");
+  return deviceType in NOT_TYPES ? `${may} ${NOT_TYPES[deviceType]}` : [`${may} devices of the type `, named(deviceType)];
+}
+
+function asking(given) {
+  const rows = h("div", { class: "asks" });
+  const add = (one) => {
+    const id = `ask-${Math.random().toString(36).slice(2, 8)}`;
+    const row = h("div", { class: "row ask" },
+      h("p", {}, h("label", { for: id }, "Of"), h("input", { id, class: "of", list: "types-to-ask", required: true, autocomplete: "off", value: types.find((type) => type.id === one.deviceType)?.uniqueName ?? one.deviceType })),
+      h("p", {}, h("label", { for: `${id}-may` }, "It may"), h("select", { id: `${id}-may` }, MAY.map(([value, text]) =>
+        h("option", { value, selected: value === rights(one.permissions) }, text)))),
+      button("Remove", () => row.remove()));
+    rows.append(row);
+  };
+  given.forEach(add);
+  return h("fieldset", { class: "asking" }, h("legend", {}, "What it asks people for"),
+    h("p", { class: "hint" }, "Every sign-in gives it the device types of your organization. For others, and for the account itself, it asks: choose a type by its unique name or id, or one of *, profile and trials."),
+    h("datalist", { id: "types-to-ask" }, Object.entries(NOT_TYPES).map(([value, text]) => h("option", { value }, text)), types.map((one) => h("option", { value: one.uniqueName }, one.name))),
+    rows, h("p", { class: "row" }, button("Ask for more", () => add({ deviceType: "*", permissions: ["READ"] }))));
+}
+
+const askedIn = (form) => [...form.querySelectorAll(".ask")].map((row, index) => {
+  const input = row.querySelector("input");
+  input.name = `permissions.${index}.deviceType`;  // where a refusal stands
+  return { deviceType: input.value.trim(), permissions: row.querySelector("select").value.split(",") };
+});
 
 function secretBox(application, secret) {
   return h("div", { class: "secret", role: "status" }, h("p", {}, `The client secret of ${application.name}, shown this once:`),
@@ -54,12 +91,36 @@ async function renew(application, place, event) {
   }, { button: event.target });
 }
 
+const PLURALS = { users: ["person", "people"], tokens: ["access token", "access tokens"], rules: ["rule", "rules"], scenes: ["scene", "scenes"],
+  models: ["model", "models"], subscriptions: ["subscription", "subscriptions"], exports: ["export", "exports"] };
+const TAILS = { users: [" can no longer use it", " can no longer use it"], tokens: [" with its connections", " with their connections"] };
+
+async function remove(application, button) {
+  const path = `/developer/applications/${application.id}`;
+  await attempt(async () => {
+    const { data } = await get(`${path}/deletion`);
+    if (data.refusal) {
+      await told(`${application.name} cannot be deleted`, `${data.refusal}.`);
+      return;
+    }
+    const ends = Object.entries(PLURALS).filter(([kind]) => data[kind]).map(([kind, [one, many]]) =>
+      h("li", {}, `${whole(data[kind])} ${data[kind] === 1 ? one : many}${TAILS[kind]?.[Number(data[kind] !== 1)] ?? ""}`));
+    const isMeant = await typed(`Delete ${application.name}?`, ends.length ? "This cannot be undone. At once this ends:" : "This cannot be undone. Nobody uses it.", "Delete for good",
+      { word: application.name, name: `Type its name, ${application.name}, to confirm`, more: [ends.length ? h("ul", {}, ends) : null,
+        h("p", { class: "soft" }, "Devices, their tokens and their messages stay.")] });
+    if (!isMeant) return;
+    await call("DELETE", path);
+    done(`${application.name} is deleted.`);
+    await load();
+  }, { button });
+}
+
 function shown(organization, application) {
   const place = h("div");
   const path = `/developer/applications/${application.id}`;
   const change = h("div", { hidden: true });
-  const edit = (data) => fill(change, form(`Change ${data.name}`, fields(data, administers(organization)), "Save", async (elements) => {
-    if (await save("PUT", path, body(elements), { seen: { tag: tagOf(data), data }, labels: LABELS, take: edit }) === null) return;
+  const edit = (data) => fill(change, form(`Change ${data.name}`, fields(data, administers(organization)), "Save", async (elements, form) => {
+    if (await save("PUT", path, body(elements, form), { seen: { tag: tagOf(data), data }, labels: LABELS, take: edit }) === null) return;
     done("The application is changed.");
     await load();
   }));
@@ -72,12 +133,13 @@ function shown(organization, application) {
       button("Change", (event) => attempt(async () => {
         if (change.hidden) edit((await get(path)).data);
         change.hidden = !change.hidden;
-      }, { button: event.target })), mayRenew(organization, application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable))),
+      }, { button: event.target })), mayRule(organization, application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable),
+      mayRule(organization, application) ? button("Delete", (event) => remove(application, event.target), "danger small") : null)),
     h("dl", { class: "facts" }, h("dt", {}, "Id"), h("dd", {}, h("code", {}, application.id)),
-      h("dt", {}, "Methods"), h("dd", {}, application.methods.join(", ") || "none: it gets no tokens"),
+      h("dt", {}, "Methods"), h("dd", {}, METHODS.filter(([value]) => application.methods.includes(value)).map(([, text]) => text).join(", ") || "none: it gets no tokens"),
       h("dt", {}, "Redirect URIs"), h("dd", {}, application.redirectUris.length ? application.redirectUris.map((one) => h("div", {}, h("code", {}, one))) : "none"),
-      h("dt", {}, "Asks for"), h("dd", {}, application.permissions.map((one) => `${one.deviceType}: ${one.permissions.join(", ")}`).join("; ") || "nothing beside the types of its organization"),
-      h("dt", {}, "Manages the organization"), h("dd", {}, application.managesOrganization ? "yes: its own tokens may what an administrator may" : "no")),
+      h("dt", {}, "Asks people for"), h("dd", {}, application.permissions.length ? application.permissions.map((one) => h("div", {}, asked(one))) : "nothing beside your types, which every sign-in gives it"),
+      h("dt", {}, "Manages the organization"), h("dd", {}, application.managesOrganization ? "yes: its own tokens may do what an administrator may do" : "no")),
     place, change);
 }
 
@@ -100,13 +162,14 @@ function listed(all) {
 
 async function load(made = null) {
   members = await organizations();
+  types = (await get("/devicetypes", { count: 100 })).data.deviceTypes;
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/applications`, {}, (answer) => answer.data)));
   const all = members.flatMap((one, index) => lists[index].map((application) => [one, application]));
   const create = form("New application", [
     members.length > 1 ? field("organization", "Organization", members.map((one) => [one.id, one.name])) : null, ...fields(null, members.some(administers))].filter(Boolean), "Create the application",
-  async (elements) => {
+  async (elements, form) => {
     const oid = elements.organization?.value ?? members[0].id;
-    const { data } = await call("POST", `/developer/organizations/${oid}/applications`, { body: body(elements) });
+    const { data } = await call("POST", `/developer/organizations/${oid}/applications`, { body: body(elements, form) });
     done(`${data.name} is made.`);
     await load(data);
   });

@@ -1,16 +1,63 @@
-// The subscriptions of the organization's applications.
+// The subscriptions of the organization's applications, and a new one.
 
-import { address, badge, box, everything, follow, organizations, page, sameClient, show } from "./dash.js";
+import { call, done } from "./api.js";
+import { address, badge, box, everything, field, follow, form, organizations, page, sameClient, show, uid } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, h, time } from "./dom.js";
 import { named, plainNames, withNames } from "./names.js";
 
 const KINDS = { ACTIVE: "good", SUSPENDED: "bad", FAILING: "bad" };
 const stateOf = (one) => (one.status === "ACTIVE" && one.problem ? "FAILING" : one.status);
+const SOURCES = [["", "Messages of all devices"], ["sdtid", "Messages of the devices of a type"], ["sdid", "Messages of one device"], ["ddid", "Actions for one device"]];
+const RECEIVERS = [["httpCallback", "To a callback: an address of your server"], ["cloudStream", "Into a cloud stream"]];
+const STREAM = [["cloudRegion", "Region"], ["cloudStreamName", "Name of the stream"], ["cloudKey", "Id of the access key"], ["cloudSecret", "Secret of the access key"]];
 
 async function load(table, members) {
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/subscriptions`, {}, (answer) => answer.data)));
   table.set(lists.flat());
+}
+
+// A field that shows only when it is needed; what is hidden is not sent.
+const part = (name, ...found) => h("div", { class: "part", "data-of": name, hidden: true }, found);
+const showParts = (element, shown) => {
+  for (const one of element.querySelectorAll(".part")) {
+    one.hidden = !shown.includes(one.dataset.of);
+    for (const input of one.querySelectorAll("input, select")) input.disabled = one.hidden;
+  }
+};
+
+function creating(members, applications, devices, types, made) {
+  const organizationOf = new Map(applications.map(([organization, one]) => [one.id, organization]));
+  const mine = devices.map((one) => [one.id, one.name]);
+  const element = form("New subscription", [
+    field("application", "Application", applications.map(([organization, one]) => [one.id, members.length > 1 ? `${one.name} (${organization.name})` : one.name])),
+    field("source", "What it gets", SOURCES),
+    part("sdtid", field("sdtid", "Device type", types.map((one) => [one.id, one.name]))),
+    part("sdid", field("sdid", "Device", mine)),
+    part("ddid", field("ddid", "Device that the Actions are for", mine)),
+    field("receiver", "Where it goes", RECEIVERS),
+    part("httpCallback", field("callbackUrl", "Callback", "url", { required: true, placeholder: "https://", hint: "In the domain of the application's first redirect URI. It gets a nonce first, and sends it back to validate." })),
+    part("cloudStream", ...STREAM.map(([name, text]) => field(name, text, name === "cloudSecret" ? "password" : "text", { required: true, autocomplete: "off" }))),
+    field("description", "Description", "text", { maxlength: 256, hint: "For you and your colleagues." }),
+    part("others", field("uid", "Whose devices", "text", { placeholder: "yours", maxlength: 64, hint: "Leave it empty for your own devices. Or enter the id of a user who let the application in." })),
+  ], "Create the subscription", async (elements) => {
+    const { application, source, receiver, description } = elements;
+    const given = [source.value, ...(receiver.value === "httpCallback" ? ["callbackUrl"] : STREAM.map(([name]) => name))].filter(Boolean);
+    const body = { messageType: source.value === "ddid" ? "action" : "message", subscriptionType: receiver.value, uid: elements.uid.value.trim() || "self",
+      ...Object.fromEntries(given.map((name) => [name, elements[name].value.trim()])) };
+    if (description.value.trim()) body.description = description.value.trim();
+    const { data } = await call("POST", `/developer/applications/${application.value}/subscriptions`, { body });
+    done(receiver.value === "httpCallback" ? "The subscription waits for its callback to validate it, for a day." : "The subscription is made.");
+    await made(data);
+  });
+  const change = () => {
+    const { application, source, receiver } = element.elements;
+    const isAdministrator = organizationOf.get(application.value)?.role === "administrator";
+    showParts(element, [source.value, receiver.value, isAdministrator ? "others" : ""]);
+  };
+  element.addEventListener("change", change);
+  change();
+  return element;
 }
 
 await show(async () => {
@@ -22,8 +69,14 @@ await show(async () => {
     { name: "What went wrong last", value: (one) => plainNames(one.problem), cell: (one) => withNames(one.problem ?? "") },
     { name: "Application", value: (one) => plainNames(one.aid), cell: (one) => named(one.aid) },
     { name: "Created", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
-  ], { empty: "No application of yours has a subscription. An application makes one with POST /subscriptions.", order: [1, true], file: "subscriptions.csv" });
-  fill(page, box("Subscriptions", h("p", {}, sameClient("receive --port 9000", "A callback on your own machine that prints what it gets and validates its subscription.")), table.element));
+  ], { empty: "No application of yours has a subscription yet. Create one below.", order: [1, true], file: "subscriptions.csv" });
+  const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/applications`, {}, (answer) => answer.data)));
+  const applications = members.flatMap((one, index) => lists[index].map((application) => [one, application]));
+  const [devices, types] = await Promise.all([everything(`/users/${uid}/devices`, {}, (answer) => answer.data.devices),
+    everything(`/users/${uid}/devicetypes`, { includeOrganization: true }, (answer) => answer.data.deviceTypes)]);
+  fill(page, box("Subscriptions", h("p", {}, sameClient("receive --port 9000", "A callback on your own machine that prints what it gets and validates its subscription.")), table.element),
+    box("New subscription", applications.length ? [h("p", {}, "It gets what people let the application see. For your own devices, sign in to the application once before."),
+      creating(members, applications, devices, types, () => load(table, members))] : h("p", {}, "A subscription is an application's. ", h("a", { href: "/developer/applications" }, "Create an application first"), ".")));
   await load(table, members);
   follow(() => load(table, members), 5000);
 });

@@ -163,6 +163,33 @@ export function sure(title, text, label) {
   });
 }
 
+// Tells why something is not done.
+export function told(title, text) {
+  return new Promise((resolve) => {
+    const dialog = h("dialog", { "aria-labelledby": "told-title" }, h("form", { method: "dialog" }, h("h2", { id: "told-title" }, title), h("p", {}, text),
+      h("div", { class: "row end" }, h("button", {}, "Close"))));
+    dialog.addEventListener("close", () => { resolve(); dialog.remove(); });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+// The second confirmation: who types `word` means it. `more` stands between the text and the field.
+export function typed(title, text, label, { word, name, kind = "text", more = null }) {
+  return new Promise((resolve) => {
+    const input = h("input", { id: "typed-word", type: kind, autocomplete: "off", spellcheck: "false", required: true });
+    const button = h("button", { class: "danger", value: "yes", disabled: true }, label);
+    input.addEventListener("input", () => { button.disabled = input.value.trim().toLowerCase() !== word.toLowerCase(); });
+    const dialog = h("dialog", { "aria-labelledby": "typed-title" }, h("form", { method: "dialog" }, h("h2", { id: "typed-title" }, title),
+      h("p", {}, text), more, h("p", {}, h("label", { for: input.id }, name), input),
+      h("div", { class: "row end" }, h("button", { class: "quiet", value: "no", formnovalidate: true }, "Cancel"), button)));
+    dialog.addEventListener("close", () => { resolve(dialog.returnValue === "yes"); dialog.remove(); });
+    document.body.append(dialog);
+    dialog.showModal();
+    input.focus();
+  });
+}
+
 export const showLine = (line) => showText("The same from a shell", line, "Put an access token into the variable TRUNKLINE_TOKEN first.");
 
 export function showText(title, line, hint) {
