@@ -67,6 +67,7 @@ class Traffic:
     """What the pages did since the last look."""
 
     urls: tuple[str, ...]  # each with its fragment, in order, redirects too
+    answers: tuple[tuple[int, str], ...]  # status and URL of each
     complaints: tuple[str, ...]  # of the console: violations of the policy, what did not load, errors, warnings
 
 
@@ -215,6 +216,7 @@ class Chromium:
     def traffic(self) -> Traffic:
         urls: list[str] = []
         pages: set[str] = set()
+        answers: list[tuple[int, str]] = []
         for entry in self.driver.get_log("performance"):  # type: ignore[no-untyped-call]
             event = json.loads(entry["message"])["message"]
             if event["method"] == "Network.requestWillBeSent":
@@ -222,11 +224,14 @@ class Chromium:
                 urls.append(asked["url"] + asked.get("urlFragment", ""))
                 if event["params"].get("type") == "Document":
                     pages.add(asked["url"])
+            elif event["method"] == "Network.responseReceived":
+                answer = event["params"]["response"]
+                answers.append((answer["status"], answer["url"]))
         heard = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         complaints = [
             one["message"] for one in heard if one["level"] in {"WARNING", "SEVERE"} and not _is_harmless(one, pages)
         ]
-        return Traffic(tuple(urls), tuple(complaints))
+        return Traffic(tuple(urls), tuple(answers), tuple(complaints))
 
     def _page(self) -> str | None:
         """Which one is loaded; None while the next is on its way."""

@@ -70,6 +70,7 @@ class Content:
 
     site: Site
     ids: dict[str, str] = field(default_factory=dict)
+    of: dict[str, dict[str, str]] = field(default_factory=dict)  # those of other people, by e-mail address
 
     @contextmanager
     def as_person(self, email: str = ADA_EMAIL) -> Iterator[httpx.Client]:
@@ -199,9 +200,10 @@ class _Ada:
         for format_ in ("csv2", "csv1", "json"):
             body = {"startDate": now - 3_600_000, "endDate": now, "format": format_, "uids": self.uid}
             self.call("POST", "/messages/export", body)
-        with self.content.as_person(LONG_EMAIL) as anna:
-            made = anna.post("devices", json={"dtid": STATION, "name": LONG_NAME}).json()["data"]
-            anna.post(f"devices/{made['id']}/shares", json={"email": ADA_EMAIL}).raise_for_status()
+        self.ids |= {"device": WIDE, "gone": GONE}
+        for email in (PLAIN, MEMBER, VIEWER):
+            with self.content.as_person(email) as other:
+                self.content.of[email] = _own_things(other)
 
     def developing(self) -> None:
         self.ids["light"] = LIGHT_TYPE
@@ -243,6 +245,21 @@ class _Ada:
 
     def operating(self) -> None:
         self.call("POST", "/operator/backups")
+
+
+def _own_things(other: httpx.Client) -> dict[str, str]:
+    """A device that is offered to Ada, a rule and a scene."""
+    did = other.post("devices", json={"dtid": STATION, "name": LONG_NAME}).json()["data"]["id"]
+    other.post(f"devices/{did}/shares", json={"email": ADA_EMAIL}).raise_for_status()
+    action = {"ddid": did, "action": "setOn", "parameters": {}}
+    rule = {"if": {"and": [_above(did, ARTICLES[0])]}, "then": [action]}
+    made = (
+        other.post("rules", json={"name": "Mine", "scope": "allApplications", "rule": rule}).raise_for_status().json()
+    )
+    scene = other.post("scenes", json={"name": "Mine", "actions": [action]}).raise_for_status().json()["data"]["id"]
+    trial = other.post("trials", json={"name": "Mine"}).raise_for_status().json()["data"]["id"]
+    own = {"trial": trial, "device": did, "gone": did, "scene": scene}
+    return own | dict.fromkeys(("rule", "running rule", "foreign rule"), made["data"]["id"])
 
 
 def _above(device: str, name: str) -> dict[str, Any]:

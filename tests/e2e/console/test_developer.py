@@ -215,6 +215,8 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     ada.click("Open <b>Hall")
     ada.sees("pending", "tbody")
     assert ada.clicks <= 2
+    ada.sees("failing", ".facts .badge.bad")
+    assert ada.browser.texts(".facts .badge.good") == [], "a subscription whose deliveries fail is not green"
     before = attempts(site, made["data"]["id"])
     ada.click("Deliver again")
     ada.sees("delivered again, with the same ids")
@@ -224,6 +226,9 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     ada.sees("The latest replay", "#replay")
     ada.sees("0 of 1 answered", "#replay")
     assert ada.browser.driver.find_elements(By.CSS_SELECTOR, "h1 b") == []
+    go(ada, "/developer/subscriptions")
+    ada.sees("failing", "tbody .badge.bad")
+    assert ada.browser.texts("tbody .badge.good") == []
     assert [one for one in ada.browser.traffic().complaints if sink not in one] == []  # the device that is gone
 
 

@@ -12,7 +12,8 @@ import pytest
 from protocols.http.console.doors import HOME
 from protocols.http.console.pages import DASHBOARDS, OBJECTS, PAGES
 from tests.browser import Chromium
-from tests.e2e.console.content import GONE, STATION, WIDE, Content, full_site
+from tests.daemon import ADA_EMAIL
+from tests.e2e.console.content import MEMBER, PLAIN, STATION, VIEWER, Content, full_site
 from tests.e2e.console.measures import WIDTHS, measured
 from tests.e2e.console.user import User
 
@@ -21,8 +22,8 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
     "/console": {"/console": "1–25 of #pages"},
     "/console/devices/new": {"/console/devices/new": "Actions: setOn"},
     "/console/devices/<id_>": {
-        f"/console/devices/{WIDE}": "refused#trail",
-        f"/console/devices/{GONE}": "No such device",
+        "/console/devices/{device}": "refused#trail",
+        "/console/devices/{gone}": "No such device",
     },
     "/console/rules": {"/console/rules": "Of the dashboard"},
     "/console/rules/new": {"/console/rules/new": "Add a mail"},
@@ -80,6 +81,20 @@ def test_every_page_is_measured() -> None:
     """A new page is to be added to VISITS."""
     routes = {HOME + page.path for page in (*PAGES, *OBJECTS)} | {page.path for page in DASHBOARDS}
     assert set(VISITS) == routes
+
+
+@pytest.mark.parametrize("email", [ADA_EMAIL, MEMBER, VIEWER, PLAIN])
+def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: Content, email: str) -> None:
+    """Not on any page, for an administrator who is an operator, a developer, a viewer, and a person without a role."""
+    person = full.user(chromium, email)
+    ids = full.ids if email == ADA_EMAIL else full.ids | full.of[email]
+    wrong = []
+    for route, path in [(route, path) for route, visits in VISITS.items() for path in visits]:
+        opened = path.format_map(ids)
+        person.browser.open(person.origin + opened)
+        person.eventually(lambda: not person.browser.driver.find_elements("css selector", "[aria-busy]"))
+        wrong += [f"{route}: {status} {url}" for status, url in person.browser.traffic().answers if status == 403]
+    assert wrong == [], "\n".join(wrong)
 
 
 @pytest.mark.parametrize("route", VISITS)

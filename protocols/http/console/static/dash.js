@@ -67,6 +67,8 @@ let follows = false;
 // whether the role is there.
 export async function show(load) {
   try {
+    // The server knows whom the area is for: what would be refused is not asked for.
+    if (!page.dataset.may) throw new Refused(403, { error: { message: "" } });
     await load();
     setTimeout(() => { if (needsRole && !follows) follow(organizations, ROLE_MS); });
   } catch (error) {
@@ -87,7 +89,7 @@ export function refuse(error) {
   fill(page, h("div", { class: "empty", role: "alert" },
     h("p", {}, h("b", {}, isRole ? "This is not for you" : error.status === 404 ? "There is no such thing" : "That did not work")),
     h("p", {}, isRole ? WANTED[area] : error instanceof Refused ? error.text : "The server did not answer."),
-    isRole ? h("p", { class: "hint" }, error.text) : null, h("a", { class: "button", href: "/console" }, "To the console")));
+    isRole && error.text ? h("p", { class: "hint" }, error.text) : null, h("a", { class: "button", href: "/console" }, "To the console")));
 }
 
 // The organizations in which the person may develop. Without one, the page says so.
@@ -97,6 +99,12 @@ export async function organizations() {
   const found = data.organizations.filter((one) => one.role !== "viewer");
   if (found.length === 0) throw new Refused(403, { error: { message: data.organizations.length ? "You may only look at your organization." : "You are in no organization." } });
   return found;
+}
+
+// What is for administrators of the type's organization alone
+export function administered(organization) {
+  if (organization?.role === "administrator") return;
+  throw new Refused(403, { error: { message: organization ? `You are a developer of ${organization.name}, and no administrator.` : "The device type is of another organization." } });
 }
 
 const SLOWEST_MS = 60000;

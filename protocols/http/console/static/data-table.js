@@ -94,7 +94,9 @@ export class DataTable {
   cell(one, row) {
     const content = one.cell ? one.cell(row) : String(one.value(row) ?? "");
     if (one.isName) return h("th", { scope: "row" }, content);
-    return h("td", { class: one.isNumber ? "size" : one.name ? undefined : "act", "data-label": one.name || undefined }, content);
+    const isNothing = content instanceof Element ? !content.textContent && !content.childElementCount : content === "";
+    const kind = isNothing ? "none" : one.isNumber ? "size" : one.name ? undefined : "act";
+    return h("td", { class: kind, "data-label": one.name || undefined }, content);
   }
 
   saveCsv() {

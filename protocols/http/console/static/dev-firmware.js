@@ -27,20 +27,12 @@ async function load() {
 }
 
 async function listRollouts() {
-  let newest = null;
-  try {
-    newest = (await get("/devicemgmt/tasks", { dtid: id, count: 100 })).data.tasks;
-    if (Date.now() - listedOn > OLDER_MS) {
-      listed = await everything("/devicemgmt/tasks", { dtid: id }, (answer) => answer.data.tasks);
-      listedOn = Date.now();
-    }
-  } catch (error) {
-    if (error.status !== 403) throw error;
-    fill($("#rollouts"), h("p", { class: "hint" }, "Roll-outs are for administrators of the organization. You may upload images."));
-    return false;
+  const newest = (await get("/devicemgmt/tasks", { dtid: id, count: 100 })).data.tasks;
+  if (Date.now() - listedOn > OLDER_MS) {
+    listed = await everything("/devicemgmt/tasks", { dtid: id }, (answer) => answer.data.tasks);
+    listedOn = Date.now();
   }
   rollouts.set([...new Map([...listed, ...newest].map((one) => [one.id, one])).values()].filter((one) => one.property === "akc.update"));
-  return undefined;
 }
 
 async function send(elements, element) {
@@ -83,7 +75,7 @@ async function remove(image, event) {
 }
 
 await show(async () => {
-  const { type } = await typeShown();
+  const { type, isAdministrator } = await typeShown();
   place = h("div", { id: "sent" });
   images = new DataTable("Images", [
     { name: "Version", value: (one) => one.version, isName: true }, { name: "Type", value: (one) => one.type },
@@ -105,6 +97,9 @@ await show(async () => {
     field("dids", "Device ids; without any, every device of the type", "area", { rows: 2 }),
     h("p", { class: "row checks" }, h("label", {}, h("input", { type: "checkbox", name: "needsAcceptance" }), "Each owner must accept it")),
   ], "Begin the roll-out", rollOut)), box("Roll-outs", rollouts.element)));
+  if (!isAdministrator) fill($("#rollouts"), h("p", { class: "hint" }, "Roll-outs are for administrators of the organization. You may upload images."));
   await load();
-  if (await listRollouts() !== false) follow(listRollouts, 5000, { of: "task", concerns: (data) => data.dtid === id });
+  if (!isAdministrator) return;
+  await listRollouts();
+  follow(listRollouts, 5000, { of: "task", concerns: (data) => data.dtid === id });
 });

@@ -30,7 +30,7 @@ async function rules() {
 async function subscriptions(members) {
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/subscriptions`, {}, (answer) => answer.data)));
   return lists.flat().filter((one) => one.status === "SUSPENDED" || one.problem).map((one) => alarm("Subscription",
-    one.description ?? one.callbackUrl ?? one.id, one.problem ?? "It is suspended.", `/developer/subscriptions/${one.id}`));
+    one.description ?? one.callbackUrl ?? one.id, one.problem ?? "It is suspended.", one.uid === uid ? `/developer/subscriptions/${one.id}` : "/developer/subscriptions"));
 }
 
 // Tasks are for administrators.

@@ -2,13 +2,11 @@
 
 import { call, done, get } from "./api.js";
 import { badge, box, field, form, id, page, sameCall, sameTable, show, table } from "./dash.js";
-import { typeShown } from "./dev-shared.js";
-import { fill, h, heads, time, whole } from "./dom.js";
+import { tierText, typeShown } from "./dev-shared.js";
+import { fill, h, heads, time } from "./dom.js";
 
 const KINDS = { APPROVED: "good", REJECTED: "bad" };
 const PATH = `/pricing/devicetypes/${id}/pricingtiers`;
-
-const tierText = (one) => `${one.name}: ${one.messageLimit < 0 ? "unlimited messages" : `${whole(one.messageLimit)} messages a day`}, ${one.type === "free" ? "free" : `${one.cost}, paid once`}`;
 
 async function load() {
   const { type } = await typeShown();

@@ -1,10 +1,10 @@
 // One subscription: its delivery log, and replay.
 
-import { attempt, call, done, get } from "./api.js";
-import { badge, box, button, crumb, everything, field, follow, form, id, page, progress, sameCall, show, title } from "./dash.js";
+import { attempt, call, done, get, Refused } from "./api.js";
+import { badge, box, button, crumb, everything, field, follow, form, id, organizations, page, progress, sameCall, show, title, uid } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { fill, fullTime, h, sure, time, whole } from "./dom.js";
-import { named, withNames } from "./names.js";
+import { named, nameOf, withNames } from "./names.js";
 
 const PATH = `/subscriptions/${id}`;
 const KINDS = { DELIVERED: "good", FAILED: "bad", ACTIVE: "good", SUSPENDED: "bad", FAILING: "bad" };
@@ -12,6 +12,7 @@ const KINDS = { DELIVERED: "good", FAILED: "bad", ACTIVE: "good", SUSPENDED: "ba
 const stateOf = (one) => (one.status === "ACTIVE" && one.problem ? "FAILING" : one.status);
 const KEPT = `trunkline replay ${id}`;  // a replay goes on when the page is left
 let parts = null;
+let members = [];
 let waiting = -1;
 let listedOn = 0;
 
@@ -56,8 +57,15 @@ async function deliveries() {
   paintReplay();
 }
 
+// As the list of the organization has it: with what goes wrong
+async function line() {
+  const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/subscriptions`, {}, (answer) => answer.data)));
+  return lists.flat().find((one) => one.id === id);
+}
+
 async function standing() {
-  const { data: one } = await get(PATH);
+  const [{ data }, known] = await Promise.all([get(PATH), line()]);
+  const one = { ...data, problem: known?.problem };
   title(one.description || one.callbackUrl || one.subscriptionType);
   fill(parts.standing, h("dl", { class: "facts" }, h("dt", {}, "Status"), h("dd", {}, badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? ""), one.problem ? h("div", { class: "soft" }, withNames(one.problem)) : null),
     h("dt", {}, "Of"), h("dd", {}, `${{ message: "messages", action: "Actions" }[one.messageType] ?? one.messageType} of `, ...ofWhat(one)), one.callbackUrl ? [h("dt", {}, "Callback"), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
@@ -76,7 +84,17 @@ async function standing() {
   }, "danger small")));
 }
 
+// The delivery log is for the user whose subscription it is: a colleague is told whose.
+async function requireOwn() {
+  members = await organizations();
+  const found = await line();
+  if (!found || found.uid === uid) return;
+  const owner = await nameOf(found.uid);
+  throw new Refused(403, { error: { message: `This subscription is of ${owner?.name ?? "somebody else"}, who alone sees its deliveries.` } });
+}
+
 await show(async () => {
+  await requireOwn();
   crumb("/developer/subscriptions", "Subscriptions");
   parts = { standing: h("div"), replay: h("div", { id: "replay" }), log: new DataTable("Deliveries", [
     { name: "Status", value: (one) => one.status, cell: (one) => badge(one.status.toLowerCase(), KINDS[one.status] ?? "") },

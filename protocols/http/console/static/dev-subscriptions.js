@@ -7,6 +7,7 @@ import { fill, h, time } from "./dom.js";
 import { named, plainNames, withNames } from "./names.js";
 
 const KINDS = { ACTIVE: "good", SUSPENDED: "bad", FAILING: "bad" };
+const textOf = (one) => one.description || one.callbackUrl || one.subscriptionType;
 const stateOf = (one) => (one.status === "ACTIVE" && one.problem ? "FAILING" : one.status);
 const SOURCES = [["", "Messages of all devices"], ["sdtid", "Messages of the devices of a type"], ["sdid", "Messages of one device"], ["ddid", "Actions for one device"]];
 const RECEIVERS = [["httpCallback", "To a callback: an address of your server"], ["cloudStream", "Into a cloud stream"]];
@@ -64,9 +65,10 @@ await show(async () => {
   const members = await organizations();
   const table = new DataTable("Subscriptions", [
     { name: "To", value: (one) => one.description ?? one.callbackUrl ?? one.subscriptionType, isName: true, cell: (one) =>
-      h("span", {}, h("a", { href: `/developer/subscriptions/${one.id}` }, address(one.description || one.callbackUrl || one.subscriptionType)), h("span", { class: "type" }, one.messageType)) },
+      h("span", {}, one.uid === uid ? h("a", { href: `/developer/subscriptions/${one.id}` }, address(textOf(one))) : address(textOf(one)), h("span", { class: "type" }, one.messageType)) },
     { name: "Status", value: stateOf, cell: (one) => badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? "") },
     { name: "What went wrong last", value: (one) => plainNames(one.problem), cell: (one) => withNames(one.problem ?? "") },
+    { name: "Of", value: (one) => plainNames(one.uid), cell: (one) => named(one.uid, undefined, true) },
     { name: "Application", value: (one) => plainNames(one.aid), cell: (one) => named(one.aid) },
     { name: "Created", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
   ], { empty: "No application of yours has a subscription yet. Create one below.", order: [1, true], file: "subscriptions.csv" });

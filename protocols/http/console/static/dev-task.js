@@ -1,7 +1,7 @@
 // One task or roll-out: how far it is, and for each device the sentence that says why.
 
 import { attempt, call, done, get } from "./api.js";
-import { box, button, crumb, everything, figures, follow, id, organizations, page, progress, sameCall, show, title } from "./dash.js";
+import { administered, box, button, crumb, everything, figures, follow, id, organizations, page, progress, sameCall, show, title } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { countsText, status, taskStatus } from "./dev-tasks.js";
 import { fill, h, sure, time, whole } from "./dom.js";
@@ -30,8 +30,8 @@ async function cancelAll(event) {
 
 const why = (one) => one.waitsFor ?? [one.errorMessage, one.errorCode ? `(${one.errorCode})` : ""].filter(Boolean).join(" ") ?? "";
 
-const planWords = (plan) => [plan.devicesPerMinute && `${whole(plan.devicesPerMinute)} devices a minute`, plan.canaryDevices && `${whole(plan.canaryDevices)} canary devices first`,
-  plan.canarySuccessPercent && `on when ${plan.canarySuccessPercent} % of them succeeded`, plan.abortPercent !== undefined && `stops when more than ${plan.abortPercent} % failed`].filter(Boolean).join(", ");
+const planWords = (plan) => [plan.devicesPerMinute && `${whole(plan.devicesPerMinute)} devices a minute`, plan.canaryDevices && `first ${plan.canaryDevices === 1 ? "one canary device" : `${whole(plan.canaryDevices)} canary devices`}`,
+  plan.canarySuccessPercent && `then the others if ${plan.canarySuccessPercent} % of them succeed`, plan.abortPercent !== undefined && `stops when more than ${plan.abortPercent} % failed`].filter(Boolean).join(", ");
 
 async function load() {
   const { data: task } = await get(PATH);
@@ -50,7 +50,7 @@ async function load() {
     ], { empty: "No devices.", order: [1, false], file: `task-${id}.csv` }) };
     fill(page, box("How far it is", parts.head), box("Devices", parts.devices.element));
   }
-  fill(parts.head, h("p", { class: "row" }, taskStatus(task), "begun ", time(task.createdOn), countsText(counts)),
+  fill(parts.head, h("p", { class: "row" }, taskStatus(task), h("span", {}, "begun ", time(task.createdOn)), countsText(counts)),
     progress("Devices that have ended", counts.numSucceeded + counts.numFailed + counts.numCancelled, counts.totalDevices),
     figures(["Devices", whole(counts.totalDevices)], ["Succeeded", whole(counts.numSucceeded)], ["Failed", whole(counts.numFailed), counts.numFailed > 0], ["Cancelled", whole(counts.numCancelled)]),
     task.taskParameters.update?.rollout ? h("p", { class: "hint" }, planWords(task.taskParameters.update.rollout)) : null,
@@ -65,6 +65,7 @@ async function load() {
 }
 
 await show(async () => {
-  await organizations();
+  const members = await organizations();
+  administered(members.find((one) => one.role === "administrator") ?? members[0]);
   if (await load() !== false) follow(load, 2000, { of: "task", concerns: (data) => data.id === id });
 });

@@ -15,11 +15,21 @@ export function h(tag, properties = {}, ...children) {
 }
 
 // An address or a path may go on in the next line behind its signs, and nowhere else.
+const ENDLESS = /\S{41,}/;
 const LONG = /[^\s<>]{16,}/;
 const BEHIND = /(?<=[^\s][@._/:&=+,])(?=[^\s@._/:&=+,])|(?<=[a-z])(?=[A-Z][a-z])|(?<=\d{8})(?=T\d)/;
+// A digest or a secret may be broken anywhere: no word and no id is as long.
+function ending(part) {
+  if (!ENDLESS.test(part)) return part;
+  const span = document.createElement("span");
+  span.className = "anywhere";
+  span.textContent = part;
+  return span;
+}
+
 function breakable(child) {
   if (typeof child !== "string" || !LONG.test(child)) return [child];
-  return child.split(BEHIND).flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part]));
+  return child.split(BEHIND).flatMap((part, at) => (at ? [document.createElement("wbr"), ending(part)] : [ending(part)]));
 }
 
 export const $ = (selector, root = document) => root.querySelector(selector);

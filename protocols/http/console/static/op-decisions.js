@@ -3,7 +3,8 @@
 import { attempt, call, done, get } from "./api.js";
 import { box, button, follow, page, sameCommand, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
-import { fill, h, heads, time, whole } from "./dom.js";
+import { tierText } from "./dev-shared.js";
+import { fill, h, heads, time } from "./dom.js";
 import { named } from "./names.js";
 
 let last = "";
@@ -16,8 +17,6 @@ const decide = (path, body, text) => (event) => attempt(async () => {
 }, { button: event.target });
 
 const rows = (name, columns, found) => (found.length ? h("table", { class: "cards" }, h("caption", { class: "unseen" }, name), heads(...columns), h("tbody", {}, found)) : h("p", { class: "hint" }, "Nothing waits."));
-
-const tier = (one) => `${one.name} (${one.type}): ${one.cost}, ${one.messageLimit < 0 ? "unlimited" : `${whole(one.messageLimit)} messages a day`}`;
 
 async function load() {
   const { data } = await get("/operator/waiting");
@@ -34,7 +33,7 @@ async function load() {
   payments.set(data.payments);
   fill(page,
     box("Plans", h("p", {}, sameCommand("plans")), rows("Plans", ["Device type", "Version#", "Tiers", ""], data.plans.map((one) => h("tr", {},
-      h("th", { scope: "row" }, named(one.dtid, `/developer/types/${one.dtid}`)), h("td", { class: "size", "data-label": "Version" }, String(one.version)), h("td", { "data-label": "Tiers" }, one.tiers.map((each) => h("div", {}, tier(each)))),
+      h("th", { scope: "row" }, named(one.dtid, `/developer/types/${one.dtid}`)), h("td", { class: "size", "data-label": "Version" }, String(one.version)), h("td", { "data-label": "Tiers" }, one.tiers.map((each) => h("div", {}, tierText(each)))),
       h("td", { class: "act" }, h("span", { class: "acts" }, button("Approve", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "APPROVED" }, "The plan is approved.")),
         button("Reject", decide("/operator/plans", { dtid: one.dtid, version: one.version, decision: "REJECTED" }, "The plan is rejected.")))))))),
     box("Payments", h("p", {}, sameCommand("payments")), payments.element),

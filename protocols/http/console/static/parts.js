@@ -105,9 +105,10 @@ export async function actionRow(given, nameOf) {
   const ask = (values) => {
     const chosen = actions.find((one) => one.name === action.value);
     isGone = !chosen && given !== undefined;
+    const wanted = JSON.stringify(unwrapped(given?.parameters) ?? {});
     const why = isGone && (actions.length ? `The type of this device has no Action ${given.action}. Choose another one.` : NO_DEVICE);
     fill(parameters, chosen ? parameterInputs(chosen, id, (path) => nameOf(`parameters.${path}`), values)
-      : isGone ? [h("p", {}, h("code", {}, JSON.stringify(unwrapped(given.parameters) ?? {}))), missingNote(why)] : []);
+      : isGone ? [wanted === "{}" ? null : h("p", {}, h("code", {}, wanted)), missingNote(why)] : []);
   };
   const learn = async (values) => {
     ({ actions } = await manifestOfDevice(device.value));
