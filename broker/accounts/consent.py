@@ -11,45 +11,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from broker.accounts.applications import Application
+from broker.accounts.applications import Application, Method
+from broker.accounts.consent_words import EVERY_TYPE, PROFILE, TRIALS, Allowed, OwnTypes, sentences
 from broker.facts import GrantsChanged
 from storage.database import Transaction
 from storage.keys import ApplicationKey, UserKey
-from storage.records import DeviceTypeRecord, GrantRecord
+from storage.records import ApplicationRecord, DeviceTypeRecord, GrantRecord
 
-EVERY_TYPE: Final = "*"
-PROFILE: Final = "profile"
-TRIALS: Final = "trials"
 #: What an application may ask for beside device types.
 NOT_TYPES: Final = frozenset({EVERY_TYPE, PROFILE, TRIALS})
-_NAMES: Final = {EVERY_TYPE: "All device types", PROFILE: "Your profile", TRIALS: "Your trials"}
 _OWN_TYPES_SHOWN: Final = 50
 _PROFILE_ALIASES: Final = {"PROFILE_READ": "READ", "PROFILE_WRITE": "WRITE"}
 _TYPE_ALIASES: Final = {"DEVICE_READ": "READ", "DEVICE_WRITE": "WRITE"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One line of the permission screen. `target`: the id of a device type, or one of `NOT_TYPES`."""
-
-    name: str
-    target: str
-    read: bool
-    write: bool
-
-    @property
-    def permissions(self) -> tuple[str, ...]:
-        return tuple(name for name, wanted in (("READ", self.read), ("WRITE", self.write)) if wanted)
-
-
-@dataclass(frozen=True, slots=True)
 class ConsentScreen:
-    """The permission screen: which application of which organization asks for what."""
+    """The permission screen: which application of which organization asks for what, in sentences.
+
+    `works_alone`: the application gets tokens without the person, too.
+    """
 
     application: str
     organization: str
-    asked: tuple[Asked, ...]
-    own_types: tuple[str, ...] = ()  # published types of its organization, which every sign-in grants
+    asked: tuple[Allowed, ...]
+    sentences: tuple[str, ...]
+    works_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +59,23 @@ class _Request:
 def screen_of(tx: Transaction, application: Application) -> ConsentScreen:
     """The screen of an application, whether `must_ask` or not."""
     organization = tx.accounts.organization(application.record.organization)
+    asked = tuple(_shown(request) for request in _requests(tx, application))
     return ConsentScreen(
         application.name,
         organization.name if organization is not None else "",
-        tuple(_shown(request) for request in _requests(tx, application)),
-        tuple(tx.device_types.published_names(application.record.organization, limit=_OWN_TYPES_SHOWN)),
+        asked,
+        tuple(sentences(asked, own_types(tx, application.record))),
+        works_alone=application.allows(Method.CLIENT_CREDENTIALS),
     )
+
+
+def own_types(tx: Transaction, application: ApplicationRecord) -> OwnTypes | None:
+    """What every sign-in through the application grants."""
+    organization = tx.accounts.organization(application.organization)
+    if organization is None or tx.trials.of_application(application.key) is not None:
+        return None
+    names = tx.device_types.published_names(application.organization, limit=_OWN_TYPES_SHOWN)
+    return OwnTypes(organization.name, names)
 
 
 def must_ask(tx: Transaction, application: Application, user: UserKey) -> bool:
@@ -148,7 +146,6 @@ def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:
             yield _Request(target, type_, permissions)
 
 
-def _shown(request: _Request) -> Asked:
-    type_ = request.device_type
-    name, target = (_NAMES[request.target], request.target) if type_ is None else (type_.name, type_.id)
-    return Asked(name, target, request.read, request.write)
+def _shown(request: _Request) -> Allowed:
+    name = "" if request.device_type is None else request.device_type.name
+    return Allowed(request.target, name, request.read, request.write)

@@ -6,8 +6,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from broker.accounts.applications import find_application
-from broker.accounts.consent import EVERY_TYPE, PROFILE, TRIALS
+from broker.accounts.applications import Application, Method, find_application
+from broker.accounts.consent import own_types
+from broker.accounts.consent_words import EVERY_TYPE, PROFILE, TRIALS, Allowed, how_long, sentences
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, Tokens
 from broker.errors import NotFound
@@ -36,6 +37,8 @@ class GrantedApplication:
     name: str
     organization: str
     permissions: tuple[GrantedPermission, ...]
+    sentences: tuple[str, ...]  # the same, and what every sign-in grants, for a person
+    how_long: str
 
 
 class GrantedApplications:
@@ -52,7 +55,7 @@ class GrantedApplications:
     async def of(self, caller: Caller, user: UserKey) -> list[GrantedApplication]:
         """In the order in which the applications came to be."""
         only = None if (await self._permissions.reach(caller)).writes_profile(user) else caller.application
-        return await self._database.read(lambda tx: _granted(tx, _grants(tx, user, only)))
+        return await self._database.read(lambda tx: self._granted(tx, _grants(tx, user, only)))
 
     async def find(self, caller: Caller, user: UserKey, application_id: str) -> GrantedApplication:
         """Raises NotFound; PermissionDenied for another application than the caller's without WRITE on the profile."""
@@ -61,7 +64,7 @@ class GrantedApplications:
             raise NotFound
         if application.key != caller.application:
             await self._permissions.require_profile(caller, user)
-        found = await self._database.read(lambda tx: _granted(tx, _grants(tx, user, application.key)))
+        found = await self._database.read(lambda tx: self._granted(tx, _grants(tx, user, application.key)))
         if not found:
             raise NotFound
         return found[0]
@@ -70,29 +73,42 @@ class GrantedApplications:
         """End the user's grants for the application, and every token that it has for the user."""
         await self._tokens.change(lambda issuance: issuance.end_application(user, application))
 
+    def _granted(self, tx: Transaction, grants: Iterable[GrantRecord]) -> list[GrantedApplication]:
+        found = []
+        for key, given in groupby(sorted(grants, key=_BY_APPLICATION), key=_BY_APPLICATION):
+            record = tx.accounts.application(key)
+            organization = None if record is None else tx.accounts.organization(record.organization)
+            if record is None or organization is None:
+                continue
+            allowed = [one for grant in given for one in _allowed(tx, grant)]
+            works_alone = Application(record).allows(Method.CLIENT_CREDENTIALS)
+            found.append(
+                GrantedApplication(
+                    key,
+                    record.id,
+                    record.name,
+                    organization.name,
+                    tuple(GrantedPermission(one.target, one.read, one.write) for one in allowed),
+                    tuple(sentences(allowed, own_types(tx, record))),
+                    how_long(self._tokens.unused_days, works_alone=works_alone),
+                )
+            )
+        return found
+
 
 def _grants(tx: Transaction, user: UserKey, application: ApplicationKey | None) -> Sequence[GrantRecord]:
     return tx.accounts.grants_of(user) if application is None else tx.accounts.grants(application, user)
 
 
-def _granted(tx: Transaction, grants: Iterable[GrantRecord]) -> list[GrantedApplication]:
-    found = []
-    for key, given in groupby(sorted(grants, key=_BY_APPLICATION), key=_BY_APPLICATION):
-        application = tx.accounts.application(key)
-        organization = None if application is None else tx.accounts.organization(application.organization)
-        if application is not None and organization is not None:
-            permissions = tuple(one for grant in given for one in _permissions(tx, grant))
-            found.append(GrantedApplication(key, application.id, application.name, organization.name, permissions))
-    return found
-
-
-def _permissions(tx: Transaction, grant: GrantRecord) -> Iterable[GrantedPermission]:
+def _allowed(tx: Transaction, grant: GrantRecord) -> Iterable[Allowed]:
     if grant.profile:
-        yield GrantedPermission(PROFILE, read=True, write=True)
+        yield Allowed(PROFILE, "", read=True, write=True)
     if grant.trials:
-        yield GrantedPermission(TRIALS, read=True, write=True)
+        yield Allowed(TRIALS, "", read=True, write=True)
     if not (grant.read or grant.write):
         return
     type_ = None if grant.device_type is None else tx.device_types.device_type(grant.device_type)
-    if grant.device_type is None or type_ is not None:
-        yield GrantedPermission(EVERY_TYPE if type_ is None else type_.id, grant.read, grant.write)
+    if type_ is not None:
+        yield Allowed(type_.id, type_.name, grant.read, grant.write)
+    elif grant.device_type is None:
+        yield Allowed(EVERY_TYPE, "", grant.read, grant.write)

@@ -157,6 +157,11 @@ class Tokens:
             caller.expires_on is None or caller.expires_on > self._clock.now_ms()
         )
 
+    @property
+    def unused_days(self) -> int:
+        """How long an application that is not used can have tokens refreshed: a token's life and the time after it."""
+        return -(-(self._lifetimes.user_token_seconds * 1000 + self._lifetimes.refresh_window_ms) // 86_400_000)
+
     def renew_limit(self, wrong_tokens: int) -> None:
         """From now on so many unknown tokens of one address within a minute are too many."""
         self._wrong.renew(wrong_tokens)

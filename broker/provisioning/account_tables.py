@@ -9,7 +9,8 @@ from cryptography.fernet import InvalidToken
 
 from broker.accounts.application_ends import PROVISIONED
 from broker.accounts.claims import Claims
-from broker.accounts.consent import NOT_TYPES, PROFILE, TRIALS, sign_in_grant
+from broker.accounts.consent import NOT_TYPES, sign_in_grant
+from broker.accounts.consent_words import PROFILE, TRIALS
 from broker.accounts.sign_up import add_account
 from broker.facts import GrantsChanged, UserProfileUpdated
 from broker.ids import new_id

@@ -18,7 +18,7 @@ from protocols.http.accounts.discovery import discovery_blueprint
 from protocols.http.accounts.external import external_blueprint
 from protocols.http.accounts.go import go_blueprint
 from protocols.http.accounts.information import information_blueprint
-from protocols.http.accounts.pages import style_blueprint
+from protocols.http.accounts.pages import UNUSED_DAYS_SETTING, style_blueprint
 from protocols.http.accounts.provider_redirects import ProviderRedirects
 from protocols.http.accounts.reset import reset_blueprint
 from protocols.http.accounts.rooms import AccountsServerRooms
@@ -39,6 +39,7 @@ def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot)
     Returns what knows the sessions of browsers.
     """
     app.config[ROOT_SETTING] = root.path
+    app.config[UNUSED_DAYS_SETTING] = rooms.accounts.tokens.unused_days
     app.after_request(forbid_storing)
     app.after_request(tell_of_withdrawal)
     answer_unknown_paths(app)

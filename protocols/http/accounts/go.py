@@ -19,7 +19,7 @@ from protocols.http.accounts.browsers import (
 )
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, shown
-from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
+from protocols.http.accounts.pages import pages_blueprint, redirect, render_page, screen_values
 from protocols.http.reading import Query
 
 CHANGED = "This application asks for something else by now. Please look at it again."
@@ -117,6 +117,6 @@ def _confirm_page(session: Session, waiting: WaitingDevice, *, problem: str = ""
         problem=problem,
         user=session.user,
         code=waiting.user_code,
-        screen=waiting.screen,
+        **screen_values(waiting.screen),
         csrf=session.proof(*shown("device", waiting)),
     )

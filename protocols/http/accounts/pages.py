@@ -4,14 +4,16 @@ import re
 from collections.abc import Collection
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import structlog
-from quart import Blueprint, Response, g, request
+from quart import Blueprint, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from broker.accounts.authorize import AuthorizationRequest, ErrorPage, Redirect
+from broker.accounts.consent import ConsentScreen
+from broker.accounts.consent_words import how_long
 from broker.errors import DomainError, StorageUnavailable, TryLater, ValidationFailed
 from broker.ids import new_id
 from protocols.http.accounts.caching import accounts_path
@@ -20,6 +22,8 @@ from protocols.http.templates import templates_of
 from protocols.refusals import note_refusal
 from storage.sql import StoreError
 
+#: The key in the application's configuration: after so many days without use an application asks for a sign-in.
+UNUSED_DAYS_SETTING: Final = "UNUSED_DAYS"
 _HTML: Final = "text/html; charset=utf-8"
 _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
@@ -98,6 +102,12 @@ def render_page(
         seconds = refused.retry_seconds if isinstance(refused, TryLater) else _RETRY_SECONDS
         answer.headers["Retry-After"] = str(seconds)
     return answer
+
+
+def screen_values(screen: ConsentScreen) -> dict[str, Any]:
+    """What asked.html shows."""
+    unused_days: int = current_app.config[UNUSED_DAYS_SETTING]
+    return {"screen": screen, "how_long": how_long(unused_days, works_alone=screen.works_alone)}
 
 
 def notice(

@@ -14,7 +14,14 @@ from protocols.http.accounts.browsers import Browsers, remote_address, user_agen
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, as_field, in_address, shown
 from protocols.http.accounts.go import CHANGED, redirect_to_go
-from protocols.http.accounts.pages import is_head, outcome_response, pages_blueprint, redirect, render_page
+from protocols.http.accounts.pages import (
+    is_head,
+    outcome_response,
+    pages_blueprint,
+    redirect,
+    render_page,
+    screen_values,
+)
 from protocols.http.accounts.provider_redirects import ProviderRedirects
 
 OLD_FORM = "This form is no longer valid. Please try again."
@@ -152,7 +159,7 @@ def _consent_page(
         status,
         asked=asked,
         problem=problem,
-        screen=screen,
+        **screen_values(screen),
         user=session.user,
         query=as_field(asked.query),
         csrf=session.proof(*shown("consent", screen), asked.query),

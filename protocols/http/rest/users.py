@@ -76,12 +76,16 @@ class GrantedApplicationObject(Shape):
         "name": "Light Board",
         "organization": "Acme",
         "permissions": [{"dtid": samples.DTID, "permissions": ["READ"]}],
+        "sentences": ["See the messages and the state of your devices of the type Light."],
+        "howLong": "It keeps this, also while you do not use it, until you end it.",
     }
 
     aid: Id
     name: Annotated[str, about("Of the application")]
     organization: Annotated[str, about("Name of the application's organization, whose types are always granted")]
     permissions: Annotated[list[_GrantedPermission], about("What is granted besides")]
+    sentences: Annotated[list[str], about("All that it may, in the words of the permission screen")]
+    how_long: Annotated[str, about("How long it may, for people")]
 
 
 class _GrantedApplications(Shape):
@@ -217,7 +221,9 @@ def _application(granted: GrantedApplication) -> GrantedApplicationObject:
         _GrantedPermission(one.target, [name for name, has in (("READ", one.read), ("WRITE", one.write)) if has])
         for one in granted.permissions
     ]
-    return GrantedApplicationObject(granted.id, granted.name, granted.organization, permissions)
+    return GrantedApplicationObject(
+        granted.id, granted.name, granted.organization, permissions, list(granted.sentences), granted.how_long
+    )
 
 
 def _answer(caller: Caller, user: UserRecord, properties: str) -> Data[UserProperties]:

@@ -259,9 +259,9 @@ def asks(device_type: str, *permissions: str) -> dict[str, object]:
             [asks(LIGHT_TYPE, "READ"), asks(THEIR_TYPE, "WRITE")],
             [("Smart Light", ("READ",)), ("Their Lock", ("WRITE",))],
         ),
-        ([asks("*", "READ", "WRITE")], [("All device types", ("READ", "WRITE"))]),
-        ([asks("profile", "PROFILE_WRITE")], [("Your profile", ("WRITE",))]),
-        ([asks("trials", "READ")], [("Your trials", ("READ", "WRITE"))]),
+        ([asks("*", "READ", "WRITE")], [("*", ("READ", "WRITE"))]),
+        ([asks("profile", "PROFILE_WRITE")], [("profile", ("WRITE",))]),
+        ([asks("trials", "READ")], [("trials", ("READ", "WRITE"))]),
     ],
 )
 async def test_when_consent_is_needed(
@@ -276,7 +276,9 @@ async def test_when_consent_is_needed(
     else:
         assert screen is not None
         assert (screen.application, screen.organization) == ("Web", "Acme")
-        assert [(asked.name, asked.permissions) for asked in screen.asked] == shown
+        assert [
+            (one.name or one.target, ("READ",) * one.read + ("WRITE",) * one.write) for one in screen.asked
+        ] == shown
 
 
 async def grants_of(oauth: OAuthWorld, application: str) -> set[tuple[int | None, bool, bool]]:

@@ -84,7 +84,7 @@ async def test_only_what_was_shown_is_granted(oauth: OAuthWorld) -> None:
     await oauth.ask_for(TV, [{"device_type": "*", "permissions": ["READ"]}])
     instead = await codes.approve(shown, oauth.ada.key, address=HERE)
     assert instead is not None
-    assert [asked.name for asked in instead.screen.asked] == ["All device types"]
+    assert [asked.target for asked in instead.screen.asked] == ["*"]
     assert await poll(oauth, body["device_code"]) == (400, "authorization_pending")
     assert await codes.approve(instead, oauth.ada.key, address=HERE) is None
 

@@ -309,9 +309,16 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     await ask_for_their_locks(oauth)
     shown = await browser.sign_in(await browser.open("authorize", **ASKED, redirect_uri=OTHER_CALLBACK))
     assert shown.status_code == 200
-    for text in ("Web", "by Acme", "Their Lock", "see devices and their data", "Your profile", "ada@example.org"):
+    for text in (
+        "Web",
+        "by Acme",
+        "See the messages and the state of your devices of the type Their Lock.",
+        "ada@example.org",
+    ):
         assert text in shown.text
     assert "delete your account with all that is yours" in shown.text
+    assert "After 28 days without use it asks you to sign in again" in shown.text
+    assert 'end it at any time <a href="/console/account#applications">' in shown.text
     assert "form-action 'self' https:;" in shown.headers["content-security-policy"]
     back = await browser.send(shown, decision="allow")
     assert back.headers["location"].startswith(f"{OTHER_CALLBACK}&code=")
@@ -325,7 +332,7 @@ async def test_managing_trials_is_agreed_to_on_the_permission_screen(browser: Br
     """Never without the screen, and the screen says that the addresses of other people are seen."""
     await oauth.ask_for(WEB, [{"device_type": "trials", "permissions": ["READ"]}])
     shown = await browser.sign_in(await browser.open("authorize", **ASKED))
-    for text in ("Your trials", "invite people", "see the participants", "READ", "WRITE"):
+    for text in ("delete your trials", "invite people", "see the addresses of the participants"):
         assert text in shown.text
     application = await application_of(oauth.services, WEB)
     for decision, expected in (("deny", []), ("allow", [True])):
@@ -380,7 +387,7 @@ async def test_an_agreement_is_remembered_and_prompt_consent_shows_the_page_agai
 @pytest.mark.parametrize("path", ["authorize", "signin"])
 async def test_prompt_consent_shows_the_page_after_a_sign_in(browser: Browser, oauth: OAuthWorld, path: str) -> None:
     shown = await browser.sign_in(await browser.open(path, **ASKED, prompt="consent"))
-    assert "It asks for no permissions other than your profile" in shown.text
+    assert "See your name and e-mail address." in shown.text
     assert "code=" in (await browser.send(shown, decision="allow")).headers["location"]
 
 
@@ -415,7 +422,7 @@ async def test_consent_is_only_for_the_content_of_the_page(browser: Browser, oau
     await oauth.ask_for(WEB, [{"device_type": "*", "permissions": ["READ", "WRITE"]}])
     answer = await browser.send(shown, decision="allow")
     assert answer.status_code == 403
-    assert "All device types" in answer.text
+    assert "devices of every type" in answer.text
     assert (await browser.send(answer, decision="allow")).status_code == 302
 
 
@@ -437,7 +444,7 @@ async def test_consent_is_asked_for_again_when_it_changed_in_between(
         answer = await browser.send(shown, decision="allow")
     assert answer.status_code == 409
     assert "asks for something else by now" in answer.text
-    assert "All device types" in answer.text
+    assert "devices of every type" in answer.text
     application = await application_of(oauth.services, WEB)
     assert await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
     assert (await browser.send(answer, decision="allow")).status_code == 302

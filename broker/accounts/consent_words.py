@@ -1,0 +1,96 @@
+"""What an application may see and do, in sentences for the person who lets it in (reference 4.7).
+
+The permission screen, the page of a device code and the list of connected applications all say these.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+EVERY_TYPE: Final = "*"
+PROFILE: Final = "profile"
+TRIALS: Final = "trials"
+
+_WRITES_PROFILE: Final = (
+    "Change your name, see where you are signed in and what happened to your account, end your sign-ins and the access"
+    " of other applications, and delete your account with all that is yours."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """One permission. `target`: the id of a device type, `*`, `profile` or `trials`; `name`: that of the type."""
+
+    target: str
+    name: str
+    read: bool
+    write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTypes:
+    """The device types of an application's own organization, which every sign-in gives it; `names`: the published."""
+
+    organization: str
+    names: Collection[str]
+
+
+def sentences(allowed: Iterable[Allowed], own: OwnTypes | None) -> list[str]:
+    """What the application may, all of it; every application may see name and address of its users.
+
+    `own` is None for the application of a trial, which gets only what was agreed.
+    """
+    permissions = list(allowed)
+    found = ["See your name and e-mail address."]
+    for target in (PROFILE, TRIALS, None):
+        found += (
+            sentence
+            for one in permissions
+            if one.target == target or (target is None and one.target not in {PROFILE, TRIALS})
+            for sentence in _of_permission(one)
+        )
+    if own is not None:
+        listed = (
+            f": {_list(own.names)}, and of those that come later" if own.names else ", also of those that come later"
+        )
+        found.append(f"{_may(read=True, write=True)} your devices of the types of {own.organization}{listed}.")
+    return list(dict.fromkeys(found))
+
+
+def _of_permission(one: Allowed) -> Iterator[str]:
+    if one.target == PROFILE:
+        if one.write:
+            yield _WRITES_PROFILE
+    elif one.target == TRIALS:
+        yield (
+            "See, change, stop and delete your trials, invite people to them, and see the addresses of the participants"
+            " and the secrets."
+        )
+    elif one.read or one.write:
+        of = "of every type" if one.target == EVERY_TYPE else f"of the type {one.name}"
+        yield f"{_may(read=one.read, write=one.write)} your devices {of}."
+
+
+def _may(*, read: bool, write: bool) -> str:
+    if not write:
+        return "See the messages and the state of"
+    sees = "See the messages of, control" if read else "Control"
+    return f"{sees}, add, change, share and delete"
+
+
+def _list(names: Collection[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def how_long(unused_days: int, *, works_alone: bool) -> str:
+    """How long an application keeps what it was given.
+
+    `unused_days`: after so long without use it needs another sign-in. `works_alone`: it gets tokens without the person.
+    """
+    if works_alone:
+        return "It keeps this, also while you do not use it, until you end it."
+    return (
+        "It keeps this for as long as you use it, until you end it."
+        f" After {unused_days} days without use it asks you to sign in again."
+    )
