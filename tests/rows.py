@@ -33,14 +33,18 @@ def each_row(
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
         async def await_each_row(*bound: Any, **fixtures: Any) -> None:
+            failures = _Failures()
             for values, id_ in taken:
-                with _named(values, id_):
+                with failures.of_row(values, id_):
                     await test(*bound, **fixtures, **values)
+            failures.report()
 
         def call_each_row(*bound: Any, **fixtures: Any) -> None:
+            failures = _Failures()
             for values, id_ in taken:
-                with _named(values, id_):
+                with failures.of_row(values, id_):
                     test(*bound, **fixtures, **values)
+            failures.report()
 
         with_each_row: Callable[..., Any] = await_each_row if inspect.iscoroutinefunction(test) else call_each_row
         signature = inspect.signature(test)
@@ -55,14 +59,28 @@ def each_row(
     return decorate
 
 
-@contextmanager
-def _named(values: _Values, id_: str) -> Iterator[None]:
-    """A failure says in which row."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"in the row {id_} {values}" if id_ else f"in the row {values}")
-        raise
+class _Failures:
+    """Of all rows: a table says at once everything that is wrong in it."""
+
+    def __init__(self) -> None:
+        self._errors: list[BaseException] = []
+
+    @contextmanager
+    def of_row(self, values: _Values, id_: str) -> Iterator[None]:
+        try:
+            yield
+        except pytest.skip.Exception:
+            self.report()  # what failed before is not skipped
+            raise
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - raised again at the end
+            error.add_note(f"in the row {id_} {values}" if id_ else f"in the row {values}")
+            self._errors.append(error)
+
+    def report(self) -> None:
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise BaseExceptionGroup(f"{len(self._errors)} rows failed", self._errors)
 
 
 def _id_of(row: Any) -> str:

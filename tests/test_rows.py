@@ -1,4 +1,4 @@
-"""each_row runs a test with every row of its tables, and says which row failed."""
+"""each_row runs a test with every row of its tables, and says which rows failed."""
 
 import inspect
 from itertools import product
@@ -35,7 +35,7 @@ async def test_a_method_has_rows_as_a_function_has() -> None:
     assert tests.seen == [(1, 2), None]
 
 
-async def test_a_failure_names_its_row_and_no_later_row_is_run() -> None:
+async def test_a_failure_names_its_row_and_the_rows_behind_it_are_run() -> None:
     seen: list[int] = []
 
     @each_row("number", [1, 2, 3])
@@ -46,7 +46,7 @@ async def test_a_failure_names_its_row_and_no_later_row_is_run() -> None:
     with pytest.raises(AssertionError) as failed:
         await test()
     assert failed.value.__notes__ == ["in the row {'number': 2}"]
-    assert seen == [1, 2]
+    assert seen == [1, 2, 3]
 
 
 def test_a_function_that_is_no_coroutine_is_run_with_every_row() -> None:
@@ -60,7 +60,33 @@ def test_a_function_that_is_no_coroutine_is_run_with_every_row() -> None:
     with pytest.raises(AssertionError) as failed:
         test()
     assert failed.value.__notes__ == ["in the row two {'number': 2}"]
-    assert seen == [1, 2]
+    assert seen == [1, 2, 3]
+
+
+def test_every_row_that_fails_is_reported() -> None:
+    @each_row("number", [1, 2, 3])
+    def test(number: int) -> None:
+        if number == 3:
+            pytest.fail("three")
+        assert number != 1
+
+    with pytest.raises(BaseExceptionGroup, match="2 rows failed") as failed:
+        test()
+    assert [error.__notes__ for error in failed.value.exceptions] == [
+        ["in the row {'number': 1}"],
+        ["in the row {'number': 3}"],
+    ]
+
+
+def test_a_row_that_is_skipped_hides_no_failure() -> None:
+    @each_row("number", [1, 2])
+    def test(number: int) -> None:
+        if number == 2:
+            pytest.skip("not here")
+        assert number != 1
+
+    with pytest.raises(AssertionError):
+        test()
 
 
 def test_a_row_of_another_length_and_a_table_without_rows_are_mistakes() -> None:

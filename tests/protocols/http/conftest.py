@@ -11,7 +11,6 @@ from broker.services import Services
 from config.settings import Address
 from protocols.http.front_door import serve_http
 from tests.factories import World
-from tests.plain_transport import PlainTransport
 from tests.protocols.http.routes import shared_routes
 
 Raw = Callable[[bytes], Awaitable[bytes]]
@@ -41,7 +40,7 @@ async def door(services: Services, world: World, nursery: trio.Nursery) -> Addre
 @pytest.fixture
 async def api(door: Address) -> AsyncIterator[httpx.AsyncClient]:
     seconds = 60  # a busy machine is slow
-    async with httpx.AsyncClient(base_url=f"http://{door}/v1.1", timeout=seconds, transport=PlainTransport()) as client:
+    async with httpx.AsyncClient(base_url=f"http://{door}/v1.1", timeout=seconds) as client:
         yield client
 
 

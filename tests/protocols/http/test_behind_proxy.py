@@ -12,7 +12,6 @@ from config.settings import Address, Http, Limits, Settings
 from protocols.http.front_door import serve_http
 from protocols.streams.peers import current_peer
 from tests.factories import World
-from tests.plain_transport import PlainTransport
 from tests.protocols.http.certificates import contexts
 from tests.protocols.http.conftest import receive_all
 
@@ -34,7 +33,7 @@ def settings(tmp_path: Path, http: Http) -> Settings:
 
 async def statuses(door: Address, *clients: dict[str, str]) -> list[int]:
     """Of one call each, which counts against the limit of its client's address."""
-    async with httpx.AsyncClient(base_url=f"http://{door}", transport=PlainTransport()) as api:
+    async with httpx.AsyncClient(base_url=f"http://{door}") as api:
         return [(await api.options("/v1.1/users/self", headers=headers)).status_code for headers in clients]
 
 
@@ -78,7 +77,7 @@ async def test_a_websocket_is_one_of_the_client(
 
 @pytest.mark.parametrize(("scheme", "is_secure"), [("https", True), ("http", False)])
 async def test_cookies_are_secure_when_the_client_speaks_tls(door: Address, scheme: str, is_secure: bool) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{door}", transport=PlainTransport()) as browser:
+    async with httpx.AsyncClient(base_url=f"http://{door}") as browser:
         page = await browser.get("/accounts/go", headers={"X-Forwarded-For": ADA, "X-Forwarded-Proto": scheme})
     assert ("Secure" in page.headers["Set-Cookie"]) is is_secure
 

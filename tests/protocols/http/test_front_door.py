@@ -31,7 +31,6 @@ from protocols.http.pipelining import REQUEST_FRAMES
 from protocols.streams.listeners import serve_tcp
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import new_refusals
-from tests.plain_transport import PlainTransport
 from tests.protocols.http.certificates import contexts
 from tests.protocols.http.conftest import Raw, bearer, receive_all, repeat_head
 from tests.rows import each_row
@@ -378,9 +377,7 @@ async def test_a_failing_websocket_server_ends_only_its_connection(
         raise RuntimeError("a bug")
 
     address = await nursery.start(partial(serve_http, services, Address("127.0.0.1", 0), nursery, websocket=fail))
-    async with httpx.AsyncClient(
-        base_url=f"http://{address}/v1.1", headers=bearer(ADA_TOKEN), transport=PlainTransport()
-    ) as client:
+    async with httpx.AsyncClient(base_url=f"http://{address}/v1.1", headers=bearer(ADA_TOKEN)) as client:
         assert (await client.get("/users/self")).status_code == 200
         with capture_logs() as logs:
             async with await trio.open_tcp_stream(address.host, address.port) as stream:

@@ -27,7 +27,6 @@ from storage.database import Database
 from storage.durations import BOUNDS, Durations
 from storage.sql import StoreError, StoreFullError
 from tests.factories import ADA_TOKEN, KITCHEN, World
-from tests.plain_transport import PlainTransport
 from tests.programs import require_program
 from tests.protocols.http.conftest import bearer
 from tests.stores import MigratedEngine
@@ -56,7 +55,7 @@ async def door(services: Services, vitals: Vitals, world: World, nursery: trio.N
 
 @pytest.fixture
 async def site(door: Address) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}", transport=PlainTransport()) as client:
+    async with httpx.AsyncClient(base_url=f"http://{door}") as client:
         yield client
 
 

@@ -32,7 +32,6 @@ from tests.factories import (
     World,
 )
 from tests.fakes import FakeClock
-from tests.plain_transport import PlainTransport
 from tests.rows import each_row
 from tests.wording import INVALID
 
@@ -53,7 +52,7 @@ async def administrator(services: Services, world: World) -> None:
 
 @pytest.fixture
 async def pages(door: Address) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}", transport=PlainTransport()) as client:
+    async with httpx.AsyncClient(base_url=f"http://{door}") as client:
         yield client
 
 

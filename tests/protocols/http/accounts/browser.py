@@ -11,7 +11,6 @@ import httpx
 from broker.services import Services
 from config.settings import Address
 from storage.records import UserRecord
-from tests.plain_transport import PlainTransport
 
 PASSWORD = "correct horse battery staple"
 
@@ -57,9 +56,7 @@ class Browser:
     def __init__(self, door: Address, *, own: ssl.SSLContext | None = None) -> None:
         """`own`: the TLS context for the accounts server's own listener, if `door` is that listener."""
         url = f"http://{door}/accounts/" if own is None else f"https://{door}/"
-        self.client = httpx.AsyncClient(
-            base_url=url, verify=own or True, transport=PlainTransport() if own is None else None
-        )
+        self.client = httpx.AsyncClient(base_url=url, verify=own or True)
 
     async def open(self, path: str, **query: str) -> httpx.Response:
         url = self.client.base_url.join(path)

@@ -9,7 +9,6 @@ from broker.services import Services
 from config.settings import Address
 from tests.broker.accounts.oauth_world import OAuthWorld, make_oauth_world
 from tests.factories import World
-from tests.plain_transport import PlainTransport
 from tests.protocols.http.accounts.browser import Browser, give_password
 
 
@@ -20,7 +19,7 @@ async def oauth(services: Services, world: World) -> OAuthWorld:
 
 @pytest.fixture
 async def accounts(door: Address, oauth: OAuthWorld) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}/accounts", transport=PlainTransport()) as client:
+    async with httpx.AsyncClient(base_url=f"http://{door}/accounts") as client:
         yield client
 
 

@@ -20,7 +20,6 @@ from storage.engines.sqlite import SqliteEngine
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
-from tests.plain_transport import PlainTransport
 from tests.protocols.http.conftest import bearer
 from tests.third_party_cloud import ThirdPartyCloud
 
@@ -141,7 +140,7 @@ def browser(api: httpx.AsyncClient, bound: Services) -> Browser:
 
 async def way_back(address: str, services: Services) -> str:
     """Ada's browser goes through the pages of the third party, up to the address at the service."""
-    async with httpx.AsyncClient(transport=PlainTransport()) as browser:
+    async with httpx.AsyncClient() as browser:
         while not address.startswith(services.core.site.origin):
             page = await browser.get(address)
             assert page.is_redirect, page.text

@@ -22,7 +22,6 @@ from broker.services import Services
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, build_world
 from tests.fakes import FakeClock
-from tests.plain_transport import PlainTransport
 from tests.programs import require_node_module
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.connectors.conftest import (
@@ -63,7 +62,7 @@ class CloudOfOidcProvider(ThirdPartyCloud):
         await self._ask("revocation", token)
 
     async def _ask(self, what: str, token: str) -> Any:
-        async with httpx.AsyncClient(auth=(CLIENT, SECRET), transport=PlainTransport()) as client:
+        async with httpx.AsyncClient(auth=(CLIENT, SECRET)) as client:
             answer = await client.post(f"{self.issuer}/token/{what}", data={"token": token})
         assert answer.status_code == 200, answer.text
         return answer.json() if answer.content else None

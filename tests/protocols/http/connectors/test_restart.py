@@ -9,7 +9,6 @@ from broker.services import Services
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import FakeClock
-from tests.plain_transport import PlainTransport
 from tests.protocols.http.connectors.conftest import REFERER, bind, pull, query_of, quiet, terms
 from tests.third_party_cloud import ThirdPartyCloud
 
@@ -23,7 +22,7 @@ async def begin(services: Services) -> str:
 
 
 async def agree(address: str) -> dict[str, str]:
-    async with httpx.AsyncClient(transport=PlainTransport()) as browser:
+    async with httpx.AsyncClient() as browser:
         return query_of((await browser.get(address)).headers["Location"])
 
 

@@ -10,7 +10,6 @@ import pytest
 from broker.services import Services
 from config.settings import Address
 from tests.factories import ADA, World
-from tests.plain_transport import PlainTransport
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 
 #: Fetches an access token, as a page does it.
@@ -20,7 +19,7 @@ NewToken = Callable[[], Awaitable[str]]
 @pytest.fixture
 async def browser(services: Services, door: Address, world: World) -> AsyncIterator[httpx.AsyncClient]:
     await give_password(services, await services.accounts.users.find(ADA))
-    async with httpx.AsyncClient(base_url=f"http://{door}", transport=PlainTransport()) as client:
+    async with httpx.AsyncClient(base_url=f"http://{door}") as client:
         yield client
 
 

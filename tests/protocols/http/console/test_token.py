@@ -16,7 +16,6 @@ from config.settings import Limits, Settings
 from storage.database import Transaction
 from tests.factories import ADA, BOB, BOBS, HALL, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
-from tests.plain_transport import PlainTransport
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.console.conftest import NewToken, proof_in
 from tests.protocols.http.test_conventions import error_of
@@ -29,7 +28,7 @@ async def test_a_page_needs_a_session_and_its_own_proof(
         answer = await browser.post("/console/token", headers=[(b"X-Console", proof)] if proof else None)
         assert answer.status_code == 403
         assert "accessToken" not in answer.text
-    async with httpx.AsyncClient(base_url=f"http://{door}", transport=PlainTransport()) as stranger:
+    async with httpx.AsyncClient(base_url=f"http://{door}") as stranger:
         answer = await stranger.post("/console/token", headers={"X-Console": proof_in(page)})
         assert answer.status_code == 401
 
