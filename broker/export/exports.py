@@ -23,7 +23,7 @@ from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.disk import room_in
 from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, TryLater, UserNotFound, ValidationFailed
-from broker.export.formats import file_time
+from broker.export.formats import device_labels, file_time
 from broker.export.requests import ExportPlan, ExportRequest, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
 from broker.export.writer import ArchiveWriter
@@ -196,12 +196,15 @@ class Exports:
             raise Conflict(NOT_READY)
         return export, self._path(export.record)
 
-    def file_name(self, export: Export) -> str:
-        """Of its archive, without extension: its id; of csv2, for people, also from when to when it goes."""
+    async def file_name(self, export: Export) -> str:
+        """Of its archive, without extension: its id; of csv2, for people, of which device, and from when to when."""
         request = export.request
         if request.format != "csv2":
             return export.record.id
-        return f"trunkline-{file_time(request.start_ms)}_to_{file_time(request.end_ms)}-{export.record.id[:8]}"
+        keys = _devices_of(export.record)
+        labels = device_labels((await self._still_there(keys)).values())
+        (what,) = labels.values() if len(keys) == len(labels) == 1 else (f"{len(keys)}-devices",)
+        return f"{what}_{file_time(request.start_ms)}_to_{file_time(request.end_ms)}-{export.record.id[:8]}"
 
     async def served(self, export_id: str) -> None:
         """Note that the archive was downloaded completely."""

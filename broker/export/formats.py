@@ -4,6 +4,8 @@ The text is built from the rows without objects, because there are millions of r
 """
 
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -50,7 +52,9 @@ def _quoted(text: str) -> str:
 #: What a spreadsheet would take for a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _IN_QUOTES: Final = re.compile(r'[",\r\n]')
-_NO_FILE_NAME: Final = re.compile(r"[^\w.-]+")
+_DASHES: Final = re.compile("-{2,}")
+_NAME_BYTES: Final = 120  # a file's name has at most 255 bytes, with times and an id in it
+_SHORT_ID: Final = 8
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -105,8 +109,24 @@ def _cell(value: object) -> str:
 
 
 def plain_file_name(name: str) -> str:
-    """A name of a device as a part of a file's name."""
-    return _NO_FILE_NAME.sub("-", name).strip("-.") or "device"
+    """A name of a device as a part of a file's name: letters with their marks, and digits, of every script."""
+    composed = unicodedata.normalize("NFC", name)
+    plain = "".join(one if one in "._-" or unicodedata.category(one)[0] in "LMN" else "-" for one in composed)
+    short = _DASHES.sub("-", plain).strip("-.").encode()[:_NAME_BYTES].decode(errors="ignore")
+    return short.strip("-.") or "device"
+
+
+def device_labels(devices: Iterable[Device]) -> dict[str, str]:
+    """By id, how the names of files call each device: its name, and as much of its id as tells it from the others.
+
+    Names that differ in upper and lower case only are the same in some file systems.
+    """
+    names = {device.id: plain_file_name(device.record.name) for device in devices}
+    times = Counter(f"{name.casefold()}-{id_[:_SHORT_ID]}" for id_, name in names.items())
+    return {
+        id_: f"{name}-{id_ if times[f'{name.casefold()}-{id_[:_SHORT_ID]}'] > 1 else id_[:_SHORT_ID]}"
+        for id_, name in names.items()
+    }
 
 
 def file_time(ts: int) -> str:

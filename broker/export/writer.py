@@ -9,7 +9,7 @@ import msgspec
 from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.export.archive import Archive
-from broker.export.formats import FieldColumns, csv_entry, file_time, json_entry, plain_file_name
+from broker.export.formats import FieldColumns, csv_entry, device_labels, file_time, json_entry
 from broker.export.merging import MergedRows
 from broker.export.requests import ExportPlan, ExportRequest
 from broker.messages.mids import Mids
@@ -56,6 +56,7 @@ class ArchiveWriter:
         self._mid = mids.mid
         self._clock = clock
         self._rows: MergedRows | None = None
+        self._labels = device_labels(devices.values())
         self._columns = FieldColumns(devices.values()) if request.format == "csv2" else None
 
     def step(self, tx: Transaction) -> None:
@@ -140,9 +141,8 @@ class ArchiveWriter:
         )
 
     def _label(self, id_: str, rows: Sequence[MessageRow]) -> str:
-        """The name of a file for people: the device, or the id of the user, and from when to when it goes."""
-        device = next((one for one in self._devices.values() if one.id == id_), None)
-        name = id_ if device is None else f"{plain_file_name(device.record.name)}-{id_[:8]}"
+        """The name of a file for people: the device, or whose devices, and from when to when it goes."""
+        name = self._labels.get(id_, f"all-devices-{id_}")
         if not rows:
             return f"{name}_empty"
         first, last = sorted((rows[0].ts, rows[-1].ts))

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import trio
 from quart import Response
@@ -29,9 +30,17 @@ async def archive_answer(
         answer = Response(_download(file, served))
         answer.timeout = None  # the peer may read slowly
     answer.headers["Content-Type"] = CONTENT_TYPE
-    answer.headers["Content-Disposition"] = f'attachment; filename="{name}.tgz"'
+    answer.headers["Content-Disposition"] = _attachment(f"{name}.tgz")
     answer.headers["Content-Length"] = str(size)
     return answer
+
+
+def _attachment(name: str) -> str:
+    """The header for a name of letters, digits, `.`, `_` and `-`; those beyond ASCII as in RFC 6266, appendix D."""
+    if name.isascii():
+        return f'attachment; filename="{name}"'
+    plain = name.encode("ascii", "replace").decode("ascii").replace("?", "_")
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}"
 
 
 async def _download(file: Any, served: Callable[[], Awaitable[None]] | None) -> AsyncIterator[bytes]:

@@ -245,7 +245,7 @@ class ExportCalls(RestCalls):
         export, path = await self._exports.result(caller, export_id)
         answer = await archive_answer(
             path,
-            self._exports.file_name(export),
+            await self._exports.file_name(export),
             export.record.file_size or 0,
             partial(self._exports.served, export_id),
         )

@@ -21,7 +21,7 @@ from broker.devices.registry import Device
 from broker.errors import Conflict, Gone, NotFound, PermissionDenied, ValidationFailed
 from broker.export import exports, merging, writer
 from broker.export.exports import Export, TooManyExports
-from broker.export.formats import FieldColumns
+from broker.export.formats import FieldColumns, plain_file_name
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus, may_follow
 from broker.messages.history import Search
@@ -572,6 +572,40 @@ async def test_csv2_has_a_column_for_each_field_and_names_for_people(
     assert list(lines[0])[:5] == ["time", "ts", "cts", "sdid", "device"]
     bare = await exported(services, ada, asking(sdids=KITCHEN, format="csv2", csv_headers=False))
     assert bare[name] == content.partition(b"\n")[2]
+
+
+@each_row(
+    ("name", "expected"),
+    [
+        ("Küche: Licht/1", "Küche-Licht-1"),
+        ("रसोई", "रसोई"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("a\u202eb\x00c", "a-b-c"),
+        ("<>|?*", "device"),
+        ("灯" * 64, "灯" * 40),
+    ],
+)
+async def test_names_of_files_are_safe_in_every_script(name: str, expected: str) -> None:
+    assert plain_file_name(name) == expected
+    assert len(plain_file_name(name).encode()) <= 120
+
+
+async def test_devices_of_one_name_have_files_of_their_own(
+    services: Services, ada: Caller, kitchen: Device, autojump_clock: MockClock
+) -> None:
+    """Also where their ids begin alike, and where a file system takes upper and lower case for the same."""
+    twin = f"{KITCHEN[:8]}{'7' * 24}"
+    device = {"id": twin, "owner": ADA, "type": LIGHT_TYPE, "name": "KITCHEN light"}
+    await services.provisioning.apply({"devices": [device]})
+    other = await services.devices.registry.find(twin)
+    await send(services, (kitchen, NOW_MS - 1_000, {"state": True}), (other, NOW_MS - 1_000, {"state": False}))
+    export_id = await services.export.create(ada, asking(sdids=f"{KITCHEN},{twin}", format="csv2"))
+    export = await finished(services, ada, export_id)
+    assert (await services.export.file_name(export)).startswith("2-devices_")
+    _, path = await services.export.result(ada, export_id)
+    names = list(entries(path.read_bytes()))
+    assert len({name.casefold() for name in names}) == 2
+    assert sorted(name.split("_")[0] for name in names) == [f"KITCHEN-light-{twin}", f"Kitchen-light-{KITCHEN}"]
 
 
 async def test_csv2_loses_no_field_of_an_earlier_manifest(services: Services, ada: Caller, kitchen: Device) -> None:

@@ -2,10 +2,13 @@
 
 import hashlib
 import io
+import re
 import tarfile
 from base64 import b64encode
+from datetime import UTC, datetime
 from random import Random
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -114,6 +117,25 @@ async def test_from_creation_to_download(api: httpx.AsyncClient, kitchen: Device
     again = await api.get(f"/messages/export/{export_id}/result", headers=HEADERS)
     assert again.content == answer.content
     assert (await finished(api, export_id))["status"] == "Served"
+
+
+async def test_the_archive_of_csv2_has_the_name_of_its_device_and_its_range(
+    api: httpx.AsyncClient, services: Services, kitchen: Device
+) -> None:
+    await services.provisioning.apply(
+        {"devices": [{"id": KITCHEN, "owner": ADA, "type": LIGHT_TYPE, "name": "Küche, Licht"}]}
+    )
+    export_id = await create(api, ASKED | {"format": "csv2"})
+    await finished(api, export_id)
+    answer = await api.get(f"/messages/export/{export_id}/result", headers=HEADERS)
+    form = r"attachment; filename=\"([ -~]+)\"; filename\*=UTF-8''(\S+)"
+    ((plain, wide),) = re.findall(form, answer.headers["content-disposition"])
+    start, end = (
+        datetime.fromtimestamp(ASKED[which] / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+        for which in ("startDate", "endDate")
+    )
+    assert unquote(wide) == f"Küche-Licht-{KITCHEN[:8]}_{start}_to_{end}-{export_id[:8]}.tgz"
+    assert plain == unquote(wide).replace("ü", "_")
 
 
 async def test_head_and_broken_downloads_do_not_count_as_served(

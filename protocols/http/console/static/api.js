@@ -154,7 +154,7 @@ export async function getText(path) {
   return answer.text();
 }
 
-// The file of an answer, with the bytes that have come so far
+// The file of an answer, named as the answer says, with the bytes that have come so far
 export async function download(path, onProgress) {
   const answer = await respond("GET", `${REST}${path}`);
   if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
@@ -163,11 +163,17 @@ export async function download(path, onProgress) {
   let size = 0;
   for (const reader = answer.body.getReader(); ;) {
     const { done, value } = await reader.read();
-    if (done) return new Blob(parts);
+    if (done) return new File(parts, nameIn(answer.headers.get("Content-Disposition") ?? ""));
     parts.push(value);
     size += value.length;
     onProgress(size, total);
   }
+}
+
+// RFC 6266: a name beyond ASCII stands in filename*.
+function nameIn(disposition) {
+  const wide = /filename\*=UTF-8''([^;]+)/.exec(disposition);
+  return wide ? decodeURIComponent(wide[1]) : /filename="([^"]*)"/.exec(disposition)?.[1] ?? "";
 }
 
 // The same from a shell

@@ -54,11 +54,12 @@ function row(one) {
 function save(one, button) {
   attempt(async () => {
     const day = (ms) => local(ms).slice(0, 10);
-    const name = `trunkline-${day(one.request.startDate)}-to-${day(one.request.endDate)}-${one.exportId.slice(0, 8)}.tgz`;
+    const plain = `trunkline-${day(one.request.startDate)}-to-${day(one.request.endDate)}-${one.exportId.slice(0, 8)}.tgz`;
     const bar = h("progress", { max: 1, "aria-label": "Progress of the download" });
     button.after(bar);
     try {
       const blob = await download(`/messages/export/${one.exportId}/result`, (size, total) => { if (total) bar.value = size / total; });
+      const name = blob.name === `${one.exportId}.tgz` ? plain : blob.name;  // csv2 names the device
       const link = h("a", { href: URL.createObjectURL(blob), download: name });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60000);
