@@ -70,6 +70,47 @@ def test_a_rule_is_made_explained_tried_and_deleted(ada: User, site: Site) -> No
     ada.sees("Too bright", "h1")
 
 
+def test_what_happened_before_a_rule_is_named_so_and_no_entry_stands_twice(ada: User, site: Site) -> None:
+    for value in (95, 96):
+        site.send(60, intensity=value)
+    then = [{"ddid": device_id(61), "action": "setOn", "parameters": {}}]
+    body = {"name": "Late", "scope": "allApplications", "rule": {"if": {"and": [bright(device_id(60))]}, "then": then}}
+    rule = site.of_ada_at_the_console(ada, "POST", "/rules", body)["id"]
+    ada.open(f"/rules/{rule}")
+    ada.sees("running", "#standing")
+    assert ada.browser.texts("#standing .badge.good") == ["running"]
+    ada.click("The last hour")
+    ada.eventually(lambda: len(entries(ada)) == 2)
+    for entry in entries(ada):
+        assert "would have triggered" in entry
+        assert "from before the rule" in entry
+    assert ada.browser.texts("#why .good") == ["holds", "holds"], "what would have been is not green"
+    seen = {"95", "96"}
+    for value in (97, 20, 98):
+        site.send(60, intensity=value)
+        seen.add(str(value))
+        # The newest message comes above the list, and what it replaces goes on below.
+        ada.sees(f"is {value}", "#now")
+        ada.eventually(lambda: {value_in(entry) for entry in entries(ada)} == seen)
+        assert len(entries(ada)) == len(seen), "an entry stands twice"
+        told = next(entry for entry in entries(ada) if value_in(entry) == str(value))
+        assert ("did not trigger" if value < 80 else "triggered") in told
+        assert "would have" not in told
+    ada.click("The last hour")
+    ada.eventually(lambda: len(entries(ada)) == len(seen))
+    assert {value_in(entry) for entry in entries(ada)} == seen
+    site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule}", None)
+
+
+def entries(user: User) -> list[str]:
+    """What is explained on the page of a rule: the newest message, then the list."""
+    return [text for text in user.browser.texts("#now section, #why section") if text]
+
+
+def value_in(entry: str) -> str:
+    return entry.partition(" is ")[2].split(",")[0].split(" ")[0]
+
+
 def last_actions(number: int) -> dict[str, str]:
     return {"ddid": device_id(number), "startDate": "0", "endDate": "9999999999999"}
 

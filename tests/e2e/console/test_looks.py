@@ -27,6 +27,7 @@ def no_device(user: User) -> None:
 def device(user: User) -> None:
     user.open(f"/devices/{device_id(1)}")
     user.sees("stored", "#trail")
+    user.sees_no("taken", "#trail")
     user.sees("99", "#values")
     user.sees("Resets on", "#plan") if user.browser.texts("#plan .meter") else user.sees("turned off", "#plan")
 

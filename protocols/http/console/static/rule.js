@@ -178,11 +178,20 @@ async function explain() {
   [due, asked] = [0, Date.now()];
   const { data } = await get(`/rules/${id}/explain`, { mid: newest });
   if (data.explanations.length === 0) return;
+  const former = [...$("#now").querySelectorAll("section[data-key]")];
   explained.clear();
   for (const one of data.explanations) explained.add(keyOf(one));
   fill($("#now"), data.explanations.map(shown));
-  for (const one of $("#why").querySelectorAll("section[data-key]")) one.hidden = explained.has(one.dataset.key);
+  // What the newest message replaces goes on in the list below, if there is one.
+  const listed = new Set([...$("#why").querySelectorAll("section[data-key]")].map((one) => one.dataset.key));
+  if (listed.size) $("#why").prepend(...former.filter((one) => !listed.has(one.dataset.key)));
+  hideExplained();
   if (data.explanations.some((one) => one.triggers)) take((await get(`/rules/${id}`)).data);
+}
+
+// No entry stands twice: what stands above is hidden in the list.
+function hideExplained() {
+  for (const one of $("#why").querySelectorAll("section[data-key]")) one.hidden = explained.has(one.dataset.key);
 }
 
 const keyOf = (one) => `${one.mid ?? ""} ${one.ts}`;
@@ -225,8 +234,9 @@ $("#explain").addEventListener("click", (event) => attempt(async () => {
   const end = Date.now();
   const { data } = await get(`/rules/${id}/explain`, { startDate: end - HOUR_MS, endDate: end });
   const sections = new Map(data.explanations.reverse().map((one) => [keyOf(one), one]));
-  fill($("#why"), sections.size ? [...sections].filter(([key]) => !explained.has(key)).map(([, one]) => shown(one)) : empty("No message in the last hour", "Nothing concerned this rule."),
+  fill($("#why"), sections.size ? [...sections.values()].map(shown) : empty("No message in the last hour", "Nothing concerned this rule."),
     data.isComplete ? null : h("p", { class: "hint" }, "These are the first 100."));
+  hideExplained();
 }, { button: event.target }));
 
 $("#replay").addEventListener("click", (event) => attempt(async () => {
