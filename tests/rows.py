@@ -7,6 +7,7 @@ the next row would find, and for the rows of short tables: to collect, hand out 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -15,6 +16,7 @@ Result = TypeVar("Result")
 _Values = dict[str, Any]
 
 _Row: Final = type(pytest.param())
+_NOTE_CHARACTERS: Final = 1_000
 
 
 def each_row(
@@ -73,7 +75,7 @@ class _Failures:
             self.report()  # what failed before is not skipped
             raise
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - raised again at the end
-            error.add_note(f"in the row {id_} {values}" if id_ else f"in the row {values}")
+            error.add_note(shorten(f"in the row {id_} {values}" if id_ else f"in the row {values}", _NOTE_CHARACTERS))
             self._errors.append(error)
 
     def report(self) -> None:
