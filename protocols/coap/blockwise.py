@@ -68,13 +68,21 @@ class Blockwise:
         self._leaving: OrderedDict[BlockwiseOperation, _Held] = OrderedDict()
         self.bytes_held = 0
 
-    def collect(self, operation: BlockwiseOperation, block: BlockOption, payload: bytes, now: float) -> bytes | None:
+    def collect(
+        self,
+        operation: BlockwiseOperation,
+        block: BlockOption,
+        payload: bytes,
+        now: float,
+        *,
+        most: int = COAP_BODY_BYTES,
+    ) -> bytes | None:
         """Take a block of a request. Returns the whole body with the last block, None before.
 
         Raises:
             BadRequest: the payload does not fill its block.
             RequestIncomplete: a block before this one is missing. What came of the body is forgotten.
-            BodyTooLarge: the body exceeds COAP_BODY_BYTES.
+            BodyTooLarge: the body has more than `most` bytes.
         """
         self.forget(now)
         if (block.more and len(payload) != block.size) or len(payload) > block.size:
@@ -93,7 +101,7 @@ class Blockwise:
             raise RequestIncomplete
         body += payload
         self._drop(self._arriving, operation)
-        if len(body) > COAP_BODY_BYTES:
+        if len(body) > most:
             raise BodyTooLarge
         if not block.more:
             return body

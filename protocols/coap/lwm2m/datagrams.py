@@ -20,6 +20,7 @@ from protocols.coap.incoming import Incoming
 from protocols.coap.lwm2m.answering import internal_error, refusal
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
+from protocols.coap.lwm2m.formats.content import ANSWER_BYTES
 from protocols.coap.lwm2m.requests import DeviceRequest, read_request
 from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer
 from protocols.coap.message_layer import MessageEvent, RequestReceived, ResponseReceived
@@ -174,7 +175,7 @@ class Lwm2mEndpoint(SessionEndpoint[DatagramPeer]):
         if block is None or (block.number == 0 and not block.more):
             return request
         operation = request.method, request.path, request.queries
-        body = session.blocks.collect(operation, block, request.payload, self.now())
+        body = session.blocks.collect(operation, block, request.payload, self.now(), most=ANSWER_BYTES)
         if body is None:
             return Lwm2mResponse(Code.CONTINUE, (_block1(block),))
         return request._replace(payload=body)

@@ -19,7 +19,7 @@ LWM2M_JSON: Final = 11_543
 #: The numbers of the drafts of LwM2M 1.0, by the present ones.
 OLD: Final[Mapping[int, int]] = {1541: TEXT, 1542: TLV, 1543: LWM2M_JSON, 1544: OCTETS}
 
-#: The longest answer that is put together from blocks.
+#: The longest answer, Send or registration that is put together from blocks.
 ANSWER_BYTES: Final = 64 * 1024
 _RESOURCE_DEPTH: Final = 3
 _TRUE, _FALSE = ("1", "true"), ("0", "false")

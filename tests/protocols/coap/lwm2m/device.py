@@ -185,6 +185,18 @@ class ScriptedDevice:
         with trio.fail_after(PATIENCE_SECONDS):
             return await receive.receive()
 
+    async def ask_in_blocks(self, path: str, body: bytes, *queries: str, format_: int = LINKS) -> aiocoap.Message:
+        """POST a body in blocks of 1,024 bytes (RFC 7959, 2.5). Returns the first answer that asks for no more."""
+        for at in range(0, len(body), 1024):
+            message = self.message(aiocoap.POST, payload=body[at : at + 1024])
+            message.opt.uri_path, message.opt.uri_query = (path,), queries
+            message.opt.content_format = ContentFormat(format_)
+            message.opt.block1 = (at // 1024, at + 1024 < len(body), 6)
+            answer = await self.ask(message)
+            if answer.code != aiocoap.CONTINUE:
+                break
+        return answer
+
     async def register(
         self, *queries: str, payload: bytes = OBJECTS, format_: int | None = LINKS, observe: int | None = None
     ) -> aiocoap.Message:

@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from broker.device_management.sessions import latest
 from broker.services import Services
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
+from protocols.coap.lwm2m.links import MAX_LINKS
 from protocols.coap.lwm2m.server import Lwm2mServer
 from storage.sql import StoreError
 from tests.factories import HALL, KITCHEN, KITCHEN_TOKEN, World
@@ -122,17 +123,11 @@ class TestRegistration:
         answer = await device.register(observe=observe)
         assert (answer.code, answer.opt.observe) == (aiocoap.CREATED, None)
 
-    async def test_takes_a_list_in_blocks(self, device: ScriptedDevice, management: Management) -> None:
-        body = b",".join(b"</3303/%d>" % number for number in range(150))
-        parts = [body[at : at + 1024] for at in range(0, len(body), 1024)]
-        for number, part in enumerate(parts):
-            message = device.message(aiocoap.POST, payload=part)
-            message.opt.uri_path, message.opt.uri_query = ("rd",), (f"ep={KITCHEN}",)
-            message.opt.block1 = (number, number < len(parts) - 1, 6)
-            answer = await device.ask(message)
-            assert answer.code == (aiocoap.CREATED if number == len(parts) - 1 else aiocoap.CONTINUE)
-            assert answer.opt.block1.block_number == number
-        assert (3303, 149) in (await management.session()).offers
+    async def test_takes_the_longest_list_in_blocks(self, device: ScriptedDevice, management: Management) -> None:
+        body = b",".join(b"</3303/%d>" % number for number in range(MAX_LINKS))
+        answer = await device.ask_in_blocks("rd", body, f"ep={KITCHEN}")
+        assert (answer.code, answer.opt.block1.block_number) == (aiocoap.CREATED, len(body) // 1024)
+        assert (3303, MAX_LINKS - 1) in (await management.session()).offers
 
     @pytest.mark.parametrize(
         ("queries", "payload", "format_", "code"),

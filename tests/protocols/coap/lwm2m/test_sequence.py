@@ -15,6 +15,7 @@ from broker.facts import ManagementConfigured
 from broker.services import Services
 from broker.trace.refusals import LINES_OF_ONE
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
+from protocols.coap.lwm2m.formats.content import ANSWER_BYTES
 from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.session import OVERHEAD_AT_ONCE
 from storage.keys import DeviceTypeKey
@@ -341,6 +342,23 @@ class TestSend:
         assert (await device.send(format_, payload)).code == aiocoap.CHANGED
         await management.wait(lambda: management.values.get((3303, 0, 5700)) == 21.5)
         assert management.values[(3, 0, 9)] == 42
+
+    @pytest.mark.parametrize("is_too_long", [False, True])
+    async def test_in_blocks_has_up_to_64_KiB(  # noqa: N802
+        self, device: ScriptedDevice, management: Management, is_too_long: bool
+    ) -> None:
+        """A device that was offline for a day sends all that it has measured, once a minute."""
+        await device.register()
+        await management.session()
+        records = b",".join(b'{"bn":"/3303/0/5700","t":%d,"v":%d}' % (NOW_MS // 1000 - 60 * n, n) for n in range(1440))
+        payload = b"[" + records + b" " * (ANSWER_BYTES + is_too_long - 2 - len(records)) + b"]"
+        assert len(payload) == ANSWER_BYTES + is_too_long
+        answer = await device.ask_in_blocks("dp", payload, format_=SENML_JSON)
+        if is_too_long:
+            assert answer.code == aiocoap.REQUEST_ENTITY_TOO_LARGE
+            return
+        assert answer.code == aiocoap.CHANGED
+        assert management.values[(3303, 0, 5700)] == 0
 
     async def test_is_refused_without_a_registration_and_for_what_cannot_be_read(
         self, device: ScriptedDevice, management: Management
