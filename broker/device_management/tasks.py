@@ -201,11 +201,14 @@ class Tasks:
 
     async def entries(
         self, task: TaskRecord, *, status: str | None, dids: Collection[str] | None, offset: int, count: int
-    ) -> tuple[list[tuple[str, DeviceTaskRecord]], int]:
-        """A page of the task's entries, each with the id of its device; and the number of all."""
-        return await self._database.read(
-            lambda tx: tx.tasks.page_of_entries(task.key, status=status, devices=dids, offset=offset, limit=count)
-        )
+    ) -> tuple[Task, list[tuple[str, DeviceTaskRecord]], int]:
+        """The task, a page of its entries, each with the id of its device, and the number of all; all of one moment."""
+
+        def read(tx: Transaction) -> tuple[Task, list[tuple[str, DeviceTaskRecord]], int]:
+            found, total = tx.tasks.page_of_entries(task.key, status=status, devices=dids, offset=offset, limit=count)
+            return _shown(tx, tx.tasks.task(task.key) or task), found, total
+
+        return await self._database.read(read)
 
     async def history(self, task: TaskRecord, device: DeviceKey | None) -> list[tuple[str, TaskHistoryRecord]]:
         """What happened to the task's entries, oldest first, each with the id of its device."""

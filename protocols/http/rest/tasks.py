@@ -136,15 +136,14 @@ class TaskCalls(ManagementCalls):
     )
     async def statuses(self, task: TaskRecord, query: EntriesQuery) -> NumberedPage[TaskWithEntries]:
         dids = query.dids or None
-        found, total = await self._management.tasks.entries(
+        shown, found, total = await self._management.tasks.entries(
             task, status=query.status, dids=dids, offset=query.offset, count=query.count
         )
-        explained = await self._management.waiting.explain(task, [entry for _, entry in found])
+        explained = await self._management.waiting.explain(shown.record, [entry for _, entry in found])
         entries = [
             DeviceTaskObject(did=did, **entry_members(entry, why))
             for (did, entry), why in zip(found, explained, strict=True)
         ]
-        shown = await self._management.tasks.shown(task)
         members = task_members(shown, await self._types.get(task.device_type))
         whole = TaskWithEntries(**members, status=shown.record.status, statuses=entries)
         return NumberedPage(whole, total, query.offset, len(entries))

@@ -167,7 +167,7 @@ async def test_a_thousand_devices_of_which_one_in_twenty_fails_stop_within_one_b
     assert counts["FAILED"] + counts["SUCCEEDED"] + counts["CANCELLED"] == size
     assert counts["CANCELLED"] > 0.6 * size
     assert await fleet.task_status(task) == "COMPLETE"
-    cancelled, _ = await fleet.management.tasks.entries(
+    _, cancelled, _ = await fleet.management.tasks.entries(
         task.record, status="CANCELLED", dids=None, offset=0, count=size
     )
     assert {entry.error_code for _, entry in cancelled} == {"ROLLOUT_ABORTED"}

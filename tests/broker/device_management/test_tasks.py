@@ -305,7 +305,7 @@ async def test_a_filter_chooses_the_devices(services: Services, autojump_clock: 
         "serverProperties.seen", "W", value="yes", dids=None, filter="serverProperties.site.floor=3"
     )
     await settle()
-    found, _ = await fleet.management.tasks.entries(task.record, status=None, dids=None, offset=0, count=10)
+    _, found, _ = await fleet.management.tasks.entries(task.record, status=None, dids=None, offset=0, count=10)
     assert [did for did, _ in found] == [fleet.devices[0].id, fleet.devices[2].id]
 
 

@@ -13,11 +13,14 @@ import trio
 from broker.device_management import images
 from broker.device_management.objects import RESULT, STATE
 from broker.device_management.sessions import Reading, ResourcePath, ResourceValue
+from broker.device_management.states import DeviceTaskStatus, move
+from broker.device_management.waiting import TaskWait
 from broker.services import Services
 from config.limits import DOWNLOAD_KEPT_HOURS
 from config.settings import Address, DeviceManagement, Limits, Settings
 from storage.database import Transaction
 from storage.keys import OrganizationKey
+from storage.tasks import DeviceTaskRecord, TaskRecord
 from tests.broker.device_management.devices import FakeSession, register
 from tests.factories import (
     ADA_TOKEN,
@@ -538,6 +541,29 @@ async def test_a_device_fetches_its_image_without_a_token(
     head = await api.head(address_of(session))
     assert (head.status_code, head.headers["Content-Length"], head.content) == (200, str(len(IMAGE)), b"")
     error_of(await api.get("/updates/urls/000000000"), 404)
+
+
+def _succeed(entry: int, tx: Transaction) -> None:
+    assert move(tx, entry, DeviceTaskStatus.SUCCEEDED, NOW_MS)
+
+
+async def test_the_counts_of_a_task_are_of_the_moment_of_its_statuses(
+    ada: Client, services: Services, update: tuple[dict[str, Any], FakeSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries and counts were read one after the other: PROCESSING beside a count of those that have ended."""
+    task, _ = update
+    explain = services.device_management.waiting.explain
+
+    async def ends_meanwhile(record: TaskRecord, entries: list[DeviceTaskRecord]) -> list[TaskWait]:
+        explained = await explain(record, entries)
+        for entry in entries:
+            await services.core.database.write(partial(_succeed, entry.key))
+        return explained
+
+    monkeypatch.setattr(services.device_management.waiting, "explain", ends_meanwhile)
+    shown = (await ada("GET", f"/devicemgmt/tasks/{task['id']}/statuses"))["data"]
+    assert [one["status"] for one in shown["statuses"]] == ["PROCESSING"]
+    assert (shown["status"], shown["statusCounts"]["numCompleted"]) == ("PROCESSING", 0)
 
 
 @each_row(
