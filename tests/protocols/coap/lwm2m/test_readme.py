@@ -8,9 +8,8 @@ _E2E = Path(__file__).parents[3] / "e2e"
 
 
 def test_every_named_test_exists() -> None:
-    files = {
-        path.name: path.read_text(encoding="utf-8") for path in (*_E2E.glob("test_*.py"), *_HERE.glob("test_*.py"))
-    }
+    folders = (_E2E, _HERE.parent, _HERE)
+    files = {path.name: path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("test_*.py")}
     everything = "\n".join(files.values())
     names = re.findall(r"`((?:test_|Test)[\w.:]+)`", (_HERE / "README.md").read_text(encoding="utf-8"))
     assert len(names) > 40
