@@ -25,6 +25,8 @@ OVERHEAD_AT_ONCE: Final = 256
 OVERHEAD_PER_SECOND: Final = 20.0
 #: A session after one request, without what `bytes_held` counts separately: measured, rounded up.
 _BYTES = 2048
+#: What `keep` holds of a DTLS session, without the certificate of the peer.
+_KEEP_BYTES = 1024
 
 
 class SessionRank(IntEnum):
@@ -133,7 +135,9 @@ class CoapSession:
     def bytes_held(self) -> int:
         held = _BYTES + self.message_layer.bytes_held
         if self.certificate is not None:
-            held += 3 * self.certificate.size  # GnuTLS keeps a copy, and `keep` may have one
+            held += 2 * self.certificate.size  # GnuTLS keeps a copy
+        if self.keep is not None:
+            held += _KEEP_BYTES + (0 if self.certificate is None else self.certificate.size)
         if self.usual is not None:
             held += USUAL_BYTES
         if self.blockwise is not None:
