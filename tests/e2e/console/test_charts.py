@@ -91,3 +91,38 @@ def test_truths_are_yes_or_no_unless_they_are_switches(ada: User) -> None:
         "",
     )
     assert made == ["on", "on", "on", "yes", "yes", "yes"]
+    did = device_id(1)
+    said = f'open = true does not hold: open of {did} is false, state of {did} is true, note of {did} is \\"true\\"'
+    told: Any = ada.browser.driver.execute_async_script(_CALL % f'made.withTruths("{said}")', "dom.js", "")
+    assert told == f'open = yes does not hold: open of {did} is no, state of {did} is on, note of {did} is "true"'
+
+
+def test_a_chart_says_its_units_and_the_zone_of_its_times(silent: User) -> None:
+    legend: Any = silent.browser.driver.execute_async_script(
+        _CALL % "new made.Chart({names: ['outside', 'inside'], unit: '°C'}).element.textContent", "chart.js", ""
+    )
+    assert "outside (°C)" in legend
+    assert "inside (°C)" in legend
+    zone = silent.browser.driver.execute_script("return new Intl.DateTimeFormat().resolvedOptions().timeZone")
+    silent.click("Month")
+    silent.sees(zone, "#span")
+    silent.eventually(
+        lambda: "Times in " in str(silent.browser.driver.find_element(By.CSS_SELECTOR, "canvas").accessible_name)
+    )
+
+
+def test_the_bars_of_the_usage_have_axes(ada: User) -> None:
+    """The numbers at the left from the top down to nothing, days below, and each bar as high as its number."""
+    ada.browser.open(f"{ada.origin}/developer/usage")
+    ada.sees("Used this month")
+    points = "Array.from({length: 31}, (_, at) => [Date.UTC(2026, 0, at + 1), at * 100])"
+    tell = "(on, value) => `${new Date(on).toISOString().slice(0, 10)}: ${value}`"
+    ada.browser.driver.execute_async_script(
+        _CALL % f"document.querySelector('#page').replaceChildren(made.bars('Units', {points}, {tell}))", "dash.js", ""
+    )
+    assert ada.browser.texts(".axes .y span") == ["5,000", "2,500", "0"]
+    assert ada.browser.texts(".axes .x span") == ["2026-01-01", "2026-01-16", "2026-01-31"]
+    script = "return [...document.querySelectorAll('.bars rect')].map((one) => Number(one.getAttribute('height')))"
+    heights = ada.browser.driver.execute_script(script)
+    assert (heights[0], heights[15], heights[30]) == (0, 36, 72)  # of 120, which are 5,000
+    assert measured(ada.browser) == []

@@ -70,3 +70,17 @@ def test_a_page_of_the_version_before_says_that_it_is_to_be_loaded_again(bob: Us
     bob.browser.leaving(lambda: bob.click("Reload"))
     bob.sees("Devices", "h1")
     assert bob.browser.texts("#outdated") == []
+
+
+def test_a_page_that_is_open_during_an_upgrade_says_so_by_itself(ada: User, site: Site) -> None:
+    """As soon as the service is back, and not when the token of the page ends, an hour later."""
+    ada.sees("1–25 of", "#pages")
+    ada.browser.driver.execute_script("document.querySelector('meta[name=build]').content = 'the version before'")
+    ada.browser.fill("Search", "Light 1")
+    site.daemon.stop()
+    ada.sees("No connection to the server", "#connection")
+    assert ada.browser.texts("#outdated") == []
+    site.start()
+    ada.sees("another version now", "#outdated")
+    assert ada.browser.labelled("Search").get_property("value") == "Light 1", "what was typed is still there"
+    ada.browser.traffic()  # what did not load meanwhile

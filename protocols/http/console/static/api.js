@@ -100,6 +100,7 @@ async function patiently(who, send, attempts = Infinity) {
     try {
       const answer = await send();
       reachable(who, true);
+      if (attempt > 0) goodUntil = 0;  // the service was away: the next token tells whether its version is another one
       return answer;
     } catch (error) {
       if (attempt + 1 >= attempts) throw error;

@@ -83,6 +83,10 @@ export const truth = (value, path = "") => {
   return value ? yes : no;
 };
 
+// The same in a sentence of the API about a condition: "open = true", "open of <id> is true".
+export const withTruths = (text) => text.replace(/(\S+)( (?:=|!=) | of [0-9a-f]{32} is )(true|false)\b/g,
+  (_, path, between, value) => `${path}${between}${truth(value === "true", path)}`);
+
 export function shown(value, unit = "", path = "") {
   if (typeof value === "number") return `${NUMBER.format(value)}${unit ? `\u00a0${unit}` : ""}`;
   if (typeof value === "boolean") return truth(value, path);

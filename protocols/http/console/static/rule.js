@@ -2,7 +2,7 @@
 
 import { attempt, call, done, get, getText, tagOf } from "./api.js";
 import { conditionRow, isPlainCondition } from "./conditions.js";
-import { $, empty, fill, fullTime, h, showText, sure, time, toast } from "./dom.js";
+import { $, empty, fill, fullTime, h, showText, sure, time, toast, withTruths } from "./dom.js";
 import { automations, foreignNotice, problemOf } from "./automations.js";
 import { withNames } from "./names.js";
 import { actionRow, isMissing, isPlainAction, newId, removable } from "./parts.js";
@@ -215,7 +215,7 @@ function waits(data) {
 }
 
 // Times of the API are in UTC: people read them in their own zone.
-const inWords = (text) => withNames(text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (at) => fullTime(Date.parse(at))));
+const inWords = (text) => withNames(withTruths(text).replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (at) => fullTime(Date.parse(at))));
 const withoutField = (text) => text.replace(/^rule\.if(\.and\.\d+)?: /, "");
 
 function light(held) {

@@ -17,7 +17,8 @@ export function follow(feed, parameters, onFrame, onOpen = () => {}, onLost = ()
   async function connect() {
     const query = new URLSearchParams(parameters);
     try {
-      query.set("authorization", `bearer ${await accessToken(refused)}`);
+      // After a loss the token is asked for anew: it may have ended, or the service may be of another version now.
+      query.set("authorization", `bearer ${await accessToken(refused || failures > 0)}`);
     } catch {  // the session has ended, and the person does not sign in now
       if (!ended) setTimeout(connect, LONGEST_WAIT_MS);
       return;
