@@ -10,7 +10,7 @@ from typing import Final, Literal
 from storage.keys import UserKey
 from storage.sql import StoreConnection
 
-Kind = Literal["device", "device type", "user", "application", "organization", "rule", "scene", "trial"]
+Kind = Literal["device", "device type", "user", "application", "organization", "rule", "scene", "trial", "subscription"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class AutomationRecord:
 _MINE: Final = "(:all = 1 OR {owner} = :user)"
 _SHARED: Final = "SELECT device FROM device_share WHERE user = :user AND status = 'ACCEPTED'"
 _OURS: Final = "SELECT organization FROM membership WHERE user = :user"
+_OUR_APPLICATIONS: Final = f"SELECT a.key FROM application AS a WHERE a.organization IN ({_OURS})"  # noqa: S608 - constants
+_WHERE_TO: Final = "COALESCE(NULLIF(t.description, ''), t.callback_url, t.stream_name, t.spelling)"
 _WHO: Final = "CASE WHEN u.full_name <> '' THEN u.full_name ELSE u.email END"
 _USER: Final = f"SELECT t.id, {_WHO.replace('u.', 't.')} AS name, NULL AS deleted_on FROM user AS t"  # noqa: S608 - constants
 _COLLEAGUES: Final = f"SELECT m.user FROM membership AS m WHERE m.organization IN ({_OURS})"  # noqa: S608 - constants
@@ -78,6 +80,10 @@ _KINDS: Final[dict[Kind, tuple[str, str]]] = {
     ),
     "rule": ("SELECT t.id, t.name, NULL AS deleted_on FROM rule AS t", _MINE.format(owner="t.owner")),
     "scene": ("SELECT t.id, t.name, NULL AS deleted_on FROM scene AS t", _MINE.format(owner="t.user")),
+    "subscription": (
+        f"SELECT t.id, {_WHERE_TO} AS name, NULL AS deleted_on FROM subscription AS t",  # noqa: S608 - constants
+        f"({_MINE.format(owner='t.user')} OR t.application IN ({_OUR_APPLICATIONS}))",
+    ),
     "trial": (
         "SELECT t.id, t.name, NULL AS deleted_on FROM trial AS t",
         f"({_MINE.format(owner='t.owner')} OR t.key IN ({_IN_TRIAL}))",

@@ -17,7 +17,17 @@ from protocols.http.schema import Data, Id, Shape, about, ids, one_of
 from storage.names import AutomationRecord
 from storage.records import UserRecord
 
-_KINDS: Final = ("device", "device type", "user", "application", "organization", "rule", "scene", "trial")
+_KINDS: Final = (
+    "device",
+    "device type",
+    "user",
+    "application",
+    "organization",
+    "rule",
+    "scene",
+    "trial",
+    "subscription",
+)
 
 
 class NameObject(Shape):
@@ -26,7 +36,13 @@ class NameObject(Shape):
 
     id: str
     kind: Annotated[str, one_of(_KINDS)]
-    name: Annotated[str, about("Of a user the full name, or the e-mail address without one")]
+    name: Annotated[
+        str,
+        about(
+            "Of a user the full name, or the e-mail address without one; of a subscription its description, or where "
+            "it delivers"
+        ),
+    ]
     is_gone: Annotated[bool, about("A device that was deleted and can still be restored")]
 
 
@@ -98,8 +114,9 @@ class NameCalls(RestCalls):
         on=_at_console,
         summary="What ids stand for",
         about="Of devices that the user owns or that are shared with the user, of published device types, of "
-        "applications, of the user's rules, scenes and trials, of the members of the user's organizations and of those "
-        "with whom a device is shared. The operator of the service at the console learns every name.",
+        "applications, of the user's rules, scenes and trials, of subscriptions of the user and of the applications of "
+        "the user's organizations, of the members of these organizations and of those with whom a device is shared. "
+        "The operator of the service at the console learns every name.",
     )
     async def names(self, caller: Caller, names: Names, query: _Asked) -> Data[_Names]:
         if len(query.ids) > NAMES_ASKED:

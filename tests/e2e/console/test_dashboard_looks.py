@@ -24,7 +24,7 @@ PAGES: Final = {
     f"{TYPE}/connector": "no cloud connector",
     f"{TYPE}/plans": "New plan",
     f"{TYPE}/errors": "Failed messages",
-    "/developer/tasks/" + "9" * 32: "There is no such thing",
+    "/developer/tasks/" + "9" * 32: "Not found",
     "/developer/subscriptions": "Subscriptions",
     "/developer/trials": "New trial",
     "/developer/usage": "Used this month",
@@ -44,8 +44,8 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(ada: User, screenshots: P
         ada.browser.show(LOOKS["desktop"][0], dark=False)
         go(ada, path)
         ada.sees(words, "#page")
-        if words.startswith(("There is no", "no cloud")):
-            ada.was_refused(404 if "thing" in words else 409)
+        if words.startswith(("Not found", "no cloud")):
+            ada.was_refused(404 if "found" in words else 409)
         wrong += [f"{path}: {one}" for one in measured(ada.browser)]
         for name, (size, dark) in LOOKS.items():
             ada.browser.show(size, dark=dark)

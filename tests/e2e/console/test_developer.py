@@ -100,7 +100,7 @@ def test_from_a_manifest_with_a_mistake_to_the_first_message(ada: User, site: Si
     write(ada, "manifest", json.dumps(HEATER).replace('"Double"', '"Duble"'))
     write(ada, "payload", '{"temperature":"21.5","more":1}')
     ada.click("Try it")
-    ada.sees("What is wrong", "#verdict")
+    ada.sees("Not valid", "#verdict")
     ada.sees("valueClass", "#verdict code")
     write(ada, "manifest", json.dumps(HEATER))
     ada.click("Try it")
@@ -449,7 +449,7 @@ def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) ->
     choose(ada, "Asker")
     ada.browser.driver.find_element(By.XPATH, '//section[@aria-label="Asker"]//button[.="Change"]').click()
     form = '[aria-label="Change Asker"]'
-    ada.sees("What it asks people for", form)
+    ada.sees("Permissions it asks for", form)
     for _ in range(2):
         ada.browser.driver.find_element(
             By.XPATH, '//form[@aria-label="Change Asker"]//button[.="Ask for more"]'

@@ -112,7 +112,10 @@ async def test_names_are_told_to_those_who_may_know_them(
 ) -> None:
     ada, _ = await callers(services)
     rule = await rule_of(services, ada, KITCHEN, "Mine")
-    asked = ",".join((KITCHEN, BOBS, LIGHT_TYPE, DASHBOARD, ADA, BOB, rule, "9" * 32, "no id"))
+    described = {"callback_url": "https://collector.example.org/", "description": "To the collector", "id": "5" * 32}
+    entry = {"owner": ADA, "application": DASHBOARD, "sdid": KITCHEN, **described}
+    await services.provisioning.apply({"subscriptions": [entry]})
+    asked = ",".join((KITCHEN, BOBS, LIGHT_TYPE, DASHBOARD, ADA, BOB, rule, "5" * 32, "9" * 32, "no id"))
 
     async def known_to(user: str) -> dict[str, str]:
         found = (await data_of(api, f"/names?ids={asked}", await console_token(services, user)))["names"]
@@ -121,6 +124,7 @@ async def test_names_are_told_to_those_who_may_know_them(
     everybodys = {LIGHT_TYPE: "device type", DASHBOARD: "application"}
     assert (await known_to(ADA)).items() >= ({KITCHEN: "device", ADA: "user", rule: "rule"} | everybodys).items()
     assert BOBS not in await known_to(ADA)
+    assert (await known_to(ADA))["5" * 32] == "subscription"
     assert await known_to(BOB) == {BOBS: "device", BOB: "user"} | everybodys
     await services.provisioning.apply({"shares": [{"device": KITCHEN, "with": BOB}]})
     assert await known_to(BOB) == {BOBS: "device", BOB: "user", KITCHEN: "device", ADA: "user"} | everybodys

@@ -26,8 +26,8 @@ export async function loadActivity() {
     fill($("#activity"), empty("Nothing yet", "Sign-ins, consents, tokens and changes stand here."));
     return;
   }
-  fill($("#activity"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "What happened to your account"),
-    heads("What", "When", "By", "From", "About"),
+  fill($("#activity"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Account activity"),
+    heads("Event", "When", "By", "From", "About"),
     h("tbody", {}, data.entries.map(row))));
   $("#activity-pages").hidden = total <= PAGE;
   $("#activity-range").textContent = `${whole(offset + 1)} to ${whole(offset + data.entries.length)} of ${whole(total)}`;

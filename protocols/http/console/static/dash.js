@@ -87,7 +87,7 @@ const WANTED = {
 export function refuse(error) {
   const isRole = error.status === 403;
   fill(page, h("div", { class: "empty", role: "alert" },
-    h("p", {}, h("b", {}, isRole ? "This is not for you" : error.status === 404 ? "There is no such thing" : "That did not work")),
+    h("p", {}, h("b", {}, isRole ? "This is not for you" : error.status === 404 ? "Not found" : "That did not work")),
     h("p", {}, isRole ? WANTED[area] : error instanceof Refused ? error.text : "The server did not answer."),
     isRole && error.text ? h("p", { class: "hint" }, error.text) : null, h("a", { class: "button", href: "/console" }, "To the console")));
 }

@@ -9,7 +9,7 @@ import { save } from "./saving.js";
 
 const METHODS = [["authorization_code", "Authorization code"], ["pkce", "PKCE"], ["implicit", "Implicit"],
   ["limited_input", "Limited input"], ["client_credentials", "Client credentials"]];
-const LABELS = { name: "Name", methods: "How it gets tokens", redirectUris: "Redirect URIs", anyLoopbackPort: "Any port of this computer", permissions: "What it asks people for", managesOrganization: "Manages the organization" };
+const LABELS = { name: "Name", methods: "How it gets tokens", redirectUris: "Redirect URIs", anyLoopbackPort: "Any port of this computer", permissions: "Permissions it asks for", managesOrganization: "Manages the organization" };
 const SECTIONS = 20;  // more applications are a table
 let members = [], types = [];
 
@@ -64,7 +64,7 @@ function asking(given) {
     rows.append(row);
   };
   given.forEach(add);
-  return h("fieldset", { class: "asking" }, h("legend", {}, "What it asks people for"),
+  return h("fieldset", { class: "asking" }, h("legend", {}, "Permissions it asks for"),
     h("p", { class: "hint" }, "Every sign-in gives it the device types of your organization. For others, and for the account itself, it asks: choose a type by its unique name or id, or one of *, profile and trials."),
     h("datalist", { id: "types-to-ask" }, Object.entries(NOT_TYPES).map(([value, text]) => h("option", { value }, text)), types.map((one) => h("option", { value: one.uniqueName }, one.name))),
     rows, h("p", { class: "row" }, button("Ask for more", () => add({ deviceType: "*", permissions: ["READ"] }))));

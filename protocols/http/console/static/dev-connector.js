@@ -31,7 +31,7 @@ await show(async () => {
   parts = { standing: h("div", { id: "standing" }), problems: new DataTable("Failing calls", [
     { name: "Device", value: (one) => one.did ?? "", cell: (one) => (one.did ? named(one.did) : "no single device"), isName: true },
     { name: "While", value: (one) => DOING[one.doing] ?? one.doing },
-    { name: "Why", value: (one) => one.problem },
+    { name: "Reason", value: (one) => one.problem },
     { name: "Times", value: (one) => one.times, cell: (one) => whole(one.times), isNumber: true },
     { name: "Since", value: (one) => new Date(one.firstOn).toISOString(), cell: (one) => fullTime(one.firstOn) },
     { name: "Last", value: (one) => new Date(one.lastOn).toISOString(), cell: (one) => fullTime(one.lastOn) },

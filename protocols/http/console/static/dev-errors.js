@@ -31,7 +31,7 @@ async function load() {
     summary.set([...devices.values()]);
     latest.set(found);
   };
-  fill(page, box("Devices with errors", h("p", { class: "hint" }, "What was in a message is for its device's owner, on the device's page."), summary.element),
+  fill(page, box("Devices with errors", h("p", { class: "hint" }, "Only the device's owner sees the content of a message, on the device's page."), summary.element),
     box("Failed messages", h("p", {}, sameCommand(`type failures ${type.uniqueName}`)), latest.element));
   await refresh();
   follow(refresh, 10000);

@@ -28,7 +28,7 @@ function read() {
 
 function findings(error) {
   const list = error.findings?.length ? error.findings : [{ field: "", messages: [error.message] }];
-  fill(verdict, h("p", {}, badge("What is wrong", "bad")), h("ul", { class: "findings" }, list.map((one) =>
+  fill(verdict, h("p", {}, badge("Not valid", "bad")), h("ul", { class: "findings" }, list.map((one) =>
     h("li", {}, one.field ? h("code", {}, one.field) : null, one.field ? ": " : "", one.messages.join(", ")))));
 }
 
@@ -83,7 +83,7 @@ async function load() {
     } }),
   ], "Upload as the next version", uploadIt);
   const tryIt = form("Try it", [
-    field("payload", "What a device would send", "area", { class: "editor", rows: 3, maxlength: 2048, value: '{"temperature":"21.5","more":1}' }),
+    field("payload", "Payload of a device", "area", { class: "editor", rows: 3, maxlength: 2048, value: '{"temperature":"21.5","more":1}' }),
     field("encoding", "Written as", [["text", "text"], ["hex", "hexadecimal"]]),
   ], "Try it", judge, "quiet");
   fill(page,

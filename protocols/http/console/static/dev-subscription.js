@@ -72,11 +72,11 @@ async function standing() {
     h("dt", {}, "Created"), h("dd", {}, time(one.createdOn))),
   h("p", { class: "row" }, ["ACTIVE", "PAUSED"].includes(one.status) ? button(one.status === "PAUSED" ? "Resume" : "Pause", (event) => attempt(async () => {
     await call("PUT", PATH, { body: { status: one.status === "PAUSED" ? "ACTIVE" : "PAUSED" } });
-    done(one.status === "PAUSED" ? "What came meanwhile is delivered now." : "Paused: what comes is delivered later.");
+    done(one.status === "PAUSED" ? "Messages that came meanwhile are delivered now." : "Paused: messages that come are delivered later.");
     await standing();
   }, { button: event.target })) : null, sameCall("GET", `${PATH}/deliveries`),
   button("Delete", async (event) => {
-    if (!await sure("Delete this subscription?", "Nothing more is delivered. What waits is dropped, and its delivery log goes.", "Delete it")) return;
+    if (!await sure("Delete this subscription?", "Nothing more is delivered. Waiting notifications and the delivery log are deleted.", "Delete it")) return;
     await attempt(async () => {
       await call("DELETE", PATH);
       location.assign("/developer/subscriptions");

@@ -32,7 +32,7 @@ function creating(members, applications, devices, types, made) {
   const mine = devices.map((one) => [one.id, one.name]);
   const element = form("New subscription", [
     field("application", "Application", applications.map(([organization, one]) => [one.id, members.length > 1 ? `${one.name} (${organization.name})` : one.name])),
-    field("source", "What it gets", SOURCES),
+    field("source", "Data", SOURCES),
     part("sdtid", field("sdtid", "Device type", types.map((one) => [one.id, one.name]))),
     part("sdid", field("sdid", "Device", mine)),
     part("ddid", field("ddid", "Device that the Actions are for", mine)),
@@ -67,7 +67,7 @@ await show(async () => {
     { name: "To", value: (one) => one.description ?? one.callbackUrl ?? one.subscriptionType, isName: true, cell: (one) =>
       h("span", {}, one.uid === uid ? h("a", { href: `/developer/subscriptions/${one.id}` }, address(textOf(one))) : address(textOf(one)), h("span", { class: "type" }, one.messageType)) },
     { name: "Status", value: stateOf, cell: (one) => badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? "") },
-    { name: "What went wrong last", value: (one) => plainNames(one.problem), cell: (one) => withNames(one.problem ?? "") },
+    { name: "Last problem", value: (one) => plainNames(one.problem), cell: (one) => withNames(one.problem ?? "") },
     { name: "Of", value: (one) => plainNames(one.uid), cell: (one) => named(one.uid, undefined, true) },
     { name: "Application", value: (one) => plainNames(one.aid), cell: (one) => named(one.aid) },
     { name: "Created", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },

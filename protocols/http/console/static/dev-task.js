@@ -42,13 +42,13 @@ async function load() {
     parts = { head: h("div", { id: "standing" }), devices: new DataTable("Devices", [
       { name: "Device", value: (one) => plainNames(one.did), cell: (one) => named(one.did), isName: true },
       { name: "Status", value: (one) => one.status, cell: (one) => status(one.status) },
-      { name: "Why", value: why },
+      { name: "Reason", value: why },
       { name: "Sent", value: (one) => one.progress ?? "", cell: (one) => (one.progress === undefined ? "" : `${one.progress} %`), isNumber: true },
       { name: "Attempts", value: (one) => one.numAttempts, isNumber: true },
       { name: "Since", value: (one) => one.ts, cell: (one) => time(one.ts) },
       { name: "", value: () => "", cell: (one) => (["REQUESTED", "QUEUED", "PROCESSING"].includes(one.status) ? button("Leave out", cancel(one.did)) : "") },
     ], { empty: "No devices.", order: [1, false], file: `task-${id}.csv` }) };
-    fill(page, box("How far it is", parts.head), box("Devices", parts.devices.element));
+    fill(page, box("Progress", parts.head), box("Devices", parts.devices.element));
   }
   fill(parts.head, h("p", { class: "row" }, taskStatus(task), h("span", {}, "begun ", time(task.createdOn)), countsText(counts)),
     progress("Devices that have ended", counts.numSucceeded + counts.numFailed + counts.numCancelled, counts.totalDevices),

@@ -13,7 +13,7 @@ await show(async () => {
     { name: "Begun", value: (one) => one.startDate, cell: (one) => time(one.startDate) },
   ], { empty: "No trials yet. In a trial, people you invite share devices with you and your application.", order: [3, true], file: "trials.csv" });
   fill(page, box("Trials", trials.element), box("New trial", h("p", {}, sameCall("POST", "/trials", { name: "Does dimmed light help?" })), form("New trial", [
-    field("name", "Name", "text", { required: true, maxlength: 64 }), field("description", "What it is about", "area", { maxlength: 1500, rows: 2 }),
+    field("name", "Name", "text", { required: true, maxlength: 64 }), field("description", "Description", "area", { maxlength: 1500, rows: 2 }),
     field("types", "Device types, each by its id or unique name", "text", { placeholder: "acme.heater" })], "Create the trial", async (elements) => {
     const types = elements.types.value.split(/[\s,]+/).filter(Boolean);
     const { data } = await call("POST", "/trials", { body: { name: elements.name.value.trim(), description: elements.description.value, deviceTypes: types.map((dtid) => ({ dtid })) } });

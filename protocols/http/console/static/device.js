@@ -44,7 +44,7 @@ async function open() {
     new HandingOver(did, () => device.name);
     new Tasks(did);
   } else guestTools();
-  const plan = new Plan(did, isOwner);
+  const plan = new Plan(did, isOwner, type.uniqueName);
 
   const refresh = async () => {
     const { data: status } = await get(`/devices/${did}/status`);

@@ -9,8 +9,8 @@ import { plainNames, withNames } from "./names.js";
 const HOURS = [["1", "The last hour"], ["24", "The last day"], ["168", "The last week"], ["", "Everything"]];
 const entries = new DataTable("Entries", [
   { name: "Time", value: (one) => new Date(one.at).toISOString(), cell: (one) => h("span", { class: "when" }, fullTime(one.at)) },
-  { name: "What", value: (one) => one.event, cell: (one) => one.event.replaceAll("_", " "), isName: true },
-  { name: "Who", value: (one) => plainNames(one.actor) || "a stranger or the service", cell: (one) => withNames(one.actor || "a stranger or the service") },
+  { name: "Event", value: (one) => one.event, cell: (one) => one.event.replaceAll("_", " "), isName: true },
+  { name: "By", value: (one) => plainNames(one.actor) || "a stranger or the service", cell: (one) => withNames(one.actor || "a stranger or the service") },
   { name: "From", value: (one) => one.address },
   { name: "About", value: (one) => plainNames(one.object), cell: (one) => withNames(one.object) },
   { name: "Outcome", value: (one) => one.outcome, cell: (one) => h("span", { class: `badge ${one.outcome === "done" ? "" : "bad"}` }, one.outcome) },
@@ -24,8 +24,8 @@ async function find(elements) {
   entries.set(data.entries);
 }
 
-const asked = form("Find entries", [h("div", { class: "tools" }, field("hours", "When", HOURS, { value: "24" }), field("actor", "Who", "text", { placeholder: "E-mail address or id" }),
-  field("object", "About", "text", { placeholder: "E-mail address or id" }), field("event", "What", "text", { placeholder: "sign_in" }),
+const asked = form("Find entries", [h("div", { class: "tools" }, field("hours", "When", HOURS, { value: "24" }), field("actor", "By", "text", { placeholder: "E-mail address or id" }),
+  field("object", "About", "text", { placeholder: "E-mail address or id" }), field("event", "Event", "text", { placeholder: "sign_in" }),
   field("outcome", "Outcome", [["", "any"], ["done", "done"], ["refused", "refused"], ["failed", "failed"]]))], "Find", find);
 
 await show(async () => {

@@ -27,7 +27,7 @@ function alarms(data) {
   const found = [];
   if (data.problem) found.push(["The service is not ready", data.problem, null]);
   for (const one of data.listeners.filter((listener) => listener.problem)) found.push([`${one.name} does not listen`, one.problem, null]);
-  for (const one of data.consumers.filter((consumer) => consumer.behind > 10000)) found.push([`${one.name} lags`, `It is ${whole(one.behind)} rows of the log behind.`, "#consumers"]);
+  for (const one of data.consumers.filter((consumer) => consumer.behind > 10000)) found.push([`${one.name} lags`, `It is ${whole(one.behind)} messages of the log behind.`, "#consumers"]);
   if (data.room.fullOn !== null) found.push(["The disk will be full", `${data.room.sentence}: on ${fullTime(data.room.fullOn)}.`, "#room"]);
   if (of(data, "subscriptions", "suspended")) found.push(["Subscriptions are suspended", `${whole(of(data, "subscriptions", "suspended"))} of them.`, "/developer/subscriptions"]);
   for (const one of data.connectors) found.push([`The connector of ${one.uniqueName} fails`, one.lastOn === null ? one.problem : `${one.problem} Last: ${fullTime(one.lastOn)}.`, null]);
@@ -45,8 +45,8 @@ function paint(data) {
     href ? h("a", { href, "aria-label": `Open: ${name}` }, "Open") : null))) : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, "The service is ready, and nothing is wrong that it knows of."))));
   fill(body.figures, figures(
     ["Version", h("span", { title: data.version }, data.version.split(" ")[0])], ["Runs since", time(data.startedOn)], ...RATES.map(([name, ...at]) => [name, rate(data, ...at)]),
-    ["Devices online", whole(of(data, "presence", "online"))], ["Links of devices", whole(of(data, "connections", "links"))],
-    ["Live feeds", whole(of(data, "feeds", "subscribers"))], ["Waiting rows", whole(of(data, "store", "waiting_rows"))]));
+    ["Devices online", whole(of(data, "presence", "online"))], ["Connections of devices", whole(of(data, "connections", "links"))],
+    ["Live feeds", whole(of(data, "feeds", "subscribers"))], ["Waiting to be stored", whole(of(data, "store", "waiting_rows"))]));
   fill(body.listeners, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Listeners"), heads("Listener", "Address", "State", "Answers"), h("tbody", {}, data.listeners.map((one) =>
     h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Address" }, h("code", {}, one.address || "–")),
       h("td", { "data-label": "State" }, one.problem ? badge(one.problem, "bad") : badge("listens", "good")),
@@ -54,9 +54,9 @@ function paint(data) {
   fill(body.room, figures(["Store", fileSize(room.storeBytes)], ["Free on its disk", fileSize(room.availableBytes), room.fullOn !== null],
     ["Grows a day", room.bytesADay === null ? "too young to tell" : fileSize(room.bytesADay)], ["Retention", room.retentionDays ? `${whole(room.retentionDays)} days` : "keeps everything"],
     ["The disk is full", room.fullOn === null ? (room.bytesADay === null ? "too young to tell" : "not in sight") : fullTime(room.fullOn), room.fullOn !== null]), h("p", {}, `${room.sentence}.`));
-  const lags = [["messages not in snapshots and rollups yet", of(data, "folds", "held_rows")], ["rules", of(data, "rules", "waiting_rows")], ["subscriptions", of(data, "subscriptions", "backlog")],
+  const lags = [["snapshots and rollups", of(data, "folds", "held_rows")], ["rules", of(data, "rules", "waiting_rows")], ["subscriptions", of(data, "subscriptions", "backlog")],
     ["connectors", of(data, "connectors", "waiting")], ["mails", of(data, "mails", "waiting")]];
-  fill(body.consumers, h("table", {}, h("caption", { class: "unseen" }, "What waits for each consumer"), heads("Consumer", "Waits now#"), h("tbody", {}, lags.map(([name, behind]) =>
+  fill(body.consumers, h("table", {}, h("caption", { class: "unseen" }, "Waiting for each consumer"), heads("Consumer", "Messages behind#"), h("tbody", {}, lags.map(([name, behind]) =>
     h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "size" }, whole(behind)))))),
   data.consumers.length ? h("table", {}, h("caption", { class: "unseen" }, "Saved positions"), heads("Saved position of", "Behind#", "Position#"), h("tbody", {}, data.consumers.map((one) =>
     h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { class: "size" }, whole(one.behind)), h("td", { class: "size" }, whole(one.position)))))) : null,
@@ -101,7 +101,7 @@ async function load() {
       numbers: part(), statistics: null };
     body.statistics = h("details", { id: "statistics" }, h("summary", {}, "Every statistic"), body.numbers);
     fill(page, box("Now", body.alarms, body.figures), box("The last day", body.day), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),
-      box("What the doctor says", h("p", { class: "row" }, sameCommand("doctor")), body.doctor),
+      box("Checks of the doctor", h("p", { class: "row" }, sameCommand("doctor")), body.doctor),
       box("Statistics", h("p", { class: "row" }, sameCommand("statistics"), button("Diagnostics file", (event) => attempt(async () => {
         const answer = await get("/operator/diagnostics");
         saveFile("trunkline-diagnostics.json", JSON.stringify(answer.data, null, 2), "application/json");

@@ -8,8 +8,8 @@ import { plainNames, withNames } from "./names.js";
 
 const refusals = new DataTable("Refusals", [
   { name: "From", value: (one) => plainNames(one.source) || "the service itself", cell: (one) => withNames(one.source || "the service itself"), isName: true },
-  { name: "What", value: (one) => one.event.replaceAll("_", " ") },
-  { name: "Why", value: (one) => one.reason, cell: (one) => h("span", {}, withNames(one.reason), one.account ? h("span", { class: "type" }, "about ", withNames(one.account)) : null) },
+  { name: "Event", value: (one) => one.event.replaceAll("_", " ") },
+  { name: "Reason", value: (one) => one.reason, cell: (one) => h("span", {}, withNames(one.reason), one.account ? h("span", { class: "type" }, "about ", withNames(one.account)) : null) },
   { name: "Listener", value: (one) => one.listener },
   { name: "Times", value: (one) => one.times, cell: (one) => whole(one.times), isNumber: true },
   { name: "Last", value: (one) => one.lastOn, cell: (one) => time(one.lastOn) },

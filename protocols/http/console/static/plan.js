@@ -6,9 +6,10 @@ import { $, fill, fullTime, h, whole } from "./dom.js";
 const AGAIN_MS = 10000;
 
 export class Plan {
-  constructor(did, isOwner) {
+  constructor(did, isOwner, uniqueName) {
     this.did = did;
     this.isOwner = isOwner;
+    this.family = `${uniqueName.split(".")[0]}.*`;  // the types of a maker begin alike
     attempt(() => this.load());
   }
 
@@ -36,7 +37,7 @@ export class Plan {
 
   async meters() {
     const { data } = await get(`/devices/${this.did}/quota`);
-    fill(this.parts.meters, this.meter("Messages today, this device", data.device), this.meter("Messages this month, all devices of its maker", data.organization),
+    fill(this.parts.meters, this.meter("Messages today, this device", data.device), this.meter(`Messages this month, all ${this.family} devices`, data.organization),
       data.organization ? null : h("p", { class: "hint" }, "Quotas are turned off here."));
   }
 
