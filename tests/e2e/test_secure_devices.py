@@ -41,7 +41,7 @@ def secured(
     folder = tmp_path_factory.mktemp("secured")
     tls = f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_name("key.pem")}"\n'
     with pytest.MonkeyPatch.context() as environment:
-        for name in ("MQTT_TLS_BIND", "SECURE_TLS_BIND", "COAP_DTLS_BIND"):
+        for name in ("HTTP_TLS_BIND", "MQTT_TLS_BIND", "SECURE_TLS_BIND", "COAP_DTLS_BIND", "LWM2M_TLS_BIND"):
             environment.setenv(f"TRUNKLINE_{name}", "127.0.0.1:0")
         with running_daemon(folder, devices=2, settings=tls) as daemon:
             # The factory is an authority, too: libcoap's client presents only its own certificate, no chain.
@@ -101,6 +101,36 @@ def strangers(authority: Authority, tmp_path_factory: pytest.TempPathFactory) ->
         Authority("board-ec", now=dt.datetime.now(dt.UTC), extensions=()).own,
     ]
     return [[], *(list(other.files(folder, str(number))) for number, other in enumerate(others))]
+
+
+#: What each listener answers before it knows who asks: a request, an unknown level of MQTT, a ping of RFC 8323.
+_ANSWERED: Final = {
+    "https": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "secure": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "mqtts": b"\x10\x0d\0\4MQTT\x84\2\0\x3c\0\1x",
+    "lwm2m_tls": b"\0\xe2",
+}
+
+
+@pytest.mark.parametrize("name", _ANSWERED)
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_every_tls_listener_resumes_sessions(
+    secured: Daemon, certificate: Path, strangers: list[list[Path]], name: str, version: ssl.TLSVersion
+) -> None:
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.minimum_version = context.maximum_version = version
+    chain, key = strangers[1]
+    context.load_cert_chain(chain, key)
+    session = None
+    for is_reused in (False, True):
+        with (
+            socket.create_connection(secured.host_port(name), timeout=PATIENCE_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as stream,
+        ):
+            stream.sendall(_ANSWERED[name])
+            assert stream.recv(1)  # the tickets of TLS 1.3 come before it
+            assert stream.session_reused is is_reused
+            session = stream.session
 
 
 class TestMqtt:
