@@ -3,7 +3,7 @@
 Screenshots are stored in the folder that the environment variable SCREENSHOTS names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from tests.daemon import ADA_EMAIL, device_id
 from tests.e2e.accounts.person import NAME_LABEL, Person
 from tests.e2e.accounts.postbox import Postbox
 from tests.e2e.accounts.world import GALE_EMAIL, OWN_EMAILS, PASSWORD, SHARON_EMAIL, TV, WEB, Site
+from tests.e2e.console.measures import measured
 
 LOOKS: Final = {
     "desktop": (DESKTOP, False),
@@ -204,45 +205,51 @@ def error(person: Person) -> None:
     person.visit("authorize", client_id="nobody")
 
 
-PAGES: Final[list[Callable[[Person], None]]] = [
-    sign_in,
-    wrong_password,
-    consent,
-    sign_up,
-    taken_address,
-    forgotten_password,
-    mail_on_its_way,
-    welcome,
-    link_over,
-    invitation,
-    new_password,
-    accept_share,
-    accept_trial,
-    upgrade,
-    upgrade_waiting,
-    no_such_page,
-    sign_in_to_go,
-    go,
-    wrong_code,
-    confirm,
-    connected,
-    refused,
-    second_factor,
-    wrong_first_code,
-    recovery_codes,
-    sign_in_code,
-    wrong_sign_in_code,
-    account,
-    account_with_second_factor,
-    error,
-]
+def automations(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[8])
+    person.visit("account/automations")
 
 
-@pytest.mark.parametrize("lead_to", PAGES, ids=lambda page: page.__name__)
+def before(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[8])
+    person.visit("account/before")
+
+
+def confirmed_too_late(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[8])
+    person.visit("account/confirm", code="0" * 32)
+
+
+#: By the route below the root: how to come to what it shows. What a posted form leads to is with the form's page.
+PAGES: Final[Mapping[str, Sequence[Callable[[Person], None]]]] = {
+    "/authorize": (sign_in, consent, error),
+    "/signin": (wrong_password,),
+    "/signup": (sign_up, taken_address, welcome, link_over, invitation),
+    "/reset": (forgotten_password, mail_on_its_way, new_password),
+    "/accept/share": (accept_share,),
+    "/accept/trial": (accept_trial,),
+    "/pricing/upgrade": (upgrade, upgrade_waiting),
+    "/login": (no_such_page,),
+    "/login/code": (sign_in_code, wrong_sign_in_code),
+    "/go": (sign_in_to_go, go, wrong_code, confirm, connected, refused),
+    "/account": (account, account_with_second_factor),
+    "/account/second-factor": (second_factor, wrong_first_code, recovery_codes),
+    "/account/automations": (automations,),
+    "/account/before": (before,),
+    "/account/confirm": (confirmed_too_late,),
+}
+#: Routes without a page of their own: redirects, answers for programs, and what a redirect of a provider leads to.
+NO_PAGES: Final = ("/logout", "/signout", "/checkSession", "/tokenInfo", "/external", "/external/callback")
+
+
+@pytest.mark.parametrize(
+    "lead_to", [page for pages in PAGES.values() for page in pages], ids=lambda page: page.__name__
+)
 def test_a_page_has_no_overflow_and_no_findings_of_axe(
     person: Person, lead_to: Callable[[Person], None], screenshots: Path | None, node_folder: Path
 ) -> None:
     lead_to(person)
+    assert measured(person.browser) == []
     for name, (size, dark) in LOOKS.items():
         person.browser.show(size, dark=dark)
         if screenshots is not None:
