@@ -1,6 +1,6 @@
 """A signed-in user, Eve, who uses what the service offers as much as it lets her; Ada is the innocent one.
 
-python -m tests.attacks.signed_in [--messages 120000] [--seconds 5] [--beside] [case …]
+python -m tests.attacks.signed_in [--messages 120000] [--seconds 5] [--beside] [--markdown] [case …]
 
 Bound: p99 of Ada's answers at most 3 times that alone, or 50 ms. A case is one kind of call, on some connections. With
 --beside, Ada is also measured while Eve does the same to another daemon on the machine, and 3 times that is the bound.
@@ -15,14 +15,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+import trio
+
+from config.settings import load_settings
+from protocols.cli.provision import apply_document
 from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from tests.attacks.flooding import ask_each
+from tests.attacks.lwm2m_device import answer_with_tlv
 from tests.attacks.measuring import Damage, Exchange, damage_of
 from tests.daemon import DASHBOARD, LIGHT_TYPE, USER_TOKEN, Daemon, command_output, device_id
 from tests.stores import make_index
@@ -52,6 +58,38 @@ application = "Dashboard"
 device_type = "example.light"
 permissions = ["READ", "WRITE"]
 """
+#: Three more, who do what Eve does.
+_OTHERS = """
+[[users]]
+email = "eve{number}@example.org"
+password = "correct horse battery staple"
+
+[[tokens]]
+value = "{token}"
+application = "Dashboard"
+user = "eve{number}@example.org"
+expires_in = 86400
+
+[[grants]]
+user = "eve{number}@example.org"
+application = "Dashboard"
+device_type = "example.light"
+permissions = ["READ", "WRITE"]
+
+[[devices]]
+id = "{device}"
+owner = "eve{number}@example.org"
+type = "example.light"
+name = "Another light"
+"""
+_OTHER_TOKENS: Final = tuple(f"{0x3E00 + number:032x}" for number in range(1, 4))
+_OTHER_DEVICES: Final = tuple(device_id(0x9100 + number) for number in range(1, 4))
+_SETTINGS = """
+[outbound]
+allow_private_addresses = true
+[lwm2m]
+tcp_bind = "127.0.0.1:0"
+"""
 _DEVICE = """
 [[devices]]
 id = "{id}"
@@ -66,11 +104,16 @@ token = "{token}"
 def world(folder: Path, *, messages: int, settings: str = "") -> Iterator["World"]:
     """A daemon with a light of Ada, which has sent some messages, and Eve's lights; the first one has sent `messages`
     in the last days."""
-    daemon = Daemon(folder / "state", settings)
+    daemon = Daemon(folder / "state", settings + _SETTINGS)
     daemon.configure(devices=1)
     file = folder / "eve.toml"
     devices = enumerate(EVES_DEVICES)
-    file.write_text(_USER + "".join(_DEVICE.format(id=one, number=n, token=f"{0x9000 + n:032x}") for n, one in devices))
+    others = enumerate(zip(_OTHER_TOKENS, _OTHER_DEVICES, strict=True), start=1)
+    file.write_text(
+        _USER
+        + "".join(_DEVICE.format(id=one, number=n, token=_device_token(n)) for n, one in devices)
+        + "".join(_OTHERS.format(number=n, token=token, device=one) for n, (token, one) in others)
+    )
     command_output("provision", file, "--config", daemon.config)
     end_ms = int(time.time() * 1000) - 3_600_000
     start_ms = end_ms - 2 * 86_400_000
@@ -100,6 +143,10 @@ def _write_log(store: Path, messages: int, start_ms: int, end_ms: int) -> None:
     make_index(store)
 
 
+def _device_token(number: int) -> str:
+    return f"{0x9000 + number:032x}"
+
+
 def _row(position: int, device: DeviceKey, ts: int) -> MessageRow:
     data = f'{{"state":{"true" if position % 2 else "false"},"intensity":{position % 100}}}'
     return MessageRow(Position(position), device, Milliseconds(ts), Milliseconds(ts), 1, data)
@@ -111,9 +158,9 @@ class World:
     start_ms: int
     end_ms: int
 
-    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Eve's call and its answer."""
-        return json.loads(self.answer(request(method, path, body)).partition(b"\r\n\r\n")[2])
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, token: str = EVE_TOKEN) -> Any:
+        """Eve's call and its answer, or that of the user with this token."""
+        return json.loads(self.answer(request(method, path, body, token)).partition(b"\r\n\r\n")[2])
 
     def answer(self, wanted: bytes) -> bytes:
         with socket.create_connection(self.daemon.host_port("http"), timeout=120) as one:
@@ -150,11 +197,11 @@ class World:
         return str(made["data"]["id"])
 
 
-def request(method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> bytes:
+def request(method: str, path: str, body: Mapping[str, Any] | bytes | None = None, token: str = EVE_TOKEN) -> bytes:
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     kind = "Content-Type: application/json\r\n" if content else ""
     head = (
-        f"{method} /v1.1{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: bearer {EVE_TOKEN}\r\n{kind}"
+        f"{method} /v1.1{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: bearer {token}\r\n{kind}"
         f"Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
@@ -245,6 +292,26 @@ def _feeds(_world: World) -> list[bytes]:
     return [upgrade.encode()] * 200
 
 
+def _deliveries(world: World) -> list[bytes]:
+    """A subscription with some hundreds of notifications, whose log is read and delivered again; nobody answers."""
+    callback = socket.create_server(("127.0.0.1", 0))  # kept by the requests that wait for an answer
+    _HANGING.append(callback)
+    host, port = callback.getsockname()[:2]
+    file = world.daemon.state.parent / "subscription.toml"
+    file.write_text(
+        '[[subscriptions]]\nowner = "eve@example.org"\napplication = "Dashboard"\nmessage_type = "message"\n'
+        f'sdid = "{EVES_DEVICES[1]}"\ncallback_url = "http://{host}:{port}/"\n'
+    )
+    command_output("provision", file, "--config", world.daemon.config)
+    for number in range(300):
+        body = {"sdid": EVES_DEVICES[1], "type": "message", "data": {"intensity": number % 100}}
+        world.call("POST", "/messages", body)
+    own = world.call("GET", "/subscriptions")["data"][0]["id"]
+    path = f"/subscriptions/{own}/deliveries"
+    whole = {"startDate": world.start_ms, "endDate": int(time.time() * 1000) + 60_000}
+    return [request("GET", f"{path}?count=100"), request("POST", f"{path}/replay", whole)] * 4
+
+
 CASES: Final[Mapping[str, Callable[[World], list[bytes]]]] = {
     "searches": _searches,
     "searches-of-all-devices": _searches_of_all,
@@ -257,8 +324,71 @@ CASES: Final[Mapping[str, Callable[[World], list[bytes]]]] = {
     "snapshots": _snapshots,
     "model-training": _models,
     "long-bodies": _long_bodies,
+    "delivery-log": _deliveries,
     "feeds": _feeds,
 }
+
+
+# What Eve does otherwise: each is called in a process of its own, and never returns
+
+
+def _provisioning(world: World) -> Callable[[], None]:
+    """Files of 1,000 new devices, one after the other."""
+
+    def attack() -> None:
+        settings = load_settings(world.daemon.config, {})
+        for number in count():
+            named = (
+                {"name": f"{time.time_ns()} {one}", "key": f"{number} {one} {time.time_ns()}"} for one in range(1_000)
+            )
+            devices = [{"owner": "eve@example.org", "type": "example.light", **one} for one in named]
+            trio.run(partial(apply_document, settings, {"devices": devices}, dry_run=False))
+
+    return attack
+
+
+def _hanging_requests(world: World) -> Callable[[], None]:
+    """Rules of four users, each with a request to a server of its own that does not answer."""
+    users = [(EVE_TOKEN, EVES_DEVICES[2]), *zip(_OTHER_TOKENS, _OTHER_DEVICES, strict=True)]
+    messages = []
+    for number, (token, device) in enumerate(users, start=1):
+        hanging = socket.create_server((f"127.0.0.{number}", 0))
+        _HANGING.append(hanging)
+        host, port = hanging.getsockname()[:2]
+        asking = {
+            "action": "httpRequest",
+            "parameters": {"method": {"value": "GET"}, "url": {"value": f"http://{host}:{port}/"}},
+        }
+        condition = {"sdid": device, "field": "intensity", "operator": ">=", "operand": {"value": 0}}
+        body = {"name": "Hangs", "rule": {"if": {"and": [condition]}, "then": [asking]}}
+        assert "data" in world.call("POST", "/rules", body, token)
+        sent = {"sdid": device, "type": "message", "data": {"intensity": 1}}
+        messages.append(request("POST", "/messages", sent, token))
+    return partial(ask_each, world.daemon.host_port("http"), messages)
+
+
+def _long_tlv(world: World) -> Callable[[], None]:
+    """Ten devices that register again and again, and answer each Read with 2,000 resources in 60 KB of TLV."""
+    management = {"devicePropertiesEnabled": True}
+    assert "data" in world.call("PUT", f"/devicemgmt/devicetypes/{LIGHT_TYPE}", management, USER_TOKEN)
+    address = world.daemon.host_port("lwm2m_tcp")
+    return partial(answer_with_tlv, address, [(one, _device_token(n)) for n, one in enumerate(EVES_DEVICES[:10])])
+
+
+OTHER_CASES: Final[Mapping[str, Callable[[World], Callable[[], None]]]] = {
+    "provisioning": _provisioning,
+    "requests-to-hanging-servers": _hanging_requests,
+    "lwm2m-tlv": _long_tlv,
+}
+#: Sockets on which nobody answers.
+_HANGING: Final[list[socket.socket]] = []
+
+
+def attack_of(name: str, world: World) -> Callable[[], None]:
+    """What never returns."""
+    if (other := OTHER_CASES.get(name)) is not None:
+        return other(world)
+    return partial(ask_each, world.daemon.host_port("http"), CASES[name](world))
 
 
 # What Ada does
@@ -311,10 +441,11 @@ def is_bounded(damage: Damage) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(CASES))
+    parser.add_argument("cases", nargs="*", metavar="case", help=", ".join([*CASES, *OTHER_CASES]))
     parser.add_argument("--messages", type=int, default=120_000)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--beside", action="store_true")
+    parser.add_argument("--markdown", action="store_true", help="at the end, the rows of the table in README.md")
     given = parser.parse_args()
     with ExitStack() as stack:
 
@@ -323,18 +454,26 @@ def main() -> None:
             return stack.enter_context(world(folder, messages=given.messages))
 
         one, other = opened(), opened() if given.beside else None
-        for name in given.cases or CASES:
-            requests = CASES[name](one)
-            if name != "feeds":  # its answers have no end
-                for wanted in dict.fromkeys(requests):
+        rows = []
+        for name in given.cases or [*CASES, *OTHER_CASES]:
+            if name in CASES and name != "feeds":  # their answers have no end
+                for wanted in dict.fromkeys(CASES[name](one)):
                     _show_alone(one, wanted)
-            attack = partial(ask_each, one.daemon.host_port("http"), requests)
-            on_another = None
-            if other is not None:
-                on_another = partial(ask_each, other.daemon.host_port("http"), CASES[name](other))
+            attack, on_another = attack_of(name, one), None if other is None else attack_of(name, other)
             for what, innocent in INNOCENT.items():
                 damage = damage_of(one.daemon, attack, seconds=given.seconds, innocent=innocent, on_another=on_another)
                 damage.show(f"{name}: Ada {what}: {'bounded' if is_bounded(damage) else 'OUT OF BOUNDS'}")
+                rows.append(_row_of_table(f"`{name}`, {what}", damage))
+        if given.markdown:
+            print(*rows, sep="\n")
+
+
+def _row_of_table(name: str, damage: Damage) -> str:
+    waits = [damage.alone, *filter(None, [damage.beside]), damage.during]
+    figures = [one.percentile(0.99) for one in waits]
+    times = figures[-1] / max(figures[:-1])
+    shown = ", ".join(f"{one:.1f}" if one < 10 else f"{one:.0f}" for one in figures)
+    return f"| {name} | {times:.1f} | {shown} | {max(0, damage.grown_mib):.0f} MiB |"
 
 
 def _show_alone(world: World, wanted: bytes) -> None:

@@ -5,13 +5,11 @@ The bounds are those of the attack, on the median: a p99 of a second on a machin
 
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
-from tests.attacks.flooding import ask_each
 from tests.attacks.measuring import running, waits_of
-from tests.attacks.signed_in import ALLOWED_MS, CASES, World, reads_last_messages, world
+from tests.attacks.signed_in import ALLOWED_MS, World, attack_of, reads_last_messages, world
 
 _MESSAGES = 40_000
 _SECONDS = 1.0
@@ -37,13 +35,13 @@ def test_a_replay_answers_what_was_ready_and_goes_on_from_there(shared: World) -
 @pytest.mark.parametrize("case", ["searches", "last-messages-with-a-field", "replays-and-explanations"])
 def test_another_user_hardly_waits(shared: World, case: str) -> None:
     alone = waits_of(reads_last_messages, shared.daemon, _SECONDS)
-    with running(partial(ask_each, shared.daemon.host_port("http"), CASES[case](shared)), 1):
+    with running(attack_of(case, shared), 1):
         during = waits_of(reads_last_messages, shared.daemon, _SECONDS)
     assert during.percentile(0.5) <= max(ALLOWED_MS, 3 * alone.percentile(0.5)), f"{alone}\n{during}"
 
 
 def test_the_daemon_stops_beside_simulations(shared: World) -> None:
-    attack = partial(ask_each, shared.daemon.host_port("http"), CASES["replays-and-explanations"](shared))
+    attack = attack_of("replays-and-explanations", shared)
     with running(attack, 1):
         began = time.monotonic()
         assert shared.daemon.stop() == 0
