@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -42,6 +42,9 @@ from broker.threads import run_in_thread
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.records import UserRecord
+
+#: To publish one takes up to 0.02 ms.
+_FACTS_AT_ONCE: Final = 100
 
 
 class _DryRunDoneError(Exception):
@@ -108,7 +111,7 @@ class Provisioning:
         Raises:
             ValidationFailed: with all findings, whose fields are table, index and key; nothing was changed.
         """
-        reading = read_document(document)
+        reading = await run_in_thread(partial(read_document, document))
         passwords = await self._prepare_passwords(reading)
         check_manifests(reading, document)
         await check_connectors(reading)
@@ -162,7 +165,10 @@ class Provisioning:
             await self._subscriptions.take(run.subscriptions)
             for announce in run.issuance.then:
                 announce()
-        self._router.publish_all((*run.issuance.facts, *run.facts))
+            facts = (*run.issuance.facts, *run.facts)
+            for begin in range(0, len(facts), _FACTS_AT_ONCE):
+                self._router.publish_all(facts[begin : begin + _FACTS_AT_ONCE])
+                await trio.lowlevel.checkpoint()
         return run.report
 
     async def _prepare_passwords(self, reading: ReadTables) -> dict[int, PreparedPassword]:

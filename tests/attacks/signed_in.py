@@ -11,7 +11,7 @@ import json
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -81,6 +81,32 @@ id = "{device}"
 owner = "eve{number}@example.org"
 type = "example.light"
 name = "Another light"
+"""
+_DELIVERIES, _DELIVERIES_TOKEN = "5e" * 16, "4e" * 16
+_SUBSCRIPTION = f"""
+[[applications]]
+name = "Deliveries"
+organization = "Acme"
+redirect_uri = "https://localhost:{{port}}/"
+
+[[tokens]]
+value = "{_DELIVERIES_TOKEN}"
+application = "Deliveries"
+user = "eve@example.org"
+expires_in = 86400
+
+[[grants]]
+user = "eve@example.org"
+application = "Deliveries"
+device_type = "*"
+permissions = ["READ"]
+
+[[subscriptions]]
+id = "{_DELIVERIES}"
+owner = "eve@example.org"
+application = "Deliveries"
+sdid = "{{device}}"
+callback_url = "https://localhost:{{port}}/"
 """
 _OTHER_TOKENS: Final = tuple(f"{0x3E00 + number:032x}" for number in range(1, 4))
 _OTHER_DEVICES: Final = tuple(device_id(0x9100 + number) for number in range(1, 4))
@@ -294,22 +320,21 @@ def _feeds(_world: World) -> list[bytes]:
 
 def _deliveries(world: World) -> list[bytes]:
     """A subscription with some hundreds of notifications, whose log is read and delivered again; nobody answers."""
-    callback = socket.create_server(("127.0.0.1", 0))  # kept by the requests that wait for an answer
-    _HANGING.append(callback)
-    host, port = callback.getsockname()[:2]
     file = world.daemon.state.parent / "subscription.toml"
-    file.write_text(
-        '[[subscriptions]]\nowner = "eve@example.org"\napplication = "Dashboard"\nmessage_type = "message"\n'
-        f'sdid = "{EVES_DEVICES[1]}"\ncallback_url = "http://{host}:{port}/"\n'
-    )
-    command_output("provision", file, "--config", world.daemon.config)
-    for number in range(300):
-        body = {"sdid": EVES_DEVICES[1], "type": "message", "data": {"intensity": number % 100}}
-        world.call("POST", "/messages", body)
-    own = world.call("GET", "/subscriptions")["data"][0]["id"]
-    path = f"/subscriptions/{own}/deliveries"
+    if not file.exists():
+        hanging = socket.create_server(("127.0.0.1", 0))
+        _HANGING.append(hanging)
+        file.write_text(_SUBSCRIPTION.format(device=EVES_DEVICES[1], port=hanging.getsockname()[1]))
+        command_output("provision", file, "--config", world.daemon.config)
+        for number in range(300):
+            body = {"sdid": EVES_DEVICES[1], "type": "message", "data": {"intensity": number % 100}}
+            world.call("POST", "/messages", body)
+    path = f"/subscriptions/{_DELIVERIES}/deliveries"
     whole = {"startDate": world.start_ms, "endDate": int(time.time() * 1000) + 60_000}
-    return [request("GET", f"{path}?count=100"), request("POST", f"{path}/replay", whole)] * 4
+    return [
+        request("GET", f"{path}?count=100", token=_DELIVERIES_TOKEN),
+        request("POST", f"{path}/replay", whole, _DELIVERIES_TOKEN),
+    ] * 4
 
 
 CASES: Final[Mapping[str, Callable[[World], list[bytes]]]] = {
@@ -454,26 +479,31 @@ def main() -> None:
             return stack.enter_context(world(folder, messages=given.messages))
 
         one, other = opened(), opened() if given.beside else None
-        rows = []
+        rows = list[str]()
         for name in given.cases or [*CASES, *OTHER_CASES]:
             if name in CASES and name != "feeds":  # their answers have no end
                 for wanted in dict.fromkeys(CASES[name](one)):
                     _show_alone(one, wanted)
             attack, on_another = attack_of(name, one), None if other is None else attack_of(name, other)
+            damages = []
             for what, innocent in INNOCENT.items():
                 damage = damage_of(one.daemon, attack, seconds=given.seconds, innocent=innocent, on_another=on_another)
                 damage.show(f"{name}: Ada {what}: {'bounded' if is_bounded(damage) else 'OUT OF BOUNDS'}")
-                rows.append(_row_of_table(f"`{name}`, {what}", damage))
+                damages.append(damage)
+            rows.append(_row_of_table(name, damages))
         if given.markdown:
             print(*rows, sep="\n")
 
 
-def _row_of_table(name: str, damage: Damage) -> str:
-    waits = [damage.alone, *filter(None, [damage.beside]), damage.during]
-    figures = [one.percentile(0.99) for one in waits]
-    times = figures[-1] / max(figures[:-1])
-    shown = ", ".join(f"{one:.1f}" if one < 10 else f"{one:.0f}" for one in figures)
-    return f"| {name} | {times:.1f} | {shown} | {max(0, damage.grown_mib):.0f} MiB |"
+def _row_of_table(name: str, damages: Sequence[Damage]) -> str:
+    """Of one case: what Ada did, in the order of `INNOCENT`."""
+    times, figures = [], []
+    for one in damages:
+        waits = [each.percentile(0.99) for each in (one.alone, one.beside, one.during) if each is not None]
+        times.append(f"{waits[-1] / max(waits[:-1]):.1f}")
+        figures.append(", ".join(f"{each:.1f}" if each < 10 else f"{each:.0f}" for each in waits))
+    grown = max(0, *(one.grown_mib for one in damages))
+    return f"| `{name}` | {', '.join(times)} | {'; '.join(figures)} | {grown:.0f} MiB |"
 
 
 def _show_alone(world: World, wanted: bytes) -> None:

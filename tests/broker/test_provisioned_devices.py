@@ -177,7 +177,7 @@ async def test_others_wait_for_few_statements_of_each_new_device(
         report = await services.provisioning.apply({"devices": many(300)})
         counts = report.tables["devices"]
         assert (counts.created, counts.changed, counts.unchanged) == outcome
-        assert statements - before < 300 * 4 + 100
+        assert statements - before < 300 * 8  # with those of who hears of new devices
 
 
 async def test_an_entry_finds_a_device_that_is_new_in_the_same_file(services: Services, world: World) -> None:
