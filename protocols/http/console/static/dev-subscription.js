@@ -97,8 +97,8 @@ await show(async () => {
   await requireOwn();
   crumb("/developer/subscriptions", "Subscriptions");
   parts = { standing: h("div"), replay: h("div", { id: "replay" }), log: new DataTable("Deliveries", [
-    { name: "Status", value: (one) => one.status, cell: (one) => badge(one.status.toLowerCase(), KINDS[one.status] ?? "") },
-    { name: "Notification", value: (one) => one.id, cell: (one) => h("code", { class: "id", title: one.id }, `…${one.id.slice(-8)}`), isName: true },
+    { name: "Status", value: (one) => one.status, cell: (one) => badge(one.status.toLowerCase(), KINDS[one.status] ?? ""), isName: true },
+    { name: "Notification", value: (one) => one.id, cell: (one) => h("code", { class: "id", title: one.id }, `…${one.id.slice(-8)}`) },
     { name: "Attempts", value: (one) => one.attempts.length, isNumber: true },
     { name: "Last attempt", value: (one) => one.attempts.at(-1)?.ts ?? 0, cell: (one) => (one.attempts.length ? time(one.attempts.at(-1).ts) : "–") },
     { name: "Answer", value: outcome },
