@@ -4,57 +4,100 @@ A step is a file in `storage/schema/`; the store remembers its name without the 
 """
 
 import secrets
+import sqlite3
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Final
-
-import sqlite_utils
-from sqlite_utils import Migrations
 
 from config import build
 from storage.folded_addresses import fold_addresses
 
-migrations = Migrations("trunkline")
-
-
-def _step(name: str, statements: str) -> None:
-    def apply(db: sqlite_utils.Database) -> None:
-        for statement in statements.split(";\n"):
-            if statement.strip():
-                db.execute(statement)
-        if name == "0043_folded_addresses":
-            fold_addresses(db.conn)
-        if name == "0001_the_main_job":
-            # The key of the message ids is in the store, so that messages keep their ids in a restored backup.
-            db["secret"].insert({"name": "mid", "value": secrets.token_bytes(32)})  # type: ignore[union-attr]
-
-    migrations(name=name)(apply)
-
-
-_FILES: Final = [file for file in (files("storage") / "schema").iterdir() if file.name.endswith(".sql")]
-_NAMES: Final = {file.name.removesuffix(".sql") for file in _FILES}
+_FILES: Final = {
+    file.name.removesuffix(".sql"): file
+    for file in sorted((files("storage") / "schema").iterdir(), key=lambda found: found.name)
+    if file.name.endswith(".sql")
+}
 #: This version as operators see it, in refusals and backups: "0.1.0 (4f2c1ab6d0, schema 0041)".
-VERSION: Final = f"{build.VERSION} ({', '.join(filter(None, (build.commit(), f'schema {max(_NAMES)[:4]}')))})"
-for _file in sorted(_FILES, key=lambda found: found.name):
-    _step(_file.name.removesuffix(".sql"), _file.read_text(encoding="utf-8"))
+VERSION: Final = f"{build.VERSION} ({', '.join(filter(None, (build.commit(), f'schema {max(_FILES)[:4]}')))})"
+#: As sqlite-utils made them for the first versions.
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS "_sqlite_migrations" (
+    "id" INTEGER PRIMARY KEY, "migration_set" TEXT, "name" TEXT, "applied_at" TEXT
+);
+CREATE UNIQUE INDEX IF NOT EXISTS "idx__sqlite_migrations_migration_set_name"
+    ON "_sqlite_migrations" ("migration_set", "name")"""
 
 
-def unknown_steps(db: sqlite_utils.Database) -> set[str]:
+def applied(db: sqlite3.Connection) -> list[str]:
+    """The steps that this store has, in the order in which it got them."""
+    if not _has_table(db, "_sqlite_migrations"):
+        return []
+    sql = "SELECT name FROM _sqlite_migrations WHERE migration_set = 'trunkline' ORDER BY id"
+    return [name for (name,) in db.execute(sql)]
+
+
+def pending(db: sqlite3.Connection) -> list[str]:
+    """The steps that this store lacks, in their order."""
+    has = set(applied(db))
+    return [name for name in _FILES if name not in has]
+
+
+def apply(db: sqlite3.Connection, *, stop_before: str | None = None) -> None:
+    """Apply the steps that this store lacks, all those before `stop_before`. Each is whole or undone. Raises
+    sqlite3.Error."""
+    for sql in _TABLE.split(";\n"):
+        db.execute(sql)
+    for name in pending(db):
+        if name == stop_before:
+            return
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            _step(db, name)
+            db.execute(
+                "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('trunkline', ?, ?)",
+                (name, str(datetime.now(UTC))),
+            )
+        except BaseException:
+            if db.in_transaction:  # some errors have ended it
+                db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+
+
+def _step(db: sqlite3.Connection, name: str) -> None:
+    for statement in _FILES[name].read_text(encoding="utf-8").split(";\n"):
+        if statement.strip():
+            db.execute(statement)
+    if name == "0043_folded_addresses":
+        fold_addresses(db)
+    if name == "0001_the_main_job":
+        # The key of the message ids is in the store, so that messages keep their ids in a restored backup.
+        db.execute("INSERT INTO secret (name, value) VALUES ('mid', ?)", (secrets.token_bytes(32),))
+
+
+def unknown_steps(db: sqlite3.Connection) -> set[str]:
     """The steps that a newer version of Trunkline has applied to this store."""
-    return unknown_names(step.name for step in migrations.applied(db))
+    return unknown_names(applied(db))
 
 
 def unknown_names(steps: Iterable[str]) -> set[str]:
     """Those of these steps that this version does not have."""
-    return set(steps) - _NAMES
+    return set(steps) - _FILES.keys()
 
 
-def version_of(db: sqlite_utils.Database) -> str:
+def version_of(db: sqlite3.Connection) -> str:
     """The version of Trunkline that applied the last step."""
-    found = db.execute("SELECT version FROM store_version").fetchone() if "store_version" in db.table_names() else None
+    found = db.execute("SELECT version FROM store_version").fetchone() if _has_table(db, "store_version") else None
     return str(found[0]) if found else "(a newer version)"
 
 
-def note_version(db: sqlite_utils.Database) -> None:
+def note_version(db: sqlite3.Connection) -> None:
+    """This version has applied the last step."""
     if version_of(db) != VERSION:
-        db["store_version"].upsert({"id": 1, "version": VERSION}, pk="id")  # type: ignore[union-attr]
+        with db:
+            db.execute("INSERT OR REPLACE INTO store_version (id, version) VALUES (1, ?)", (VERSION,))
+
+
+def _has_table(db: sqlite3.Connection, name: str) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone() is not None

@@ -7,6 +7,7 @@ import click
 
 from config.shown_command import commands_of_this_program
 from protocols.cli.failures import CommandError, leaves
+from protocols.operation.interpreter import collect_garbage_seldom
 
 #: The module of each command, in the order of the help text.
 _COMMANDS = {
@@ -79,6 +80,7 @@ class _Commands(click.Group):
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        collect_garbage_seldom()  # modules are none, and to look through them takes a fifth of an import
         module = importlib.import_module(f"protocols.cli.{_COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, cmd_name)
         return command

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import sqlite_utils
 import structlog
 
 from config.shown_command import shown_command
+from storage import migrations
 from storage.damage import Damage
 from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
 from storage.engines.sqlite_check import opened_to_read
 from storage.engines.sqlite_upgrade import Progress, apply_steps, keep_copy
-from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
+from storage.migrations import VERSION, note_version, unknown_steps, version_of
 from storage.sql import EncodedRows, StoreDamagedError, StoreError, StoreFullError
 
 _log = structlog.get_logger(__name__)
@@ -196,11 +196,10 @@ class SqliteSnapshot:
 
     def steps(self) -> tuple[str, ...]:
         """The names of the schema steps that the store has."""
-        return tuple(step.name for step in migrations.applied(sqlite_utils.Database(self._connection)))
+        return tuple(migrations.applied(self._connection))
 
     def is_current(self) -> bool:
-        db = sqlite_utils.Database(self._connection)
-        return not migrations.pending(db) and not unknown_steps(db)
+        return not migrations.pending(self._connection) and not unknown_steps(self._connection)
 
     def has(self, table: str, column: str) -> bool:
         """Whether an older version, which has made the store, had the column."""
@@ -283,26 +282,26 @@ class SqliteEngine:
         try:
             self._close_to_others()
             with closing(self._connect(f"cache_size=-{_CACHE_KIB}", "journal_mode=WAL")) as connection:
-                db = sqlite_utils.Database(connection)
-                if unknown_steps(db):
+                made_by = version_of(connection)
+                if unknown_steps(connection):
                     raise StoreError(
-                        f"{self.path}: Trunkline {version_of(db)} has made this store, and {VERSION} cannot read it:"
-                        f" install {version_of(db)} or a newer one"
+                        f"{self.path}: Trunkline {made_by} has made this store, and {VERSION} cannot read it:"
+                        f" install {made_by} or a newer one"
                     )
-                applied = [step.name for step in migrations.applied(db)]
-                steps = [step.name for step in migrations.pending(db)] if applied else []
+                applied = migrations.applied(connection)
+                steps = migrations.pending(connection) if applied else []
                 if steps:
-                    self._prepare_upgrade(connection, max(applied), steps, version_of(db))
+                    self._prepare_upgrade(connection, max(applied), steps, made_by)
                 self.damage.set_aside = set_aside_damaged(connection)
                 try:
-                    apply_steps(db, steps, self._progress or _untold)
-                    migrations.apply(db)
+                    apply_steps(connection, steps, self._progress or _untold)
+                    migrations.apply(connection)
                 except sqlite3.DatabaseError as error:
                     if error.sqlite_errorcode not in _NO_STORE:
                         raise
                     forget_old_indexes(connection)
-                    migrations.apply(db)
-                note_version(db)
+                    migrations.apply(connection)
+                note_version(connection)
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
 

@@ -13,10 +13,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import sqlite_utils
-
 from config.shown_command import shown_command
-from storage.migrations import migrations
+from storage import migrations
 from storage.sql import StoreError, StoreFullError
 
 #: Told what is being done, at least every few seconds.
@@ -72,7 +70,7 @@ def keep_copy(store: Path, connection: sqlite3.Connection, last_step: str, progr
     return copy
 
 
-def apply_steps(db: sqlite_utils.Database, steps: Sequence[str], progress: Progress) -> None:
+def apply_steps(db: sqlite3.Connection, steps: Sequence[str], progress: Progress) -> None:
     """Apply the schema steps, and tell of each, and again while one takes long."""
     for number, name in enumerate(steps, 1):
         told = _Seldom(progress)
@@ -83,11 +81,11 @@ def apply_steps(db: sqlite_utils.Database, steps: Sequence[str], progress: Progr
             told(f"{text}: {told.seconds:.0f} s")
             return 0  # go on
 
-        db.conn.set_progress_handler(look, _OPERATIONS)
+        db.set_progress_handler(look, _OPERATIONS)
         try:
             migrations.apply(db, stop_before=steps[number] if number < len(steps) else None)
         finally:
-            db.conn.set_progress_handler(None, 0)
+            db.set_progress_handler(None, 0)
 
 
 def undo_upgrade(store: Path, *, force: bool = False) -> tuple[Path, Path]:

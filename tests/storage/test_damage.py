@@ -6,17 +6,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-import sqlite_utils
 import trio
 from structlog.testing import capture_logs
 
+from storage import migrations
 from storage.database import Database
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import FieldMatch, MessageSearches, Range
 from storage.messages import MessageStore
-from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
 from storage.retention import RetentionStore
 from storage.sql import StoreDamagedError
@@ -174,7 +173,7 @@ def test_rows_after_a_position_are_found_beside_a_damaged_index(path: Path) -> N
 def test_a_store_whose_old_index_is_damaged_gets_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     with closing(sqlite3.connect(path)) as old:
-        migrations.apply(sqlite_utils.Database(old), stop_before="0040_entries_of_many_rows")
+        migrations.apply(old, stop_before="0040_entries_of_many_rows")
         old.executemany(
             "INSERT INTO message (position, device, ts, cts, mv, data) VALUES (?, 1, ?, 1, 1, '{}')",
             ((n, n) for n in range(1, ROWS + 1)),

@@ -3,9 +3,7 @@
 import sqlite3
 from contextlib import closing
 
-import sqlite_utils
-
-from storage.migrations import migrations
+from storage import migrations
 
 _BEFORE = "0043_folded_addresses"
 _USERS = (
@@ -19,8 +17,8 @@ _USERS = (
 
 
 def test_of_accounts_with_one_address_the_one_that_proved_it_first_has_it() -> None:
-    with closing(sqlite3.connect(":memory:")) as connection:
-        migrations.apply(sqlite_utils.Database(connection), stop_before=_BEFORE)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrations.apply(connection, stop_before=_BEFORE)
         for key, email, created_on, verified_on in _USERS:
             connection.execute(
                 "INSERT INTO user (key, id, email, name, full_name, account_type, created_on, modified_on,"
@@ -28,7 +26,7 @@ def test_of_accounts_with_one_address_the_one_that_proved_it_first_has_it() -> N
                 (key, str(key), email, str(key), created_on, created_on, verified_on),
             )
         connection.execute("INSERT INTO invitation VALUES ('GRÜN@example.org', x'01', NULL, NULL, 9)")
-        migrations.apply(sqlite_utils.Database(connection))
+        migrations.apply(connection)
         keys = dict(connection.execute("SELECT key, email_key FROM user"))
         assert keys == {
             1: None,

@@ -4,15 +4,13 @@ import sqlite3
 from contextlib import closing
 from typing import Any
 
-import sqlite_utils
-
-from storage.migrations import migrations
+from storage import migrations
 
 
 def test_a_link_of_a_device_that_was_never_authorized_is_removed() -> None:
-    with closing(sqlite3.connect(":memory:")) as connection:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.row_factory = sqlite3.Row
-        migrations.apply(sqlite_utils.Database(connection), stop_before="0027_connectors")
+        migrations.apply(connection, stop_before="0027_connectors")
         for key, state in ((1, "AUTHORIZED"), (2, "UNAUTHORIZED")):
             columns = {column["name"]: column for column in connection.execute("PRAGMA table_info(device)")}
             values: dict[str, Any] = {name: 0 for name, column in columns.items() if column["notnull"]}
@@ -21,5 +19,5 @@ def test_a_link_of_a_device_that_was_never_authorized_is_removed() -> None:
             places = ", ".join(f":{name}" for name in values)
             connection.execute(f"INSERT INTO device ({names}) VALUES ({places})", values)  # noqa: S608 - columns
             connection.execute("INSERT INTO connector_link VALUES (?, 1, NULL, x'', 1, 1)", (key,))
-        migrations.apply(sqlite_utils.Database(connection))
+        migrations.apply(connection)
         assert [row["device"] for row in connection.execute("SELECT device FROM connector_link")] == [1]

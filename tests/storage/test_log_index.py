@@ -1,24 +1,23 @@
 """Rows of the log get their index entries later, many together: searches find them before and after."""
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import sqlite_utils
 import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import log_index, message_searches
+from storage import log_index, message_searches, migrations
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import EntryBuilder, LogIndex, Table
 from storage.message_searches import FieldMatch, MessageSearches, Range, sort_key
 from storage.messages import MessageStore
-from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
 from storage.retention import RetentionStore
 from tests.stores import index
@@ -504,13 +503,13 @@ def test_a_device_is_removed_in_steps_of_many_rows(connection: SqliteConnection)
 
 def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
-    db = sqlite_utils.Database(path)
+    db = sqlite3.connect(path)
     migrations.apply(db, stop_before="0017_indexes_behind_the_log")
-    with db.conn:
+    with db:
         db.execute("INSERT INTO message VALUES (7, 1, 5, 5, 1, '{}')")
         db.execute("INSERT INTO action VALUES (8, 1, 1, 6, 6, 1, '{}')")
         db.execute("INSERT INTO counter VALUES ('head', 8)")
-    db.conn.close()
+    db.close()
     engine = SqliteEngine(path)
     with structlog.testing.capture_logs() as logs:
         engine.migrate()

@@ -3,9 +3,7 @@
 import sqlite3
 from contextlib import closing
 
-import sqlite_utils
-
-from storage.migrations import migrations
+from storage import migrations
 
 _BEFORE = "0018_reach_of_user_tokens"
 _OLDER_STORE = (
@@ -24,11 +22,11 @@ _OLDER_STORE = (
 
 
 def test_tokens_of_an_older_store_count_as_sign_ins() -> None:
-    with closing(sqlite3.connect(":memory:")) as connection:
-        migrations.apply(sqlite_utils.Database(connection), stop_before=_BEFORE)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrations.apply(connection, stop_before=_BEFORE)
         for statement in _OLDER_STORE:
             connection.execute(statement)
-        migrations.apply(sqlite_utils.Database(connection))
+        migrations.apply(connection)
         grants = connection.execute(
             "SELECT user, application, device_type, can_read, can_write, can_write_profile FROM access_grant"
             " ORDER BY user, application"

@@ -7,16 +7,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlite_utils
 
+from storage import migrations
 from storage.engines import sqlite_upgrade
 from storage.engines.sqlite import SqliteEngine
 from storage.engines.sqlite_upgrade import copies_of, undo_upgrade
-from storage.migrations import migrations
 from storage.sql import StoreError, StoreFullError
 
 with closing(sqlite3.connect(":memory:")) as _empty:
-    STEPS = [step.name for step in migrations.pending(sqlite_utils.Database(_empty))]
+    STEPS = migrations.pending(_empty)
 
 
 @pytest.fixture
@@ -24,8 +23,7 @@ def older(tmp_path: Path) -> Path:
     """Without the last two steps."""
     path = tmp_path / "store.sqlite"
     with closing(sqlite3.connect(path)) as connection:
-        db = sqlite_utils.Database(connection)
-        migrations.apply(db, stop_before=STEPS[-2])
+        migrations.apply(connection, stop_before=STEPS[-2])
         connection.execute("UPDATE counter SET value = 7 WHERE name = 'head'")
         connection.execute("INSERT OR IGNORE INTO counter VALUES ('head', 7)")
         connection.commit()
@@ -34,7 +32,7 @@ def older(tmp_path: Path) -> Path:
 
 def applied(path: Path) -> list[str]:
     with closing(sqlite3.connect(path)) as connection:
-        return [step.name for step in migrations.applied(sqlite_utils.Database(connection))]
+        return migrations.applied(connection)
 
 
 def upgraded(path: Path) -> list[str]:

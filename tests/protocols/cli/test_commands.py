@@ -19,12 +19,11 @@ from threading import Thread
 
 import httpx
 import pytest
-import sqlite_utils
 import trio
 
 from broker.secrets import Vault
 from protocols.control.client import ControlFailedError, send_command
-from storage.migrations import migrations
+from storage import migrations
 from tests.daemon import (
     ADA,
     DEMO_ON_ANY_PORT,
@@ -403,8 +402,7 @@ def test_commands_say_that_a_store_is_older_and_what_to_do_runs_as_it_is_shown(t
     store.with_name("key").chmod(0o600)
     with closing(sqlite3.connect(store)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")  # as the daemon has left it
-        db = sqlite_utils.Database(connection)
-        migrations.apply(db, stop_before=[step.name for step in migrations.pending(db)][-1])
+        migrations.apply(connection, stop_before=migrations.pending(connection)[-1])
     before = store.read_bytes()
     with programs_started():
         for words in LISTING:

@@ -24,7 +24,7 @@ SERVER = (
 
 #: Takes a moment each, and a command that a running daemon answers needs none of them.
 _OF_THE_STORE = ("argon2", "broker.devices.registry", "cryptography", "sqlite3", "storage.database", "storage.records")
-SLOW = (*SERVER, *_OF_THE_STORE, "sqlite_utils", "structlog")
+SLOW = (*SERVER, *_OF_THE_STORE, "structlog")
 
 
 def imported_by(*groups: Sequence[str], names: Sequence[str] = SERVER) -> list[set[str]]:
@@ -54,6 +54,19 @@ def test_commands_that_a_running_daemon_answers_load_neither_its_store_nor_its_l
     assert by_these == set()
     (by_audit,) = imported_by(("audit",), names=SLOW)
     assert by_audit == {"storage.records"}
+
+
+def test_the_daemon_loads_few_modules_and_looks_for_no_garbage_among_them() -> None:
+    """It is ready after 1.5 s of processor time; numpy, which only the learner needs, would take a tenth of that."""
+    program = (
+        "import gc, sys\nfrom protocols.cli import main\nmain(['serve', '--help'], standalone_mode=False)\n"
+        "print(len(sys.modules), gc.get_stats()[0]['collections'], 'numpy' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    modules, collections, has_numpy = done.stderr.split()
+    assert int(modules) <= 2_000
+    assert int(collections) <= 100
+    assert has_numpy == "False"
 
 
 def test_the_help_has_the_first_sentence_of_each_command() -> None:

@@ -7,11 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlite_utils
 from click.testing import CliRunner
 
 from protocols.cli import main
-from storage.migrations import migrations
+from storage import migrations
 from tests.rows import each_row
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root: only root makes files for others")
@@ -34,8 +33,7 @@ def run(config: Path, *words: str) -> None:
 def make_older(state: Path) -> None:
     store = state / "store.sqlite"
     with closing(sqlite3.connect(store)) as connection:
-        db = sqlite_utils.Database(connection)
-        migrations.apply(db, stop_before=[step.name for step in migrations.pending(db)][-1])
+        migrations.apply(connection, stop_before=migrations.pending(connection)[-1])
 
 
 def provision(config: Path) -> None:
