@@ -27,7 +27,6 @@ from broker.ids import new_id
 from broker.limits.refusals import PlanLimitsNotSet, RateLimitExceeded, Standing
 from broker.trace.audit import AuditEvent
 from broker.trace.refusals import Refusals
-from config.rates import Rate
 from storage.sql import StoreError
 
 
@@ -122,12 +121,9 @@ def rest_refusal_headers(error: DomainError) -> dict[str, str]:
 
 def rate_members(standing: Standing) -> dict[str, str]:
     """Headers of REST, members of an MQTT error: each as `minute/day` (reference 21.1)."""
+    limit, remaining, reset = standing.limit, standing.remaining, standing.reset_seconds
     return {
-        "X-Rate-Limit-Limit": _pair(standing.limit),
-        "X-Rate-Limit-Remaining": _pair(standing.remaining),
-        "X-Rate-Limit-Reset": _pair(standing.reset_seconds),
+        "X-Rate-Limit-Limit": f"{limit.minute}/{limit.day}",
+        "X-Rate-Limit-Remaining": f"{remaining.minute}/{remaining.day}",
+        "X-Rate-Limit-Reset": f"{reset.minute}/{reset.day}",
     }
-
-
-def _pair(rate: Rate) -> str:
-    return f"{rate.minute}/{rate.day}"

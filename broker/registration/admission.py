@@ -23,6 +23,19 @@ class Admission:
         if caller.device is not None:
             self.check(await self._devices.get(caller.device), shown)
 
+    def admits_nowait(self, caller: Caller, shown: ClientCertificate | None) -> bool:
+        """Whether `check_caller` would raise nothing; False also where the device of the token is not in memory."""
+        if caller.device is None:
+            return True
+        device = self._devices.get_nowait(caller.device)
+        if device is None:
+            return False
+        try:
+            self.check(device, shown)
+        except PermissionDenied:
+            return False
+        return True
+
     def check(self, device: Device, shown: ClientCertificate | None) -> None:
         """The same for a device that is loaded already. Raises PermissionDenied."""
         if not device.type.record.rsp:

@@ -51,7 +51,8 @@ def listening_as(name: str) -> None:
 
 def acting(actor: str, application: str = "", payer: str = "") -> None:
     """The peer has proven who it is."""
-    _origin.set(_origin.get()._replace(actor=actor, application=application, payer=payer))
+    peer = _origin.get()
+    _origin.set(Origin(peer.address, actor, application, peer.account, peer.is_forgeable, payer))
 
 
 def on_whose_account() -> str | None:

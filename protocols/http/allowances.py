@@ -10,7 +10,6 @@ from typing import Final
 from quart import Response, request
 
 from broker.devices.registry import Device
-from broker.limits.allowance import Usage
 from broker.limits.meters import Channel
 from broker.limits.quotas import QuotaStanding
 from broker.limits.room import LimitsRoom
@@ -94,12 +93,12 @@ def _first_word(call: RestCall) -> str:
 
 
 def _members(standing: QuotaStanding) -> dict[str, str]:
-    members = _usage("organization", standing.organization)
-    return members if standing.device is None else members | _usage("device", standing.device)
-
-
-def _usage(whose: str, usage: Usage) -> dict[str, str]:
-    return {
-        f"x-quota-{whose}-limits": f"{usage.used}/{usage.limit}",
-        f"x-quota-{whose}-reset": f"{usage.since_ms}/{usage.until_ms}",
+    ours, device = standing.organization, standing.device
+    members = {
+        "x-quota-organization-limits": f"{ours.used}/{ours.limit}",
+        "x-quota-organization-reset": f"{ours.since_ms}/{ours.until_ms}",
     }
+    if device is not None:
+        members["x-quota-device-limits"] = f"{device.used}/{device.limit}"
+        members["x-quota-device-reset"] = f"{device.since_ms}/{device.until_ms}"
+    return members

@@ -14,7 +14,6 @@ from config.limits import MAX_BODY_BYTES
 from protocols.http import answers, errors
 from protocols.http.accounts import install_accounts
 from protocols.http.allowances import Allowances, paths_by_address
-from protocols.http.at_once import MessagesAtOnce
 from protocols.http.console.pages import console_blueprint
 from protocols.http.direct import DirectCalls
 from protocols.http.dispatch import Dispatcher
@@ -100,7 +99,6 @@ def short_way(
         timeouts,
         traffic,
         TrustedProxies.of(services.core.settings),
-        at_once=MessagesAtOnce(services, _guard(services)),
         hub=hub,
         hsts_seconds=hsts_seconds,
     )

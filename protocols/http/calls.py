@@ -12,12 +12,25 @@ from enum import Enum
 from functools import cache, cached_property
 from inspect import signature
 from types import UnionType
-from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from quart import Response
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import DomainError
+from broker.messages.ingest import Ingest
 from broker.registration.certificates import ClientCertificate
 from broker.services import Services
 from config.limits import MAX_BODY_BYTES
@@ -26,6 +39,7 @@ from protocols.http.reading import Query
 from protocols.http.schema import Shape
 
 H = TypeVar("H", bound=Callable[..., Awaitable[Any]])
+A = TypeVar("A")
 
 HttpMethod = Literal["GET", "POST", "PUT", "DELETE"]
 
@@ -89,6 +103,10 @@ class SharedFinder:
 
 NOTHING: Final = Nothing()
 
+#: A method of the noun, which gets the caller and the body. Where nothing is to be waited for, it returns the function
+#: that submits; None, or DomainError, where the handler must decide. It changes nothing.
+AtOnce = Callable[[Any, Caller, Any], "Callable[[], AfterCommit[Any]] | None"]
+
 
 # Calls
 
@@ -135,6 +153,16 @@ class CalledBack:
     body: Any
 
 
+class AfterCommit(NamedTuple, Generic[A]):
+    """What a handler returns that has submitted to the log: `answer` makes its answer once that is durable.
+
+    Nothing is awaited between the submission and the end of the handler.
+    """
+
+    ingest: Ingest
+    answer: Callable[[], A]
+
+
 #: The body of the current request while it comes, of so many bytes at most: `bodies.py: chunks_within`.
 Chunks = Callable[[int], AsyncGenerator[bytes, None]]
 
@@ -155,8 +183,9 @@ class RestCall:
     - one called like a name in the path, in snake case: that text;
     - one more: the object that `on` found.
 
-    It returns a struct, which is rendered as JSON, or an `Answer` or a `Response` that `answers` describes. Only a
-    `Response` may be a stream. Handlers that return one, and those that read `Chunks`, are only called through Quart.
+    It returns a struct, which is rendered as JSON, such a struct `AfterCommit`, or an `Answer` or a `Response` that
+    `answers` describes. Only a `Response` may be a stream. Handlers that return one, and those that read `Chunks`, are
+    only called through Quart.
 
     Raises TypeError where declaration and handler do not fit.
     """
@@ -181,6 +210,7 @@ class RestCall:
     is_tagged: bool = False  # the answer has an ETag
     is_conditional: bool = False  # the call takes If-Match, and answers 412 with the present object
     is_timed: bool = False  # a search: its answer says how long it took
+    at_once: AtOnce | None = None  # for a call whose body is a struct, and whose handler returns `AfterCommit`
     has_token_in_body: bool = False  # the member `token` of the body is the caller's, unless there is one in the header
     handler: str = ""
     hints: Mapping[str, Any] = field(default_factory=dict)
@@ -253,7 +283,10 @@ class RestCall:
     @property
     def answer(self) -> Any:
         """The type of the answer, for the document; None where there is no body."""
-        return self.answers.type if self.returns_answer else self.hints["return"]
+        returned = self.hints["return"]
+        if self.returns_answer:
+            return self.answers.type
+        return get_args(returned)[0] if get_origin(returned) is AfterCommit else returned
 
     @cached_property
     def returns_answer(self) -> bool:

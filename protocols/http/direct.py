@@ -13,26 +13,25 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import trio
 from quart import Quart, Response
 from werkzeug.exceptions import HTTPException
 
 from broker.accounts.tokens import TokenKind
-from broker.errors import BodyTooLarge, DomainError
+from broker.errors import DomainError
 from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
 from protocols.http.allowances import EXPOSED, Allowances
 from protocols.http.answers import CORS, REST_ROOT, Answer
-from protocols.http.at_once import POST_MESSAGES, MessagesAtOnce
 from protocols.http.errors import failure_answer, refusal_answer
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS, date_line, is_whole, read_head, refuse_head
-from protocols.http.parked import KEEP_ALIVE_SECONDS, ParkedConnection
+from protocols.http.parked import KEEP_ALIVE_SECONDS, Endpoint, ParkedConnection
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import PlainRequest, plain_request
-from protocols.http.this_request import ThisRequest, answering
+from protocols.http.this_request import ThisRequest, answering, within
 from protocols.metrics.vitals import Traffic
 from protocols.streams.hub import Hub
 from protocols.streams.listeners import Stream, sender_at_once
@@ -52,16 +51,10 @@ _CORS_LINES: Final = b"".join(
 )
 
 
-class Endpoint(Protocol):
-    async def reply(self, names: Mapping[str, str]) -> Answer | Response:
-        """Answer `this_request`. Raises DomainError, StoreError."""
-
-
 class _Route(NamedTuple):
     endpoint: Endpoint
     rule: str  # as in the log
     names: Mapping[str, str]  # those in the path
-    is_message: bool  # `at_once` may accept it
     is_of_address: bool  # counts against the limit of the client's address
 
 
@@ -78,7 +71,6 @@ class DirectCalls:
         traffic: Traffic,
         proxies: TrustedProxies,
         *,
-        at_once: MessagesAtOnce,
         hub: Hub | None,
         hsts_seconds: int = 0,
     ) -> None:
@@ -86,7 +78,6 @@ class DirectCalls:
 
         The hub reads from connections of devices that post messages; None where no connection can be parked.
         """
-        self.at_once = at_once
         self.timeouts = timeouts
         self._hub = hub
         self._endpoints = endpoints
@@ -131,7 +122,7 @@ class DirectCalls:
                 asked.authorization,
                 asked.query,
                 certificate,
-                partial(_within, received[asked.head_length :]),
+                partial(within, received[asked.head_length :]),
                 is_whole=True,
                 headers=asked.headers,
             )
@@ -139,7 +130,7 @@ class DirectCalls:
             # Forget the caller: the next request may be somebody else's, and an idle connection should hold nothing.
             enter(Origin(peer.address))
             answering(None)
-            if not (may_park and route.is_message and _is_of_device(request, peer)):
+            if not (may_park and route.endpoint.is_at_once and _is_of_device(request, peer)):
                 del request, received
                 received = await self._following(stream)
                 continue
@@ -161,7 +152,7 @@ class DirectCalls:
         if endpoint is None:
             return None
         is_of_address = self._allowances.are_of_address(path)
-        return _Route(endpoint, rule.rule, names, rule.endpoint == POST_MESSAGES, is_of_address)
+        return _Route(endpoint, rule.rule, names, is_of_address)
 
     def _client(self, peer: Peer, asked: PlainRequest) -> str:
         return Forwarded(asked.headers).client(peer.address, self._proxies) if peer.is_proxy else peer.address
@@ -198,10 +189,10 @@ class DirectCalls:
             return None
         return ParkedConnection(self, self._hub, stream, address=peer.address)
 
-    def is_message(self, asked: PlainRequest) -> bool:
-        """Whether a request is one for `at_once`."""
+    def at_once(self, asked: PlainRequest) -> Endpoint | None:
+        """The endpoint of a request that the hub may answer."""
         route = self._route(asked.method, asked.path)
-        return route is not None and route.is_message
+        return route.endpoint if route is not None and route.endpoint.is_at_once else None
 
     def finished(self, request: ThisRequest, began: float, answer: Answer) -> bytes:
         """Count an answer, and render it. `began` is the time.perf_counter when the request had come."""
@@ -209,7 +200,7 @@ class DirectCalls:
         return self._rendered(answer, self._allowances.standing(request))
 
     def refused_message(self, error: Exception) -> Answer:
-        """The answer about an error of a request for which `is_message`."""
+        """The answer about an error of a request for which `at_once`."""
         return self._refused(error, "POST", f"{REST_ROOT}/messages")
 
     # --- Answers -----------------------------------------------------------------------------------------------------
@@ -223,9 +214,11 @@ class DirectCalls:
         return failure_answer(error, method, rule)
 
     def _rendered(self, answer: Answer, standing: Mapping[str, str]) -> bytes:
-        own = "".join(f"{name.lower()}: {value}\r\n" for name, value in answer.headers)
-        about = "".join(f"{name.lower()}: {value}\r\n" for name, value in standing.items())
-        is_open = all(name != "Cache-Control" for name, _ in answer.headers)
+        own, is_open = "", True
+        for name, value in answer.headers:
+            own += f"{name.lower()}: {value}\r\n"
+            is_open = is_open and name != "Cache-Control"
+        about = "".join([f"{name}: {value}\r\n" for name, value in standing.items()]).lower()  # values are numbers
         return b"".join(
             (
                 b"HTTP/1.1 %d \r\ncontent-type: %b\r\ncontent-length: %d\r\n"
@@ -282,9 +275,3 @@ class DirectCalls:
 def _is_of_device(request: ThisRequest, peer: Peer) -> bool:
     """Whether the peer is a device that has shown its token. Strangers may lose their connections at any time."""
     return peer.place is None and request.caller is not None and request.caller.kind is TokenKind.DEVICE
-
-
-async def _within(body: bytes, limit: int) -> bytes:
-    if len(body) > limit:
-        raise BodyTooLarge
-    return body

@@ -24,14 +24,14 @@ from broker.trace.origin import on_whose_account
 from config.limits import BODY_VALUES_MAX
 from protocols.http.answers import REST_ROOT, Answer, plain_answer, search_answer, secret_answer
 from protocols.http.bodies import chunks_within
-from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder
+from protocols.http.calls import FORM, AfterCommit, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder
 from protocols.http.conditional import expected_tags
 from protocols.http.errors import forget_frames
 from protocols.http.guard import Guard, token_in_header
 from protocols.http.peers import require_certificate
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
 from protocols.http.rest.named import Named
-from protocols.http.this_request import this_request
+from protocols.http.this_request import ThisRequest, this_request
 from storage.ballast import making_room
 from storage.conditions import UnderConditions
 from storage.fair_places import FairPlaces
@@ -78,7 +78,7 @@ async def _unknown_path(**_names: str) -> Response:
 
 
 class _Admission:
-    """The first check: who calls. A caller over its limit is refused later, after the object was found."""
+    """Who calls, where that is not just the token in the header."""
 
     def __init__(self, call: RestCall, guard: Guard) -> None:
         self._call = call
@@ -115,6 +115,7 @@ class _Endpoint:
         self._noun = noun
         self._guard = guard
         self._named = named
+        self.is_at_once = call.at_once is not None
 
     @cached_property
     def _handler(self) -> Callable[..., Awaitable[Any]]:
@@ -122,8 +123,12 @@ class _Endpoint:
         return handler
 
     @cached_property
-    def _admission(self) -> _Admission:
-        return _Admission(self._call, self._guard)
+    def _admission(self) -> Callable[[], Awaitable[tuple[Caller | ClientCertificate | None, RateLimitExceeded | None]]]:
+        """The first check: who calls. A caller over its limit is refused later, after the object was found."""
+        call = self._call
+        if not call.tokens or call.needs_certificate or call.has_token_in_body:
+            return _Admission(call, self._guard)
+        return partial(self._guard.admitted, call.tokens, _CHANNELS.get(call.counted))
 
     @cached_property
     def _find(self) -> Callable[..., Awaitable[Any]] | None:
@@ -151,12 +156,51 @@ class _Endpoint:
 
         Raises DomainError, StoreError.
         """
-        if self._call.counted is Counted.MESSAGES:  # they are written without a transaction of their own
-            return await self._reply(names)
-        with UnderConditions():
-            return await self._reply(names)
+        answer: Answer | Response
+        if self._call.counted is not Counted.MESSAGES:
+            with UnderConditions():
+                answer = await self._begin(names)
+                return answer
+        begun = await self._begin(names)  # messages are written without a transaction of their own
+        if isinstance(begun, AfterCommit):
+            await begun.ingest.wait_committed()
+            return self.committed(begun)
+        answer = begun
+        return answer
 
-    async def _reply(self, names: Mapping[str, str]) -> Answer | Response:
+    def committed(self, begun: AfterCommit[Any]) -> Answer:
+        """The answer after the commit."""
+        return self._rendered(begun.answer(), 0)
+
+    def reply_at_once(self, request: ThisRequest, body: bytes) -> AfterCommit[Any] | None:
+        """Begin to answer this request, which is `this_request` and has this body, without waiting, in the order of
+        `_begin`.
+
+        Returns:
+            None where something is to be waited for, and where the checks of token and body refuse: nothing was done
+            about the request, and `reply` says what is wrong with it.
+
+        Raises:
+            DomainError: the call is over its limits, or `Ingest.submit` refuses.
+        """
+        call = self._call
+        caller = self._guard.admitted_nowait(request)
+        if caller is None or caller.kind not in call.tokens or call.at_once is None or len(body) > call.body_limit:
+            return None
+        try:
+            submit = call.at_once(self._noun, caller, members(body, call.body, caller))
+        except DomainError:
+            return None
+        if submit is None:
+            return None
+        request.caller = caller
+        caller.act()
+        if (refusal := self._guard.count(caller, _CHANNELS[call.counted])) is not None:
+            raise refusal
+        return submit()
+
+    async def _begin(self, names: Mapping[str, str]) -> Any:
+        """The answer, or the one that is due after the commit."""
         started = time.perf_counter()
         performer, refusal = await self._admission()
         found = None
@@ -164,16 +208,19 @@ class _Endpoint:
             found = await self._find(performer, *[names[name] for name in self._call.names])
         if refusal is not None:
             raise refusal
-        texts = {parameter: names[name] for name, parameter in self._call.text_parameters}
         arguments = await self._read(performer, found, names)
+        for name, parameter in self._call.text_parameters:
+            arguments[parameter] = names[name]
         if self._call.is_conditional and (header := this_request().header(b"if-match")):
             with expecting(expected_tags(header)):
-                answer = await self._handler(**texts, **arguments)
+                answer = await self._handler(**arguments)
         elif self._call.method == "DELETE":
             with making_room():
-                answer = await self._handler(**texts, **arguments)
+                answer = await self._handler(**arguments)
         else:
-            answer = await self._handler(**texts, **arguments)
+            answer = await self._handler(**arguments)
+        if isinstance(answer, AfterCommit):
+            return answer
         return answer if self._call.returns_answer else self._rendered(answer, started)
 
     async def _read(
@@ -248,11 +295,8 @@ class _Body:
 
     async def read(self, caller: Caller | None) -> Any:
         """Raises BodyTooLarge, BadRequest, ValidationFailed."""
-        call = self._call
-        body = await read_body(limit=call.body_limit)
-        if call.body is bytes:
-            return body
-        if len(body) > _LONG_BODY:
+        body = await read_body(limit=self._call.body_limit)
+        if len(body) > _LONG_BODY and self._call.body is not bytes:
             async with _READING.of(on_whose_account()):
                 try:
                     return await run_in_thread(partial(self._members_of_long, body, caller))
@@ -273,6 +317,8 @@ class _Body:
 
     def _members(self, body: bytes, caller: Caller | None) -> Any:
         call = self._call
+        if call.body is bytes:
+            return body
         if call.is_object:
             return json_object(body)
         if self._is_form():

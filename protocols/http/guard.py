@@ -9,7 +9,7 @@ from broker.limits.meters import Channel, Meters
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.admission import Admission
 from protocols.http.peers import request_certificate
-from protocols.http.this_request import this_request
+from protocols.http.this_request import ThisRequest, this_request
 from protocols.streams.peers import authenticated
 
 _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
@@ -69,6 +69,14 @@ class Guard:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")
         await self._admission.check_caller(caller, request_certificate())
         return caller, refusal
+
+    def admitted_nowait(self, request: ThisRequest) -> Caller | None:
+        """The caller, if all that `admitted` looks up is in memory, and it would admit. Nothing is counted or noted."""
+        token = bearer(request.authorization)
+        caller = None if token is None else self._tokens.caller_nowait(token)
+        if caller is None or not self._admission.admits_nowait(caller, request.certificate):
+            return None
+        return caller
 
     async def check_again(self) -> None:
         """Time has passed since `admitted`. Raises Unauthorized: the token in the header is valid no more."""

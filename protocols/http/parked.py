@@ -1,49 +1,59 @@
 """A connection of a device that posts messages: the hub reads from it, and a message costs no turn of a task.
 
-What `at_once` does not accept, ends the wait: the connection's task answers it, as if it had read it itself.
+What is to be waited for before the commit ends the wait: the connection's task answers it, as if it had read it itself.
 """
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
+from quart import Response
 
 from broker.trace.origin import Origin, enter
 from protocols.http.answers import Answer
-from protocols.http.at_once import Accepted, MessagesAtOnce
+from protocols.http.calls import AfterCommit
 from protocols.http.heads import HEAD_BYTES
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import PlainRequest, plain_request
-from protocols.http.this_request import ThisRequest, answering
+from protocols.http.this_request import ThisRequest, answering, within
 from protocols.streams.hub import Hub
 from protocols.streams.listeners import sending_at_once
 from storage.sql import StoreError
 
 KEEP_ALIVE_SECONDS: Final = 75
+#: The body of a request is at hand here, and nobody reads it.
+_NO_BODY: Final = partial(within, b"")
+
+
+class Endpoint(Protocol):
+    is_at_once: bool
+
+    def reply_at_once(self, request: ThisRequest, body: bytes) -> AfterCommit[Any] | None:
+        """Begin to answer `this_request` without waiting; None where that cannot be. Raises DomainError."""
+
+    def committed(self, begun: AfterCommit[Any]) -> Answer:
+        """The answer after the commit."""
+
+    async def reply(self, names: Mapping[str, str]) -> Answer | Response:
+        """Answer `this_request`. Raises DomainError, StoreError."""
 
 
 class Listener(Protocol):
     """What a parked connection needs of its listener: `direct.py: DirectCalls`."""
 
-    at_once: MessagesAtOnce
     timeouts: PeerTimeouts
 
-    def is_message(self, asked: PlainRequest) -> bool: ...
+    def at_once(self, asked: PlainRequest) -> Endpoint | None: ...
     def finished(self, request: ThisRequest, began: float, answer: Answer) -> bytes: ...
     def refused_message(self, error: Exception) -> Answer: ...
 
 
 def _run(context: Context, committed: Callable[[StoreError | None], None], error: StoreError | None) -> None:
     context.run(committed, error)
-
-
-async def _no_body(_limit: int) -> bytes:
-    """The body of a request is at hand here, and nobody reads it."""
-    return b""
 
 
 class ParkedConnection:
@@ -53,6 +63,7 @@ class ParkedConnection:
         "_address",
         "_answered_at",
         "_asked",
+        "_endpoint",
         "_head",
         "_hub",
         "_idle",
@@ -76,6 +87,7 @@ class ParkedConnection:
         self._address = address
         self._origin = Origin(address)
         self._asked: PlainRequest | None = None
+        self._endpoint: Endpoint | None = None  # of the same request
         self._head = b""
         self._left = b""
         self._unsent = b""
@@ -147,33 +159,49 @@ class ParkedConnection:
         # Most clients send the same head again and again.
         if asked is None or not received.startswith(self._head):
             asked = self._asked = plain_request(received)
-            if asked is None or not self._listener.is_message(asked):
+            self._endpoint = None if asked is None else self._listener.at_once(asked)
+            if asked is None or self._endpoint is None:
                 self._asked = None
                 return False
             self._head = received[: asked.head_length]
-        if len(received) != asked.head_length + asked.body_length:
+        if self._endpoint is None or len(received) != asked.head_length + asked.body_length:
             return False
         began = time.perf_counter()
-        request = ThisRequest("POST", self._address, asked.authorization, asked.query, None, _no_body)
+        request = ThisRequest(
+            asked.method,
+            self._address,
+            asked.authorization,
+            asked.query,
+            None,
+            _NO_BODY,
+        )
+        answering(request)
         try:
-            accepted = self._listener.at_once.accept(request, received[asked.head_length :])
+            begun = self._endpoint.reply_at_once(request, received[asked.head_length :])
         except Exception as error:  # noqa: BLE001 - a bug must end only its request
             self._answer(request, began, self._listener.refused_message(error))
         else:
-            if accepted is None:
+            if begun is None:
                 return False
             self._in_flight = True
-            committed = partial(self._committed, request, began, accepted)
-            self._listener.at_once.ingest.after_commit(partial(_run, copy_context(), committed))
+            committed = partial(self._committed, request, began, self._endpoint, begun)
+            begun.ingest.after_commit(partial(_run, copy_context(), committed))
         finally:
             # Who sent the message, has not sent what comes next. And thousands of connections may be idle.
             enter(self._origin)
             answering(None)
         return True
 
-    def _committed(self, request: ThisRequest, began: float, accepted: Accepted, error: StoreError | None) -> None:
+    def _committed(
+        self,
+        request: ThisRequest,
+        began: float,
+        endpoint: Endpoint,
+        begun: AfterCommit[Any],
+        error: StoreError | None,
+    ) -> None:
         try:
-            answer = self._listener.at_once.stored(accepted) if error is None else self._listener.refused_message(error)
+            answer = endpoint.committed(begun) if error is None else self._listener.refused_message(error)
         except Exception as bug:  # noqa: BLE001 - as above
             answer = self._listener.refused_message(bug)
         self._in_flight = False

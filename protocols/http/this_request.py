@@ -10,6 +10,7 @@ from typing import Final
 
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
+from broker.errors import BodyTooLarge
 from broker.limits.meters import Channel
 from broker.limits.refusals import Standing
 from broker.registration.certificates import ClientCertificate
@@ -43,6 +44,13 @@ class ThisRequest:
     def header(self, name: bytes) -> str:
         """The first header of this name, which is in lower case; empty without one."""
         return next((value.decode("latin-1") for one, value in self.headers if one == name), "")
+
+
+async def within(body: bytes, limit: int) -> bytes:
+    """A body that is there, as `read_body` gives it. Raises BodyTooLarge."""
+    if len(body) > limit:
+        raise BodyTooLarge
+    return body
 
 
 _current: Final[ContextVar[ThisRequest | None]] = ContextVar("this_request", default=None)

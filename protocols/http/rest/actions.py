@@ -12,7 +12,7 @@ from broker.envelope import Action
 from broker.errors import DestinationDeviceDisabled, DomainError, Finding, invalid
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_MESSAGE_BODY_BYTES
-from protocols.http.calls import ANY_TOKEN, NOTHING, Counted, InQuery, RestCall, RestCalls
+from protocols.http.calls import ANY_TOKEN, NOTHING, AfterCommit, Counted, InQuery, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
 from protocols.http.rest.messages import MESSAGES
@@ -114,7 +114,7 @@ class ActionCalls(RestCalls):
         answers=STORED,
         refusals={**SENDING_REFUSALS, 403: DestinationDeviceDisabled.template},
     )
-    async def send(self, caller: Caller, body: NewAction) -> StoredMessage:
+    async def send(self, caller: Caller, body: NewAction) -> AfterCommit[StoredMessage]:
         return await self._sending.action(caller, body)
 
     async def _chosen(self, caller: Caller, query: Query) -> SearchScope:

@@ -1,7 +1,8 @@
 """Sending a message or an Action (reference 9.1): the bodies of both calls, and the way into the store."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -28,10 +29,10 @@ from broker.messages.room import MessagesRoom
 from broker.nesting import check_nesting
 from config.limits import MAX_ACTIONS_PER_MESSAGE
 from protocols.http.allowances import charge_to
-from protocols.http.calls import Answers
+from protocols.http.calls import AfterCommit, Answers
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Payload, Rule, has_value
-from protocols.http.schema import Data, Id, Shape, about, component, one_of, time_ms
+from protocols.http.schema import Id, Shape, about, component, one_of, time_ms
 from storage.keys import Position
 
 SENDING_REFUSALS: Final = {
@@ -117,14 +118,14 @@ class NewAction(Shape, kw_only=True):
 
 
 class Sending:
-    """Stores messages and Actions. Its methods return after the commit: every later read sees the message."""
+    """Stores messages and Actions. They are answered after the commit: every later read sees the message."""
 
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
         self._ingest = messages.ingest
         self._devices = devices.registry
         self._permissions = accounts.permissions
 
-    async def message(self, caller: Caller, body: NewMessage) -> StoredMessage:
+    async def message(self, caller: Caller, body: NewMessage) -> AfterCommit[StoredMessage]:
         device = await self._writable(caller, body.sdid or caller.device_id)
         charge_to(device)
         if not self._ingest.has_room:
@@ -134,11 +135,27 @@ class Sending:
         except ValidationFailed as error:
             self._ingest.refused.note(device, error)
             raise
-        dropped: list[DroppedField] = []
-        stored = await self._stored(self._ingest.submit(device, payload, time_of(body.ts), dropped))
-        return stored_message(stored.data.mid, dropped)
+        return self._submit(device, payload, body)
 
-    async def action(self, caller: Caller, body: NewMessage | NewAction) -> StoredMessage:
+    def at_once(self, caller: Caller, body: NewMessage) -> Callable[[], AfterCommit[StoredMessage]] | None:
+        """The submission of a device's own message, where the device is in memory and the store has room.
+
+        Raises ValidationFailed.
+        """
+        device = None if caller.device is None else self._devices.get_nowait(caller.device)
+        if device is None or caller.kind is not TokenKind.DEVICE or not self._ingest.has_room:
+            return None
+        if body.type.lower() != "message" or (body.sdid and body.sdid != device.id):
+            return None
+        payload = payload_of(body.data, anything=device.manifest.takes_any_payload)
+        return partial(self._submit, device, payload, body)
+
+    def _submit(self, device: Device, payload: bytes, body: NewMessage) -> AfterCommit[StoredMessage]:
+        charge_to(device)
+        dropped: list[DroppedField] = []
+        return self._stored(self._ingest.submit(device, payload, time_of(body.ts), dropped), dropped)
+
+    async def action(self, caller: Caller, body: NewMessage | NewAction) -> AfterCommit[StoredMessage]:
         try:
             data = payload_of(body.data)
         except ValidationFailed as error:
@@ -152,8 +169,7 @@ class Sending:
         if not self._ingest.has_room:
             await self._ingest.wait_room()
         dropped: list[DroppedField] = []
-        stored = await self._stored(self._ingest.submit_action(source, destination, data, time_of(body.ts), dropped))
-        return stored_message(stored.data.mid, dropped)
+        return self._stored(self._ingest.submit_action(source, destination, data, time_of(body.ts), dropped), dropped)
 
     async def note_refused(self, caller: Caller, error: DomainError) -> None:
         """A body that a device has sent cannot be read: for its owner to see (reference 9.6)."""
@@ -166,15 +182,12 @@ class Sending:
         await self._permissions.require(caller, device, Permission.WRITE)
         return device
 
-    async def _stored(self, position: Position) -> Data[Sent]:
-        await self._ingest.wait_committed()
-        return Data(Sent(self._ingest.mid(position)))
+    def _stored(self, position: Position, dropped: Iterable[DroppedField]) -> AfterCommit[StoredMessage]:
+        def answer() -> StoredMessage:
+            warnings = [MessageWarning(one.field, one.message) for one in dropped]
+            return StoredMessage(Sent(self._ingest.mid(position)), warnings or UNSET)
 
-
-def stored_message(mid: str, dropped: Iterable[DroppedField]) -> StoredMessage:
-    """What the sender of a stored message is told."""
-    warnings = [MessageWarning(one.field, one.message) for one in dropped]
-    return StoredMessage(Sent(mid), warnings or UNSET)
+        return AfterCommit(self._ingest, answer)
 
 
 def payload_of(raw: Raw, *, anything: bool = False) -> bytes:

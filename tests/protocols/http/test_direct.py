@@ -19,8 +19,8 @@ from broker.services import Services
 from config.limits import UNCOUNTED_BODY_BYTES
 from config.rates import Rate
 from config.settings import Address, Limits, Settings
+from protocols.http import dispatch
 from protocols.http.application import build_app
-from protocols.http.at_once import Accepted, MessagesAtOnce
 from protocols.http.calls import FORM
 from protocols.http.direct import DirectCalls
 from protocols.http.front_door import serve_http
@@ -556,15 +556,15 @@ async def test_what_comes_behind_the_last_request_changes_nothing(short: Address
 def accepted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each request that the hub has read and that looks like a message: whether it was accepted at once."""
     found: list[bool] = []
-    accept = MessagesAtOnce.accept
+    reply_at_once = dispatch._Endpoint.reply_at_once
 
-    def noting(at_once: MessagesAtOnce, *arguments: Any) -> Accepted | None:
+    def noting(endpoint: dispatch._Endpoint, *arguments: Any) -> Any:
         found.append(False)
-        result = accept(at_once, *arguments)
+        result = reply_at_once(endpoint, *arguments)
         found[-1] = result is not None
         return result
 
-    monkeypatch.setattr(MessagesAtOnce, "accept", noting)
+    monkeypatch.setattr(dispatch._Endpoint, "reply_at_once", noting)
     return found
 
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from broker.models.definition import ModelStatus
+from broker.models.training import Training
 from broker.services import Services
 from storage.database import Transaction
 from storage.records import AuditFilter
@@ -38,6 +39,16 @@ INPUT: Final = f"{KITCHEN}.temperature"
 def definition(**members: Any) -> dict[str, Any]:
     parameters = {"sourceToPredict": TARGET, "predictIn": 300}
     return {"data": {"sources": [TARGET, STATE]}, "type": "prediction", "parameters": parameters} | members
+
+
+@pytest.fixture(autouse=True)
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make_ready` stands for it; the worker would look for new models at a moment of its own."""
+
+    async def look(_training: Training) -> bool:
+        return False
+
+    monkeypatch.setattr(Training, "train", look)
 
 
 async def made(api: httpx.AsyncClient, token: str = ADA_TOKEN, **members: Any) -> dict[str, Any]:
