@@ -11,6 +11,8 @@ EVERY_TYPE: Final = "*"
 PROFILE: Final = "profile"
 TRIALS: Final = "trials"
 
+#: These come first.
+_FIRST: Final = {PROFILE: 0, TRIALS: 1}
 _WRITES_PROFILE: Final = (
     "Change your name, see where you are signed in and what happened to your account, end your sign-ins and the access"
     " of other applications, and delete your account with all that is yours."
@@ -40,20 +42,12 @@ def sentences(allowed: Iterable[Allowed], own: OwnTypes | None) -> list[str]:
 
     `own` is None for the application of a trial, which gets only what was agreed.
     """
-    permissions = list(allowed)
     found = ["See your name and e-mail address."]
-    for target in (PROFILE, TRIALS, None):
-        found += (
-            sentence
-            for one in permissions
-            if one.target == target or (target is None and one.target not in {PROFILE, TRIALS})
-            for sentence in _of_permission(one)
-        )
+    for one in sorted(allowed, key=lambda one: _FIRST.get(one.target, len(_FIRST))):
+        found += _of_permission(one)
     if own is not None:
-        listed = (
-            f": {_list(own.names)}, and of those that come later" if own.names else ", also of those that come later"
-        )
-        found.append(f"{_may(read=True, write=True)} your devices of the types of {own.organization}{listed}.")
+        types = f"{', '.join(own.names)}, and later ones" if own.names else "also later ones"
+        found.append(_may(f"of the types of {own.organization} ({types})", read=True, write=True))
     return list(dict.fromkeys(found))
 
 
@@ -68,19 +62,15 @@ def _of_permission(one: Allowed) -> Iterator[str]:
         )
     elif one.read or one.write:
         of = "of every type" if one.target == EVERY_TYPE else f"of the type {one.name}"
-        yield f"{_may(read=one.read, write=one.write)} your devices {of}."
+        yield _may(of, read=one.read, write=one.write)
 
 
-def _may(*, read: bool, write: bool) -> str:
+def _may(which: str, *, read: bool, write: bool) -> str:
+    """`which` devices: of a type, or of all."""
     if not write:
-        return "See the messages and the state of"
-    sees = "See the messages of, control" if read else "Control"
-    return f"{sees}, add, change, share and delete"
-
-
-def _list(names: Collection[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+        return f"See your devices {which} and their messages."
+    sees, messages = ("See and control", " with their messages") if read else ("Control", "")
+    return f"{sees} your devices {which}{messages}, and add, change, share and delete them."
 
 
 def how_long(unused_days: int, *, works_alone: bool) -> str:

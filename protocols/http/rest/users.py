@@ -76,7 +76,7 @@ class GrantedApplicationObject(Shape):
         "name": "Light Board",
         "organization": "Acme",
         "permissions": [{"dtid": samples.DTID, "permissions": ["READ"]}],
-        "sentences": ["See the messages and the state of your devices of the type Light."],
+        "sentences": ["See your devices of the type Light and their messages."],
         "howLong": "It keeps this, also while you do not use it, until you end it.",
     }
 

@@ -423,7 +423,7 @@ async def test_after_its_end_a_consent_is_asked_for_once_more(oauth: OAuthWorld,
         await services.accounts.resets.set_password(reset.code, PASSWORD)
     screen = await services.accounts.authorize.consent_needed(asked, oauth.ada.key)
     assert screen is not None
-    assert "of the types of Acme: Smart Light" in screen.sentences[-1]
+    assert "of the types of Acme (Smart Light" in screen.sentences[-1]
     # Without the screen no code is issued; with it, the next sign-in needs none.
     assert await services.accounts.authorize.allow(asked, oauth.ada.key) == screen
     assert await services.core.database.read(lambda tx: tx.accounts.grants(asked.application.key, oauth.ada.key)) == []

@@ -24,8 +24,8 @@ EVERY_REQUEST: Final = [
 ]
 NAME_AND_ADDRESS: Final = "See your name and e-mail address."
 OWN: Final = (
-    "See the messages of, control, add, change, share and delete your devices of the types of Acme: Smart Light, and of"
-    " those that come later."
+    "See and control your devices of the types of Acme (Smart Light, and later ones) with their messages, and add,"
+    " change, share and delete them."
 )
 
 
@@ -46,8 +46,8 @@ def test_each_permission_says_something_of_its_own() -> None:
             seen[said] = allowed
     assert nothing == [NAME_AND_ADDRESS]
     own = OwnTypes("Acme", ["Light", "Heater", "Lock"])
-    assert "types of Acme: Light, Heater and Lock, and of those that come later." in sentences([], own)[-1]
-    assert sentences([], OwnTypes("Acme", []))[-1].endswith("types of Acme, also of those that come later.")
+    assert "of the types of Acme (Light, Heater, Lock, and later ones) with" in sentences([], own)[-1]
+    assert "of the types of Acme (also later ones) with" in sentences([], OwnTypes("Acme", []))[-1]
 
 
 @each_row(("target", "names"), EVERY_REQUEST)

@@ -57,7 +57,7 @@ async def listed(api: httpx.AsyncClient, token: str) -> list[dict[str, Any]]:
 def without_words(application: dict[str, Any]) -> dict[str, Any]:
     """They are in tests/broker/accounts/test_consent_words.py."""
     assert application["howLong"]
-    assert f"devices of the types of {application['organization']}: Smart Light" in application["sentences"][-1]
+    assert f"devices of the types of {application['organization']} (Smart Light" in application["sentences"][-1]
     return {name: value for name, value in application.items() if name not in {"sentences", "howLong"}}
 
 

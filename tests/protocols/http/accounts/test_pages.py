@@ -312,7 +312,7 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     for text in (
         "Web",
         "by Acme",
-        "See the messages and the state of your devices of the type Their Lock.",
+        "See your devices of the type Their Lock and their messages.",
         "ada@example.org",
     ):
         assert text in shown.text
