@@ -61,11 +61,11 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     dispatcher = Dispatcher(guard, Named(services.accounts, services.device_types, services.devices))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
     app.extensions[_PLAIN] = dispatcher.plain
-    browsers = install_accounts(app, services, services.core.site.accounts)
+    site, settings = services.core.site, services.core.settings
+    browsers = install_accounts(app, services, site.accounts, (lambda: site.origin) if is_secure else str)
     if not is_secure:  # that listener is for devices with certificates
-        site, settings = services.core.site, services.core.settings
         app.register_blueprint(console_blueprint(services.accounts, browsers, site, settings))
-    app.register_blueprint(docs_blueprint(services.core.site))
+    app.register_blueprint(docs_blueprint(site))
     app.register_blueprint(health_blueprint(vitals or Vitals(services.core)))
     return app
 
@@ -73,7 +73,8 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
 def build_accounts_app(services: Services) -> QuartTrio:
     """Build the application of the accounts listener: only the accounts paths, at the root."""
     app = _new_app(services)
-    install_accounts(app, services, services.core.site.own_accounts)
+    site = services.core.site
+    install_accounts(app, services, site.own_accounts, lambda: site.origin)
     return app
 
 

@@ -3,6 +3,8 @@
 `/authorize` and the pages call broker/accounts/authorize.py, sessions.py and device_codes.py.
 """
 
+from collections.abc import Callable
+
 from quart import Quart
 
 from broker.site import AccountsRoot
@@ -11,7 +13,7 @@ from protocols.http.accounts.accept_trial import accept_trial_blueprint
 from protocols.http.accounts.account import account_blueprint
 from protocols.http.accounts.automations import automations_blueprint
 from protocols.http.accounts.browsers import Browsers
-from protocols.http.accounts.caching import ROOT_SETTING, forbid_storing
+from protocols.http.accounts.caching import CONSOLE_SETTING, ROOT_SETTING, forbid_storing
 from protocols.http.accounts.claims import claims_blueprint
 from protocols.http.accounts.confirm import confirm_blueprint
 from protocols.http.accounts.discovery import discovery_blueprint
@@ -33,12 +35,17 @@ from protocols.http.accounts.withdrawn import tell_of_withdrawal
 from protocols.http.guard import Guard
 
 
-def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot) -> Browsers:
+def install_accounts(
+    app: Quart, rooms: AccountsServerRooms, root: AccountsRoot, console_origin: Callable[[], str]
+) -> Browsers:
     """Register the accounts paths at `root`. Their links and redirects lead to the same root.
+
+    `console_origin` gives where the console is: empty on the same listener.
 
     Returns what knows the sessions of browsers.
     """
     app.config[ROOT_SETTING] = root.path
+    app.config[CONSOLE_SETTING] = console_origin
     app.config[UNUSED_DAYS_SETTING] = rooms.accounts.tokens.unused_days
     app.after_request(forbid_storing)
     app.after_request(tell_of_withdrawal)
@@ -54,7 +61,7 @@ def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot)
         information_blueprint(accounts.tokens, Guard(accounts.tokens, rooms.registration.admission)),
         sign_in_blueprint(flow, accounts.sessions, browsers),
         sign_in_code_blueprint(flow, accounts.sessions, browsers),
-        account_blueprint(accounts.open_sessions, accounts.second_factors, accounts.claims, browsers),
+        account_blueprint(accounts.open_sessions, accounts.second_factors, browsers),
         claims_blueprint(accounts.claims, browsers),
         confirm_blueprint(accounts.confirmations, browsers),
         automations_blueprint(rooms.rules.rulebook, rooms.subscriptions.subscriptions, browsers),

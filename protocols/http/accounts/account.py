@@ -1,23 +1,26 @@
-"""/account, where people see where they are signed in, and turn off their second factor (reference 4.9)."""
+"""/account: it leads to the page of the account in the console, whose forms come here (reference 4.9)."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlencode
 
 from quart import Blueprint, Response
 
-from broker.accounts.claims import Claims
-from broker.accounts.open_sessions import OpenSessions, shown_session_id
-from broker.accounts.second_factors import SecondFactors
+from broker.accounts.open_sessions import OpenSession, OpenSessions
+from broker.accounts.room import AccountsRoom
+from broker.accounts.second_factors import FactorStanding, SecondFactors
 from broker.accounts.sessions import Session
-from broker.secrets import token_hash
 from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers
-from protocols.http.accounts.caching import accounts_path
+from protocols.http.accounts.caching import account_page
 from protocols.http.accounts.forms import FormData
-from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
+from protocols.http.accounts.pages import notice, pages_blueprint, redirect
 from protocols.http.accounts.second_factor import ONCE_MORE
 from protocols.http.accounts.sign_in import OLD_FORM
 
+#: What the CSRF proof of the forms is about.
+_PROOF: Final = b"account"
 #: What stands in a user agent, and whose name that is: the first that is there counts, because many name others, too.
 _BROWSERS: Final = (
     ("Edg", "Edge"),
@@ -40,29 +43,45 @@ _SYSTEMS: Final = (
 )
 
 
-def account_blueprint(sessions: OpenSessions, factors: SecondFactors, claims: Claims, browsers: Browsers) -> Blueprint:
+@dataclass(frozen=True, slots=True)
+class AccountFacts:
+    """What the page of the account shows before its scripts run; forms of it go to the paths below."""
+
+    factor: FactorStanding
+    sessions: Sequence[OpenSession]
+    is_claimed: bool  # the address belonged to another account before
+    csrf: str
+
+    @staticmethod
+    def day(at_ms: int) -> str:
+        """A time for a person to read, in UTC."""
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+    @staticmethod
+    def browser_name(user_agent: str) -> str:
+        return browser_name(user_agent)
+
+
+async def facts_of(accounts: AccountsRoom, session: Session) -> AccountFacts:
+    return AccountFacts(
+        factor=await accounts.second_factors.standing(session.user.key),
+        sessions=await accounts.open_sessions.of(session.user),
+        is_claimed=await accounts.claims.of(session.user.key) is not None,
+        csrf=session.proof(_PROOF),
+    )
+
+
+def account_blueprint(sessions: OpenSessions, factors: SecondFactors, browsers: Browsers) -> Blueprint:
+    """The page itself is in the console; without scripts it has these forms."""
     routes = pages_blueprint("account")
     back_here = urlencode({ACCOUNT_PARAMETER: "1"}).encode()
 
-    async def page(session: Session, *, status: int = 200, problem: str = "") -> Response:
-        return render_page(
-            "account.html",
-            status,
-            problem=problem,
-            user=session.user,
-            factor=await factors.standing(session.user.key),
-            sessions=await sessions.of(session.user),
-            this=shown_session_id(token_hash(session.id)),
-            claimed=await claims.of(session.user.key) is not None,
-            day=_day,
-            browser_name=browser_name,
-            csrf=session.proof(b"account"),
-        )
-
     @routes.get("/account")
     async def show() -> Response:
-        session = await browsers.session()
-        return browsers.sign_in_page(back_here) if session is None else await page(session)
+        return redirect(account_page())
+
+    def old_form() -> Response:
+        return notice("Once more, please", OLD_FORM, status=403, way_on=("/account", "To your account"))
 
     @routes.post("/account/sessions")
     async def end() -> Response:
@@ -70,10 +89,10 @@ def account_blueprint(sessions: OpenSessions, factors: SecondFactors, claims: Cl
         session = await browsers.session()
         if session is None:
             return browsers.sign_in_page(back_here)
-        if not session.proves(form.text("csrf"), b"account"):
-            return await page(session, status=403, problem=OLD_FORM)
+        if not session.proves(form.text("csrf"), _PROOF):
+            return old_form()
         await sessions.end(session.user, form.text("session"))
-        return redirect(f"{accounts_path()}/account", 303)
+        return redirect(account_page(), 303)
 
     @routes.post("/account/second-factor/remove")
     async def remove() -> Response:
@@ -81,17 +100,12 @@ def account_blueprint(sessions: OpenSessions, factors: SecondFactors, claims: Cl
         session = await browsers.session()
         if session is None or not factors.is_fresh(session):
             return browsers.sign_in_page(back_here, problem=ONCE_MORE if session is not None else "")
-        if not session.proves(form.text("csrf"), b"account"):
-            return await page(session, status=403, problem=OLD_FORM)
+        if not session.proves(form.text("csrf"), _PROOF):
+            return old_form()
         await factors.remove(session)
-        return redirect(f"{accounts_path()}/account", 303)
+        return redirect(account_page(), 303)
 
     return routes
-
-
-def _day(at_ms: int) -> str:
-    """A time for a person to read, in UTC."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def browser_name(user_agent: str) -> str:

@@ -148,7 +148,8 @@ class Browsers:
             place=place,
             shares=place == "go" and given.text(SHARE_PARAMETER) is not None,
             joins_trial=place == "go" and given.text(TRIAL_PARAMETER) is not None,
-            own_account=place == "go" and given.text(ACCOUNT_PARAMETER) is not None,
+            own_account=place == "go"
+            and (given.text(ACCOUNT_PARAMETER) is not None or given.text(CONSOLE_PARAMETER) == "/console/account"),
             to_console=place == "go" and given.text(CONSOLE_PARAMETER) is not None,
             query=as_field(query),
             application=asked.application.name if asked is not None else "",

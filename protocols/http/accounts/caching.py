@@ -1,5 +1,6 @@
 """The prefix of the accounts paths, and the headers of all their answers, also of errors (reference 1.4)."""
 
+from collections.abc import Callable
 from typing import Final
 
 from quart import Response, current_app, request
@@ -8,6 +9,8 @@ from protocols.http.answers import REST_ROOT
 
 #: The key in the application's configuration: the prefix of every accounts path, `/accounts` or empty.
 ROOT_SETTING: Final = "ACCOUNTS_PATH"
+#: The key in the application's configuration: gives the origin of the console, empty where it is the listener's own.
+CONSOLE_SETTING: Final = "CONSOLE_ORIGIN"
 _REST_ACCOUNTS: Final = f"{REST_ROOT}/accounts"
 _CORS: Final = "Access-Control-"
 
@@ -16,6 +19,12 @@ def accounts_path() -> str:
     """The prefix of the accounts paths on the listener of this request."""
     path: str = current_app.config[ROOT_SETTING]
     return path
+
+
+def account_page() -> str:
+    """The page of a person's account, which is in the console: a path, or an address on a listener without console."""
+    console_origin: Callable[[], str] = current_app.config[CONSOLE_SETTING]
+    return f"{console_origin()}/console/account"
 
 
 def is_accounts_path() -> bool:

@@ -7,7 +7,7 @@ from quart import Blueprint, Response
 from broker.accounts.confirmations import Confirmations
 from broker.accounts.links import LinkOver
 from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers
-from protocols.http.accounts.caching import accounts_path
+from protocols.http.accounts.caching import account_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import is_head, notice, pages_blueprint, redirect
 from protocols.http.accounts.sign_in import OLD_FORM
@@ -43,7 +43,7 @@ def confirm_blueprint(confirmations: Confirmations, browsers: Browsers) -> Bluep
             problem = "Please sign in. Then open the link in your mail once more."
             return browsers.sign_in_page(back_here, problem=problem)
         if is_head():
-            return redirect(f"{accounts_path()}/account")
+            return redirect(account_page())
         await confirmations.confirm(session.user, Query.of_request().text("code") or "")
         return notice("Your address is confirmed", f"{session.user.email} is yours.", way_on=_TO_ACCOUNT)
 

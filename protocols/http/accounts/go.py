@@ -17,7 +17,7 @@ from protocols.http.accounts.browsers import (
     Browsers,
     remote_address,
 )
-from protocols.http.accounts.caching import accounts_path
+from protocols.http.accounts.caching import account_page, accounts_path
 from protocols.http.accounts.forms import FormData, shown
 from protocols.http.accounts.pages import pages_blueprint, redirect, render_page, screen_values
 from protocols.http.reading import Query
@@ -82,7 +82,7 @@ def after_sign_in(query: bytes) -> str:
     if (trial := given.text(TRIAL_PARAMETER)) is not None:
         return f"{root}/accept/trial?{urlencode({'code': trial})}"
     if (place := given.text(ACCOUNT_PARAMETER)) is not None:
-        return f"{root}/account/{place}" if place in _ACCOUNT_PAGES else f"{root}/account"
+        return f"{root}/account/{place}" if place in _ACCOUNT_PAGES else account_page()
     code = given.text("user_code")
     return f"{root}/go?{urlencode({'user_code': code})}" if code else f"{root}/go"
 

@@ -10,7 +10,7 @@ from broker.accounts.links import LinkOver
 from broker.accounts.resets import PasswordResets
 from broker.errors import DomainError, TooManyAttempts, ValidationFailed
 from protocols.http.accounts.browsers import Browsers, remote_address
-from protocols.http.accounts.caching import accounts_path
+from protocols.http.accounts.caching import account_page
 from protocols.http.accounts.claims import claim_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
@@ -73,7 +73,7 @@ def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) 
         except (ValidationFailed, TooBusy) as refused:
             return await password_page(code, refused=refused)
         user = done.user
-        way_on, title = (f"{accounts_path()}/account", "Sign in"), "Your password is set"
+        way_on, title = (account_page(), "Sign in"), "Your password is set"
         claim = await claims.of(user.key) if done.is_claim else None
         if claim is not None:
             answer = claim_page(title, user, claim, way_on=way_on)

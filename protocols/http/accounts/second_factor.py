@@ -14,7 +14,7 @@ from broker.accounts.sessions import Session, Sessions, SignInAgain
 from broker.errors import Conflict, DomainError, TooManyAttempts
 from broker.site import AccountsRoot
 from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers, remote_address, user_agent
-from protocols.http.accounts.caching import accounts_path
+from protocols.http.accounts.caching import account_page, accounts_path
 from protocols.http.accounts.forms import FormData, in_address
 from protocols.http.accounts.go import after_sign_in
 from protocols.http.accounts.pages import is_head, pages_blueprint, redirect, render_page
@@ -112,7 +112,7 @@ def second_factor_blueprint(factors: SecondFactors, browsers: Browsers, root: Ac
         if isinstance(session, Response):
             return session
         if is_head() or (await factors.standing(session.user.key)).created_on is not None:
-            return redirect(f"{accounts_path()}/account")
+            return redirect(account_page())
         return offer_page(session, factors.offer(session, issuer=issuer()), FormData(request.query_string))
 
     @routes.post("/account/second-factor")
@@ -129,7 +129,7 @@ def second_factor_blueprint(factors: SecondFactors, browsers: Browsers, root: Ac
         except (WrongCode, OfferOver) as refused:
             return offer_page(session, factors.offer_again(session, offer, issuer=issuer()), form, refused)
         except Conflict:
-            return redirect(f"{accounts_path()}/account", 303)
+            return redirect(account_page(), 303)
         return render_page("recovery_codes.html", codes=codes, way_on=way_on_from(form))
 
     return routes
@@ -144,7 +144,7 @@ def way_on_from(form: FormData) -> tuple[str, str]:
         case "go" if (path := after_sign_in(query)) != f"{root}/account/second-factor":
             return path, "Continue"
         case _:
-            return f"{root}/account", "Continue to your account"
+            return account_page(), "Continue to your account"
 
 
 def _picture(address: str) -> str:

@@ -16,6 +16,7 @@ from broker.secrets import token_hash
 from broker.site import Site
 from config.settings import Settings
 from config.shown_command import around_command, shown_program
+from protocols.http.accounts.account import facts_of
 from protocols.http.accounts.browsers import Browsers
 from protocols.http.accounts.pages import pages_blueprint, redirect
 from protocols.http.answers import REST_ROOT
@@ -48,7 +49,6 @@ _NAVIGATION: Final = {
     "rules": (f"{HOME}/rules", "Rules"),
     "scenes": (f"{HOME}/scenes", "Scenes"),
     "exports": (f"{HOME}/exports", "Exports"),
-    "applications": (f"{HOME}/applications", "Apps"),
     "account": (f"{HOME}/account", "Account"),
 }
 PAGES: Final = (
@@ -59,7 +59,6 @@ PAGES: Final = (
     Page("/scenes", "scenes.html", "scenes"),
     Page("/scenes/new", "scene.html", "scenes"),
     Page("/exports", "exports.html", "exports"),
-    Page("/applications", "applications.html", "applications"),
     Page("/account", "account.html", "account"),
     Page("/signed-in", "signed_in.html", "account"),
 )
@@ -147,6 +146,10 @@ def console_blueprint(accounts: AccountsRoom, browsers: Browsers, site: Site, se
     for page in DASHBOARDS:
         routes.add_url_rule(page.path, page.path, _serving(partial(pages.show, page, connecting)))
 
+    @routes.get(f"{HOME}/applications")
+    async def applications() -> Response:
+        return redirect(f"{HOME}/account#applications")  # where they were in earlier versions
+
     @routes.get("/")
     async def root() -> Response:
         return redirect(HOME)
@@ -170,6 +173,7 @@ def _serving(show: Callable[[str], Awaitable[Response]]) -> Callable[..., Awaita
 
 class _Pages:
     def __init__(self, accounts: AccountsRoom, browsers: Browsers, site: Site, static: StaticFiles) -> None:
+        self._rooms = accounts
         self._organizations = accounts.organizations
         self._operators = accounts.operators
         self._browsers = browsers
@@ -186,6 +190,8 @@ class _Pages:
         # The configuration is of the machine: only an operator is shown where it is.
         before, behind = around_command() if areas["operator"] else (shown_program(), "")
         values |= {"program": shown_program(), "before": before, "behind": behind}
+        if page.template == "account.html":
+            values["account"] = await facts_of(self._rooms, session)
         return self._render(page, session, values)
 
     def _render(self, page: Page, session: Session, values: dict[str, object]) -> Response:

@@ -1,5 +1,7 @@
 """The second factor in Chromium."""
 
+from selenium.webdriver.common.by import By
+
 from tests.e2e.accounts.callback import query_of
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.test_pages import CHALLENGE
@@ -55,6 +57,10 @@ def test_another_browser_is_signed_out(person: Person) -> None:
     person.enter_account(OWN_EMAILS[2])
     person.browser.fresh()
     person.enter_account(OWN_EMAILS[2])
-    person.browser.press("Sign out")
-    assert len(person.browser.texts(".asked li")) == 1
-    assert "This browser" in person.browser.text
+    browser, other = person.browser, '//div[@id="sessions"]//tr[td][not(contains(., "this browser"))]//button'
+    browser.wait(lambda: "Signed in until" in browser.text)
+    browser.driver.find_element(By.XPATH, other).click()
+    browser.wait(lambda: len(browser.texts("#sessions tbody tr")) == 1)
+    assert "this browser" in browser.texts("#sessions tbody tr")[0]
+    person.visit("account")  # the address that it had before
+    browser.wait(lambda: browser.url.endswith("/console/account"))

@@ -35,7 +35,6 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
     "/console/scenes/new": {"/console/scenes/new": "Add an Action"},
     "/console/scenes/<id_>": {"/console/scenes/{scene}": "to every device of the type"},
     "/console/exports": {"/console/exports": "Download"},
-    "/console/applications": {"/console/applications": "Revoke"},
     "/console/account": {"/console/account": "Older#activity-pages"},
     "/console/signed-in": {"/console/signed-in": "You are signed in"},
     "/developer": {"/developer": "Needs attention"},

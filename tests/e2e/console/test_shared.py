@@ -42,7 +42,7 @@ def test_a_shared_device_says_who_shares_it_and_is_left(bob: User, site: Site) -
 def test_words_would_be_found_broken(bob: User) -> None:
     """The measure of tables would find something."""
     bob.open("/account")
-    bob.sees("this browser")
+    bob.sees("Signed in until")
     narrow = "display: block; width: 1rem; white-space: normal; overflow-wrap: anywhere"
     bob.browser.driver.execute_script(f"document.querySelector('#sessions th').style.cssText = '{narrow}'")
     assert any("is broken into" in one for one in measured(bob.browser))

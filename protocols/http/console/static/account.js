@@ -1,16 +1,18 @@
 // The person's name, the browsers in which the person is signed in, and what happened to the account.
 
 import { loadActivity } from "./activity.js";
-import { attempt, call, done, download, get } from "./api.js";
+import "./applications.js";
+import { accessToken, attempt, call, done, download, get } from "./api.js";
 import { $, fileSize, fill, fullTime, h, heads, sure, time, typed } from "./dom.js";
 
 const uid = $("meta[name=uid]").content;
+const name = $("#name");
 const BROWSERS = [["Edg", "Edge"], ["OPR/", "Opera"], ["Firefox/", "Firefox"], ["Chrome/", "Chrome"], ["Safari/", "Safari"]];
 const SYSTEMS = [["Android", "Android"], ["iPhone", "iPhone"], ["iPad", "iPad"], ["Windows", "Windows"], ["Mac OS X", "macOS"], ["Linux", "Linux"]];
 
 function browser(userAgent) {
-  const [name, system] = [BROWSERS, SYSTEMS].map((known) => known.find(([mark]) => userAgent.includes(mark))?.[1]);
-  return name && system ? `${name} on ${system}` : userAgent || "Unknown browser";
+  const [program, system] = [BROWSERS, SYSTEMS].map((known) => known.find(([mark]) => userAgent.includes(mark))?.[1]);
+  return program && system ? `${program} on ${system}` : userAgent || "Unknown browser";
 }
 
 async function load() {
@@ -21,18 +23,18 @@ async function load() {
 }
 
 function row(one) {
-  const name = browser(one.userAgent);
-  return h("tr", {}, h("th", { scope: "row", title: one.userAgent }, name, one.id === $("#sessions").dataset.this ? h("small", { class: "tag" }, "this browser") : null),
+  const called = browser(one.userAgent);
+  return h("tr", {}, h("th", { scope: "row", title: one.userAgent }, called, one.id === $("#sessions").dataset.this ? h("small", { class: "tag" }, "this browser") : null),
     h("td", { "data-label": "Address" }, one.address), h("td", { class: "when", "data-label": "Last used" }, time(one.lastUsedOn)),
     h("td", { class: "when", "data-label": "Until" }, fullTime(one.expiresOn)),
-    h("td", { class: "act" }, h("button", { type: "button", class: "quiet small", "aria-label": `Sign out ${name} at ${one.address}`, onclick: (event) => attempt(async () => {
+    h("td", { class: "act" }, h("button", { type: "button", class: "quiet small", "aria-label": `Sign out ${called} at ${one.address}`, onclick: (event) => attempt(async () => {
       await call("DELETE", `/users/${uid}/sessions/${one.id}`);
+      await accessToken(true);  // those of all pages of the person have ended
       done("That browser is signed out.");
       await load();
     }, { button: event.target }) }, "Sign out")));
 }
 
-const name = $("#name");
 name.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(async () => {
@@ -42,6 +44,23 @@ name.addEventListener("submit", (event) => {
     await loadActivity();
   }, { form: name });
 });
+
+// What others share with the person: leaving ends it, and the owner can offer it again.
+async function shared() {
+  const { data } = await get(`/users/${uid}/shares`, { filter: "ACCEPTED", count: 100 });
+  fill($("#shared"), data.shares.length === 0 ? h("p", { class: "soft" }, "Nobody shares a device with you.")
+    : h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Shared devices"), heads("Device", "Owner", ""), h("tbody", {}, data.shares.map((one) =>
+      h("tr", {}, h("th", { scope: "row" }, h("a", { href: `/console/devices/${one.did}` }, one.deviceName)), h("td", { "data-label": "Owner" }, one.ownerName),
+        h("td", { class: "act" }, h("button", { type: "button", class: "quiet small", "aria-label": `Leave ${one.deviceName}`, onclick: (event) => leave(one, event.target) }, "Leave")))))));
+}
+
+async function leave(one, button) {
+  if (await sure(`Leave ${one.deviceName}?`, "You see it no more. Only its owner can share it with you again.", "Leave it")) await attempt(async () => {
+    await call("DELETE", `/devices/${one.did}/shares/${one.id}`);
+    done(`You no longer see ${one.deviceName}.`);
+    await shared();
+  }, { button });
+}
 
 // Leaving: first the archive, then the account
 
@@ -79,4 +98,4 @@ $("#leave").addEventListener("click", async (event) => {
   }, { button: event.target });
 });
 
-await attempt(() => Promise.all([load(), loadActivity(), archive()]));
+await attempt(() => Promise.all([load(), shared(), loadActivity(), archive()]));

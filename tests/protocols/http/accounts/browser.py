@@ -1,9 +1,10 @@
 """A browser without scripts: it keeps cookies, and posts the form of a page."""
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import httpx
@@ -52,6 +53,16 @@ class Form(HTMLParser):
                 assert tag != "script"
 
 
+#: Redirects on the way to the page of the account, which is in the console, or to the sign-in before it.
+_TO_ACCOUNT: Final = ("/console/account", "/accounts/go?console=%2Fconsole%2Faccount")
+
+
+def account_csrf(page: httpx.Response) -> str:
+    """Of the forms of the page of the account; the console's own form has another one."""
+    (csrf,) = set(re.findall('name="csrf" value="(.*?)"', page.text.partition('id="account"')[2]))
+    return str(csrf)
+
+
 class Browser:
     def __init__(self, door: Address, *, own: ssl.SSLContext | None = None) -> None:
         """`own`: the TLS context for the accounts server's own listener, if `door` is that listener."""
@@ -61,7 +72,10 @@ class Browser:
     async def open(self, path: str, **query: str) -> httpx.Response:
         url = self.client.base_url.join(path)
         answer = await self.client.get(f"{url}?{urlencode(query)}" if query else url)
-        check_headers(answer)
+        if not answer.url.path.startswith("/console"):  # whose pages have scripts
+            check_headers(answer)
+        while answer.headers.get("location", "").startswith(_TO_ACCOUNT):
+            answer = await self.client.get(self.client.base_url.join(answer.headers["location"]))
         return answer
 
     async def send(self, shown: httpx.Response, **changed: str) -> httpx.Response:

@@ -9,7 +9,7 @@ from config.settings import Address
 from tests.broker.accounts.claim_world import ADDRESS, open_unproved
 from tests.broker.accounts.test_resets import mails
 from tests.fakes import FakeClock
-from tests.protocols.http.accounts.browser import Browser, give_password
+from tests.protocols.http.accounts.browser import Browser, account_csrf, give_password
 
 PASSWORD = "correct horse battery staple"
 DAY_MS = 86_400_000
@@ -26,9 +26,7 @@ async def unproved(services: Services, browser: Browser) -> Browser:
 
 
 async def csrf(browser: Browser) -> str:
-    found = re.search(r'name="csrf" value="([^"]+)"', (await browser.open("account")).text)
-    assert found is not None
-    return found[1]
+    return account_csrf(await browser.open("account"))
 
 
 async def link(browser: Browser, services: Services) -> str:

@@ -318,7 +318,7 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
         assert text in shown.text
     assert "delete your account with all that is yours" in shown.text
     assert "After 28 days without use it asks you to sign in again" in shown.text
-    assert 'end it at any time <a href="/console/account#applications">' in shown.text
+    assert "You can end it at any time: in the console, on the page of your account." in shown.text
     assert "form-action 'self' https:;" in shown.headers["content-security-policy"]
     back = await browser.send(shown, decision="allow")
     assert back.headers["location"].startswith(f"{OTHER_CALLBACK}&code=")

@@ -93,12 +93,12 @@ async def test_a_claimed_address_shows_what_there_was(browser: Browser, services
     assert link is not None
     done = await browser.send(await browser.open(link[1]), password=NEW)
     assert "<h1>Your password is set</h1>" in done.text
-    way_on = re.search(r'href="/accounts/(account)"', done.text)
+    way_on = re.search(r'href="(/console/account)"', done.text)
     assert way_on is not None
     account = await browser.sign_in(await browser.open(way_on[1]), ADDRESS, password=NEW)
-    before = await browser.open(
-        (await browser.open(account.headers["location"])).text.split('href="')[-2].split('"')[0]
-    )
+    to_before = re.search(r'href="/accounts/(account/before)"', (await browser.open(account.headers["location"])).text)
+    assert to_before is not None
+    before = await browser.open(to_before[1])
     for shown in (done, before):
         for name in ("Spy", "Watch", "Evening", "Dashboard", "Kitchen light", "one-time codes", stranger.id):
             assert name in shown.text

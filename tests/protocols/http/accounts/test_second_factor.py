@@ -21,7 +21,7 @@ from tests.broker.accounts.oauth_world import CALLBACK, MOBILE, TV, WEB, OAuthWo
 from tests.broker.accounts.test_resets import code_for_ada
 from tests.factories import ADA
 from tests.fakes import FakeClock
-from tests.protocols.http.accounts.browser import PASSWORD, Browser
+from tests.protocols.http.accounts.browser import PASSWORD, Browser, account_csrf
 from tests.rows import each_row
 
 ASKED: Final = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
@@ -280,7 +280,7 @@ async def test_a_forged_form_sets_up_nothing(browser: Browser, fake_clock: FakeC
 async def test_it_is_turned_off_by_its_person(browser: Browser, fake_clock: FakeClock) -> None:
     await set_up(browser, fake_clock)
     page = await browser.open("account")
-    (csrf,) = set(re.findall('name="csrf" value="(.*?)"', page.text))
+    csrf = account_csrf(page)
     assert (await browser.post("/accounts/account/second-factor/remove", {"csrf": "0" * 64})).status_code == 403
     off = await browser.post("/accounts/account/second-factor/remove", {"csrf": csrf})
     assert "Off. Turn it on" in off.text
@@ -290,7 +290,7 @@ async def test_an_old_session_changes_nothing(browser: Browser, fake_clock: Fake
     """A browser that was left signed in must not lock its person out."""
     await browser.sign_in(await browser.open("go"))
     page = await browser.open("account")
-    (csrf,) = set(re.findall('name="csrf" value="(.*?)"', page.text)) or {""}
+    csrf = account_csrf(page)
     fake_clock.advance(10 * MINUTE_MS)
     for answer in (
         await browser.open("account/second-factor"),
@@ -325,10 +325,10 @@ async def test_the_account_page_ends_another_session(browser: Browser, other: Br
         await one.sign_in(await one.open("go"))
         fake_clock.advance(1)  # the newest session stands first
     page = await browser.open("account")
-    assert page.text.count("This browser") == 1
+    assert page.text.count("this browser") == 1
     assert "Other &lt;browser&gt;" in page.text
-    (csrf,) = set(re.findall('name="csrf" value="(.*?)"', page.text))
-    shown = page.text.partition("This browser")
+    csrf = account_csrf(page)
+    shown = page.text.partition("this browser")
     ended, own = (re.findall('name="session" value="(.*?)"', part)[0] for part in (shown[0], shown[2]))
     forged = await browser.post("/accounts/account/sessions", {"csrf": "0" * 64, "session": ended})
     assert forged.status_code == 403
@@ -380,7 +380,7 @@ class TestWhereAdministratorsNeedOne:
         [
             ({"user_code": "ABCD-EFGH"}, "/accounts/go?user_code=ABCD-EFGH"),
             ({"share": "0" * 32}, f"/accounts/accept/share?code={'0' * 32}"),
-            ({"account": "second-factor"}, "/accounts/account"),
+            ({"account": "second-factor"}, "/console/account"),
         ],
     )
     async def test_other_ways_go_on_after_the_setup(
