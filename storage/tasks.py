@@ -27,7 +27,7 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTaskRecord:
-    """A task on one device. `step`, `step_on`, `tries`, `restarts`, `download` and `fetched` are of an update."""
+    """A task on one device. `step` and what follows `error_message` are of an update."""
 
     key: int
     task: int
@@ -46,6 +46,7 @@ class DeviceTaskRecord:
     restarts: int
     download: str | None  # the id in the address of its image
     fetched: int  # bytes of the image that were sent so far
+    fetched_from: str | None  # the IP address that the device has proved to have meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,11 @@ class TaskStore:
         self._db.execute(
             "UPDATE device_task SET fetched = :fetched WHERE key = :key AND fetched < :fetched",
             {"key": key, "fetched": fetched},
+        )
+
+    def set_fetched_from(self, key: int, address: str) -> None:
+        self._db.execute(
+            "UPDATE device_task SET fetched_from = :address WHERE key = :key", {"key": key, "address": address}
         )
 
     def entries_with(self, task: int, statuses: Sequence[str], *, limit: int) -> list[DeviceTaskRecord]:

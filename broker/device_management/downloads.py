@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -12,11 +12,13 @@ from broker.device_management.images import Images
 from broker.errors import NotFound
 from broker.facts import Router, TaskProgressed
 from broker.loops import repeat
+from broker.trace.origin import address_key
 from config.limits import DOWNLOAD_KEPT_HOURS
 from storage.database import Database, Transaction
 from storage.firmware import FirmwareImageRecord
 from storage.tasks import DeviceTaskRecord
 
+T = TypeVar("T")
 _FLUSH_SECONDS: Final = 5.0
 _KEPT_MS: Final = DOWNLOAD_KEPT_HOURS * 3_600_000
 
@@ -44,6 +46,8 @@ class Downloads:
         self._images = images
         # How far each device has fetched its image, where that is not yet in the store.
         self._fetched: dict[int, int] = {}
+        # From where, for those of which the store does not know it yet.
+        self._proved: dict[int, str] = {}
         self._requests = self._bytes_sent = 0
 
     async def find(self, download_id: str) -> Download:
@@ -75,13 +79,23 @@ class Downloads:
         """How many bytes of its image the device has fetched."""
         return max(self._fetched.get(entry.key, 0), entry.fetched)
 
+    def proved(self, entry: DeviceTaskRecord, address: str) -> None:
+        """The device fetches from this IP address, and has proved that it is there."""
+        if not self.has_proved(entry, address):
+            self._proved[entry.key] = address
+
+    def has_proved(self, entry: DeviceTaskRecord, address: str) -> bool:
+        """Whether the device is at this IP address as far as is known, also from before a restart of the daemon."""
+        known = self._proved.get(entry.key, entry.fetched_from)
+        return known is not None and address_key(known) == address_key(address)
+
     async def flush(self) -> None:
-        """Store how far the devices are. Raises StoreError."""
-        if fetched := dict(self._fetched):
-            await self._database.write(lambda tx: _store(tx, fetched))
-            for key, position in fetched.items():
-                if self._fetched.get(key) == position:
-                    del self._fetched[key]
+        """Store how far the devices are, and where. Raises StoreError."""
+        fetched, proved = dict(self._fetched), dict(self._proved)
+        if fetched or proved:
+            await self._database.write(lambda tx: _store(tx, fetched, proved))
+            _forget(self._fetched, fetched)
+            _forget(self._proved, proved)
 
     async def flush_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -91,6 +105,14 @@ class Downloads:
         return DownloadStatistics(self._requests, self._bytes_sent)
 
 
-def _store(tx: Transaction, fetched: Mapping[int, int]) -> None:
+def _store(tx: Transaction, fetched: Mapping[int, int], proved: Mapping[int, str]) -> None:
     for key, position in fetched.items():
         tx.tasks.set_fetched(key, position)
+    for key, address in proved.items():
+        tx.tasks.set_fetched_from(key, address)
+
+
+def _forget(kept: dict[int, T], stored: Mapping[int, T]) -> None:
+    for key, value in stored.items():
+        if kept.get(key) == value:
+            del kept[key]

@@ -26,6 +26,7 @@ from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.refusals import note_refusal
 from storage.sql import StoreError
+from storage.tasks import DeviceTaskRecord
 
 PATH: Final = (b"v1.1", b"updates", b"urls")
 #: What is read from the file at once, and kept for the next blocks.
@@ -169,16 +170,24 @@ class ImageBlocks:
         else:
             self._answer(session, incoming, outcome, block, now)
 
+    def _prove(self, session: CoapSession, entry: DeviceTaskRecord) -> None:
+        """LWM2M clients know no Echo, and give up after its 4.01."""
+        if not session.is_address_verified:
+            address = session.origin.address
+            session.is_address_verified = self._is_at(entry.device, address) or self._downloads.has_proved(
+                entry, address
+            )
+
     def _answer(self, session: CoapSession, incoming: Incoming, part: _Part, block: BlockOption, now: float) -> None:
         if session.is_closed:
             return
         if session.rank is SessionRank.UNAUTHENTICATED:
             self._authenticated(session)
-            # LWM2M clients know no Echo, and give up after its 4.01.
-            if not session.is_address_verified:
-                session.is_address_verified = self._is_at(part.address.download.entry.device, session.origin.address)
+        self._prove(session, part.address.download.entry)
         if not (part.address.blocks.take(now) and self._together.take(now)):
             session.spend(now)
+        if session.is_address_verified:
+            self._downloads.proved(part.address.download.entry, session.origin.address)
         download, at = part.address.download, block.start - _start(block)
         payload = part.chunk[at : at + block.size]
         end, size = block.start + len(payload), download.image.size

@@ -8,11 +8,13 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from broker.device_management.downloads import Downloads
 from broker.limits.overhead import Bucket
 from broker.services import Services
 from broker.trace.origin import Origin, enter
 from protocols.coap import images
 from protocols.coap.blockwise import BlockOption
+from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.incoming import MAX_REMEMBERED
 from protocols.coap.messages import JSON, OCTETS, CoapMessage, Code, Option, uint
@@ -138,6 +140,32 @@ async def test_the_address_of_a_connection_of_the_device_is_not_asked_to_prove_i
     else:
         assert (answer.code, answer.payload) == (Code.UNAUTHORIZED, b"")
         assert option(answer, Option.ECHO)
+
+
+@pytest.mark.parametrize(("comes_from", "is_trusted"), [("192.0.2.1", True), ("192.0.2.2", False)])
+async def test_an_address_that_was_proved_is_known_after_a_restart(
+    offered: Offered, peer: Peer, services: Services, comes_from: str, is_trusted: bool
+) -> None:
+    """Anjay asks for its next block before it has registered again, and ends its download at 4.01 with Echo."""
+    downloads = services.device_management.downloads
+    await fetch(peer, offered.path, blocks=3)
+    await downloads.flush()
+    restarted = CoapEndpoint(services, guard=new_guard())
+    restarted_downloads = Downloads(
+        services.core.database, services.core.clock, services.core.router, downloads._images
+    )
+    restarted._resources.images._downloads = restarted_downloads
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(restarted.read_images_forever)
+        again = Peer(restarted, (comes_from, 4711))
+        again.request(Code.GET, offered.path, b"", [(int(Option.BLOCK2), BlockOption(3, False, LARGEST).encode())])
+        with trio.fail_after(10):
+            while not again.inbox:
+                await wait_all_tasks_blocked(0.001)
+        nursery.cancel_scope.cancel()
+    answer = again.take()
+    assert (answer.code == Code.CONTENT) is is_trusted
+    assert answer.payload == (offered.content[3 * 1024 : 4 * 1024] if is_trusted else b"")
 
 
 async def test_a_connection_of_another_device_proves_nothing(offered: Offered, peer: Peer, services: Services) -> None:
