@@ -117,7 +117,8 @@ class Applications:
         found = await self._database.read(work)
         if len(found) != 1:
             number = "no application" if not found else f"{len(found)} applications"
-            raise ValidationFailed.of("application", f"{number} called {name!r}{': give the id' if found else ''}")
+            several = f": give the id: {', '.join(one.id for one in found)}" if found else ""
+            raise ValidationFailed.of("application", f"{number} called {name!r}{several}")
         return Application(found[0])
 
 

@@ -2,28 +2,35 @@
 
 import os
 import random
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from typing import Final
 
 import click
 
 from broker.device_types.examples import load_examples
 from config.settings import Address
+from protocols.cli.administration import administer
 from protocols.cli.failures import CommandError
+from protocols.cli.options import config_option
 from protocols.cli.simulated.readings import readings_of
 from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
+from protocols.control.lines import DeviceLine
 
 _PROTOCOLS = ("mqtt", "websocket", "http", "coap", "lwm2m")
+_ID: Final = re.compile(r"[0-9a-f]{32}")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 
 @click.command()
 @click.option("--protocol", type=click.Choice(_PROTOCOLS), required=True)
 @click.option("--address", metavar="HOST:PORT", required=True, help="Where the daemon listens for this protocol.")
-@click.option("--device", metavar="ID", required=True)
+@click.option("--device", required=True, help="Its id; or a name that one device of this machine's daemon has.")
 @click.option("--type", "type_name", default="example.smart_light", show_default=True, help="A shipped device type.")
 @click.option(
     "--period", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Seconds between messages."
@@ -32,7 +39,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 @click.option(
     "--until-stdin-ends", is_flag=True, help="End when standard input ends, with the process that started this one."
 )
-@click.option("--label", help="The name of the device in the output, instead of its id.")
+@click.option("--label", help="The name of the device in the output, instead of what --device says.")
+@config_option
 def simulate(
     protocol: str,
     address: str,
@@ -42,6 +50,7 @@ def simulate(
     count: int | None,
     label: str | None,
     until_stdin_ends: bool,
+    config: Path | None,
 ) -> None:
     """Send plausible messages as a device and print the Actions it receives.
 
@@ -58,6 +67,8 @@ def simulate(
     if example is None:
         known = ", ".join(one.unique_name for one in load_examples())
         raise CommandError(f"--type: there is no example {type_name!r} (allowed: {known})", 2)
+    if not _ID.fullmatch(device):
+        device, label = administer(config, "device show", {"device": device}, DeviceLine).id, label or device
     readings = readings_of(example.manifest, device)
     simulation = Simulation(where.host, where.port, device, token, readings, period, count, label or device)
     if until_stdin_ends:

@@ -155,6 +155,25 @@ def test_a_device_is_named_by_its_id_or_by_a_name_that_no_other_has(config: Path
     assert f"id            {device}" in output(config, "device", "show", device)
 
 
+def test_applications_of_one_name_are_said_with_their_ids(config: Path) -> None:
+    store, other = load_settings(config).state_dir / "store.sqlite", "ab" * 16
+    with closing(SqliteEngine(store).open(read_only=False)) as opened:
+        columns = [row["name"] for row in opened.execute("PRAGMA table_info(application)")]
+        values = [f"'{other}'" if name == "id" else "99" if name == "key" else name for name in columns]
+        opened.begin(write=True)
+        opened.execute(
+            f"INSERT INTO application ({', '.join(columns)}) SELECT {', '.join(values)} FROM application"  # noqa: S608
+            " WHERE name = 'Dashboard'",
+            {},
+        )
+        opened.commit()
+    done = run(config, "app", "secret", "Dashboard")
+    assert done.exit_code == 1
+    assert "2 applications called 'Dashboard': give the id: " in done.stderr
+    assert DASHBOARD in done.stderr
+    assert other in done.stderr
+
+
 #: Of each command that is about an object: arguments that name none, and what the refusal names.
 NOBODY: Mapping[str, tuple[Mapping[str, object], str]] = {
     "app secret": ({"application": "Nobody"}, "application: no application called 'Nobody'"),

@@ -228,6 +228,15 @@ def test_simulated_device_sends_the_requested_number_of_messages(
     assert "was refused" in one_line(refused)
 
 
+def test_a_simulated_device_may_be_named(running: Daemon) -> None:
+    where = ["--protocol", "http", "--address", running.addresses["http"], "--count", "1"]
+    where += ["--config", str(running.config)]
+    sent = trunkline("simulate", "--device", "Light 2", *where, TRUNKLINE_TOKEN=device_token(2))
+    assert (sent.returncode, sent.stdout) == (0, "Light 2 sent 1 messages\n")
+    nobody = trunkline("simulate", "--device", "Lamp", *where, TRUNKLINE_TOKEN=device_token(2))
+    assert (nobody.returncode, one_line(nobody)) == (1, "trunkline: there is no device 'Lamp'")
+
+
 def test_tail_prints_live_messages(running: Daemon) -> None:
     url = f"{running.ws_url}/live"
     where = ["--address", running.addresses["http"], "--period", "0.05"]
