@@ -11,6 +11,8 @@ from xdist.workermanage import WorkerController
 
 #: Folders whose files share what takes seconds to start: one worker runs all of them.
 _IN_ONE_PIECE = ("tests/e2e/accounts/", "tests/e2e/console/")
+#: Files of these folders with a daemon of their own: another worker may run them meanwhile.
+_APART = ("tests/e2e/console/test_every_page.py",)
 
 
 def has_programs(item: pytest.Item) -> bool:
@@ -28,7 +30,7 @@ class FromBothEnds(LoadFileScheduling):
     """Hands out whole files, to every second worker from the end of what was collected."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next(filter(nodeid.startswith, _IN_ONE_PIECE), super()._split_scope(nodeid))
+        return next(filter(nodeid.startswith, (*_APART, *_IN_ONE_PIECE)), super()._split_scope(nodeid))
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         if self.nodes.index(node) % 2:

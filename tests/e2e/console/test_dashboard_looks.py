@@ -6,7 +6,6 @@ from typing import Final
 from tests.browser import PHONE
 from tests.daemon import LIGHT_TYPE
 from tests.e2e.accounts.test_looks import LOOKS, findings
-from tests.e2e.console.measures import measured
 from tests.e2e.console.test_developer import go
 from tests.e2e.console.user import User
 
@@ -46,7 +45,6 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(ada: User, screenshots: P
         ada.sees(words, "#page")
         if words.startswith(("Not found", "no cloud")):
             ada.was_refused(404 if "found" in words else 409)
-        wrong += [f"{path}: {one}" for one in measured(ada.browser)]
         for name, (size, dark) in LOOKS.items():
             ada.browser.show(size, dark=dark)
             if screenshots is not None:
