@@ -189,6 +189,10 @@ def test_a_rule_whose_device_was_deleted_opens_whole_and_is_mended(ada: User, si
     assert lamp in str(ada.browser.driver.find_element(By.CSS_SELECTOR, "#json").get_property("value"))
     ada.click("Form")
     ada.eventually(lambda: len(ada.browser.texts("#conditions > li")) == 2)
+    ada.click("Save")
+    ada.eventually(lambda: any('"Old lamp (deleted)" does not exist' in one for one in ada.browser.texts(".finding")))
+    assert not any(lamp in one for one in ada.browser.texts(".finding")), "a refusal names the device"
+    ada.was_refused(400)
     find(ada, "#conditions > li:first-child", "Light 21")
     find(ada, "#then", "Light 22")
     ada.eventually(lambda: ada.browser.texts(".finding.missing") == [])

@@ -1,6 +1,7 @@
 // The public REST API with the token of this browser's session. The token is in this module's memory only.
 
 import { toast, showLine } from "./dom.js";
+import { withNames } from "./names.js";
 import { signInAgain } from "./session.js";
 
 const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
@@ -208,7 +209,7 @@ export async function attempt(work, { form, button } = {}) {
   } catch (error) {
     if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
     const text = error instanceof Refused ? error.text : "The server did not answer. Nothing is known to have changed.";
-    if (!form || !showFindings(form, error)) toast(text, { bad: true });
+    if (!form || !showFindings(form, error)) toast(withNames(text), { bad: true });
     return undefined;
   } finally {
     for (const one of buttons) one.disabled = false;
@@ -216,7 +217,7 @@ export async function attempt(work, { form, button } = {}) {
 }
 
 function clearFindings(form) {
-  for (const one of form?.querySelectorAll(".finding") ?? []) one.remove();
+  for (const one of form?.querySelectorAll(".finding:not(.missing)") ?? []) one.remove();
   for (const one of form?.querySelectorAll("[aria-invalid]") ?? []) {
     one.removeAttribute("aria-invalid");
     one.removeAttribute("aria-describedby");
@@ -233,7 +234,7 @@ function showFindings(form, error) {
     const note = document.createElement("p");
     note.className = "finding";
     note.id = `finding-${Math.random().toString(36).slice(2)}`;
-    note.textContent = input ? messages.join(", ") : `${field ? `${field}: ` : ""}${messages.join(", ")}`;
+    note.append(withNames(input ? messages.join(", ") : `${field ? `${field}: ` : ""}${messages.join(", ")}`));
     if (input) {
       input.setAttribute("aria-invalid", "true");
       input.setAttribute("aria-describedby", note.id);
