@@ -109,23 +109,36 @@ echo "Trying it"
 "$new/bin/trunkline" serve --check --config "$wanted" || nothing_changed
 "$new/bin/trunkline" serve --dry-start --config "$wanted" || nothing_changed
 
-switch_to() { # a folder in $opt; rename(2) replaces the link in one step
-  ln -sfn "$(basename "$1")" "$opt/.trunkline-link"
-  mv -T "$opt/.trunkline-link" "$link"
-}
 units=$root/etc/systemd/system
-mkdir -p "$root/usr/local/bin" "$units" "$root/etc/trunkline"
-[ -e "$config" ] || install -m 0644 config/example.toml "$config"
-kept=$(mktemp -d)
-trap 'rm -rf "$kept"' EXIT
-for unit in systemd/*.service systemd/*.timer; do
-  [ ! -e "$units/$(basename "$unit")" ] || cp "$units/$(basename "$unit")" "$kept/"
-done
+programs=$root/usr/local/bin
+# All that takes room on the disk is written before the switch, under names that nobody reads; the rest are renames.
+write_aside() {
+  mkdir -p "$programs" "$units" "$root/etc/trunkline" || return 1
+  if [ ! -e "$config" ]; then
+    install -m 0644 config/example.toml "$config.new" && mv -T "$config.new" "$config" || return 1
+  fi
+  for unit in systemd/*.service systemd/*.timer; do
+    name=$(basename "$unit")
+    install -m 0644 "$unit" "$units/.$name.new" || return 1
+    rm -f "$units/.$name.before"
+    [ ! -e "$units/$name" ] || ln "$units/$name" "$units/.$name.before" || return 1
+  done
+  ln -sfn /opt/trunkline/bin/trunkline "$programs/.trunkline-link" || return 1
+  [ -z "$former" ] || ln -sfn "$(basename "$former")" "$opt/.trunkline-former" || return 1
+  ln -sfn "$(basename "$new")" "$opt/.trunkline-link"
+}
+forget_aside() {
+  rm -f "$config.new" "$units"/.trunkline*.new "$units"/.trunkline*.before "$programs/.trunkline-link" \
+    "$opt/.trunkline-former" "$opt/.trunkline-link"
+}
+write_aside || { forget_aside; nothing_changed; }
+trap forget_aside EXIT
 if [ -d "$link" ] && [ ! -L "$link" ]; then mv -T "$link" "$former"; fi
-switch_to "$new"
-ln -sfn /opt/trunkline/bin/trunkline "$root/usr/local/bin/trunkline"
+mv -T "$opt/.trunkline-link" "$link" # rename(2): in one step
+mv -T "$programs/.trunkline-link" "$programs/trunkline"
 for unit in systemd/*.service systemd/*.timer; do
-  install -m 0644 "$unit" "$units/"
+  name=$(basename "$unit")
+  mv -T "$units/.$name.new" "$units/$name"
 done
 
 go_back() {
@@ -134,10 +147,11 @@ go_back() {
   # A store that the new version has upgraded is refused by the one before. Nothing came since: it never listened.
   "$former/bin/trunkline" serve --check --config "$config" >/dev/null 2>&1 \
     || "$new/bin/trunkline" store undo-upgrade --config "$config" || true
-  for unit in "$kept"/*; do
-    [ ! -e "$unit" ] || install -m 0644 "$unit" "$units/"
+  for unit in systemd/*.service systemd/*.timer; do
+    name=$(basename "$unit")
+    [ ! -e "$units/.$name.before" ] || mv -T "$units/.$name.before" "$units/$name"
   done
-  switch_to "$former"
+  mv -T "$opt/.trunkline-former" "$link"
   systemctl daemon-reload
   systemctl restart trunkline.service || fail "the version of before does not start either: see systemctl status trunkline"
   nothing_changed "the new version did not start: see journalctl -u trunkline; the version of before runs"

@@ -242,6 +242,47 @@ def test_an_upgrade_on_a_full_disk_keeps_the_version_of_before(machine: Machine)
     assert run.stderr.count("nothing was changed") == 2
 
 
+#: Stands before `mv` in the path: when the link was moved, the disk is full.
+_FILLING_MV = """#!/bin/sh
+/bin/mv "$@" || exit
+case "$*" in *"$DESTDIR/opt/trunkline") dd if=/dev/zero of="$DESTDIR/fill" bs=4k 2>/dev/null ;; esac
+exit 0
+"""
+_A_DISK_THAT_FILLS = """set -eu
+mount -t tmpfs -o size=1m tmpfs "$DESTDIR"
+./install.sh >&2
+echo '# of before' | tee "$DESTDIR"/etc/systemd/system/*.* >&2
+cp -rl "$DESTDIR/etc/systemd/system" "$DESTDIR/kept" # what is replaced leaves no room
+former=$(readlink "$DESTDIR/opt/trunkline")
+PATH="$FILLING:$PATH" ./install.sh >&2
+test -s "$DESTDIR/fill"
+"$DESTDIR/opt/trunkline/bin/trunkline"
+test "$(readlink "$DESTDIR/opt/trunkline")" != "$former"
+test "$(readlink "$DESTDIR/usr/local/bin/trunkline")" = /opt/trunkline/bin/trunkline
+for unit in systemd/*.service systemd/*.timer; do cmp "$unit" "$DESTDIR/etc/systemd/system/$(basename "$unit")"; done
+rm "$DESTDIR/fill"
+./install.sh >&2
+find "$DESTDIR/etc/systemd" "$DESTDIR/opt" "$DESTDIR/usr/local/bin" -maxdepth 2 -name '.*'
+"""
+
+
+def test_a_disk_that_fills_when_the_version_was_switched_changes_nothing_about_it(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """What the switch needs on the disk was written before it."""
+    machine.root.mkdir()
+    (tmp_path / "filling").mkdir()
+    shim = tmp_path / "filling/mv"
+    shim.write_text(_FILLING_MV, encoding="utf-8")
+    shim.chmod(0o755)
+    words = [require_program("unshare"), "--mount", "sh", "-c", _A_DISK_THAT_FILLS]
+    if subprocess.run([*words[:2], "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine makes no other disk")
+    given = machine.environment(FILLING=str(tmp_path / "filling"))
+    run = subprocess.run(words, cwd=ROOT, env=given, capture_output=True, text=True, timeout=120, check=False)
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+
+
 def test_a_failed_first_installation_leaves_nothing(machine: Machine) -> None:
     machine.install(status=1, PIP_FAILS="1")
     assert list((machine.root / "opt").iterdir()) == []
