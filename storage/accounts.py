@@ -7,7 +7,7 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord, user_record
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, replacing, sure, values_of
 
 # A key is never given again: what is remembered of a removed user would change hands.
 _NEXT_USER = (
@@ -42,9 +42,8 @@ class AccountStore:
         return OrganizationRecord(**dict(row)) if row else None
 
     def add_organization(self, id_: str, name: str, monthly_messages: int) -> OrganizationRecord:
-        row = self._db.execute(
-            "INSERT INTO organization (id, name, monthly_messages) VALUES (:id, :name, :monthly) RETURNING *",
-            {"id": id_, "name": name, "monthly": monthly_messages},
+        row = insert(
+            self._db, "organization", {"id": id_, "name": name, "monthly_messages": monthly_messages}, "RETURNING *"
         ).one()
         return OrganizationRecord(**dict(sure(row)))
 
@@ -55,11 +54,8 @@ class AccountStore:
         )
 
     def set_role(self, organization: OrganizationKey, user: UserKey, role: str) -> None:
-        self._db.execute(
-            "INSERT INTO membership (organization, user, role) VALUES (:organization, :user, :role)"
-            " ON CONFLICT (organization, user) DO UPDATE SET role = excluded.role",
-            {"organization": organization, "user": user, "role": role},
-        )
+        values = {"organization": organization, "user": user, "role": role}
+        insert(self._db, "membership", values, "ON CONFLICT (organization, user) DO UPDATE SET role = excluded.role")
 
     def role_of(self, organization: OrganizationKey, user: UserKey) -> str | None:
         row = self._db.execute(
@@ -244,29 +240,19 @@ class AccountStore:
 
     def put_application(self, application: ApplicationRecord) -> ApplicationRecord:
         """Add an application, or replace the one with its id, also one that was deleted; the store gives the key."""
-        row = self._db.execute(
-            "INSERT INTO application"
-            " (id, organization, name, secret, methods, redirect_uris, permissions, any_loopback_port,"
-            " manages_organization)"
-            " VALUES (:id, :organization, :name, :secret, :methods, :redirect_uris, :permissions, :any_loopback_port,"
-            " :manages)"
-            " ON CONFLICT (id) DO UPDATE SET organization = excluded.organization, name = excluded.name,"
-            " secret = excluded.secret, methods = excluded.methods, redirect_uris = excluded.redirect_uris,"
-            " permissions = excluded.permissions, any_loopback_port = excluded.any_loopback_port,"
-            " manages_organization = excluded.manages_organization, deleted_on = NULL RETURNING *",
-            {
-                "id": application.id,
-                "organization": application.organization,
-                "name": application.name,
-                "secret": application.secret,
-                "methods": json.dumps(application.methods),
-                "redirect_uris": json.dumps(application.redirect_uris),
-                "permissions": json.dumps(application.permissions),
-                "any_loopback_port": int(application.any_loopback_port),
-                "manages": int(application.manages_organization),
-            },
-        ).one()
-        return _application(sure(row))
+        values = {
+            "id": application.id,
+            "organization": application.organization,
+            "name": application.name,
+            "secret": application.secret,
+            "methods": json.dumps(application.methods),
+            "redirect_uris": json.dumps(application.redirect_uris),
+            "permissions": json.dumps(application.permissions),
+            "any_loopback_port": int(application.any_loopback_port),
+            "manages_organization": int(application.manages_organization),
+        }
+        then = f"ON CONFLICT (id) DO UPDATE SET {replacing(values)}, deleted_on = NULL RETURNING *"
+        return _application(sure(insert(self._db, "application", values, then).one()))
 
     # Tokens
 
@@ -288,20 +274,8 @@ class AccountStore:
         return [TokenRecord(**dict(row)) for row in rows]
 
     def put_token(self, token: TokenRecord) -> None:
-        self._db.execute(
-            "INSERT INTO token (hash, application, user, created_on, expires_on, family)"
-            " VALUES (:hash, :application, :user, :created_on, :expires_on, :family)"
-            " ON CONFLICT (hash) DO UPDATE SET application = excluded.application, user = excluded.user,"
-            " created_on = excluded.created_on, expires_on = excluded.expires_on, family = excluded.family",
-            {
-                "hash": token.hash,
-                "application": token.application,
-                "user": token.user,
-                "created_on": token.created_on,
-                "expires_on": token.expires_on,
-                "family": token.family,
-            },
-        )
+        values = values_of(token)
+        insert(self._db, "token", values, f"ON CONFLICT (hash) DO UPDATE SET {replacing(values)}")
 
     def remove_token(self, hash_: bytes) -> None:
         self._db.execute("DELETE FROM token WHERE hash = :hash", {"hash": hash_})
@@ -361,11 +335,11 @@ class AccountStore:
         return str(row["properties"]) if row else None
 
     def put_properties(self, user: UserKey, application: ApplicationKey, properties: str) -> None:
-        self._db.execute(
-            "INSERT INTO application_properties (user, application, properties)"
-            " VALUES (:user, :application, :properties)"
-            " ON CONFLICT (user, application) DO UPDATE SET properties = excluded.properties",
+        insert(
+            self._db,
+            "application_properties",
             {"user": user, "application": application, "properties": properties},
+            "ON CONFLICT (user, application) DO UPDATE SET properties = excluded.properties",
         )
 
     def remove_properties(self, user: UserKey, application: ApplicationKey) -> bool:

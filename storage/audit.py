@@ -7,7 +7,7 @@ from typing import Any
 
 from config.mail import folded_address
 from storage.records import AuditFilter, AuditRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, values_of
 
 _COLUMNS = "at_ms, event, actor, address, object, outcome, of_stranger, details"
 
@@ -17,20 +17,11 @@ class AuditStore:
         self._db = db
 
     def add(self, entry: AuditRecord) -> None:
-        self._db.execute(
-            f"INSERT INTO audit_entry ({_COLUMNS}) VALUES"  # noqa: S608 - constants
-            " (:at_ms, :event, :actor, :address, :object, :outcome, :of_stranger, :details)",
-            {
-                "at_ms": entry.at_ms,
-                "event": entry.event,
-                "actor": entry.actor,
-                "address": entry.address,
-                "object": entry.object,
-                "outcome": entry.outcome,
-                "of_stranger": int(entry.of_stranger),
-                "details": json.dumps(entry.details, ensure_ascii=False),
-            },
-        )
+        values = values_of(entry) | {
+            "of_stranger": int(entry.of_stranger),
+            "details": json.dumps(entry.details, ensure_ascii=False),
+        }
+        insert(self._db, "audit_entry", values)
 
     def find(self, wanted: AuditFilter) -> list[AuditRecord]:
         """The latest entries that match, oldest first. An e-mail address stands for the id of its user."""

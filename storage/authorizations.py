@@ -8,7 +8,7 @@ from typing import Any
 
 from storage.keys import ApplicationKey, UserKey
 from storage.records import AuthorizationCodeRecord, DeviceCodeRecord, RefreshTokenRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, values_of
 
 _KEPT_DEVICE_CODE_MS = 86_400_000  # until then an old code is answered as expired, afterwards as unknown
 
@@ -20,10 +20,11 @@ class AuthorizationStore:
     # Families and refresh tokens
 
     def add_family(self, *, application: ApplicationKey, user: UserKey, method: str, now_ms: int) -> int:
-        row = self._db.execute(
-            "INSERT INTO token_family (application, user, method, created_on, usable_until)"
-            " VALUES (:application, :user, :method, :now, :now) RETURNING key",
-            {"application": application, "user": user, "method": method, "now": now_ms},
+        row = insert(
+            self._db,
+            "token_family",
+            {"application": application, "user": user, "method": method, "created_on": now_ms, "usable_until": now_ms},
+            "RETURNING key",
         ).one()
         return int(row["key"]) if row else 0
 
@@ -74,10 +75,7 @@ class AuthorizationStore:
         return [row["hash"] for row in rows]
 
     def add_refresh_token(self, hash_: bytes, family: int, *, usable_until: int) -> None:
-        self._db.execute(
-            "INSERT INTO refresh_token (hash, family, usable_until) VALUES (:hash, :family, :until)",
-            {"hash": hash_, "family": family, "until": usable_until},
-        )
+        insert(self._db, "refresh_token", {"hash": hash_, "family": family, "usable_until": usable_until})
         self._db.execute(
             "UPDATE token_family SET usable_until = :until WHERE key = :family",
             {"family": family, "until": usable_until},
@@ -100,18 +98,8 @@ class AuthorizationStore:
     # Authorization codes
 
     def add_code(self, code: AuthorizationCodeRecord) -> None:
-        self._db.execute(
-            "INSERT INTO authorization_code (hash, application, user, redirect_uri, code_challenge, expires_on)"
-            " VALUES (:hash, :application, :user, :redirect_uri, :code_challenge, :expires_on)",
-            {
-                "hash": code.hash,
-                "application": code.application,
-                "user": code.user,
-                "redirect_uri": code.redirect_uri,
-                "code_challenge": code.code_challenge,
-                "expires_on": code.expires_on,
-            },
-        )
+        names = ("hash", "application", "user", "redirect_uri", "code_challenge", "expires_on")
+        insert(self._db, "authorization_code", values_of(code, names))
 
     def code(self, hash_: bytes) -> AuthorizationCodeRecord | None:
         row = self._db.execute("SELECT * FROM authorization_code WHERE hash = :hash", {"hash": hash_}).one()
@@ -126,18 +114,8 @@ class AuthorizationStore:
     # Device codes
 
     def add_device_code(self, code: DeviceCodeRecord) -> None:
-        self._db.execute(
-            "INSERT INTO device_code (hash, user_code, application, interval_seconds, expires_on, state)"
-            " VALUES (:hash, :user_code, :application, :interval_seconds, :expires_on, :state)",
-            {
-                "hash": code.hash,
-                "user_code": code.user_code,
-                "application": code.application,
-                "interval_seconds": code.interval_seconds,
-                "expires_on": code.expires_on,
-                "state": code.state,
-            },
-        )
+        names = ("hash", "user_code", "application", "interval_seconds", "expires_on", "state")
+        insert(self._db, "device_code", values_of(code, names))
 
     def device_code(self, hash_: bytes) -> DeviceCodeRecord | None:
         row = self._db.execute("SELECT * FROM device_code WHERE hash = :hash", {"hash": hash_}).one()

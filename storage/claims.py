@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,7 @@ class ClaimStore:
         self._db = db
 
     def put(self, claim: ClaimRecord) -> None:
-        self._db.execute(
-            "INSERT INTO account_claim (user, former, claimed_on, content)"
-            " VALUES (:user, :former, :claimed_on, :content)",
-            {name: getattr(claim, name) for name in ClaimRecord.__slots__},
-        )
+        insert(self._db, "account_claim", values_of(claim))
 
     def of(self, user: UserKey) -> ClaimRecord | None:
         row = self._db.execute("SELECT * FROM account_claim WHERE user = :user", {"user": user}).one()
@@ -43,10 +39,11 @@ class ClaimStore:
     # Consents that ended
 
     def end_consent(self, user: UserKey, application: ApplicationKey, *, by_user: bool) -> None:
-        self._db.execute(
-            "INSERT INTO ended_consent (user, application, by_user) VALUES (:user, :application, :by_user)"
-            " ON CONFLICT (user, application) DO UPDATE SET by_user = excluded.by_user",
+        insert(
+            self._db,
+            "ended_consent",
             {"user": user, "application": application, "by_user": int(by_user)},
+            "ON CONFLICT (user, application) DO UPDATE SET by_user = excluded.by_user",
         )
 
     def consent_ended(self, user: UserKey, application: ApplicationKey) -> bool:

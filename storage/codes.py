@@ -9,7 +9,7 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import UserKey
 from storage.records import InvitationRecord, PasswordResetRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, replacing, values_of
 
 
 class CodeStore:
@@ -19,10 +19,8 @@ class CodeStore:
     # New passwords
 
     def add_reset(self, reset: PasswordResetRecord) -> None:
-        self._db.execute(
-            "INSERT INTO password_reset (hash, user, password, expires_on) VALUES (:hash, :user, :password, :expires)",
-            {"hash": reset.hash, "user": reset.user, "password": reset.password, "expires": reset.expires_on},
-        )
+        values = {"hash": reset.hash, "user": reset.user, "password": reset.password, "expires_on": reset.expires_on}
+        insert(self._db, "password_reset", values)
 
     def reset(self, hash_: bytes, *, now_ms: int) -> PasswordResetRecord | None:
         row = self._db.execute(
@@ -40,17 +38,8 @@ class CodeStore:
 
     def put_invitation(self, invitation: InvitationRecord) -> None:
         """Add or replace the one invitation of this address; an earlier code becomes invalid."""
-        self._db.execute(
-            "INSERT INTO invitation (email, email_key, hash, organization, role, expires_on)"
-            " VALUES (:email, :email_key, :hash, :organization, :role, :expires_on)"
-            " ON CONFLICT (email) DO UPDATE SET email_key = excluded.email_key, hash = excluded.hash,"
-            " organization = excluded.organization,"
-            " role = excluded.role, expires_on = excluded.expires_on",
-            {
-                "email_key": folded_address(invitation.email),
-                **{name: getattr(invitation, name) for name in InvitationRecord.__slots__},
-            },
-        )
+        values = values_of(invitation) | {"email_key": folded_address(invitation.email)}
+        insert(self._db, "invitation", values, f"ON CONFLICT (email) DO UPDATE SET {replacing(values)}")
 
     def invitation(self, hash_: bytes, *, now_ms: int) -> InvitationRecord | None:
         row = self._db.execute(
@@ -88,10 +77,7 @@ class CodeStore:
         return row is not None
 
     def add_external_user(self, issuer: str, subject: str, user: UserKey) -> None:
-        self._db.execute(
-            "INSERT INTO external_identity (issuer, subject, user) VALUES (:issuer, :subject, :user)",
-            {"issuer": issuer, "subject": subject, "user": user},
-        )
+        insert(self._db, "external_identity", {"issuer": issuer, "subject": subject, "user": user})
 
     def count_external_sign_ins(self) -> int:
         row = self._db.execute("SELECT count(*) AS count FROM external_sign_in").one()
@@ -99,11 +85,8 @@ class CodeStore:
 
     def add_external_sign_in(self, hash_: bytes, *, browser: bytes, content: bytes, expires_on: int) -> None:
         """`hash_` is the SHA-256 of the `state`, `browser` that of the browser's own key; `content` is sealed."""
-        self._db.execute(
-            "INSERT INTO external_sign_in (hash, browser, content, expires_on)"
-            " VALUES (:hash, :browser, :content, :expires_on)",
-            {"hash": hash_, "browser": browser, "content": content, "expires_on": expires_on},
-        )
+        values = {"hash": hash_, "browser": browser, "content": content, "expires_on": expires_on}
+        insert(self._db, "external_sign_in", values)
 
     def take_external_sign_in(self, hash_: bytes, *, browser: bytes, now_ms: int) -> bytes | None:
         """Remove and return the content, if this browser began the sign-in."""

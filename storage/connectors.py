@@ -6,7 +6,7 @@ from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey, Position, UserKey
 from storage.records import ConnectorLinkRecord, ConnectorRecord, ConnectorStateRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, replacing, values_of
 
 _LINKS = (
     "SELECT l.*, d.id AS device_id, d.owner, u.id AS owner_id FROM connector_link AS l"
@@ -29,11 +29,8 @@ class ConnectorStore:
 
     def put_connector(self, connector: ConnectorRecord) -> None:
         """Bind the connector to its device type. See `demand_authorization`."""
-        self._db.execute(
-            "INSERT INTO connector (device_type, plugin, terms) VALUES (:device_type, :plugin, :terms)"
-            " ON CONFLICT (device_type) DO UPDATE SET plugin = excluded.plugin, terms = excluded.terms",
-            {name: getattr(connector, name) for name in ConnectorRecord.__slots__},
-        )
+        then = f"ON CONFLICT (device_type) DO UPDATE SET {replacing(('plugin', 'terms'))}"
+        insert(self._db, "connector", values_of(connector), then)
         self._db.execute(
             "UPDATE device_type SET has_cloud_connector = 1 WHERE key = :type", {"type": connector.device_type}
         )
@@ -75,20 +72,9 @@ class ConnectorStore:
         linked_on: int,
         next_fetch_on: int,
     ) -> None:
-        self._db.execute(
-            "INSERT INTO connector_link (device, device_type, account, sealed, linked_on, next_fetch_on)"
-            " VALUES (:device, :type, :account, :sealed, :linked_on, :next_fetch_on)"
-            " ON CONFLICT (device) DO UPDATE SET account = excluded.account, sealed = excluded.sealed,"
-            " linked_on = excluded.linked_on, next_fetch_on = excluded.next_fetch_on",
-            {
-                "device": device,
-                "type": device_type,
-                "account": account,
-                "sealed": sealed,
-                "linked_on": linked_on,
-                "next_fetch_on": next_fetch_on,
-            },
-        )
+        values = {"account": account, "sealed": sealed, "linked_on": linked_on, "next_fetch_on": next_fetch_on}
+        then = f"ON CONFLICT (device) DO UPDATE SET {replacing(values)}"
+        insert(self._db, "connector_link", {"device": device, "device_type": device_type, **values}, then)
 
     def update_link(self, device: DeviceKey, *, linked_on: int, account: bytes | None, sealed: bytes) -> bool:
         """Change the link that was made at `linked_on`; a newer one, or none, stays as it is."""
@@ -154,12 +140,9 @@ class ConnectorStore:
 
     def put_progress(self, device: DeviceKey, account: str, progress: str, *, now_ms: int, at_most: int) -> None:
         """Store the progress with an account. Delete those of the device's oldest accounts beyond `at_most`."""
-        self._db.execute(
-            "INSERT INTO connector_progress (device, account, progress, changed_on)"
-            " VALUES (:device, :account, :progress, :now) ON CONFLICT (device, account)"
-            " DO UPDATE SET progress = excluded.progress, changed_on = excluded.changed_on",
-            {"device": device, "account": account, "progress": progress, "now": now_ms},
-        )
+        changed = {"progress": progress, "changed_on": now_ms}
+        then = f"ON CONFLICT (device, account) DO UPDATE SET {replacing(changed)}"
+        insert(self._db, "connector_progress", {"device": device, "account": account, **changed}, then)
         self._db.execute(
             "DELETE FROM connector_progress WHERE device = :device AND account <> :account AND account NOT IN"
             " (SELECT account FROM connector_progress WHERE device = :device AND account <> :account"
@@ -212,11 +195,8 @@ class ConnectorStore:
 
     def put_sub_device(self, device: DeviceKey, *, holder: DeviceKey) -> None:
         """From now on the link of `holder` is used for `device`."""
-        self._db.execute(
-            "INSERT INTO connector_sub_device (device, holder) VALUES (:device, :holder)"
-            " ON CONFLICT (device) DO UPDATE SET holder = excluded.holder",
-            {"device": device, "holder": holder},
-        )
+        values = {"device": device, "holder": holder}
+        insert(self._db, "connector_sub_device", values, "ON CONFLICT (device) DO UPDATE SET holder = excluded.holder")
 
     def count_links(self, device_type: DeviceTypeKey) -> int:
         row = self._db.execute(
@@ -240,11 +220,7 @@ class ConnectorStore:
     def add_state(self, state: ConnectorStateRecord, *, now_ms: int, at_most: int) -> None:
         """Add a state. Delete the device's oldest states beyond `at_most`, and every state that has expired."""
         self._db.execute("DELETE FROM connector_state WHERE expires_on <= :now", {"now": now_ms})
-        self._db.execute(
-            "INSERT INTO connector_state (hash, device, user, referer, application, sealed, expires_on)"
-            " VALUES (:hash, :device, :user, :referer, :application, :sealed, :expires_on)",
-            {name: getattr(state, name) for name in ConnectorStateRecord.__slots__},
-        )
+        insert(self._db, "connector_state", values_of(state))
         self._db.execute(
             "DELETE FROM connector_state WHERE device = :device AND hash NOT IN (SELECT hash FROM connector_state"
             " WHERE device = :device ORDER BY key DESC LIMIT :at_most)",

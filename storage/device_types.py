@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, replacing, sure, values_of
 
 _STANDS_IN = (
     "(SELECT min(m.user) FROM membership AS m WHERE m.organization = t.organization AND m.role = 'administrator')"
@@ -217,7 +217,7 @@ class DeviceTypeStore:
 
         Only the columns of the device type's own table are written.
         """
-        parameters = {
+        values = {
             "id": device_type.id,
             "unique_name": device_type.unique_name,
             "name": device_type.name,
@@ -232,13 +232,8 @@ class DeviceTypeStore:
             "vid": device_type.vid,
             "in_store": None if device_type.in_store is None else int(device_type.in_store),
         }
-        changes = ", ".join(f"{column} = excluded.{column}" for column in parameters if column != "id")
-        row = self._db.execute(
-            f"INSERT INTO device_type ({', '.join(parameters)}, created_on)"  # noqa: S608 - constants
-            f" VALUES ({', '.join(f':{column}' for column in parameters)}, :now)"
-            f" ON CONFLICT (id) DO UPDATE SET {changes} RETURNING key",
-            {**parameters, "now": device_type.created_on},
-        ).one()
+        then = f"ON CONFLICT (id) DO UPDATE SET {replacing(values)} RETURNING key"
+        row = insert(self._db, "device_type", values | {"created_on": device_type.created_on}, then).one()
         key = DeviceTypeKey(sure(row)["key"])
         self._db.execute("DELETE FROM device_type_tag WHERE device_type = :key", {"key": key})
         self._db.insert_many(
@@ -270,17 +265,7 @@ class DeviceTypeStore:
         return None if row is None else ManifestRecord(**{**dict(row), "approved": bool(row["approved"])})
 
     def add_manifest(self, manifest: ManifestRecord) -> None:
-        self._db.execute(
-            "INSERT INTO manifest (device_type, version, document, approved, created_on)"
-            " VALUES (:device_type, :version, :document, :approved, :created_on)",
-            {
-                "device_type": manifest.device_type,
-                "version": manifest.version,
-                "document": manifest.document,
-                "approved": int(manifest.approved),
-                "created_on": manifest.created_on,
-            },
-        )
+        insert(self._db, "manifest", values_of(manifest) | {"approved": int(manifest.approved)})
         if manifest.approved:
             self._updated(manifest.device_type, manifest.created_on)
 

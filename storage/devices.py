@@ -9,7 +9,7 @@ from typing import Any
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
 from storage.shares import ShareStore
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, replacing, sure, values_of
 
 _PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on", "is_connected")
 _SELECT_ANY = (
@@ -240,19 +240,8 @@ class DeviceStore:
         return DeviceTokenRecord(**dict(row)) if row else None
 
     def put_token(self, token: DeviceTokenRecord) -> None:
-        self._db.execute(
-            "INSERT INTO device_token (device, hash, sealed, application, created_on)"
-            " VALUES (:device, :hash, :sealed, :application, :created_on)"
-            " ON CONFLICT (device) DO UPDATE SET hash = excluded.hash, sealed = excluded.sealed,"
-            " application = excluded.application, created_on = excluded.created_on",
-            {
-                "device": token.device,
-                "hash": token.hash,
-                "sealed": token.sealed,
-                "application": token.application,
-                "created_on": token.created_on,
-            },
-        )
+        values = values_of(token)
+        insert(self._db, "device_token", values, f"ON CONFLICT (device) DO UPDATE SET {replacing(values)}")
 
     def remove_token(self, device: DeviceKey) -> None:
         self._db.execute("DELETE FROM device_token WHERE device = :device", {"device": device})

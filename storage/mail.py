@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from storage.records import MailRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, values_of
 
 
 class MailStore:
@@ -14,12 +14,7 @@ class MailStore:
         self._db = db
 
     def add(self, mail: MailRecord) -> None:
-        self._db.execute(
-            "INSERT INTO mail (message_id, kind, recipient, cause, content, created_on, next_on, attempts, outcome,"
-            " last_error) VALUES (:message_id, :kind, :recipient, :cause, :content, :created_on, :next_on, :attempts,"
-            " :outcome, :last_error)",
-            {name: getattr(mail, name) for name in MailRecord.__slots__},
-        )
+        insert(self._db, "mail", values_of(mail))
 
     def count_waiting(self) -> int:
         row = self._db.execute("SELECT count(*) AS count FROM mail WHERE next_on IS NOT NULL").one()

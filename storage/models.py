@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,9 @@ class ModelStore:
 
     def add(self, model: ModelRecord, devices: Iterable[DeviceKey]) -> ModelRecord:
         """Add a model of these devices' values; return it with its key."""
-        row = self._db.execute(
-            f"INSERT INTO model ({', '.join(_WRITTEN)}) VALUES ({', '.join(f':{name}' for name in _WRITTEN)})"  # noqa: S608 - constants
-            " RETURNING key",
-            {name: getattr(model, name) for name in _WRITTEN},
-        ).one()
-        key = int(sure(row)["key"])
+        key = int(sure(insert(self._db, "model", values_of(model, _WRITTEN), "RETURNING key").one())["key"])
         for device in devices:
-            self._db.execute(
-                "INSERT INTO model_device (device, model) VALUES (:device, :model)"
-                " ON CONFLICT (device, model) DO NOTHING",
-                {"device": device, "model": key},
-            )
+            insert(self._db, "model_device", {"device": device, "model": key}, "ON CONFLICT (device, model) DO NOTHING")
         found = self._one("m.key = :key", {"key": key})
         assert found is not None, "it was just added"  # noqa: S101 - an invariant of the store
         return found

@@ -6,7 +6,7 @@ from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import PaymentRecord, PlanRecord, TierRecord, UpgradeTokenRecord
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, sure, values_of
 
 _TIER = ", ".join(f"t.{field.name}" for field in fields(TierRecord))
 # The free tier that a device without a tier of its own is on.
@@ -40,16 +40,11 @@ class MonetizationStore:
             " (SELECT coalesce(max(version), 0) + 1 FROM monetization_plan WHERE device_type = :device_type),"
             " :status, :contact_email, :contact_phone, :comments, :revenue_share_percent, :created_on, :modified_on)"
             " RETURNING *",
-            _values(plan),
+            values_of(plan),
         ).one()
         added = PlanRecord(**dict(sure(row)))
         for tier in tiers:
-            self._db.execute(
-                "INSERT INTO monetization_tier (id, plan, name, type, description, cost, message_limit, interval,"
-                " billing_interval, created_on, modified_on) VALUES (:id, :plan, :name, :type, :description, :cost,"
-                " :message_limit, :interval, :billing_interval, :created_on, :modified_on)",
-                {**_values(tier), "plan": added.key},
-            )
+            insert(self._db, "monetization_tier", values_of(tier, TierRecord.__slots__[1:]) | {"plan": added.key})
         return added
 
     def plans(self, device_type: DeviceTypeKey) -> list[PlanRecord]:
@@ -103,10 +98,11 @@ class MonetizationStore:
         return TierRecord(**dict(row)) if row else None
 
     def set_tier(self, device: DeviceKey, tier: int, *, now_ms: int) -> None:
-        self._db.execute(
-            "INSERT INTO device_tier (device, tier, since) VALUES (:device, :tier, :now)"
-            " ON CONFLICT (device) DO UPDATE SET tier = excluded.tier, since = excluded.since",
-            {"device": device, "tier": tier, "now": now_ms},
+        insert(
+            self._db,
+            "device_tier",
+            {"device": device, "tier": tier, "since": now_ms},
+            "ON CONFLICT (device) DO UPDATE SET tier = excluded.tier, since = excluded.since",
         )
 
     def keep_tiers(self, device_type: DeviceTypeKey, *, now_ms: int) -> None:
@@ -137,11 +133,7 @@ class MonetizationStore:
         self._db.execute(
             "DELETE FROM upgrade_token WHERE expires_on < :expires - 86400000", {"expires": token.expires_on}
         )
-        self._db.execute(
-            "INSERT INTO upgrade_token (hash, user, token, application, device, action, expires_on)"
-            " VALUES (:hash, :user, :token, :application, :device, :action, :expires_on)",
-            _values(token),
-        )
+        insert(self._db, "upgrade_token", values_of(token))
 
     def upgrade_token(self, hash_: bytes) -> UpgradeTokenRecord | None:
         row = self._db.execute("SELECT * FROM upgrade_token WHERE hash = :hash", {"hash": hash_}).one()
@@ -151,13 +143,7 @@ class MonetizationStore:
         self._db.execute("UPDATE upgrade_token SET used_on = :now WHERE hash = :hash", {"hash": hash_, "now": now_ms})
 
     def add_payment(self, payment: PaymentRecord) -> None:
-        self._db.execute(
-            "INSERT INTO payment (id, device, device_id, user, tier, processor, status, cost, owner_share,"
-            " redirect_uri, code_hash, external_id, created_on)"
-            " VALUES (:id, :device, :device_id, :user, :tier, :processor, :status, :cost, :owner_share,"
-            " :redirect_uri, :code_hash, :external_id, :created_on)",
-            _values(payment),
-        )
+        insert(self._db, "payment", values_of(payment))
 
     def payment(self, id_: str) -> PaymentRecord | None:
         return self._payment("id = :value", id_)
@@ -214,7 +200,3 @@ class MonetizationStore:
 
 def _payment(row: Mapping[str, Any]) -> PaymentRecord:
     return PaymentRecord(**{field.name: row[field.name] for field in fields(PaymentRecord)})
-
-
-def _values(record: PlanRecord | TierRecord | UpgradeTokenRecord | PaymentRecord) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}

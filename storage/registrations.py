@@ -5,13 +5,18 @@ from typing import Any
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
 from storage.records import RegistrationRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, values_of
 
 _SELECT = (
     "SELECT r.*, t.id AS device_type_id, d.id AS device_id FROM registration AS r"
     " JOIN device_type AS t ON t.key = r.device_type"
     " LEFT JOIN device AS d ON d.key = r.device AND d.deleted_on IS NULL WHERE "
 )
+
+_WRITTEN = (
+    "id", "device_type", "vendor_device_id", "certificate", "certificate_hash", "nonce_hash", "status", "created_on",
+    "expires_on",
+)  # fmt: skip
 
 
 class RegistrationStore:
@@ -41,24 +46,7 @@ class RegistrationStore:
         return _registration(row) if row else None
 
     def add(self, registration: RegistrationRecord, *, pin: str) -> None:
-        self._db.execute(
-            "INSERT INTO registration (id, device_type, vendor_device_id, certificate, certificate_hash, nonce_hash,"
-            " pin, status, created_on, expires_on)"
-            " VALUES (:id, :device_type, :vendor_device_id, :certificate, :certificate_hash, :nonce_hash,"
-            " :pin, :status, :created_on, :expires_on)",
-            {
-                "id": registration.id,
-                "device_type": registration.device_type,
-                "vendor_device_id": registration.vendor_device_id,
-                "certificate": registration.certificate,
-                "certificate_hash": registration.certificate_hash,
-                "nonce_hash": registration.nonce_hash,
-                "pin": pin,
-                "status": registration.status,
-                "created_on": registration.created_on,
-                "expires_on": registration.expires_on,
-            },
-        )
+        insert(self._db, "registration", values_of(registration, _WRITTEN) | {"pin": pin})
 
     def confirm(self, id_: str, *, user: UserKey | None, application: ApplicationKey | None, device: DeviceKey) -> None:
         """Note the user who entered the PIN; the PIN cannot be used again."""
@@ -135,10 +123,7 @@ class RegistrationStore:
         """Replace the authorities of a device type; `issuer_dn` is that of the first authority."""
         self._db.execute("DELETE FROM certificate_authority WHERE device_type = :key", {"key": device_type})
         for certificate in certificates:
-            self._db.execute(
-                "INSERT INTO certificate_authority (device_type, certificate) VALUES (:key, :certificate)",
-                {"key": device_type, "certificate": certificate},
-            )
+            insert(self._db, "certificate_authority", {"device_type": device_type, "certificate": certificate})
         self._db.execute(
             "UPDATE device_type SET issuer_dn = :issuer_dn WHERE key = :key",
             {"key": device_type, "issuer_dn": issuer_dn},

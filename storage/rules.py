@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, Position, RuleKey, UserKey
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, sure, values_of
 
 UseKind = Literal["device", "type"]
 _PROBLEMS_KEPT: Final = 20  # of one rule
@@ -166,18 +166,13 @@ class RuleStore:
 
     def add(self, rule: RuleRecord) -> RuleKey:
         """Add a rule; its key is assigned."""
-        names = _COLUMNS[1:]
-        row = self._db.execute(
-            f"INSERT INTO rule ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)}) RETURNING key",  # noqa: S608
-            {name: getattr(rule, name) for name in names},
-        ).one()
-        return RuleKey(sure(row)["key"])
+        return RuleKey(sure(insert(self._db, "rule", values_of(rule, _COLUMNS[1:]), "RETURNING key").one())["key"])
 
     def put(self, rule: RuleRecord) -> None:
         changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS[1:])
         self._db.execute(
             f"UPDATE rule SET {changes} WHERE key = :key",  # noqa: S608 - constants
-            {name: getattr(rule, name) for name in _COLUMNS},
+            values_of(rule, _COLUMNS),
         )
 
     def remove(self, rule: RuleKey) -> None:
@@ -198,10 +193,7 @@ class RuleStore:
     def put_uses(self, rule: RuleKey, uses: Iterable[tuple[UseKind, int]]) -> None:
         self._db.execute("DELETE FROM rule_use WHERE rule = :rule", {"rule": rule})
         for kind, key in set(uses):
-            self._db.execute(
-                "INSERT INTO rule_use (rule, kind, object) VALUES (:rule, :kind, :object)",
-                {"rule": rule, "kind": kind, "object": key},
-            )
+            insert(self._db, "rule_use", {"rule": rule, "kind": kind, "object": key})
 
     def users_of(self, kind: UseKind, key: int) -> list[RuleKey]:
         """The rules that name this device or device type."""
@@ -279,11 +271,8 @@ class RuleStore:
         return (int(row["minute"]), int(row["day"])) if row else (0, 0)
 
     def add_request(self, rule: RuleKey, owner: UserKey, field: str, content: str, now_ms: Milliseconds) -> None:
-        self._db.execute(
-            "INSERT INTO rule_request (rule, owner, field, content, created_on)"
-            " VALUES (:rule, :owner, :field, :content, :now)",
-            {"rule": rule, "owner": owner, "field": field, "content": content, "now": now_ms},
-        )
+        values = {"rule": rule, "owner": owner, "field": field, "content": content, "created_on": now_ms}
+        insert(self._db, "rule_request", values)
 
     def waiting_requests(self, *, of_one: int, limit: int) -> list[RuleRequest]:
         """The oldest requests of each user that are not finished, at most `of_one`: first the oldest one of each."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,7 @@ class SceneStore:
 
     def add(self, scene: SceneRecord, devices: Iterable[DeviceKey]) -> SceneRecord:
         """Add a scene whose Actions name these devices; return it with its key."""
-        row = self._db.execute(
-            f"INSERT INTO scene ({', '.join(_WRITTEN)}) VALUES ({', '.join(f':{name}' for name in _WRITTEN)})"  # noqa: S608 - constants
-            " RETURNING key",
-            {name: getattr(scene, name) for name in _WRITTEN},
-        ).one()
-        key = int(sure(row)["key"])
+        key = int(sure(insert(self._db, "scene", values_of(scene, _WRITTEN), "RETURNING key").one())["key"])
         self._put_devices(key, devices)
         found = self.scene(key)
         assert found is not None, "it was just added"  # noqa: S101 - an invariant of the store
@@ -64,7 +59,7 @@ class SceneStore:
         """Write what may change of a scene. `devices`: those that its Actions name; None: they did not change."""
         self._db.execute(
             f"UPDATE scene SET {', '.join(f'{name} = :{name}' for name in _CHANGED)} WHERE key = :key",  # noqa: S608 - constants
-            {name: getattr(scene, name) for name in ("key", *_CHANGED)},
+            values_of(scene, ("key", *_CHANGED)),
         )
         if devices is not None:
             self._db.execute("DELETE FROM scene_device WHERE scene = :scene", {"scene": scene.key})
@@ -72,10 +67,8 @@ class SceneStore:
 
     def _put_devices(self, scene: int, devices: Iterable[DeviceKey]) -> None:
         for device in devices:
-            self._db.execute(
-                "INSERT INTO scene_device (device, scene) VALUES (:device, :scene)"
-                " ON CONFLICT (device, scene) DO NOTHING",
-                {"device": device, "scene": scene},
+            insert(
+                self._db, "scene_device", {"device": device, "scene": scene}, "ON CONFLICT (device, scene) DO NOTHING"
             )
 
     def invalidate(self, scene: SceneRecord, *, now_ms: int, findings: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from storage.keys import UserKey
 from storage.records import SecondFactorRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, values_of
 
 
 class SecondFactorStore:
@@ -17,20 +17,9 @@ class SecondFactorStore:
 
     def add(self, factor: SecondFactorRecord, recovery_codes: Iterable[bytes]) -> None:
         """Raises StoreError when the user has one. `recovery_codes` are hashes."""
-        self._db.execute(
-            "INSERT INTO second_factor (user, secret, last_step, created_on)"
-            " VALUES (:user, :secret, :last_step, :created_on)",
-            {
-                "user": factor.user,
-                "secret": factor.secret,
-                "last_step": factor.last_step,
-                "created_on": factor.created_on,
-            },
-        )
+        insert(self._db, "second_factor", values_of(factor))
         for hash_ in recovery_codes:
-            self._db.execute(
-                "INSERT INTO recovery_code (user, hash) VALUES (:user, :hash)", {"user": factor.user, "hash": hash_}
-            )
+            insert(self._db, "recovery_code", {"user": factor.user, "hash": hash_})
 
     def use_step(self, user: UserKey, step: int) -> bool:
         """Use up the codes of this time step and of all before. False when they were used already."""

@@ -2,7 +2,7 @@
 
 from storage.keys import UserKey
 from storage.records import SessionRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, values_of
 
 
 class SessionStore:
@@ -10,21 +10,7 @@ class SessionStore:
         self._db = db
 
     def add(self, session: SessionRecord) -> None:
-        self._db.execute(
-            "INSERT INTO session (hash, user, password, proof, address, user_agent, created_on, used_on, expires_on)"
-            " VALUES (:hash, :user, :password, :proof, :address, :user_agent, :created_on, :used_on, :expires_on)",
-            {
-                "hash": session.hash,
-                "user": session.user,
-                "password": session.password,
-                "proof": session.proof,
-                "address": session.address,
-                "user_agent": session.user_agent,
-                "created_on": session.created_on,
-                "used_on": session.used_on,
-                "expires_on": session.expires_on,
-            },
-        )
+        insert(self._db, "session", values_of(session))
 
     def find(self, hash_: bytes, *, now_ms: int) -> SessionRecord | None:
         """The session, while it lasts."""

@@ -10,7 +10,7 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import ShareRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, replacing, values_of
 
 _FROM = " FROM device_share AS s JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE "
 _SELECT = f"SELECT s.*{_FROM}"
@@ -134,23 +134,9 @@ class ShareStore:
 
     def put(self, share: ShareRecord) -> None:
         """Add a share, or change the user and the status of the share with its id."""
-        self._db.execute(
-            "INSERT INTO device_share (id, device, email, email_key, user, status, shared_on, code_hash, uid)"
-            " VALUES (:id, :device, :email, :email_key, :user, :status, :shared_on, :code_hash, :uid)"
-            " ON CONFLICT (id) DO UPDATE SET user = excluded.user, status = excluded.status,"
-            " code_hash = excluded.code_hash",
-            {
-                "id": share.id,
-                "device": share.device,
-                "email": share.email,
-                "email_key": folded_address(share.email),
-                "user": share.user,
-                "status": share.status,
-                "shared_on": share.shared_on,
-                "code_hash": share.code_hash,
-                "uid": share.uid,
-            },
-        )
+        values = values_of(share) | {"email_key": folded_address(share.email)}
+        then = f"ON CONFLICT (id) DO UPDATE SET {replacing(('user', 'status', 'code_hash'))}"
+        insert(self._db, "device_share", values, then)
 
     def remove(self, id_: str) -> None:
         self._db.execute("DELETE FROM device_share WHERE id = :id", {"id": id_})

@@ -1,6 +1,6 @@
 """The interface between stores and a database engine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NewType, Protocol
 
 #: Rows as an engine takes them, for one of its tables.
@@ -80,6 +80,22 @@ class StoreDamagedError(StoreError):
 
 class StoreFullError(StoreError):
     """The disk has no room for the write. Only more room helps, no restart."""
+
+
+def insert(db: StoreConnection, table: str, values: Mapping[str, Any], then: str = "") -> QueryResult:
+    """Insert a row, given by column. `then` follows the values: a clause with ON CONFLICT or RETURNING."""
+    names = f"({', '.join(values)}) VALUES ({', '.join(f':{name}' for name in values)})"
+    return db.execute(f"INSERT INTO {table} {names} {then}", values)  # noqa: S608 - constants
+
+
+def replacing(columns: Iterable[str]) -> str:
+    """What DO UPDATE SET sets when a row that is inserted takes the place of another one in these columns."""
+    return ", ".join(f"{column} = excluded.{column}" for column in columns)
+
+
+def values_of(record: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """The fields of a record, all or these, as `insert` takes them. Their names are those of the columns."""
+    return {name: getattr(record, name) for name in (record.__slots__ if names is None else names)}
 
 
 def sure(row: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, Position, UserKey
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, sure, values_of
 
 CONSUMER: Final = "subscriptions"
 
@@ -82,13 +82,8 @@ class SubscriptionStore:
 
     def add(self, record: SubscriptionRecord) -> SubscriptionRecord:
         """Add a subscription. The store gives its key."""
-        names = _COLUMNS[1:]
-        row = self._db.execute(
-            f"INSERT INTO subscription ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"  # noqa: S608 - constants
-            " RETURNING *",
-            {name: getattr(record, name) for name in names} | {"include_shared": int(record.include_shared)},
-        ).one()
-        return _record(sure(row))
+        values = values_of(record, _COLUMNS[1:]) | {"include_shared": int(record.include_shared)}
+        return _record(sure(insert(self._db, "subscription", values, "RETURNING *").one()))
 
     def put(self, record: SubscriptionRecord) -> None:
         values = [getattr(record, name) for name in _COLUMNS]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,7 @@ class TaskStore:
 
     def add(self, task: TaskRecord) -> TaskRecord:
         """Add a task. The store gives its key."""
-        names = _TASK[1:]
-        row = self._db.execute(
-            f"INSERT INTO task ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)}) RETURNING *",  # noqa: S608 - constants
-            {name: getattr(task, name) for name in names},
-        ).one()
-        return _task(sure(row))
+        return _task(sure(insert(self._db, "task", values_of(task, _TASK[1:]), "RETURNING *").one()))
 
     def put(self, task: TaskRecord) -> None:
         self._db.put_many("task", _TASK, ("key",), [[getattr(task, name) for name in _TASK]])
@@ -296,10 +291,7 @@ class TaskStore:
     # History
 
     def add_history(self, entry: TaskHistoryRecord) -> None:
-        self._db.execute(
-            f"INSERT INTO task_history ({', '.join(_HISTORY)}) VALUES ({', '.join(f':{name}' for name in _HISTORY)})",  # noqa: S608 - constants
-            {name: getattr(entry, name) for name in _HISTORY},
-        )
+        insert(self._db, "task_history", values_of(entry, _HISTORY))
 
     def begin_history(self, task: int) -> None:
         """Add a row for each entry of a task, as the entry is now."""

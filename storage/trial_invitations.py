@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from config.mail import folded_address
 from storage.keys import Milliseconds
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, insert, replacing, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,9 @@ class TrialInvitationStore:
 
     def put(self, invitation: TrialInvitationRecord) -> None:
         """Add an invitation, or change the state and the code of the one with its id."""
-        names = _INVITATION[1:]
-        self._db.execute(
-            f"INSERT INTO trial_invitation (email_key, {', '.join(names)})"  # noqa: S608 - constants
-            f" VALUES (:email_key, {', '.join(f':{name}' for name in names)})"
-            " ON CONFLICT (id) DO UPDATE SET status = excluded.status, accepted_on = excluded.accepted_on,"
-            " revoked_on = excluded.revoked_on, code_hash = excluded.code_hash",
-            {
-                "email_key": folded_address(invitation.email),
-                **{name: getattr(invitation, name) for name in names},
-            },
-        )
+        values = values_of(invitation, _INVITATION[1:]) | {"email_key": folded_address(invitation.email)}
+        changed = replacing(("status", "accepted_on", "revoked_on", "code_hash"))
+        insert(self._db, "trial_invitation", values, f"ON CONFLICT (id) DO UPDATE SET {changed}")
 
     def by_id(self, id_: str) -> TrialInvitationRecord | None:
         return self._one("id = :value", {"value": id_})

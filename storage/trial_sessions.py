@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from storage.keys import Milliseconds, UserKey
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, replacing, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,10 @@ class TrialSessionStore:
     # Sessions
 
     def add(self, session: TrialSessionRecord) -> None:
-        key = self._insert("trial_session", {name: getattr(session, name) for name in _SESSION})
+        row = insert(self._db, "trial_session", values_of(session, _SESSION), "RETURNING key").one()
+        key = int(sure(row)["key"])
         for device in filter(None, session.devices.split(",")):
-            self._insert("trial_session_device", {"session": key, "device": device}, returning="session")
+            insert(self._db, "trial_session_device", {"session": key, "device": device})
 
     def put(self, session: TrialSessionRecord) -> None:
         """Change start and end of the session with this key."""
@@ -124,12 +125,8 @@ class TrialSessionStore:
 
     def put_document(self, document: TrialDocumentRecord) -> None:
         """Add a document, or replace content and sharing of the one with its id."""
-        self._db.execute(
-            f"INSERT INTO trial_document ({', '.join(_DOCUMENT)}) VALUES ({', '.join(f':{one}' for one in _DOCUMENT)})"  # noqa: S608 - constants
-            " ON CONFLICT (id) DO UPDATE SET name = excluded.name, session = excluded.session,"
-            " content = excluded.content, sharing = excluded.sharing",
-            {name: getattr(document, name) for name in _DOCUMENT},
-        )
+        changed = replacing(("name", "session", "content", "sharing"))
+        insert(self._db, "trial_document", values_of(document, _DOCUMENT), f"ON CONFLICT (id) DO UPDATE SET {changed}")
 
     def remove_document(self, id_: str) -> None:
         self._db.execute("DELETE FROM trial_document WHERE id = :id", {"id": id_})
@@ -152,14 +149,6 @@ class TrialSessionStore:
         given = {"trial": trial, "kind": kind, "name": name, "offset": offset, "limit": limit}
         rows = self._db.execute(f"SELECT *{where} ORDER BY key LIMIT :limit OFFSET :offset", given)
         return [TrialDocumentRecord(**dict(row)) for row in rows], self._count(where, given)
-
-    def _insert(self, table: str, values: Mapping[str, object], *, returning: str = "key") -> int:
-        names = ", ".join(values)
-        row = self._db.execute(
-            f"INSERT INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name in values)}) RETURNING {returning}",  # noqa: S608 - constants
-            values,
-        ).one()
-        return int(sure(row)[returning])
 
     def _count(self, where: str, given: Mapping[str, object]) -> int:
         return int(sure(self._db.execute(f"SELECT count(*) AS n{where}", given).one())["n"])

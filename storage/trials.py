@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.records import UserRecord, user_record
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, insert, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class TrialStore:
 
     def add(self, trial: TrialRecord) -> TrialRecord:
         """Add a trial. The store gives its key."""
-        row = self._insert("trial", _TRIAL[1:], {name: getattr(trial, name) for name in _TRIAL[1:]})
+        row = sure(insert(self._db, "trial", values_of(trial, _TRIAL[1:]), "RETURNING *").one())
         return TrialRecord(**dict(row))
 
     def put(self, trial: TrialRecord) -> None:
         """Change name, description and end of the trial with this key."""
         self._db.execute(
             "UPDATE trial SET name = :name, description = :description, ended_on = :ended_on WHERE key = :key",
-            {name: getattr(trial, name) for name in ("name", "description", "ended_on", "key")},
+            values_of(trial, ("name", "description", "ended_on", "key")),
         )
 
     def remove(self, trial: int) -> None:
@@ -119,7 +119,7 @@ class TrialStore:
         return OrganizationKey(row["organization"]) if row else None
 
     def put_personal_organization(self, user: UserKey, organization: OrganizationKey) -> None:
-        self._insert("personal_organization", ("user", "organization"), {"user": user, "organization": organization})
+        insert(self._db, "personal_organization", {"user": user, "organization": organization})
 
     def organization_of(self, user: UserKey) -> OrganizationKey | None:
         """The first organization of which the user is a member."""
@@ -177,7 +177,7 @@ class TrialStore:
     ) -> None:
         """`application`: with whose token the user accepted; None: on the page of the invitation."""
         given = {"trial": trial, "user": user, "role": role, "since": now_ms, "application": application}
-        self._insert("trial_member", tuple(given), given)
+        insert(self._db, "trial_member", given)
 
     def remove_member(self, trial: int, user: UserKey, role: str) -> None:
         self._db.execute(
@@ -230,7 +230,7 @@ class TrialStore:
 
     def add_type(self, trial: int, device_type: DeviceTypeKey) -> None:
         given = {"trial": trial, "device_type": device_type}
-        self._insert("trial_device_type", tuple(given), given)
+        insert(self._db, "trial_device_type", given)
 
     def remove_type(self, trial: int, device_type: DeviceTypeKey) -> None:
         """Take the type out of the trial, and its devices."""
@@ -262,7 +262,7 @@ class TrialStore:
 
     def connect(self, trial: int, user: UserKey, device: DeviceKey, *, now_ms: int) -> None:
         given = {"trial": trial, "user": user, "device": device, "connected_on": now_ms}
-        self._insert("trial_device", tuple(given), given)
+        insert(self._db, "trial_device", given)
 
     def disconnect(self, trial: int, device: DeviceKey) -> None:
         self._db.execute(
@@ -307,13 +307,6 @@ class TrialStore:
             f"SELECT t.device, t.user, t.connected_on{where} ORDER BY t.key LIMIT :limit OFFSET :offset", given
         )
         return [TrialDeviceRow(**dict(row)) for row in rows], self._count(where, given)
-
-    def _insert(self, table: str, names: Sequence[str], values: Mapping[str, object]) -> Mapping[str, Any]:
-        row = self._db.execute(
-            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)}) RETURNING *",  # noqa: S608 - constants
-            values,
-        ).one()
-        return sure(row)
 
     def _count(self, where: str, given: Mapping[str, object]) -> int:
         row = self._db.execute(f"SELECT count(*) AS n{where}", given).one()
