@@ -241,3 +241,10 @@ class StorageUnavailable(DomainError):
     status = 503
     template = "Service Unavailable"
     reason: str = field(default="", repr=True)
+
+
+@dataclass(eq=False)
+class LinkOver(Gone):
+    """The code of a one-time link is unknown, was used or has expired. The answer does not say which."""
+
+    template = "This link has expired or was used already."

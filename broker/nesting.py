@@ -6,7 +6,7 @@ The decoders recurse, and Python ends the recursion: 3.11 at 1,000 levels less t
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -85,3 +85,12 @@ def check_value_nesting(value: object) -> None:
             return
         level = [child for item in containers for child in (item.values() if isinstance(item, Mapping) else item)]
     raise NestedTooDeeplyError
+
+
+def without_nulls(value: Any) -> Any:
+    """A decoded document without its null members, for TOML, which has no null. A null member is an absent one."""
+    if isinstance(value, dict):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value]
+    return value

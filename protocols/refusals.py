@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.accounts.external_refusals import EmailNotVerified, NoAccountHere, ProviderRefused
-from broker.accounts.factor_check import WrongCode
+from broker.accounts.one_time_codes import WrongCode
 from broker.accounts.sessions import WrongPassword
 from broker.errors import (
     DomainError,

@@ -85,7 +85,7 @@ class StoreFullError(StoreError):
 def insert(db: StoreConnection, table: str, values: Mapping[str, Any], then: str = "") -> QueryResult:
     """Insert a row, given by column. `then` follows the values: a clause with ON CONFLICT or RETURNING."""
     names = f"({', '.join(values)}) VALUES ({', '.join(f':{name}' for name in values)})"
-    return db.execute(f"INSERT INTO {table} {names} {then}", values)  # noqa: S608 - constants
+    return db.execute(f"INSERT INTO {table} {names} {then}", values)
 
 
 def replacing(columns: Iterable[str]) -> str:

@@ -30,8 +30,7 @@ from typing import Final
 from broker.accounts.applications import Application, Method, find_application
 from broker.accounts.consent import ConsentScreen, must_ask, save_consent, screen_of
 from broker.accounts.issuance import Issuance
-from broker.accounts.query_parameters import QueryParameters
-from broker.accounts.redirects import with_parameters
+from broker.accounts.redirects import QueryParameters, with_parameters
 from broker.accounts.tokens import Tokens
 from broker.ids import new_id
 from broker.secrets import token_hash

@@ -8,9 +8,9 @@ not get the mail.
 import msgspec
 from cryptography.fernet import InvalidToken
 
-from broker.accounts.links import LinkOver
 from broker.accounts.throttle import Throttle
 from broker.clock import Clock
+from broker.errors import LinkOver
 from broker.mail import AddressConfirmation, Mails
 from broker.secrets import Vault
 from broker.trace.audit import AuditEvent, note

@@ -5,12 +5,14 @@ what it asks for. The page always shows that and asks; `approve` or `deny` decid
 `/token` returns the outcome. Every method counts wrong codes, by IP address and by code, against guessing.
 """
 
+import re
+import secrets
 from dataclasses import dataclass
+from typing import Final
 
 from broker.accounts.applications import Application
 from broker.accounts.consent import ConsentScreen, save_consent, screen_of
 from broker.accounts.throttle import Throttle
-from broker.accounts.user_codes import typed_user_code
 from broker.clock import Clock
 from broker.errors import NotFound
 from broker.facts import Fact, Router
@@ -20,6 +22,24 @@ from config.limits import USER_CODE_MISSES, USER_CODE_WINDOW_SECONDS
 from storage.database import Database, Transaction
 from storage.keys import UserKey
 from storage.records import DeviceCodeRecord
+
+#: Of user codes, such as `XXXX-XXXX`: without characters that look alike (reference 1.1).
+ALPHABET: Final = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
+_TYPED: Final = re.compile(rf"([{ALPHABET}]{{4}})-?([{ALPHABET}]{{4}})")
+
+
+def new_user_code() -> str:
+    return "-".join("".join(secrets.choice(ALPHABET) for _ in range(4)) for _ in range(2))
+
+
+def typed_user_code(text: str) -> str | None:
+    """The code that a person typed, in the form that devices show; None for other texts.
+
+    Case, blanks and the dash do not matter.
+    """
+    typed = "".join(text.split())
+    match = _TYPED.fullmatch(typed.upper()) if typed.isascii() else None  # other letters may become these
+    return None if match is None else f"{match[1]}-{match[2]}"
 
 
 @dataclass(eq=False)

@@ -9,10 +9,10 @@ provision file (broker/provisioning).
 from broker.accounts.claims import Claims
 from broker.accounts.hashing import Hashing
 from broker.accounts.issuance import Issuance
-from broker.accounts.links import LinkOver
 from broker.accounts.sign_up import add_account, check_account
 from broker.accounts.tokens import Tokens
 from broker.clock import Clock
+from broker.errors import LinkOver
 from broker.ids import is_id
 from broker.secrets import token_hash
 from storage.database import Database, Transaction

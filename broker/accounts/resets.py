@@ -15,14 +15,13 @@ import structlog
 from broker.accounts.claims import Claims
 from broker.accounts.hashing import Hashing
 from broker.accounts.issuance import Issuance
-from broker.accounts.links import LinkOver
 from broker.accounts.sessions import password_mark, user_called
 from broker.accounts.sign_up import check_password
 from broker.accounts.throttle import Throttle
 from broker.accounts.tokens import Tokens
 from broker.accounts.users import LOCAL, user_named
 from broker.clock import Clock
-from broker.errors import Conflict, UserNotFound, ValidationFailed
+from broker.errors import Conflict, LinkOver, UserNotFound, ValidationFailed
 from broker.ids import is_id, new_id
 from broker.mail import Letter, Mail, Mails, NoPasswordHere, PasswordReset
 from broker.secrets import token_hash

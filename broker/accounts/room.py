@@ -9,14 +9,14 @@ from broker.accounts.claims import Claims
 from broker.accounts.confirmations import Confirmations
 from broker.accounts.console import Console
 from broker.accounts.device_codes import DeviceCodes
-from broker.accounts.device_grant import DeviceCodeTerms
 from broker.accounts.disabling import Disabling
 from broker.accounts.external import ExternalSignIn
-from broker.accounts.factor_check import FactorCheck
 from broker.accounts.granted import GrantedApplications
+from broker.accounts.grants import DeviceCodeTerms
 from broker.accounts.hashing import Hashing
 from broker.accounts.invitations import AccountInvitations
 from broker.accounts.issuance import Lifetimes
+from broker.accounts.one_time_codes import FactorCheck
 from broker.accounts.open_sessions import OpenSessions
 from broker.accounts.operators import Operators
 from broker.accounts.organizations import Organizations

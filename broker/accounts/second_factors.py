@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 import msgspec
 from cryptography.fernet import InvalidToken
 
-from broker.accounts.factor_check import FactorCheck, WrongCode, recovery_hash
-from broker.accounts.one_time_codes import address_of, new_recovery_codes, new_secret, spaced, step_of
+from broker.accounts.one_time_codes import (
+    FactorCheck,
+    WrongCode,
+    address_of,
+    new_recovery_codes,
+    new_secret,
+    recovery_hash,
+    spaced,
+    step_of,
+)
 from broker.accounts.sessions import Session, user_called
 from broker.clock import Clock
 from broker.errors import Conflict, DomainError, PermissionDenied, UserNotFound

@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 from cryptography.fernet import InvalidToken
 
-from broker.accounts.factor_check import FactorCheck, WrongCode
 from broker.accounts.hashing import Hashing, TooBusy
+from broker.accounts.one_time_codes import FactorCheck, WrongCode
 from broker.accounts.throttle import Throttle
 from broker.clock import Clock
 from broker.errors import DomainError

@@ -6,7 +6,6 @@ from typing import Final
 from broker.accounts.common_passwords import common_password_finding
 from broker.accounts.hashing import Hashing
 from broker.accounts.throttle import Throttle
-from broker.accounts.user_names import free_user_name
 from broker.accounts.users import LOCAL
 from broker.clock import Clock
 from broker.errors import EmailTaken, Finding, NotFound, ValidationFailed
@@ -135,3 +134,20 @@ async def check_password(password: str) -> Finding | None:
 
 def is_password(text: str) -> bool:
     return PASSWORD_MIN_CHARACTERS <= len(text) <= PASSWORD_MAX_CHARACTERS
+
+
+_SHORTEST: Final = 5
+_LONGEST: Final = 36
+
+
+def free_user_name(tx: Transaction, email: str) -> str:
+    """A generated user name (reference 5.1): the local part of the e-mail address, with a number if it is too short or
+    taken.
+    """
+    stem = re.sub(r"[^a-z0-9_.-]", "_", email.partition("@")[0].lower())
+    name, number = stem[:_LONGEST], 0
+    while len(name) < _SHORTEST or tx.accounts.user_named(name) is not None:
+        number += 1
+        digits = str(number).zfill(_SHORTEST - len(stem))
+        name = stem[: _LONGEST - len(digits)] + digits
+    return name

@@ -11,8 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from broker.accounts.clients import Credentials
-from broker.accounts.device_grant import DeviceCodeTerms
-from broker.accounts.grant_base import TokenServerRequest
+from broker.accounts.grants import DeviceCodeTerms, TokenServerRequest
 from broker.accounts.issuance import Issuance
 from broker.accounts.token_server import DEVICE_CODE_GRANT, TokenResponse, TokenServer
 from broker.accounts.tokens import Tokens

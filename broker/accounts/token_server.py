@@ -14,14 +14,20 @@ from authlib.oauth2.rfc6749 import AuthorizationServer, InvalidClientError
 from authlib.oauth2.rfc8628 import DEVICE_CODE_GRANT_TYPE
 
 from broker.accounts.applications import Application
-from broker.accounts.client_credentials_grant import ClientCredentials
 from broker.accounts.clients import BY_OLD_TOKEN, authenticate_client, named_application
-from broker.accounts.code_grant import S256, AuthorizationCode
-from broker.accounts.device_grant import DeviceAuthorization, DeviceCode, DeviceCodeTerms
-from broker.accounts.grant_base import Client, TokenServerRequest
+from broker.accounts.grants import (
+    S256,
+    AuthorizationCode,
+    Client,
+    ClientCredentials,
+    DeviceAuthorization,
+    DeviceCode,
+    DeviceCodeTerms,
+    RefreshToken,
+    TokenServerRequest,
+)
 from broker.accounts.issuance import Issuance
 from broker.accounts.redirects import with_parameters
-from broker.accounts.refresh_grant import RefreshToken
 from broker.secrets import Vault
 
 DEVICE_CODE_GRANT: Final[str] = DEVICE_CODE_GRANT_TYPE

@@ -4,9 +4,11 @@ from typing import Final
 
 import structlog
 
+from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, TokenKind
-from broker.errors import PermissionDenied, UserNotFound
+from broker.errors import REQUIRED, Finding, PermissionDenied, UserNotFound, invalid
 from storage.database import Database, Transaction
+from storage.keys import UserKey
 from storage.records import UserRecord
 
 _REPORTED: Final = 100
@@ -67,3 +69,26 @@ async def report_same_addresses(database: Database) -> None:
             advice="It can be signed in to with its user name, or its address as it is written in it: delete one of the"
             " two, or give one another address by its id in the provision file.",
         )
+
+
+async def user_in_body(
+    users: Users, permissions: Permissions, caller: Caller, uid: object, findings: list[Finding]
+) -> UserKey | None:
+    """The user of `uid` in the body of a scene or model (reference 12.5, 12.6); without it, that of the token.
+
+    None: there is no such user, and a finding says so.
+
+    Raises PermissionDenied when the caller does not act for the user.
+    """
+    if uid is None and caller.user is not None:
+        return caller.user
+    if not isinstance(uid, str) or not uid:
+        findings.append(Finding("uid", (invalid("must be a text") if uid else REQUIRED,)))
+        return None
+    try:
+        user = (await users.find(uid, caller)).key
+    except UserNotFound as error:
+        findings.append(Finding("uid", (str(error),)))
+        return None
+    await permissions.require_user(caller, user)
+    return user

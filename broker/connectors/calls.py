@@ -4,7 +4,6 @@ import msgspec
 import structlog
 
 from broker.clock import Clock
-from broker.connectors.budget import CallBudget
 from broker.connectors.catalog import Connector
 from broker.connectors.hooks import PluginFailedError
 from broker.connectors.links import ConnectorLink, ConnectorLinks
@@ -13,8 +12,31 @@ from broker.connectors.plugin import AccessToken, Phase, Request, Response
 from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, TryLater
+from broker.limits.meters import Meters
 from broker.limits.quotas import Quotas, ReservedRequest
-from storage.keys import UserKey
+from config.limits import CONNECTOR_CALLS_PER_DAY, CONNECTOR_CALLS_PER_MINUTE
+from config.rates import Rate
+from storage.keys import DeviceTypeKey, UserKey
+
+_USUAL = Rate(CONNECTOR_CALLS_PER_MINUTE, CONNECTOR_CALLS_PER_DAY)
+
+
+class CallBudget:
+    """Counts the calls for each user (reference 21.1); those of a type that has its own limits apart."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+
+    def take(self, user: UserKey, device_type: DeviceTypeKey, own_rate: Rate | None) -> None:
+        """Count one call for the user. Raises RateLimitExceeded; the call is not counted then."""
+        if not self._meters.are_on:
+            return
+        name = f"connectors user {user}"
+        if own_rate is None:
+            self._meters.named(name, _USUAL).count()
+        else:
+            self._meters.named(f"{name} type {device_type}", own_rate).count()
+
 
 _EARLY_MS = 30_000  # a token may expire while the request is under way
 _CHARGED = frozenset({Phase.FETCH, Phase.ACTION})  # reference 21.2: data pulls and Action sends

@@ -11,8 +11,7 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.connectors.actions import Actions
-from broker.connectors.budget import CallBudget
-from broker.connectors.calls import Calls
+from broker.connectors.calls import CallBudget, Calls
 from broker.connectors.catalog import Catalog
 from broker.connectors.fetches import Fetches
 from broker.connectors.hooks import Heard

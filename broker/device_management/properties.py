@@ -11,7 +11,6 @@ import msgspec
 import structlog
 
 from broker.clock import Clock
-from broker.device_management.filters import parse_filter
 from broker.device_management.objects import ObjectMap, leaves_of, nested
 from broker.device_management.registry import unit_of
 from broker.device_management.sessions import Readings, ResourceValue, Values
@@ -20,11 +19,40 @@ from broker.devices.presence import Presence
 from broker.devices.registry import Device, Devices
 from broker.errors import Finding, ValidationFailed, invalid, too_long
 from broker.trace.audit import AuditEvent, note
-from config.limits import DEVICE_PROPERTIES_BYTES, SERVER_PROPERTIES_BYTES, SERVER_PROPERTIES_LEVELS
+from config.limits import (
+    DEVICE_PROPERTIES_BYTES,
+    FILTER_MAX_CHARACTERS,
+    FILTER_PAIRS_MAX,
+    SERVER_PROPERTIES_BYTES,
+    SERVER_PROPERTIES_LEVELS,
+)
 from storage.database import Database, Transaction
-from storage.device_management import PropertySetRecord
+from storage.device_management import PropertyMatch, PropertySetRecord
 from storage.keys import DeviceKey, Milliseconds
 from storage.records import PresenceRecord
+
+_KINDS: Final = {"systemProperties": "system", "serverProperties": "server", "deviceProperties": "reported"}
+
+
+def parse_filter(text: str) -> list[PropertyMatch]:
+    """The conditions of a filter: `key=value` pairs, separated by commas. Values are taken literally.
+
+    Raises ValidationFailed for a key without a prefix.
+    """
+    if len(text) > FILTER_MAX_CHARACTERS:
+        raise ValidationFailed.of("filter", too_long(FILTER_MAX_CHARACTERS))
+    matches = []
+    for pair in filter(None, map(str.strip, text.split(","))):
+        key, equals, value = pair.partition("=")
+        prefix, dot, path = key.strip().partition(".")
+        kind = _KINDS.get(prefix)
+        if kind is None or not equals or not dot or not path:
+            raise ValidationFailed.of("filter", invalid("must be pairs such as serverProperties.site=north"))
+        matches.append(PropertyMatch(kind, path, value.strip()))
+    if len(matches) > FILTER_PAIRS_MAX:
+        raise ValidationFailed.of("filter", too_long(FILTER_PAIRS_MAX))
+    return matches
+
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INTEGERS: Final = range(-(2**63), 2**64)  # LWM2M has signed and unsigned ones

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from broker.device_management.filters import parse_filter
-from broker.device_management.properties import has_server_property, merge_server_properties
+from broker.device_management.properties import has_server_property, merge_server_properties, parse_filter
 from broker.device_management.requests import TaskRequest, nested_value, unpacked
 from broker.device_management.states import (
     OPEN,

@@ -10,8 +10,8 @@ import msgspec
 from broker.clock import Clock
 from broker.device_management.configuration import Configurations
 from broker.device_management.engine import ManagementEngine
-from broker.device_management.filters import parse_filter
 from broker.device_management.objects import ObjectMap
+from broker.device_management.properties import parse_filter
 from broker.device_management.queueing import Moved
 from broker.device_management.requests import TaskRequest, check, packed, unpacked
 from broker.device_management.rollouts import RolloutPhase, first_phase

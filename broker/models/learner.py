@@ -1,6 +1,7 @@
 """Runs training in a process of its own, bounded in time and memory (`learning` is that process)."""
 
 import sys
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Final, Protocol
@@ -9,10 +10,23 @@ import msgspec
 import structlog
 import trio
 
-from broker.models.errors import LearningFailed
+from broker.errors import DomainError
 from broker.models.state import Learned, TrainingJob
 from broker.threads import run_in_thread
 from config.limits import MODEL_TRAINING_WAIT_SECONDS
+
+
+@dataclass(eq=False)
+class LearningNotInstalled(DomainError):
+    """The library that trains models is an optional part of the installation."""
+
+    status = 501
+    template = "Models need the extra learning of this server: pip install 'trunkline[learning]'"
+
+
+class LearningFailed(Exception):
+    """Training ended without a result; the text says why."""
+
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "broker.models.learning")
 #: Nothing of the daemon's environment, which may have secrets. One thread: another would take the daemon's processor.

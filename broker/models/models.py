@@ -7,12 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.accounts.acting import user_in_body
 from broker.accounts.applications import require_application
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller
-from broker.accounts.users import Users
+from broker.accounts.users import Users, user_in_body
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.errors import (
@@ -37,8 +36,7 @@ from broker.models.definition import (
     ports,
     read_definition,
 )
-from broker.models.errors import LearningNotInstalled
-from broker.models.learner import Learner
+from broker.models.learner import Learner, LearningNotInstalled
 from broker.models.series import as_number
 from broker.models.shelf import ModelAnswer, Shelf, Value, ready_model
 from broker.models.training import IS_TRAINING, Training

@@ -13,8 +13,7 @@ from broker.devices.registry import Device, Devices
 from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
 from broker.loops import Wakeup, repeat
 from broker.models.definition import Definition, ModelStatus, ModelType, judge
-from broker.models.errors import LearningFailed
-from broker.models.learner import Learner
+from broker.models.learner import Learner, LearningFailed
 from broker.models.series import LARGEST, SeriesHistory, read_series
 from broker.models.shelf import Shelf
 from broker.models.state import TrainingJob

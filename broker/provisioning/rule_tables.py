@@ -6,13 +6,14 @@ import msgspec
 
 from broker.errors import Conflict, Finding, ValidationFailed
 from broker.ids import new_id
+from broker.nesting import without_nulls
 from broker.provisioning.document import RuleEntry
 from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import ChangedKey, compared
 from broker.provisioning.run import ProvisioningRun, given
 from broker.rules.language.compiler import compile_rule
 from broker.rules.language.rule import CompiledRule
-from broker.rules.rulebook import THIS_APPLICATION, add_rule, put_rule, rule_text, without_nulls
+from broker.rules.rulebook import THIS_APPLICATION, add_rule, put_rule, rule_text
 from broker.rules.running.models import ConditionModels
 from broker.rules.running.names import resolve_in
 from storage.keys import Position, RuleKey, UserKey

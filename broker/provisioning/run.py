@@ -20,6 +20,7 @@ from broker.provisioning.report import ChangedKey, ChangedObject, Counts, Genera
 from broker.secrets import Vault
 from storage.database import Transaction
 from storage.keys import Milliseconds, RuleKey
+from storage.provision_marks import NAMED_TABLES
 from storage.records import ApplicationRecord, DeviceRecord, DeviceTypeRecord, OrganizationRecord, UserRecord
 
 #: The kind of the marks by which devices keep their identity in the file.
@@ -293,3 +294,19 @@ def find_existing(
 def given(entry: msgspec.Struct, *keys: str) -> dict[str, Any]:
     """The values of these keys, without the keys that the entry leaves out."""
     return {key: value for key in keys if (value := getattr(entry, key)) is not None}
+
+
+_LISTED_MAX: Final = 1_000  # of one table
+
+
+def not_in_file(run: ProvisioningRun) -> dict[str, list[str]]:
+    """By table: the names of objects for which no entry of this run stands. They stay (reference 26.3)."""
+    found = {
+        table: [
+            name
+            for identity, name in run.tx.provision_marks.all_named(table, limit=_LISTED_MAX)
+            if not run.has_seen(table, identity)
+        ]
+        for table in NAMED_TABLES
+    }
+    return {table: names for table, names in found.items() if names}

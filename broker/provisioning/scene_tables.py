@@ -12,9 +12,8 @@ from broker.provisioning.document import SceneEntry
 from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import ChangedKey, compared
 from broker.provisioning.run import ProvisioningRun
-from broker.scenes.actions import judge
+from broker.scenes.actions import judge, named_in
 from broker.scenes.reading import SceneForm, read_scene
-from broker.scenes.resolving import named_in
 from broker.scenes.scenes import TOO_MANY_SCENES
 from config.limits import SCENES_OF_USER
 from storage.keys import UserKey

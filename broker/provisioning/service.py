@@ -28,10 +28,9 @@ from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.reading import EntryLocation, ReadTables, read_document
 from broker.provisioning.report import ProvisionReport
 from broker.provisioning.rule_tables import RuleTables
-from broker.provisioning.run import ProvisioningRun
+from broker.provisioning.run import ProvisioningRun, not_in_file
 from broker.provisioning.scene_tables import SceneTables
 from broker.provisioning.subscription_tables import SubscriptionTables
-from broker.provisioning.survey import not_in_file
 from broker.provisioning.topic_tables import TopicTables
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook

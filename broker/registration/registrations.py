@@ -13,10 +13,10 @@ from typing import Final
 
 import trio
 
+from broker.accounts.device_codes import ALPHABET
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.throttle import Throttle
 from broker.accounts.tokens import Caller
-from broker.accounts.user_codes import ALPHABET
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.device_tokens import DeviceTokens, TokenChange

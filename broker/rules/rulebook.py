@@ -16,7 +16,7 @@ from broker.clock import Clock
 from broker.conditional import require_unchanged, tag_of
 from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed, too_long
 from broker.ids import new_id
-from broker.nesting import check_nesting
+from broker.nesting import check_nesting, without_nulls
 from broker.rules.language.body_reader import INVALID_RULE, ResolvedNames
 from broker.rules.language.compiler import compile_rule
 from broker.rules.language.rule import CompiledRule
@@ -379,12 +379,3 @@ def provision_text(record: RuleRecord) -> str:
         "rule": without_nulls(msgspec.json.decode(record.body)),
     }
     return tomli_w.dumps({"rules": [entry]})
-
-
-def without_nulls(value: Any) -> Any:
-    """TOML has no null: a null member is an absent one."""
-    if isinstance(value, dict):
-        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [without_nulls(inner) for inner in value]
-    return value

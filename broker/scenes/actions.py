@@ -10,12 +10,23 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.device_types.catalog import DeviceType
+from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.device_types.manifest import DeclaredAction, Field, Manifest, ValueClass
-from broker.devices.registry import Device
-from broker.errors import BOOLEAN_ONLY, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, Finding, invalid, too_long
+from broker.devices.registry import Device, Devices
+from broker.errors import (
+    BOOLEAN_ONLY,
+    NUMERIC_ONLY,
+    REQUIRED,
+    TEXT_ONLY,
+    DeviceTypeNotFound,
+    Finding,
+    invalid,
+    too_long,
+)
 from config.limits import MAX_DATA_BYTES, SCENE_ACTIONS_MAX
+from storage.database import Transaction
 from storage.keys import UserKey
+from storage.records import DeviceTypeRecord
 
 EVERY: Final = "every"
 _LEVELS_MAX: Final = 20  # of groups in a parameter
@@ -182,3 +193,40 @@ def _problem(value: object, kind: ValueClass | None) -> str:
         if whole is not None and (value != int(value) or int(value) not in whole)
         else ""
     )
+
+
+class Resolver:
+    """Finds the devices and types that Actions name, in the registries."""
+
+    def __init__(self, devices: Devices, device_types: DeviceTypes) -> None:
+        self._devices = devices
+        self._types = device_types
+
+    async def named(self, actions: Sequence[SceneAction]) -> NamedObjects:
+        devices = await self._devices.find_all(one.device for one in actions if one.device)
+        types = {name: await self._type(name) for name in dict.fromkeys(one.every for one in actions) if name}
+        return NamedObjects(devices, types)
+
+    async def _type(self, id_or_name: str) -> DeviceType | None:
+        try:
+            return await self._types.find(id_or_name)
+        except DeviceTypeNotFound:
+            return None
+
+
+def named_in(tx: Transaction, actions: Sequence[SceneAction]) -> NamedObjects:
+    """The same as `Resolver.named`, as an open transaction sees it."""
+    devices: dict[str, Device | None] = {}
+    for id_ in (one.device for one in actions if one.device):
+        record = tx.devices.by_id(id_)
+        type_ = None if record is None else tx.device_types.device_type(record.device_type)
+        devices[id_] = None if record is None or type_ is None else Device(record, _with_manifests(tx, type_))
+    types: dict[str, DeviceType | None] = {}
+    for name in (one.every for one in actions if one.every):
+        found = tx.device_types.by_id_or_name(name)
+        types[name] = None if found is None else _with_manifests(tx, found)
+    return NamedObjects(devices, types)
+
+
+def _with_manifests(tx: Transaction, record: DeviceTypeRecord) -> DeviceType:
+    return DeviceType(record, tx.device_types.manifests(record.key))

@@ -7,8 +7,8 @@ from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.messages.room import MessagesRoom
+from broker.scenes.actions import Resolver
 from broker.scenes.invalidation import Invalidation
-from broker.scenes.resolving import Resolver
 from broker.scenes.scenes import Scenes
 from broker.scenes.sending import SceneSender
 

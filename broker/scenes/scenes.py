@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+import tomli_w
 import trio
 
-from broker.accounts.acting import user_in_body
 from broker.accounts.applications import require_application
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller, TokenKind
-from broker.accounts.users import Users
+from broker.accounts.users import Users, user_in_body
 from broker.clock import Clock
 from broker.conditional import require_unchanged, tag_of
 from broker.devices.registry import Device
@@ -29,9 +30,9 @@ from broker.errors import (
     invalid,
 )
 from broker.ids import new_id
-from broker.scenes.actions import NamedObjects, SceneAction, judge
+from broker.nesting import without_nulls
+from broker.scenes.actions import NamedObjects, Resolver, SceneAction, judge
 from broker.scenes.reading import actions_in, packed, read_scene, unpacked
-from broker.scenes.resolving import Resolver
 from broker.scenes.sending import SceneSender
 from broker.trace.audit import AuditEvent, note
 from config.limits import SCENES_OF_USER
@@ -314,3 +315,29 @@ def _place(finding: Finding) -> list[tuple[bool, int, str]]:
 def scene_tag(scene: SceneRecord) -> str:
     """Of what a call can change of a scene."""
     return tag_of(scene.name, scene.description, scene.actions)
+
+
+def provision_text(record: SceneRecord) -> str:
+    """The scene as the table `[[scenes]]` of a provision file (reference 12.5 and 26.2).
+
+    Applied on the same store, it changes nothing; on another one, it creates the scene.
+    """
+    actions = [_known(action) for action in msgspec.json.decode(record.actions, type=list[dict[str, Any]])]
+    entry = {
+        "id": record.id,
+        "owner": record.user_id,
+        "application": record.application_id,
+        "name": record.name,
+        "description": record.description,
+        "actions": actions,
+    }
+    return tomli_w.dumps({"scenes": [entry]})
+
+
+def _known(action: dict[str, Any]) -> dict[str, Any]:
+    """An Action with the members that count: others that its maker sent may be of any form and depth."""
+    ddid = action["ddid"]
+    if isinstance(ddid, dict):
+        ddid = {name: ddid[name] for name in ("selector", "dtid")}
+    parameters = without_nulls(action.get("parameters") or {})
+    return {"ddid": ddid, "action": action["action"]} | ({"parameters": parameters} if parameters else {})

@@ -1,16 +1,26 @@
 """Activation: every Action of a scene becomes an Action message to each of its destinations (reference 12.5)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from broker.devices.registry import Device, Devices
 from broker.errors import DestinationDeviceDisabled, DomainError, Finding
 from broker.messages.ingest import Ingest
 from broker.scenes.actions import NamedObjects, SceneAction
-from broker.scenes.errors import SceneInvalid
 from config.limits import SCENE_MESSAGES_MAX
 from storage.database import Database
 from storage.keys import DeviceTypeKey, UserKey
+
+
+@dataclass(eq=False)
+class SceneInvalid(DomainError):
+    """The scene cannot be activated; nothing was sent."""
+
+    status = 400
+    template = "{reason}"
+    reason: str
+
 
 SCENE_INVALID: Final = "Scene is invalid"
 TOO_MANY_MESSAGES: Final = f"Scene sends more than {SCENE_MESSAGES_MAX} Actions"

@@ -2,16 +2,34 @@
 
 from collections.abc import Sequence
 from functools import partial
+from hashlib import blake2b
 
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
 from broker.messages.history import MessageHistory
+from broker.messages.mids import Mids
 from broker.subscriptions.outlets import Outlets, Row, Taken
 from broker.subscriptions.port import Entry
 from storage.database import Database, Transaction
 from storage.deliveries import NotificationRecord
 from storage.keys import DeviceKey, Position
 from storage.records import ActionRow
+
+
+class NotificationIds:
+    """Public ids of notifications: made of their keys, as those of messages are made of their positions."""
+
+    def __init__(self, mid_key: bytes) -> None:
+        """`mid_key` is the secret of message ids; that of notifications is derived from it."""
+        self._tagged = Mids(blake2b(key=mid_key, person=b"notifications").digest()[:32])
+
+    def id_of(self, key: int) -> str:
+        return self._tagged.mid(Position(key))
+
+    def key_of(self, id_: str) -> int | None:
+        """None when this store never gave out the id."""
+        return self._tagged.position(id_)
+
 
 #: The positions of a notification, and whether they are those of Actions.
 _Wanted = tuple[Sequence[Position], bool]

@@ -9,8 +9,7 @@ from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.errors import Conflict, NotFound, ValidationFailed, invalid
-from broker.subscriptions.entries import NotificationEntries
-from broker.subscriptions.ids import NotificationIds
+from broker.subscriptions.entries import NotificationEntries, NotificationIds
 from broker.subscriptions.port import Entry
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
 from broker.subscriptions.subscriptions import NOT_ACTIVE, Subscriptions

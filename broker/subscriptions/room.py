@@ -12,9 +12,8 @@ from broker.messages.room import MessagesRoom
 from broker.subscriptions.creation import Creation
 from broker.subscriptions.deliveries import DeliveryWorkers
 from broker.subscriptions.endings import Endings
-from broker.subscriptions.entries import NotificationEntries
+from broker.subscriptions.entries import NotificationEntries, NotificationIds
 from broker.subscriptions.handshakes import Handshakes
-from broker.subscriptions.ids import NotificationIds
 from broker.subscriptions.log import DeliveryLog
 from broker.subscriptions.outlets import Outlets
 from broker.subscriptions.port import Callbacks, Streams

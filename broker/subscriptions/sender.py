@@ -18,8 +18,7 @@ from broker.clock import Clock
 from broker.facts import DeliveriesProgressed, Router
 from broker.loops import Wakeup, repeat
 from broker.subscriptions.endings import Endings
-from broker.subscriptions.entries import NotificationEntries
-from broker.subscriptions.ids import NotificationIds
+from broker.subscriptions.entries import NotificationEntries, NotificationIds
 from broker.subscriptions.outlets import InFlight, Outlet, Outlets, Taken
 from broker.subscriptions.port import (
     AttemptOutcome,

@@ -8,7 +8,7 @@ from broker.device_types.lists import DeviceTypeLists, TypePage
 from broker.errors import Conflict, DeviceTypeNotFound
 from broker.trace.audit import AuditEvent
 from broker.trials import access
-from broker.trials.guards import going, note_trial
+from broker.trials.roles import going, note_trial
 from config.limits import TRIAL_DEVICE_TYPES
 from storage.database import Database, Transaction
 from storage.trials import TrialRecord

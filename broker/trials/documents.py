@@ -9,7 +9,7 @@ import msgspec
 from broker.clock import Clock
 from broker.errors import TEXT_ONLY, Conflict, NotFound, ValidationFailed, too_long
 from broker.ids import new_id
-from broker.trials.guards import going
+from broker.trials.roles import going
 from broker.trials.sessions import uuid_of
 from config.limits import TRIAL_DOCUMENT_BYTES, TRIAL_DOCUMENTS, TRIAL_KEY_CHARACTERS
 from storage.database import Database, Transaction

@@ -13,8 +13,7 @@ from broker.mail import Letter, Mails, TrialInvitation
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent
 from broker.trials import access
-from broker.trials.guards import going, note_trial, present
-from broker.trials.roles import ALREADY_INVITED, InvitationStatus, TrialRole
+from broker.trials.roles import ALREADY_INVITED, InvitationStatus, TrialRole, going, note_trial, present
 from config.limits import (
     TRIAL_INVITATION_SECONDS,
     TRIAL_INVITATIONS_KEPT,

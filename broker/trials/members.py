@@ -10,8 +10,7 @@ from broker.devices.registry import Device, Devices
 from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied
 from broker.trace.audit import AuditEvent
 from broker.trials import access
-from broker.trials.guards import going, note_trial, present
-from broker.trials.roles import LAST_ADMINISTRATOR, TrialRole
+from broker.trials.roles import LAST_ADMINISTRATOR, TrialRole, going, note_trial, present
 from config.limits import TRIAL_DEVICES, TRIAL_DEVICES_OF_ONE
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey

@@ -1,11 +1,15 @@
-"""The words of trials: roles, the states of an invitation, and the texts of refusals."""
+"""The words of trials, and the checks that every change of a trial begins and ends with."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from broker.errors import TryLater
+from broker.conditional import tag_of
+from broker.errors import Conflict, NotFound, TryLater
+from broker.trace.audit import AuditEvent, note
+from storage.database import Transaction
 from storage.trial_invitations import TrialInvitationRecord
+from storage.trials import TrialRecord
 
 STOPPED: Final = "Trial is stopped"
 LAST_ADMINISTRATOR: Final = "The last administrator cannot be removed"
@@ -37,3 +41,28 @@ class TooManyTrials(TryLater):
     """The user created as many trials as a day allows."""
 
     template = "Too many trials today. Try again in {retry_seconds} seconds"
+
+
+def present(tx: Transaction, trial: TrialRecord) -> TrialRecord:
+    """The trial as it is now. Raises NotFound: it was deleted meanwhile."""
+    current = tx.trials.trial(trial.key)
+    if current is None or current.id != trial.id:  # the store may use the key of a deleted trial again
+        raise NotFound
+    return current
+
+
+def going(tx: Transaction, trial: TrialRecord) -> TrialRecord:
+    """The trial as it is now. Raises NotFound: it was deleted meanwhile; Conflict: it is stopped."""
+    current = present(tx, trial)
+    if current.ended_on is not None:
+        raise Conflict(STOPPED)
+    return current
+
+
+def trial_tag(trial: TrialRecord) -> str:
+    """Of what a call can change of a trial."""
+    return tag_of(trial.name, trial.description, trial.ended_on)
+
+
+def note_trial(tx: Transaction, event: AuditEvent, trial: TrialRecord, now_ms: int, **details: str | None) -> None:
+    note(tx, event, f"trial {trial.id}", now_ms=now_ms, actor="", **details)

@@ -9,8 +9,7 @@ from broker.clock import Clock
 from broker.devices.registry import Devices
 from broker.errors import Conflict, NotFound, PermissionDenied, ValidationFailed, invalid, too_long
 from broker.ids import new_id
-from broker.trials.guards import going, present
-from broker.trials.roles import TrialRole
+from broker.trials.roles import TrialRole, going, present
 from broker.trials.trials import Trials
 from config.limits import TRIAL_SESSION_DEVICES, TRIAL_SESSIONS
 from storage.database import Database, Transaction

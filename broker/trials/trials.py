@@ -19,9 +19,8 @@ from broker.trace.audit import AuditEvent, note
 from broker.trials import access
 from broker.trials.applications import TrialApplications, name_of
 from broker.trials.device_types import TrialTypes, add_type
-from broker.trials.guards import going, note_trial, present, trial_tag
 from broker.trials.invitations import NewInvitation, TrialInvitations
-from broker.trials.roles import TooManyTrials, TrialRole
+from broker.trials.roles import TooManyTrials, TrialRole, going, note_trial, present, trial_tag
 from config.limits import TRIALS_OF_ONE_USER, TRIALS_PER_DAY
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from broker.errors import DomainError, ValidationFailed
-from broker.scenes.errors import SceneInvalid
+from broker.scenes.sending import SceneInvalid
 from protocols.http.answers import REST_ROOT
 
 ERROR_TYPES: Final = ("ValidationError", "PermissionDenied", "NotFound", "SceneInvalid")

@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 from quart import Blueprint, Response
 
 from broker.accounts.confirmations import Confirmations
-from broker.accounts.links import LinkOver
+from broker.errors import LinkOver
 from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers
 from protocols.http.accounts.caching import account_page
 from protocols.http.accounts.forms import FormData

@@ -6,9 +6,8 @@ from quart import Blueprint, Response
 
 from broker.accounts.claims import Claims
 from broker.accounts.hashing import TooBusy
-from broker.accounts.links import LinkOver
 from broker.accounts.resets import PasswordResets
-from broker.errors import DomainError, TooManyAttempts, ValidationFailed
+from broker.errors import DomainError, LinkOver, TooManyAttempts, ValidationFailed
 from protocols.http.accounts.browsers import Browsers, remote_address
 from protocols.http.accounts.caching import account_page
 from protocols.http.accounts.claims import claim_page

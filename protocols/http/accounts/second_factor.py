@@ -8,7 +8,7 @@ import segno
 from quart import Blueprint, Response, request
 
 from broker.accounts.authorize import AuthorizationRequest
-from broker.accounts.factor_check import WrongCode
+from broker.accounts.one_time_codes import WrongCode
 from broker.accounts.second_factors import AuthenticatorOffer, OfferOver, SecondFactors
 from broker.accounts.sessions import Session, Sessions, SignInAgain
 from broker.errors import Conflict, DomainError, TooManyAttempts

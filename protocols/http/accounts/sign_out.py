@@ -4,8 +4,7 @@ from quart import Blueprint, Response, request
 
 from broker.accounts.applications import Applications
 from broker.accounts.authorize import STRANGE_REDIRECT
-from broker.accounts.query_parameters import QueryParameters
-from broker.accounts.redirects import with_parameters
+from broker.accounts.redirects import QueryParameters, with_parameters
 from broker.accounts.sessions import Sessions
 from broker.errors import Unauthorized
 from protocols.http.accounts.browsers import Browsers

@@ -6,10 +6,9 @@ from broker.accounts.authorize import AuthorizationRequest
 from broker.accounts.claims import Claims
 from broker.accounts.hashing import TooBusy
 from broker.accounts.invitations import AccountInvitations
-from broker.accounts.links import LinkOver
 from broker.accounts.sessions import Sessions, Visitor
 from broker.accounts.sign_up import SignUp
-from broker.errors import DomainError, EmailTaken, NotFound, TooManyAttempts, ValidationFailed
+from broker.errors import DomainError, EmailTaken, LinkOver, NotFound, TooManyAttempts, ValidationFailed
 from protocols.http.accounts.browsers import Browsers, remote_address, user_agent
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.claims import claim_page

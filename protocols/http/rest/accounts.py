@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from msgspec import UNSET, UnsetType
 from quart import Response
 
-from broker.accounts.refresh_grant import IMPLICIT_ONLY
+from broker.accounts.grants import IMPLICIT_ONLY
 from broker.accounts.room import AccountsRoom
 from broker.accounts.token_server import TokenResponse
 from broker.errors import Unauthorized

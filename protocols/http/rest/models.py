@@ -6,7 +6,7 @@ from msgspec import UNSET, UnsetType
 
 from broker.accounts.tokens import Caller
 from broker.models.definition import ModelStatus, ModelType
-from broker.models.errors import LearningNotInstalled
+from broker.models.learner import LearningNotInstalled
 from broker.models.models import NOT_READY, OF_A_RULE, TOO_MANY_MODELS, Model
 from broker.models.room import ModelsRoom
 from config.limits import MODEL_AHEAD_SECONDS, MODEL_BODY_BYTES, MODEL_SOURCES_MAX

@@ -13,7 +13,7 @@ from broker.connectors.service import Connectors
 from broker.core import Core
 from broker.operating.overview import Overview
 from broker.operating.room import OperatingRoom
-from broker.trace.tally import Refused
+from broker.trace.refusals import Refused
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.schema import Amount, Data, Shape, Timestamp, TypeId, about, one_of, time_ms

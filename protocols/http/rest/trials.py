@@ -11,9 +11,8 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.errors import REQUIRED, TEXT_ONLY, Finding, choice, invalid, too_long
 from broker.names import name_problem
-from broker.trials.guards import trial_tag
 from broker.trials.invitations import NewInvitation
-from broker.trials.roles import STOPPED, TrialRole
+from broker.trials.roles import STOPPED, TrialRole, trial_tag
 from broker.trials.room import TrialsRoom
 from broker.trials.trials import NewTrial, Trial
 from config.limits import (

@@ -2,9 +2,8 @@
 
 import pytest
 
-from broker.accounts.links import LinkOver
 from broker.accounts.sessions import AccountDisabled, WrongPassword
-from broker.errors import PermissionDenied, UserNotFound
+from broker.errors import LinkOver, PermissionDenied, UserNotFound
 from broker.services import Services
 
 _ADA, _PASSWORD, _ADDRESS = "ada@example.org", "correct horse battery staple", "192.0.2.1"

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.accounts.device_codes import UserCodeNotFound
-from broker.accounts.user_codes import ALPHABET, new_user_code, typed_user_code
+from broker.accounts.device_codes import ALPHABET, UserCodeNotFound, new_user_code, typed_user_code
 from broker.errors import TooManyAttempts
 from broker.trace.origin import address_key
 from tests.broker.accounts.oauth_world import (

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.accounts.applications import Application
-from broker.accounts.code_grant import S256, VERIFIER
+from broker.accounts.grants import S256, VERIFIER
 from broker.accounts.redirects import with_parameters
 from storage.keys import ApplicationKey, OrganizationKey
 from storage.records import ApplicationRecord

@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.accounts.links import LinkOver
 from broker.accounts.sessions import WrongPassword
-from broker.errors import TooManyAttempts, Unauthorized, ValidationFailed
+from broker.errors import LinkOver, TooManyAttempts, Unauthorized, ValidationFailed
 from broker.services import Services
 from storage.database import Transaction
 from tests.broker.accounts.oauth_world import TV, WEB, OAuthWorld, basic, granted, refused

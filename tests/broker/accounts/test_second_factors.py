@@ -4,8 +4,7 @@ import pyotp
 import pytest
 import trio
 
-from broker.accounts.factor_check import WrongCode
-from broker.accounts.one_time_codes import new_recovery_codes, step_of
+from broker.accounts.one_time_codes import WrongCode, new_recovery_codes, step_of
 from broker.accounts.second_factors import OfferOver
 from broker.accounts.sessions import CodeWanted, Proof, Session, SignInAgain
 from broker.errors import Conflict, PermissionDenied, TooManyAttempts, UserNotFound

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.models.errors import LearningFailed
-from broker.models.learner import ProcessLearner
+from broker.models.learner import LearningFailed, ProcessLearner
 from broker.models.state import DAY_MS, Learned, TrainingJob
 from tests.broker.models.worlds import MINUTE_MS, learned
 from tests.factories import NOW_MS

@@ -12,7 +12,7 @@ from broker.devices.shares import ShareStatus
 from broker.errors import Conflict
 from broker.facts import SharesChanged
 from broker.models.definition import ModelStatus, ModelType
-from broker.models.errors import LearningNotInstalled
+from broker.models.learner import LearningNotInstalled
 from broker.models.models import Model, RuleModel
 from broker.models.training import next_training
 from broker.services import Services

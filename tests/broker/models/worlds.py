@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import trio
 
-from broker.models.errors import LearningFailed
+from broker.models.learner import LearningFailed
 from broker.models.state import Learned, TrainingJob
 from broker.services import Services
 from storage.keys import Milliseconds

@@ -12,9 +12,9 @@ from broker.envelope import Action
 from broker.errors import DomainError, Finding, ValidationFailed
 from broker.facts import ActionStored, SharesChanged
 from broker.limits.refusals import MonthlyQuotaExceeded
-from broker.scenes.errors import SceneInvalid
 from broker.scenes.invalidation import SceneStatistics
 from broker.scenes.scenes import Scene
+from broker.scenes.sending import SceneInvalid
 from broker.services import Services
 from config.settings import Limits, Settings
 from storage.records import ManifestRecord

@@ -14,7 +14,7 @@ from broker.accounts.sign_up import add_account
 from broker.connectors.problems import NO_DEVICE, Doing
 from broker.operating.port import BackupFailedError, Check, ListenerStatus, Room
 from broker.services import Services
-from broker.trace.tally import SOURCES, Tally
+from broker.trace.refusals import LISTED_SOURCES, Tally
 from config.settings import ConsoleSettings, PaymentSettings, Settings
 from protocols.http.rest.nouns import NOUNS
 from protocols.http.rest.operator import without_texts
@@ -152,12 +152,12 @@ async def test_refusals_are_shown_by_what_why_and_from_where(api: httpx.AsyncCli
 
 def test_the_latest_refusals_are_kept_and_no_more() -> None:
     tally = Tally()
-    for number in range(SOURCES + 10):
+    for number in range(LISTED_SOURCES + 10):
         tally.add("http_refused", "http", f"192.0.2.{number}", "", "r" * 1000, number)
         tally.add("http_refused", "http", "198.51.100.1", "", "always", number)
     found = tally.latest()
-    assert len(found) == SOURCES
-    assert (found[0].source, found[0].times) == ("198.51.100.1", SOURCES + 10)
+    assert len(found) == LISTED_SOURCES
+    assert (found[0].source, found[0].times) == ("198.51.100.1", LISTED_SOURCES + 10)
     assert max(len(one.reason) for one in found) == 200
 
 
