@@ -7,7 +7,7 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord, user_record
-from storage.sql import StoreConnection, insert, replacing, sure, values_of
+from storage.sql import Store, replacing, sure, values_of
 
 # A key is never given again: what is remembered of a removed user would change hands.
 _NEXT_USER = (
@@ -23,10 +23,7 @@ _INSERT_GRANT = (
 )
 
 
-class AccountStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class AccountStore(Store):
     # Organizations
 
     def organization_by_id(self, id_: str) -> OrganizationRecord | None:
@@ -42,8 +39,8 @@ class AccountStore:
         return OrganizationRecord(**dict(row)) if row else None
 
     def add_organization(self, id_: str, name: str, monthly_messages: int) -> OrganizationRecord:
-        row = insert(
-            self._db, "organization", {"id": id_, "name": name, "monthly_messages": monthly_messages}, "RETURNING *"
+        row = self._insert(
+            "organization", {"id": id_, "name": name, "monthly_messages": monthly_messages}, "RETURNING *"
         ).one()
         return OrganizationRecord(**dict(sure(row)))
 
@@ -55,7 +52,7 @@ class AccountStore:
 
     def set_role(self, organization: OrganizationKey, user: UserKey, role: str) -> None:
         values = {"organization": organization, "user": user, "role": role}
-        insert(self._db, "membership", values, "ON CONFLICT (organization, user) DO UPDATE SET role = excluded.role")
+        self._insert("membership", values, "ON CONFLICT (organization, user) DO UPDATE SET role = excluded.role")
 
     def role_of(self, organization: OrganizationKey, user: UserKey) -> str | None:
         row = self._db.execute(
@@ -252,7 +249,7 @@ class AccountStore:
             "manages_organization": int(application.manages_organization),
         }
         then = f"ON CONFLICT (id) DO UPDATE SET {replacing(values)}, deleted_on = NULL RETURNING *"
-        return _application(sure(insert(self._db, "application", values, then).one()))
+        return _application(sure(self._insert("application", values, then).one()))
 
     # Tokens
 
@@ -275,7 +272,7 @@ class AccountStore:
 
     def put_token(self, token: TokenRecord) -> None:
         values = values_of(token)
-        insert(self._db, "token", values, f"ON CONFLICT (hash) DO UPDATE SET {replacing(values)}")
+        self._insert("token", values, f"ON CONFLICT (hash) DO UPDATE SET {replacing(values)}")
 
     def remove_token(self, hash_: bytes) -> None:
         self._db.execute("DELETE FROM token WHERE hash = :hash", {"hash": hash_})
@@ -335,8 +332,7 @@ class AccountStore:
         return str(row["properties"]) if row else None
 
     def put_properties(self, user: UserKey, application: ApplicationKey, properties: str) -> None:
-        insert(
-            self._db,
+        self._insert(
             "application_properties",
             {"user": user, "application": application, "properties": properties},
             "ON CONFLICT (user, application) DO UPDATE SET properties = excluded.properties",

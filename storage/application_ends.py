@@ -5,7 +5,7 @@ from typing import Final
 
 from storage.keys import ApplicationKey, UserKey
 from storage.records import ApplicationRecord
-from storage.sql import StoreConnection, sure
+from storage.sql import Store, sure
 
 #: What an application's rows are, by table, in an order in which they can be removed.
 OWN_ROWS: Final = (
@@ -33,10 +33,7 @@ KEPT: Final = ("device_token", "registration", "trial", "trial_member")
 BY_ID: Final = ("connector_state",)
 
 
-class ApplicationEndStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class ApplicationEndStore(Store):
     def users(self, application: ApplicationKey) -> list[UserKey]:
         """Those who granted it something."""
         rows = self._db.execute(

@@ -5,7 +5,7 @@ from typing import Any
 
 from storage.keys import DeviceTypeKey
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 _ENTRIES = (
     "SELECT e.vdid, d.id AS device_id, e.uploaded_on FROM approved_list_entry AS e"
@@ -14,10 +14,7 @@ _ENTRIES = (
 )
 
 
-class ApprovedListStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class ApprovedListStore(Store):
     # The switch
 
     def is_enabled(self, device_type: DeviceTypeKey) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.keys import DeviceKey, Milliseconds, UserKey
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 #: What `APPLICATION(x)` and `TYPE(x)` stand for in the queries: ids in the place of keys.
 _IDS: Final = {
@@ -92,10 +92,7 @@ class ArchiveRecord:
     is_whole: bool = True
 
 
-class UserArchiveStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class UserArchiveStore(Store):
     def of(self, user: UserKey) -> ArchiveRecord | None:
         return self._one("user = :value", user)
 

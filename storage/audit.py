@@ -7,21 +7,18 @@ from typing import Any
 
 from config.mail import folded_address
 from storage.records import AuditFilter, AuditRecord
-from storage.sql import StoreConnection, insert, values_of
+from storage.sql import Store, values_of
 
 _COLUMNS = "at_ms, event, actor, address, object, outcome, of_stranger, details"
 
 
-class AuditStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class AuditStore(Store):
     def add(self, entry: AuditRecord) -> None:
         values = values_of(entry) | {
             "of_stranger": int(entry.of_stranger),
             "details": json.dumps(entry.details, ensure_ascii=False),
         }
-        insert(self._db, "audit_entry", values)
+        self._insert("audit_entry", values)
 
     def find(self, wanted: AuditFilter) -> list[AuditRecord]:
         """The latest entries that match, oldest first. An e-mail address stands for the id of its user."""

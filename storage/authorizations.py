@@ -8,20 +8,16 @@ from typing import Any
 
 from storage.keys import ApplicationKey, UserKey
 from storage.records import AuthorizationCodeRecord, DeviceCodeRecord, RefreshTokenRecord
-from storage.sql import StoreConnection, insert, values_of
+from storage.sql import Store, values_of
 
 _KEPT_DEVICE_CODE_MS = 86_400_000  # until then an old code is answered as expired, afterwards as unknown
 
 
-class AuthorizationStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class AuthorizationStore(Store):
     # Families and refresh tokens
 
     def add_family(self, *, application: ApplicationKey, user: UserKey, method: str, now_ms: int) -> int:
-        row = insert(
-            self._db,
+        row = self._insert(
             "token_family",
             {"application": application, "user": user, "method": method, "created_on": now_ms, "usable_until": now_ms},
             "RETURNING key",
@@ -75,7 +71,7 @@ class AuthorizationStore:
         return [row["hash"] for row in rows]
 
     def add_refresh_token(self, hash_: bytes, family: int, *, usable_until: int) -> None:
-        insert(self._db, "refresh_token", {"hash": hash_, "family": family, "usable_until": usable_until})
+        self._insert("refresh_token", {"hash": hash_, "family": family, "usable_until": usable_until})
         self._db.execute(
             "UPDATE token_family SET usable_until = :until WHERE key = :family",
             {"family": family, "until": usable_until},
@@ -99,7 +95,7 @@ class AuthorizationStore:
 
     def add_code(self, code: AuthorizationCodeRecord) -> None:
         names = ("hash", "application", "user", "redirect_uri", "code_challenge", "expires_on")
-        insert(self._db, "authorization_code", values_of(code, names))
+        self._insert("authorization_code", values_of(code, names))
 
     def code(self, hash_: bytes) -> AuthorizationCodeRecord | None:
         row = self._db.execute("SELECT * FROM authorization_code WHERE hash = :hash", {"hash": hash_}).one()
@@ -115,7 +111,7 @@ class AuthorizationStore:
 
     def add_device_code(self, code: DeviceCodeRecord) -> None:
         names = ("hash", "user_code", "application", "interval_seconds", "expires_on", "state")
-        insert(self._db, "device_code", values_of(code, names))
+        self._insert("device_code", values_of(code, names))
 
     def device_code(self, hash_: bytes) -> DeviceCodeRecord | None:
         row = self._db.execute("SELECT * FROM device_code WHERE hash = :hash", {"hash": hash_}).one()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import StoreConnection, insert, values_of
+from storage.sql import Store, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +16,9 @@ class ClaimRecord:
     content: str
 
 
-class ClaimStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class ClaimStore(Store):
     def put(self, claim: ClaimRecord) -> None:
-        insert(self._db, "account_claim", values_of(claim))
+        self._insert("account_claim", values_of(claim))
 
     def of(self, user: UserKey) -> ClaimRecord | None:
         row = self._db.execute("SELECT * FROM account_claim WHERE user = :user", {"user": user}).one()
@@ -39,8 +36,7 @@ class ClaimStore:
     # Consents that ended
 
     def end_consent(self, user: UserKey, application: ApplicationKey, *, by_user: bool) -> None:
-        insert(
-            self._db,
+        self._insert(
             "ended_consent",
             {"user": user, "application": application, "by_user": int(by_user)},
             "ON CONFLICT (user, application) DO UPDATE SET by_user = excluded.by_user",

@@ -9,18 +9,15 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import UserKey
 from storage.records import InvitationRecord, PasswordResetRecord
-from storage.sql import StoreConnection, insert, replacing, values_of
+from storage.sql import Store, replacing, values_of
 
 
-class CodeStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class CodeStore(Store):
     # New passwords
 
     def add_reset(self, reset: PasswordResetRecord) -> None:
         values = {"hash": reset.hash, "user": reset.user, "password": reset.password, "expires_on": reset.expires_on}
-        insert(self._db, "password_reset", values)
+        self._insert("password_reset", values)
 
     def reset(self, hash_: bytes, *, now_ms: int) -> PasswordResetRecord | None:
         row = self._db.execute(
@@ -39,7 +36,7 @@ class CodeStore:
     def put_invitation(self, invitation: InvitationRecord) -> None:
         """Add or replace the one invitation of this address; an earlier code becomes invalid."""
         values = values_of(invitation) | {"email_key": folded_address(invitation.email)}
-        insert(self._db, "invitation", values, f"ON CONFLICT (email) DO UPDATE SET {replacing(values)}")
+        self._insert("invitation", values, f"ON CONFLICT (email) DO UPDATE SET {replacing(values)}")
 
     def invitation(self, hash_: bytes, *, now_ms: int) -> InvitationRecord | None:
         row = self._db.execute(
@@ -77,7 +74,7 @@ class CodeStore:
         return row is not None
 
     def add_external_user(self, issuer: str, subject: str, user: UserKey) -> None:
-        insert(self._db, "external_identity", {"issuer": issuer, "subject": subject, "user": user})
+        self._insert("external_identity", {"issuer": issuer, "subject": subject, "user": user})
 
     def count_external_sign_ins(self) -> int:
         row = self._db.execute("SELECT count(*) AS count FROM external_sign_in").one()
@@ -86,7 +83,7 @@ class CodeStore:
     def add_external_sign_in(self, hash_: bytes, *, browser: bytes, content: bytes, expires_on: int) -> None:
         """`hash_` is the SHA-256 of the `state`, `browser` that of the browser's own key; `content` is sealed."""
         values = {"hash": hash_, "browser": browser, "content": content, "expires_on": expires_on}
-        insert(self._db, "external_sign_in", values)
+        self._insert("external_sign_in", values)
 
     def take_external_sign_in(self, hash_: bytes, *, browser: bytes, now_ms: int) -> bytes | None:
         """Remove and return the content, if this browser began the sign-in."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey, Position, UserKey
 from storage.records import ConnectorLinkRecord, ConnectorRecord, ConnectorStateRecord
-from storage.sql import StoreConnection, insert, replacing, values_of
+from storage.sql import Store, replacing, values_of
 
 _LINKS = (
     "SELECT l.*, d.id AS device_id, d.owner, u.id AS owner_id FROM connector_link AS l"
@@ -14,10 +14,7 @@ _LINKS = (
 )
 
 
-class ConnectorStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class ConnectorStore(Store):
     # Connectors
 
     def connectors(self) -> list[ConnectorRecord]:
@@ -30,7 +27,7 @@ class ConnectorStore:
     def put_connector(self, connector: ConnectorRecord) -> None:
         """Bind the connector to its device type. See `demand_authorization`."""
         then = f"ON CONFLICT (device_type) DO UPDATE SET {replacing(('plugin', 'terms'))}"
-        insert(self._db, "connector", values_of(connector), then)
+        self._insert("connector", values_of(connector), then)
         self._db.execute(
             "UPDATE device_type SET has_cloud_connector = 1 WHERE key = :type", {"type": connector.device_type}
         )
@@ -74,7 +71,7 @@ class ConnectorStore:
     ) -> None:
         values = {"account": account, "sealed": sealed, "linked_on": linked_on, "next_fetch_on": next_fetch_on}
         then = f"ON CONFLICT (device) DO UPDATE SET {replacing(values)}"
-        insert(self._db, "connector_link", {"device": device, "device_type": device_type, **values}, then)
+        self._insert("connector_link", {"device": device, "device_type": device_type, **values}, then)
 
     def update_link(self, device: DeviceKey, *, linked_on: int, account: bytes | None, sealed: bytes) -> bool:
         """Change the link that was made at `linked_on`; a newer one, or none, stays as it is."""
@@ -142,7 +139,7 @@ class ConnectorStore:
         """Store the progress with an account. Delete those of the device's oldest accounts beyond `at_most`."""
         changed = {"progress": progress, "changed_on": now_ms}
         then = f"ON CONFLICT (device, account) DO UPDATE SET {replacing(changed)}"
-        insert(self._db, "connector_progress", {"device": device, "account": account, **changed}, then)
+        self._insert("connector_progress", {"device": device, "account": account, **changed}, then)
         self._db.execute(
             "DELETE FROM connector_progress WHERE device = :device AND account <> :account AND account NOT IN"
             " (SELECT account FROM connector_progress WHERE device = :device AND account <> :account"
@@ -196,7 +193,7 @@ class ConnectorStore:
     def put_sub_device(self, device: DeviceKey, *, holder: DeviceKey) -> None:
         """From now on the link of `holder` is used for `device`."""
         values = {"device": device, "holder": holder}
-        insert(self._db, "connector_sub_device", values, "ON CONFLICT (device) DO UPDATE SET holder = excluded.holder")
+        self._insert("connector_sub_device", values, "ON CONFLICT (device) DO UPDATE SET holder = excluded.holder")
 
     def count_links(self, device_type: DeviceTypeKey) -> int:
         row = self._db.execute(
@@ -220,7 +217,7 @@ class ConnectorStore:
     def add_state(self, state: ConnectorStateRecord, *, now_ms: int, at_most: int) -> None:
         """Add a state. Delete the device's oldest states beyond `at_most`, and every state that has expired."""
         self._db.execute("DELETE FROM connector_state WHERE expires_on <= :now", {"now": now_ms})
-        insert(self._db, "connector_state", values_of(state))
+        self._insert("connector_state", values_of(state))
         self._db.execute(
             "DELETE FROM connector_state WHERE device = :device AND hash NOT IN (SELECT hash FROM connector_state"
             " WHERE device = :device ORDER BY key DESC LIMIT :at_most)",

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from storage.keys import Milliseconds, Position
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 PENDING: Final = "PENDING"
 DELIVERED: Final = "DELIVERED"
@@ -64,10 +64,7 @@ _OF_STATUS: Final[Mapping[str | None, str]] = {
 }
 
 
-class DeliveryStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class DeliveryStore(Store):
     def last_key(self) -> int:
         """The highest key ever given."""
         row = self._db.execute("SELECT value FROM counter WHERE name = 'notifications'").one()

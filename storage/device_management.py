@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,7 @@ _COLUMNS: Mapping[str, str] = {
 }
 
 
-class DeviceManagementStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class DeviceManagementStore(Store):
     # Types
 
     def management(self, device_type: DeviceTypeKey) -> ManagementRecord | None:

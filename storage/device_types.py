@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
-from storage.sql import StoreConnection, insert, replacing, sure, values_of
+from storage.sql import Store, replacing, sure, values_of
 
 _STANDS_IN = (
     "(SELECT min(m.user) FROM membership AS m WHERE m.organization = t.organization AND m.role = 'administrator')"
@@ -141,10 +141,7 @@ def _escaped(text: str) -> str:
     return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
 
 
-class DeviceTypeStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class DeviceTypeStore(Store):
     def device_type(self, key: DeviceTypeKey) -> DeviceTypeRecord | None:
         return self._one("t.key = :value", key)
 
@@ -233,7 +230,7 @@ class DeviceTypeStore:
             "in_store": None if device_type.in_store is None else int(device_type.in_store),
         }
         then = f"ON CONFLICT (id) DO UPDATE SET {replacing(values)} RETURNING key"
-        row = insert(self._db, "device_type", values | {"created_on": device_type.created_on}, then).one()
+        row = self._insert("device_type", values | {"created_on": device_type.created_on}, then).one()
         key = DeviceTypeKey(sure(row)["key"])
         self._db.execute("DELETE FROM device_type_tag WHERE device_type = :key", {"key": key})
         self._db.insert_many(
@@ -265,7 +262,7 @@ class DeviceTypeStore:
         return None if row is None else ManifestRecord(**{**dict(row), "approved": bool(row["approved"])})
 
     def add_manifest(self, manifest: ManifestRecord) -> None:
-        insert(self._db, "manifest", values_of(manifest) | {"approved": int(manifest.approved)})
+        self._insert("manifest", values_of(manifest) | {"approved": int(manifest.approved)})
         if manifest.approved:
             self._updated(manifest.device_type, manifest.created_on)
 

@@ -9,7 +9,7 @@ from typing import Any
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
 from storage.shares import ShareStore
-from storage.sql import StoreConnection, insert, replacing, sure, values_of
+from storage.sql import Store, replacing, sure, values_of
 
 _PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on", "is_connected")
 _SELECT_ANY = (
@@ -50,10 +50,7 @@ class ListedDevice:
     share: str | None
 
 
-class DeviceStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class DeviceStore(Store):
     def device(self, key: DeviceKey) -> DeviceRecord | None:
         return self._found("d.key = :key", {"key": key})
 
@@ -241,7 +238,7 @@ class DeviceStore:
 
     def put_token(self, token: DeviceTokenRecord) -> None:
         values = values_of(token)
-        insert(self._db, "device_token", values, f"ON CONFLICT (device) DO UPDATE SET {replacing(values)}")
+        self._insert("device_token", values, f"ON CONFLICT (device) DO UPDATE SET {replacing(values)}")
 
     def remove_token(self, device: DeviceKey) -> None:
         self._db.execute("DELETE FROM device_token WHERE device = :device", {"device": device})

@@ -6,7 +6,7 @@ from typing import Any
 
 from storage.keys import ApplicationKey, UserKey
 from storage.records import ExportRecord
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 _NAMES = ExportRecord.__slots__
 
@@ -20,10 +20,7 @@ class ExportsOf:
     first_expires_on: int
 
 
-class ExportStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class ExportStore(Store):
     def put(self, export: ExportRecord) -> None:
         """Add an export, or replace the one with its id."""
         self._db.put_many("export", _NAMES, ("id",), [tuple(getattr(export, name) for name in _NAMES)])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from storage.keys import DeviceTypeKey, Milliseconds
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,7 @@ class FirmwareImageRecord:
 _IMAGE = tuple(field.name for field in fields(FirmwareImageRecord))
 
 
-class FirmwareStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class FirmwareStore(Store):
     def put(self, image: FirmwareImageRecord) -> None:
         self._db.put_many("firmware_image", _IMAGE, ("id",), [[getattr(image, name) for name in _IMAGE]])
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from config.mail import folded_address
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.records import UserRecord
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 #: What a user's rows are, by table and the column with the user's key, in an order in which they can be removed.
 OWN_ROWS: Final = (
@@ -73,10 +73,7 @@ class LeavingRecord:
     began_on: Milliseconds
 
 
-class LeavingStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class LeavingStore(Store):
     def begin(self, user: UserRecord, *, now_ms: int) -> None:
         """From now on no query finds the user, and address and user name are free for others."""
         names = {"id": user.id, "email": user.email, "name": user.name, "full_name": user.full_name}

@@ -4,18 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from storage.keys import OrganizationKey
 from storage.records import CallsRecord, TallyRecord
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 _TALLY = ("name", "since_ms", "until_ms", "used")
 _USAGE = ("organization", "day_ms", "used")
 _CALLS = ("name", "at_ms", "calls")
 
 
-class LimitStore:
+class LimitStore(Store):
     """The caller holds the transaction."""
-
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
 
     def monthly(self) -> dict[OrganizationKey, int]:
         """The monthly limit of each organization by its key, in units; -1 is unlimited."""

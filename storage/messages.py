@@ -247,11 +247,11 @@ class MessageStore:
 
     def message(self, position: Position) -> MessageRow | None:
         row = self._db.execute("SELECT * FROM message WHERE position = :position", {"position": position}).one()
-        return _message(row) if row else None
+        return MessageRow(*(row[name] for name in _MESSAGE)) if row else None
 
     def action(self, position: Position) -> ActionRow | None:
         row = self._db.execute("SELECT * FROM action WHERE position = :position", {"position": position}).one()
-        return _action(row) if row else None
+        return ActionRow(*(row[name] for name in _ACTION)) if row else None
 
     # Positions of consumers
 
@@ -270,14 +270,6 @@ class MessageStore:
             " ON CONFLICT (name) DO UPDATE SET position = excluded.position",
             {"name": name, "position": position},
         )
-
-
-def _message(row: Mapping[str, Any]) -> MessageRow:
-    return MessageRow(row["position"], row["device"], row["ts"], row["cts"], row["mv"], row["data"])
-
-
-def _action(row: Mapping[str, Any]) -> ActionRow:
-    return ActionRow(*(row[name] for name in _ACTION))
 
 
 def limited(limit: int | None) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import StoreConnection, insert, sure, values_of
+from storage.sql import Store, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,12 @@ _MODELS: Final = (
 )
 
 
-class ModelStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class ModelStore(Store):
     def add(self, model: ModelRecord, devices: Iterable[DeviceKey]) -> ModelRecord:
         """Add a model of these devices' values; return it with its key."""
-        key = int(sure(insert(self._db, "model", values_of(model, _WRITTEN), "RETURNING key").one())["key"])
+        key = int(sure(self._insert("model", values_of(model, _WRITTEN), "RETURNING key").one())["key"])
         for device in devices:
-            insert(self._db, "model_device", {"device": device, "model": key}, "ON CONFLICT (device, model) DO NOTHING")
+            self._insert("model_device", {"device": device, "model": key}, "ON CONFLICT (device, model) DO NOTHING")
         found = self._one("m.key = :key", {"key": key})
         assert found is not None, "it was just added"  # noqa: S101 - an invariant of the store
         return found

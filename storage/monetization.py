@@ -6,7 +6,7 @@ from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import PaymentRecord, PlanRecord, TierRecord, UpgradeTokenRecord
-from storage.sql import StoreConnection, insert, sure, values_of
+from storage.sql import Store, sure, values_of
 
 _TIER = ", ".join(f"t.{field.name}" for field in fields(TierRecord))
 # The free tier that a device without a tier of its own is on.
@@ -18,10 +18,7 @@ _LATEST_FREE = (
 )
 
 
-class MonetizationStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class MonetizationStore(Store):
     # Plans
 
     def approved_version(self, device_type: DeviceTypeKey) -> int | None:
@@ -44,7 +41,7 @@ class MonetizationStore:
         ).one()
         added = PlanRecord(**dict(sure(row)))
         for tier in tiers:
-            insert(self._db, "monetization_tier", values_of(tier, TierRecord.__slots__[1:]) | {"plan": added.key})
+            self._insert("monetization_tier", values_of(tier, TierRecord.__slots__[1:]) | {"plan": added.key})
         return added
 
     def plans(self, device_type: DeviceTypeKey) -> list[PlanRecord]:
@@ -98,8 +95,7 @@ class MonetizationStore:
         return TierRecord(**dict(row)) if row else None
 
     def set_tier(self, device: DeviceKey, tier: int, *, now_ms: int) -> None:
-        insert(
-            self._db,
+        self._insert(
             "device_tier",
             {"device": device, "tier": tier, "since": now_ms},
             "ON CONFLICT (device) DO UPDATE SET tier = excluded.tier, since = excluded.since",
@@ -133,7 +129,7 @@ class MonetizationStore:
         self._db.execute(
             "DELETE FROM upgrade_token WHERE expires_on < :expires - 86400000", {"expires": token.expires_on}
         )
-        insert(self._db, "upgrade_token", values_of(token))
+        self._insert("upgrade_token", values_of(token))
 
     def upgrade_token(self, hash_: bytes) -> UpgradeTokenRecord | None:
         row = self._db.execute("SELECT * FROM upgrade_token WHERE hash = :hash", {"hash": hash_}).one()
@@ -143,7 +139,7 @@ class MonetizationStore:
         self._db.execute("UPDATE upgrade_token SET used_on = :now WHERE hash = :hash", {"hash": hash_, "now": now_ms})
 
     def add_payment(self, payment: PaymentRecord) -> None:
-        insert(self._db, "payment", values_of(payment))
+        self._insert("payment", values_of(payment))
 
     def payment(self, id_: str) -> PaymentRecord | None:
         return self._payment("id = :value", id_)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.keys import DeviceKey, Milliseconds, Position, UserKey
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 _TABLES: Final = ("mqtt_delivery", "mqtt_received", "mqtt_subscription", "mqtt_session")
 
@@ -53,10 +53,7 @@ class DeliveryRecord:
         return len(self.topic) + len(self.payload) + len(self.properties)
 
 
-class MqttSessionStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class MqttSessionStore(Store):
     def session(self, device: DeviceKey) -> MqttSessionRecord | None:
         row = self._db.execute("SELECT * FROM mqtt_session WHERE device = :device", {"device": device}).one()
         return MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__slots__}) if row else None

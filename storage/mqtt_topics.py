@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from storage.keys import Milliseconds, UserKey
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 _COLUMNS: Final = ("topic", "payload", "qos", "properties", "expires_on", "owner")
 
@@ -37,10 +37,7 @@ class TopicRuleRecord:
         return self.kind, self.subject, self.topic
 
 
-class MqttTopicStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class MqttTopicStore(Store):
     def retained(self) -> list[RetainedRecord]:
         """Every retained message. Their number is bounded (reference 16.6)."""
         return [

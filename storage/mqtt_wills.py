@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.keys import DeviceKey, Milliseconds
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,7 @@ class WillRecord:
 _COLUMNS: Final = WillRecord.__slots__
 
 
-class MqttWillStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class MqttWillStore(Store):
     def of_connections(self) -> list[WillRecord]:
         return [_will(row) for row in self._db.execute("SELECT * FROM mqtt_will WHERE is_away = 0 ORDER BY device")]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from storage.keys import UserKey
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 Kind = Literal["device", "device type", "user", "application", "organization", "rule", "scene", "trial", "subscription"]
 
@@ -115,10 +115,7 @@ _DEVICES: Final = {
 }
 
 
-class NameStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class NameStore(Store):
     def of(self, ids: Sequence[str], user: UserKey, *, knows_all: bool) -> list[NameRecord]:
         """What these ids stand for. `knows_all`: the user operates the service."""
         if not ids:

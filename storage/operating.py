@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from storage.keys import Milliseconds
-from storage.sql import StoreConnection, sure
+from storage.sql import Store, sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,7 @@ def _like(columns: tuple[str, ...]) -> str:
     return ":search = '' OR " + " OR ".join(f"lower({one}) LIKE :pattern ESCAPE '!'" for one in columns)
 
 
-class OperatingStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class OperatingStore(Store):
     def add_sample(self, sample: SampleRecord, *, kept_from_ms: int) -> None:
         """Add a sample, and remove those before `kept_from_ms`."""
         self._db.put_many("operator_sample", _COLUMNS, ("at",), [[getattr(sample, name) for name in _COLUMNS]])

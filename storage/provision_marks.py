@@ -3,13 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 
-class ProvisionMarkStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class ProvisionMarkStore(Store):
     def object_of(self, kind: str, name: str) -> str | None:
         row = self._db.execute(
             "SELECT object FROM provision_mark WHERE kind = :kind AND name = :name", {"kind": kind, "name": name}

@@ -5,7 +5,7 @@ from typing import Any
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
 from storage.records import RegistrationRecord
-from storage.sql import StoreConnection, insert, values_of
+from storage.sql import Store, values_of
 
 _SELECT = (
     "SELECT r.*, t.id AS device_type_id, d.id AS device_id FROM registration AS r"
@@ -19,10 +19,7 @@ _WRITTEN = (
 )  # fmt: skip
 
 
-class RegistrationStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class RegistrationStore(Store):
     def by_id(self, id_: str) -> RegistrationRecord | None:
         return self._one("r.id = :value", {"value": id_})
 
@@ -46,7 +43,7 @@ class RegistrationStore:
         return _registration(row) if row else None
 
     def add(self, registration: RegistrationRecord, *, pin: str) -> None:
-        insert(self._db, "registration", values_of(registration, _WRITTEN) | {"pin": pin})
+        self._insert("registration", values_of(registration, _WRITTEN) | {"pin": pin})
 
     def confirm(self, id_: str, *, user: UserKey | None, application: ApplicationKey | None, device: DeviceKey) -> None:
         """Note the user who entered the PIN; the PIN cannot be used again."""
@@ -123,7 +120,7 @@ class RegistrationStore:
         """Replace the authorities of a device type; `issuer_dn` is that of the first authority."""
         self._db.execute("DELETE FROM certificate_authority WHERE device_type = :key", {"key": device_type})
         for certificate in certificates:
-            insert(self._db, "certificate_authority", {"device_type": device_type, "certificate": certificate})
+            self._insert("certificate_authority", {"device_type": device_type, "certificate": certificate})
         self._db.execute(
             "UPDATE device_type SET issuer_dn = :issuer_dn WHERE key = :key",
             {"key": device_type, "issuer_dn": issuer_dn},

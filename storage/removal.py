@@ -7,7 +7,7 @@ from typing import Final
 
 from storage.keys import DeviceKey
 from storage.log_index import LogIndex, Table, joined
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 # Both have an index by device, so a step needs no scan. Failed messages have a retention of their own.
 _LOGS: Final[tuple[Table, ...]] = ("message", "action")
@@ -29,10 +29,7 @@ _KEPT_ONCE: Final = (
 )
 
 
-class RemovalStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class RemovalStore(Store):
     def deleted_before(self, before_ms: int, *, limit: int) -> list[DeviceKey]:
         """The keys of devices that were deleted before this time, the longest deleted first."""
         rows = self._db.execute(

@@ -1,20 +1,17 @@
 """Deleting old messages and rollups, and the progress of that. The caller holds the transaction."""
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Iterable
+from typing import Literal
 
 from storage.damage import first_readable
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.log_index import LogIndex
-from storage.sql import StoreConnection, StoreDamagedError
+from storage.sql import Store, StoreDamagedError
 
 LogTable = Literal["message", "action", "failed_message"]
 
 
-class RetentionStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class RetentionStore(Store):
     # How long each device type is kept
 
     def days_of_types(self) -> dict[DeviceTypeKey, int]:
@@ -155,12 +152,8 @@ class RetentionStore:
             "SELECT avg(length) AS mean FROM (SELECT length(data) AS length FROM message ORDER BY position DESC"
             " LIMIT 200) AS latest"
         ).one()
-        return first, self.last("message"), _mean(lengths)
+        return first, self.last("message"), (float(lengths["mean"] or 0) if lengths else 0.0)
 
     def size_bytes(self) -> tuple[int, int]:
         """The size of the store and how much of it is free for reuse, in bytes."""
         return self._db.size_bytes()
-
-
-def _mean(row: Mapping[str, Any] | None) -> float:
-    return float(row["mean"] or 0) if row else 0.0

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from storage.keys import DeviceKey, Milliseconds
 from storage.records import RollupRow
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 _KEY = ("device", "field", "level", "bucket")
 _VALUES = ("count", "numbers", "min", "max", "sum", "mean_high", "mean_low", "m2")
@@ -17,10 +17,7 @@ _values_of = attrgetter(*_NAMES)
 _SELECT = f"SELECT {', '.join(_NAMES)} FROM rollup WHERE device = :device AND field = :field AND level = :level"  # noqa: S608 - constants
 
 
-class RollupStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class RollupStore(Store):
     def add_field(self, path: str) -> int:
         """The short key of a field path; a new path gets a key."""
         row = self._db.execute(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, Position, RuleKey, UserKey
-from storage.sql import StoreConnection, insert, sure, values_of
+from storage.sql import Store, sure, values_of
 
 UseKind = Literal["device", "type"]
 _PROBLEMS_KEPT: Final = 20  # of one rule
@@ -94,10 +94,7 @@ _IN_SCOPE: Final = {
 }
 
 
-class RuleStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class RuleStore(Store):
     # Rules
 
     def rule(self, rule_id: str) -> RuleRecord | None:
@@ -166,7 +163,7 @@ class RuleStore:
 
     def add(self, rule: RuleRecord) -> RuleKey:
         """Add a rule; its key is assigned."""
-        return RuleKey(sure(insert(self._db, "rule", values_of(rule, _COLUMNS[1:]), "RETURNING key").one())["key"])
+        return RuleKey(sure(self._insert("rule", values_of(rule, _COLUMNS[1:]), "RETURNING key").one())["key"])
 
     def put(self, rule: RuleRecord) -> None:
         changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS[1:])
@@ -193,7 +190,7 @@ class RuleStore:
     def put_uses(self, rule: RuleKey, uses: Iterable[tuple[UseKind, int]]) -> None:
         self._db.execute("DELETE FROM rule_use WHERE rule = :rule", {"rule": rule})
         for kind, key in set(uses):
-            insert(self._db, "rule_use", {"rule": rule, "kind": kind, "object": key})
+            self._insert("rule_use", {"rule": rule, "kind": kind, "object": key})
 
     def users_of(self, kind: UseKind, key: int) -> list[RuleKey]:
         """The rules that name this device or device type."""
@@ -272,7 +269,7 @@ class RuleStore:
 
     def add_request(self, rule: RuleKey, owner: UserKey, field: str, content: str, now_ms: Milliseconds) -> None:
         values = {"rule": rule, "owner": owner, "field": field, "content": content, "created_on": now_ms}
-        insert(self._db, "rule_request", values)
+        self._insert("rule_request", values)
 
     def waiting_requests(self, *, of_one: int, limit: int) -> list[RuleRequest]:
         """The oldest requests of each user that are not finished, at most `of_one`: first the oldest one of each."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import StoreConnection, insert, sure, values_of
+from storage.sql import Store, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,10 @@ _SCENES: Final = (
 )
 
 
-class SceneStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class SceneStore(Store):
     def add(self, scene: SceneRecord, devices: Iterable[DeviceKey]) -> SceneRecord:
         """Add a scene whose Actions name these devices; return it with its key."""
-        key = int(sure(insert(self._db, "scene", values_of(scene, _WRITTEN), "RETURNING key").one())["key"])
+        key = int(sure(self._insert("scene", values_of(scene, _WRITTEN), "RETURNING key").one())["key"])
         self._put_devices(key, devices)
         found = self.scene(key)
         assert found is not None, "it was just added"  # noqa: S101 - an invariant of the store
@@ -67,9 +64,7 @@ class SceneStore:
 
     def _put_devices(self, scene: int, devices: Iterable[DeviceKey]) -> None:
         for device in devices:
-            insert(
-                self._db, "scene_device", {"device": device, "scene": scene}, "ON CONFLICT (device, scene) DO NOTHING"
-            )
+            self._insert("scene_device", {"device": device, "scene": scene}, "ON CONFLICT (device, scene) DO NOTHING")
 
     def invalidate(self, scene: SceneRecord, *, now_ms: int, findings: str) -> None:
         """Mark a scene as invalid, unless it is marked already or its Actions were changed meanwhile."""

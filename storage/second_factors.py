@@ -4,22 +4,19 @@ from collections.abc import Iterable
 
 from storage.keys import UserKey
 from storage.records import SecondFactorRecord
-from storage.sql import StoreConnection, insert, values_of
+from storage.sql import Store, values_of
 
 
-class SecondFactorStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class SecondFactorStore(Store):
     def of(self, user: UserKey) -> SecondFactorRecord | None:
         row = self._db.execute("SELECT * FROM second_factor WHERE user = :user", {"user": user}).one()
         return SecondFactorRecord(**dict(row)) if row else None
 
     def add(self, factor: SecondFactorRecord, recovery_codes: Iterable[bytes]) -> None:
         """Raises StoreError when the user has one. `recovery_codes` are hashes."""
-        insert(self._db, "second_factor", values_of(factor))
+        self._insert("second_factor", values_of(factor))
         for hash_ in recovery_codes:
-            insert(self._db, "recovery_code", {"user": factor.user, "hash": hash_})
+            self._insert("recovery_code", {"user": factor.user, "hash": hash_})
 
     def use_step(self, user: UserKey, step: int) -> bool:
         """Use up the codes of this time step and of all before. False when they were used already."""

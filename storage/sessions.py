@@ -2,15 +2,12 @@
 
 from storage.keys import UserKey
 from storage.records import SessionRecord
-from storage.sql import StoreConnection, insert, values_of
+from storage.sql import Store, values_of
 
 
-class SessionStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class SessionStore(Store):
     def add(self, session: SessionRecord) -> None:
-        insert(self._db, "session", values_of(session))
+        self._insert("session", values_of(session))
 
     def find(self, hash_: bytes, *, now_ms: int) -> SessionRecord | None:
         """The session, while it lasts."""

@@ -10,7 +10,7 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import ShareRecord
-from storage.sql import StoreConnection, insert, replacing, values_of
+from storage.sql import Store, replacing, values_of
 
 _FROM = " FROM device_share AS s JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE "
 _SELECT = f"SELECT s.*{_FROM}"
@@ -29,10 +29,7 @@ class OfferRow:
     owner_name: str
 
 
-class ShareStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class ShareStore(Store):
     def by_id(self, id_: str) -> ShareRecord | None:
         return self._one("s.id = :value", {"value": id_})
 
@@ -136,7 +133,7 @@ class ShareStore:
         """Add a share, or change the user and the status of the share with its id."""
         values = values_of(share) | {"email_key": folded_address(share.email)}
         then = f"ON CONFLICT (id) DO UPDATE SET {replacing(('user', 'status', 'code_hash'))}"
-        insert(self._db, "device_share", values, then)
+        self._insert("device_share", values, then)
 
     def remove(self, id_: str) -> None:
         self._db.execute("DELETE FROM device_share WHERE id = :id", {"id": id_})

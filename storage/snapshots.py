@@ -7,15 +7,12 @@ from collections.abc import Collection, Sequence
 
 from storage.keys import DeviceKey
 from storage.records import SnapshotRow
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 _NAMES = ("device", "position", "fields", "open")  # in the order of SnapshotRow
 
 
-class SnapshotStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class SnapshotStore(Store):
     def of(self, device: DeviceKey) -> SnapshotRow | None:
         rows = self._db.execute(
             "SELECT device, position, fields, open FROM snapshot WHERE device = :device", {"device": device}

@@ -70,6 +70,18 @@ class StoreConnection(Protocol):
         """The size of the store and how much of it is free for reuse, in bytes."""
 
 
+class Store:
+    """The SQL of some tables. The caller holds the transaction."""
+
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def _insert(self, table: str, values: Mapping[str, Any], then: str = "") -> QueryResult:
+        """Insert a row, given by column. `then` follows the values: a clause with ON CONFLICT or RETURNING."""
+        names = f"({', '.join(values)}) VALUES ({', '.join(f':{name}' for name in values)})"
+        return self._db.execute(f"INSERT INTO {table} {names} {then}", values)
+
+
 class StoreError(Exception):
     """The store could not do what it was asked: file unreadable, database locked."""
 
@@ -82,19 +94,13 @@ class StoreFullError(StoreError):
     """The disk has no room for the write. Only more room helps, no restart."""
 
 
-def insert(db: StoreConnection, table: str, values: Mapping[str, Any], then: str = "") -> QueryResult:
-    """Insert a row, given by column. `then` follows the values: a clause with ON CONFLICT or RETURNING."""
-    names = f"({', '.join(values)}) VALUES ({', '.join(f':{name}' for name in values)})"
-    return db.execute(f"INSERT INTO {table} {names} {then}", values)
-
-
 def replacing(columns: Iterable[str]) -> str:
     """What DO UPDATE SET sets when a row that is inserted takes the place of another one in these columns."""
     return ", ".join(f"{column} = excluded.{column}" for column in columns)
 
 
 def values_of(record: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """The fields of a record, all or these, as `insert` takes them. Their names are those of the columns."""
+    """The fields of a record, all or these, as `Store._insert` takes them. Their names are those of the columns."""
     return {name: getattr(record, name) for name in (record.__slots__ if names is None else names)}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, Position, UserKey
-from storage.sql import StoreConnection, insert, sure, values_of
+from storage.sql import Store, sure, values_of
 
 CONSUMER: Final = "subscriptions"
 
@@ -74,16 +74,13 @@ class CursorRecord:
     is_behind: bool
 
 
-class SubscriptionStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class SubscriptionStore(Store):
     # Subscriptions
 
     def add(self, record: SubscriptionRecord) -> SubscriptionRecord:
         """Add a subscription. The store gives its key."""
         values = values_of(record, _COLUMNS[1:]) | {"include_shared": int(record.include_shared)}
-        return _record(sure(insert(self._db, "subscription", values, "RETURNING *").one()))
+        return _record(sure(self._insert("subscription", values, "RETURNING *").one()))
 
     def put(self, record: SubscriptionRecord) -> None:
         values = [getattr(record, name) for name in _COLUMNS]

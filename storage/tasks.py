@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
-from storage.sql import StoreConnection, insert, sure, values_of
+from storage.sql import Store, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,12 @@ _ENTRY = tuple(field.name for field in fields(DeviceTaskRecord))
 _HISTORY = tuple(field.name for field in fields(TaskHistoryRecord))
 
 
-class TaskStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class TaskStore(Store):
     # Tasks
 
     def add(self, task: TaskRecord) -> TaskRecord:
         """Add a task. The store gives its key."""
-        return _task(sure(insert(self._db, "task", values_of(task, _TASK[1:]), "RETURNING *").one()))
+        return _task(sure(self._insert("task", values_of(task, _TASK[1:]), "RETURNING *").one()))
 
     def put(self, task: TaskRecord) -> None:
         self._db.put_many("task", _TASK, ("key",), [[getattr(task, name) for name in _TASK]])
@@ -291,7 +288,7 @@ class TaskStore:
     # History
 
     def add_history(self, entry: TaskHistoryRecord) -> None:
-        insert(self._db, "task_history", values_of(entry, _HISTORY))
+        self._insert("task_history", values_of(entry, _HISTORY))
 
     def begin_history(self, task: int) -> None:
         """Add a row for each entry of a task, as the entry is now."""

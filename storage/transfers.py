@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from config.mail import folded_address
 from storage.keys import DeviceKey, Milliseconds, UserKey
-from storage.sql import StoreConnection
+from storage.sql import Store
 
 #: What ends when a device changes hands: it was the former owner's, or given by the former owner.
 _OF_THE_OWNER: Final = ("device_transfer", "device_share", "trial_device", "upgrade_token", "connector_state")
@@ -43,10 +43,7 @@ _OPEN: Final = (
 )
 
 
-class TransferStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class TransferStore(Store):
     def put(self, transfer: TransferRecord, *, now_ms: int) -> None:
         """Add an offer, or replace the one of the device. Forgets those whose time is over."""
         self._db.execute("DELETE FROM device_transfer WHERE expires_on <= :now", {"now": now_ms})

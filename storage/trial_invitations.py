@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from config.mail import folded_address
 from storage.keys import Milliseconds
-from storage.sql import StoreConnection, insert, replacing, values_of
+from storage.sql import Store, replacing, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,12 @@ _STATE: Final = {
 }
 
 
-class TrialInvitationStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class TrialInvitationStore(Store):
     def put(self, invitation: TrialInvitationRecord) -> None:
         """Add an invitation, or change the state and the code of the one with its id."""
         values = values_of(invitation, _INVITATION[1:]) | {"email_key": folded_address(invitation.email)}
         changed = replacing(("status", "accepted_on", "revoked_on", "code_hash"))
-        insert(self._db, "trial_invitation", values, f"ON CONFLICT (id) DO UPDATE SET {changed}")
+        self._insert("trial_invitation", values, f"ON CONFLICT (id) DO UPDATE SET {changed}")
 
     def by_id(self, id_: str) -> TrialInvitationRecord | None:
         return self._one("id = :value", {"value": id_})

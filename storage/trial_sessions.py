@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from storage.keys import Milliseconds, UserKey
-from storage.sql import StoreConnection, insert, replacing, sure, values_of
+from storage.sql import Store, replacing, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +56,14 @@ _SESSION: Final = tuple(field.name for field in fields(TrialSessionRecord))[1:]
 _DOCUMENT: Final = tuple(field.name for field in fields(TrialDocumentRecord))[1:]
 
 
-class TrialSessionStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class TrialSessionStore(Store):
     # Sessions
 
     def add(self, session: TrialSessionRecord) -> None:
-        row = insert(self._db, "trial_session", values_of(session, _SESSION), "RETURNING key").one()
+        row = self._insert("trial_session", values_of(session, _SESSION), "RETURNING key").one()
         key = int(sure(row)["key"])
         for device in filter(None, session.devices.split(",")):
-            insert(self._db, "trial_session_device", {"session": key, "device": device})
+            self._insert("trial_session_device", {"session": key, "device": device})
 
     def put(self, session: TrialSessionRecord) -> None:
         """Change start and end of the session with this key."""
@@ -126,7 +123,7 @@ class TrialSessionStore:
     def put_document(self, document: TrialDocumentRecord) -> None:
         """Add a document, or replace content and sharing of the one with its id."""
         changed = replacing(("name", "session", "content", "sharing"))
-        insert(self._db, "trial_document", values_of(document, _DOCUMENT), f"ON CONFLICT (id) DO UPDATE SET {changed}")
+        self._insert("trial_document", values_of(document, _DOCUMENT), f"ON CONFLICT (id) DO UPDATE SET {changed}")
 
     def remove_document(self, id_: str) -> None:
         self._db.execute("DELETE FROM trial_document WHERE id = :id", {"id": id_})

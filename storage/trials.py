@@ -6,7 +6,7 @@ from typing import Final
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.records import UserRecord, user_record
-from storage.sql import StoreConnection, insert, sure, values_of
+from storage.sql import Store, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,12 @@ _CONNECTED: Final = (
 )
 
 
-class TrialStore:
-    def __init__(self, db: StoreConnection) -> None:
-        self._db = db
-
+class TrialStore(Store):
     # Trials
 
     def add(self, trial: TrialRecord) -> TrialRecord:
         """Add a trial. The store gives its key."""
-        row = sure(insert(self._db, "trial", values_of(trial, _TRIAL[1:]), "RETURNING *").one())
+        row = sure(self._insert("trial", values_of(trial, _TRIAL[1:]), "RETURNING *").one())
         return TrialRecord(**dict(row))
 
     def put(self, trial: TrialRecord) -> None:
@@ -119,7 +116,7 @@ class TrialStore:
         return OrganizationKey(row["organization"]) if row else None
 
     def put_personal_organization(self, user: UserKey, organization: OrganizationKey) -> None:
-        insert(self._db, "personal_organization", {"user": user, "organization": organization})
+        self._insert("personal_organization", {"user": user, "organization": organization})
 
     def organization_of(self, user: UserKey) -> OrganizationKey | None:
         """The first organization of which the user is a member."""
@@ -177,7 +174,7 @@ class TrialStore:
     ) -> None:
         """`application`: with whose token the user accepted; None: on the page of the invitation."""
         given = {"trial": trial, "user": user, "role": role, "since": now_ms, "application": application}
-        insert(self._db, "trial_member", given)
+        self._insert("trial_member", given)
 
     def remove_member(self, trial: int, user: UserKey, role: str) -> None:
         self._db.execute(
@@ -230,7 +227,7 @@ class TrialStore:
 
     def add_type(self, trial: int, device_type: DeviceTypeKey) -> None:
         given = {"trial": trial, "device_type": device_type}
-        insert(self._db, "trial_device_type", given)
+        self._insert("trial_device_type", given)
 
     def remove_type(self, trial: int, device_type: DeviceTypeKey) -> None:
         """Take the type out of the trial, and its devices."""
@@ -262,7 +259,7 @@ class TrialStore:
 
     def connect(self, trial: int, user: UserKey, device: DeviceKey, *, now_ms: int) -> None:
         given = {"trial": trial, "user": user, "device": device, "connected_on": now_ms}
-        insert(self._db, "trial_device", given)
+        self._insert("trial_device", given)
 
     def disconnect(self, trial: int, device: DeviceKey) -> None:
         self._db.execute(

@@ -150,7 +150,7 @@ class Tasks:
             )
             return tx.tasks.add(record)
 
-        return Task(await self._database.write(add, announce=self._engine.added), request, _no_devices())
+        return Task(await self._database.write(add, announce=self._engine.added), request, StatusCounts(0, 0, 0, 0, 0))
 
     async def find(self, task_id: str) -> TaskRecord:
         """Raises NotFound."""
@@ -328,7 +328,3 @@ def _shown(tx: Transaction, record: TaskRecord) -> Task:
         unpacked(record.request),
         StatusCounts(sum(counts.values()), completed, succeeded, failed, cancelled),
     )
-
-
-def _no_devices() -> StatusCounts:
-    return StatusCounts(0, 0, 0, 0, 0)

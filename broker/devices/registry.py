@@ -125,7 +125,7 @@ class Devices:
         """The id of a device, also of a deleted one; None when it was removed for good."""
         if (known := self._live.get(key)) is not None:
             return known.id
-        return await self._database.read(partial(_id_of, key))
+        return await self._database.read(lambda tx: tx.devices.id_of(key))
 
     async def by_eid(self, owner: UserKey, device_type: DeviceTypeKey, eid: str) -> Device | None:
         """The device that a connector knows by this external id."""
@@ -272,10 +272,6 @@ def _by_id(device_id: str, tx: Transaction) -> DeviceRecord | None:
 
 def _by_key(key: DeviceKey, tx: Transaction) -> DeviceRecord | None:
     return tx.devices.device(key)
-
-
-def _id_of(key: DeviceKey, tx: Transaction) -> str | None:
-    return tx.devices.id_of(key)
 
 
 def _sealed_token(device_id: str, tx: Transaction) -> bytes | None:

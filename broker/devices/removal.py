@@ -4,7 +4,6 @@ Until then an operator can restore a device by provisioning it again with its id
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import structlog
@@ -13,7 +12,7 @@ import trio
 from broker.clock import Clock
 from broker.loops import Wakeup, repeat
 from config.limits import DELETED_DEVICE_DAYS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey
 
 REMOVAL_SWEEP_SECONDS: Final = 3600.0
@@ -71,14 +70,12 @@ class Removal:
 
     async def _remove(self, device: DeviceKey, before_ms: int) -> None:
         while True:
-            if await self._database.write(partial(_remove_some, device, before_ms)):
+            if await self._database.write(
+                lambda tx: tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)
+            ):
                 self._removed += 1
                 return
             await trio.sleep(_PAUSE_SECONDS)  # lets other writes go first
 
     def statistics(self) -> RemovalStatistics:
         return RemovalStatistics(self._removed)
-
-
-def _remove_some(device: DeviceKey, before_ms: int, tx: Transaction) -> bool:
-    return tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)

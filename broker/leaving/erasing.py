@@ -62,10 +62,12 @@ class Erasing:
 
         def end_the_rest(issuance: Issuance) -> None:
             _hand_over_trials(issuance.tx, one)
-            self._of.claims.end_all(issuance, _nobody(one))
+            self._of.claims.end_all(issuance, UserRecord(one.user, one.id, "", "", "", "", None, 0, 0))
 
         await self._of.tokens.change(end_the_rest)
-        devices = await self._database.read(partial(_devices_of, one))
+        devices = await self._database.read(
+            lambda tx: frozenset(map(DeviceKey, tx.leaving.keys_of("device", one.user, column="owner", limit=2**31)))
+        )
         await self._of.exports.forget(one.user, devices)
         await self._of.archives.forget(one.user)
 
@@ -141,14 +143,6 @@ class _Scrubber:
         return {
             name: value for name, value in details.items() if not self._names(json.dumps(value, ensure_ascii=False))
         }
-
-
-def _nobody(one: LeavingRecord) -> UserRecord:
-    return UserRecord(one.user, one.id, "", "", "", "", None, 0, 0)
-
-
-def _devices_of(one: LeavingRecord, tx: Transaction) -> frozenset[DeviceKey]:
-    return frozenset(map(DeviceKey, tx.leaving.keys_of("device", one.user, column="owner", limit=2**31)))
 
 
 def _hand_over_trials(tx: Transaction, one: LeavingRecord) -> None:

@@ -75,7 +75,9 @@ class Plans:
         self, type_: DeviceType, *, latest: bool = False, status: str | None = None, only_approved: bool = False
     ) -> list[MonetizationPlan]:
         """Newest first. `only_approved`: as others than the members of the organization see them."""
-        found = await self._database.read(lambda tx: _plans(tx, type_))
+        found = await self._database.read(
+            lambda tx: [_plan(tx, record, type_) for record in tx.monetization.plans(type_.key)]
+        )
         seen = {"APPROVED"} if only_approved else {plan.record.status for plan in found}
         chosen = [one for one in found if one.record.status in seen and status in {None, one.record.status}]
         return chosen[:1] if latest else chosen
@@ -229,10 +231,6 @@ def _tier(given: Mapping[str, Any], path: str, reader: DocumentReader, now_ms: i
         created_on=now_ms,
         modified_on=now_ms,
     )
-
-
-def _plans(tx: Transaction, type_: DeviceType) -> list[MonetizationPlan]:
-    return [_plan(tx, record, type_) for record in tx.monetization.plans(type_.key)]
 
 
 def _plan(tx: Transaction, record: PlanRecord, type_: DeviceType) -> MonetizationPlan:

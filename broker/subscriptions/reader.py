@@ -305,17 +305,15 @@ class Reader:
                 position = min(position, outlet.safe_position)
             if outlet.is_behind or outlet.saved_behind:
                 changed.append(outlet)
-        cursors = [CursorRecord(one.key, _cursor(one), is_behind=one.is_behind) for one in changed]
+        cursors = [
+            CursorRecord(one.key, max(one.formed_upto, one.safe_position), is_behind=one.is_behind) for one in changed
+        ]
         states = [(one, one.is_behind, one.times_saved_behind) for one in changed]
         await self._database.write(partial(_save, position if outlets else None, cursors))
         self._has_reader_row = bool(outlets)
         for outlet, is_behind, times in states:
             if outlet.times_saved_behind == times:  # else it fell behind meanwhile, and the store says so
                 outlet.saved_behind = is_behind
-
-
-def _cursor(outlet: Outlet) -> Position:
-    return max(outlet.formed_upto, outlet.safe_position)
 
 
 def _save(position: Position | None, cursors: Sequence[CursorRecord], tx: Transaction) -> None:

@@ -41,7 +41,9 @@ class Upkeep:
         await self._remove_surplus()
 
     async def _remove_old(self, before_ms: int) -> None:
-        while removed := await self._database.write(partial(_remove, before_ms)):
+        while removed := await self._database.write(
+            lambda tx: tx.deliveries.remove_oldest(before_ms=before_ms, limit=_STEP)
+        ):
             self.removed += removed
         await self._database.write(lambda tx: tx.subscriptions.forget_removed(before_ms, limit=_STEP))
 
@@ -56,10 +58,6 @@ class Upkeep:
             self.removed += removed
             if not removed:
                 break
-
-
-def _remove(before_ms: int, tx: Transaction) -> int:
-    return tx.deliveries.remove_oldest(before_ms=before_ms, limit=_STEP)
 
 
 def _remove_some(limit: int, tx: Transaction) -> int:

@@ -139,12 +139,8 @@ class AuditLog:
                 or tx.audit.crowded_out(keep, share=keep // 4, limit=_STEP_ROWS)
             )
         ):
-            await self._database.write(partial(_remove, keys))
+            await self._database.write(lambda tx: tx.audit.remove(keys))
             self._removed += len(keys)
 
     def statistics(self) -> AuditStatistics:
         return AuditStatistics(len(self._waiting), self._lost, self._removed)
-
-
-def _remove(keys: list[int], tx: Transaction) -> None:
-    tx.audit.remove(keys)
