@@ -1,6 +1,7 @@
 """Links: a device and its user's authorization at the third party, encrypted in the store."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -55,24 +56,16 @@ class ConnectorLink:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ConnectorLinks:
-    def __init__(
-        self,
-        database: Database,
-        vault: Vault,
-        clock: Clock,
-        router: Router,
-        device_types: DeviceTypes,
-        devices: Devices,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._clock = clock
-        self._router = router
-        self._types = device_types
-        self._devices = devices
-        self._contents: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
-        self._standing: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
+    _database: Database
+    _vault: Vault
+    _clock: Clock
+    _router: Router
+    _types: DeviceTypes
+    _devices: Devices
+    _contents: WeakValueDictionary[DeviceKey, trio.Lock] = field(default_factory=WeakValueDictionary, init=False)
+    _standing: WeakValueDictionary[DeviceKey, trio.Lock] = field(default_factory=WeakValueDictionary, init=False)
 
     def lock(self, device: DeviceKey) -> trio.Lock:
         """To be held while the contents of a device's link are read and changed, also over a renewal of its token."""

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -58,29 +59,18 @@ class _Attempt:
         self.revoked: set[DeviceKey] = set()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProviderAuth:
-    def __init__(
-        self,
-        database: Database,
-        vault: Vault,
-        clock: Clock,
-        router: Router,
-        devices: Devices,
-        catalog: Catalog,
-        links: ConnectorLinks,
-        calls: Calls,
-        problems: Problems,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._clock = clock
-        self._router = router
-        self._devices = devices
-        self._catalog = catalog
-        self._links = links
-        self._calls = calls
-        self._problems = problems
-        self._attempts: set[_Attempt] = set()
+    _database: Database
+    _vault: Vault
+    _clock: Clock
+    _router: Router
+    _devices: Devices
+    _catalog: Catalog
+    _links: ConnectorLinks
+    _calls: Calls
+    _problems: Problems
+    _attempts: set[_Attempt] = field(default_factory=set, init=False)
 
     async def holder(self, device: Device) -> Device:
         """The device whose link authorizes requests for this one: itself, or the one whose sub-device it is."""

@@ -6,7 +6,7 @@ returns how long, and is taken again then, at a notification, or at the next reg
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -123,21 +123,14 @@ async def advance(
     return verdict, run.firmware
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Run:
-    def __init__(
-        self,
-        session: ManagedSession,
-        entry: DeviceTaskRecord,
-        image: FirmwareImageRecord | None,
-        url: str,
-        is_resumed: bool,
-    ) -> None:
-        self._session = session
-        self._entry = entry
-        self._image = image
-        self._url = url
-        self._is_resumed = is_resumed
-        self.firmware: Firmware | None = None
+    _session: ManagedSession
+    _entry: DeviceTaskRecord
+    _image: FirmwareImageRecord | None
+    _url: str
+    _is_resumed: bool
+    firmware: Firmware | None = field(default=None, init=False)
 
     async def take(self, step: Step) -> Verdict:
         match step:

@@ -38,22 +38,14 @@ class _Facts:
     earlier: Mapping[DeviceKey, str]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Waiting:
-    def __init__(
-        self,
-        database: Database,
-        types: DeviceTypes,
-        presence: Presence,
-        configurations: Configurations,
-        work: DeviceWork,
-        downloads: Downloads,
-    ) -> None:
-        self._database = database
-        self._types = types
-        self._presence = presence
-        self._configurations = configurations
-        self._work = work
-        self._downloads = downloads
+    _database: Database
+    _types: DeviceTypes
+    _presence: Presence
+    _configurations: Configurations
+    _work: DeviceWork
+    _downloads: Downloads
 
     async def explain(self, task: TaskRecord, entries: Sequence[DeviceTaskRecord]) -> list[TaskWait]:
         """Explain entries of a task, at most a page of them."""

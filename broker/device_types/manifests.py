@@ -5,7 +5,7 @@ for every message, so it waits for an operator's approval, and until then the ve
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -26,20 +26,13 @@ from storage.records import DeviceTypeRecord, ManifestRecord
 _TYPES_MAX: Final = 100_000
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Manifests:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        device_types: DeviceTypes,
-        router: Router,
-        documents: DeviceTypeDocuments,
-    ) -> None:
-        self._documents = documents
-        self._router = router
-        self._database = database
-        self._clock = clock
-        self._types = device_types
+    _database: Database
+    _clock: Clock
+    _types: DeviceTypes
+    _router: Router
+    _documents: DeviceTypeDocuments
 
     async def overview(self) -> list[TypeOverview]:
         """Every device type, by name."""

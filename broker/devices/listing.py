@@ -55,20 +55,13 @@ class Listed:
     share: str | None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DeviceLists:
-    def __init__(
-        self,
-        database: Database,
-        devices: Devices,
-        device_types: DeviceTypes,
-        permissions: Permissions,
-        shares: Shares,
-    ) -> None:
-        self._database = database
-        self._shares = shares
-        self._devices = devices
-        self._types = device_types
-        self._permissions = permissions
+    _database: Database
+    _devices: Devices
+    _types: DeviceTypes
+    _permissions: Permissions
+    _shares: Shares
 
     async def page(
         self, caller: Caller, user: UserKey, chosen: DeviceFilter, *, offset: int, count: int

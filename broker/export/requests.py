@@ -1,6 +1,7 @@
 """Export requests: their checks, and the plan of which devices' messages go under which name."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -79,22 +80,15 @@ def items(text: str | None) -> list[str]:
     return list(dict.fromkeys(item.strip() for item in (text or "").split(",") if item.strip()))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Planner:
     """Finds the devices of a request and checks the caller's permissions."""
 
-    def __init__(
-        self,
-        users: Users,
-        devices: Devices,
-        device_types: DeviceTypes,
-        permissions: Permissions,
-        trials: TrialExports,
-    ) -> None:
-        self._users = users
-        self._devices = devices
-        self._types = device_types
-        self._permissions = permissions
-        self._trials = trials
+    _users: Users
+    _devices: Devices
+    _types: DeviceTypes
+    _permissions: Permissions
+    _trials: TrialExports
 
     async def plan(self, caller: Caller, request: ExportRequest) -> ExportPlan:
         """Raises NotFound for an unknown id in a list or an unknown trial, PermissionDenied."""

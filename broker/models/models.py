@@ -80,26 +80,16 @@ class RuleModel:
     sensitivity: float | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Models:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        users: Users,
-        permissions: Permissions,
-        devices: Devices,
-        training: Training,
-        learner: Learner,
-        shelf: Shelf,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._users = users
-        self._permissions = permissions
-        self._devices = devices
-        self._training = training
-        self._learner = learner
-        self._shelf = shelf
+    _database: Database
+    _clock: Clock
+    _users: Users
+    _permissions: Permissions
+    _devices: Devices
+    _training: Training
+    _learner: Learner
+    _shelf: Shelf
 
     # Calls
 

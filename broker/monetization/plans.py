@@ -54,22 +54,15 @@ def is_price(text: str) -> bool:
     return _COST.fullmatch(text) is not None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Plans:
     """The caller checks permissions."""
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        router: Router,
-        device_types: DeviceTypes,
-        mails: Mails,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._router = router
-        self._types = device_types
-        self._mails = mails
+    _database: Database
+    _clock: Clock
+    _router: Router
+    _types: DeviceTypes
+    _mails: Mails
 
     async def of_type(
         self, type_: DeviceType, *, latest: bool = False, status: str | None = None, only_approved: bool = False

@@ -49,22 +49,15 @@ class PreparedPassword:
     generated: str | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AccountTables:
     """`passwords` are the new passwords, by the index of the user's entry."""
 
-    def __init__(
-        self,
-        run: ProvisioningRun,
-        passwords: Mapping[int, PreparedPassword],
-        claims: Claims,
-        mails: Mails,
-        site: Site,
-    ) -> None:
-        self._run = run
-        self._claims = claims
-        self._passwords = passwords
-        self._mails = mails
-        self._site = site
+    _run: ProvisioningRun
+    _passwords: Mapping[int, PreparedPassword]
+    _claims: Claims
+    _mails: Mails
+    _site: Site
 
     def put_organization(self, at: EntryLocation, entry: OrganizationEntry) -> None:
         accounts = self._run.tx.accounts

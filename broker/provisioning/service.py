@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -57,44 +58,25 @@ class _TooCommonError(Exception):
     """A new password is one that everybody tries first."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Provisioning:
-    def __init__(
-        self,
-        database: Database,
-        vault: Vault,
-        passwords: Passwords,
-        clock: Clock,
-        router: Router,
-        tokens: Tokens,
-        claims: Claims,
-        device_types: DeviceTypes,
-        devices: Devices,
-        quotas: Quotas,
-        trust: Trust,
-        connectors: Catalog,
-        images: Images,
-        rulebook: Rulebook,
-        subscriptions: Subscriptions,
-        mails: Mails,
-        site: Site,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._passwords = passwords
-        self._clock = clock
-        self._router = router
-        self._tokens = tokens
-        self._claims = claims
-        self._types = device_types
-        self._devices = devices
-        self._quotas = quotas
-        self._trust = trust
-        self._connectors = connectors
-        self._images = images
-        self._rulebook = rulebook
-        self._subscriptions = subscriptions
-        self._mails = mails
-        self._site = site
+    _database: Database
+    _vault: Vault
+    _passwords: Passwords
+    _clock: Clock
+    _router: Router
+    _tokens: Tokens
+    _claims: Claims
+    _types: DeviceTypes
+    _devices: Devices
+    _quotas: Quotas
+    _trust: Trust
+    _connectors: Catalog
+    _images: Images
+    _rulebook: Rulebook
+    _subscriptions: Subscriptions
+    _mails: Mails
+    _site: Site
 
     async def apply(
         self, document: Mapping[str, Any], *, dry_run: bool = False, force: bool = False, survey: bool = False

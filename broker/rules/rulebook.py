@@ -71,22 +71,14 @@ class _Checked:
     reach: Reach
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Rulebook:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        permissions: Permissions,
-        names: NameResolver,
-        loader: RuleLoader,
-        models: ConditionModels,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._permissions = permissions
-        self._names = names
-        self.loader = loader
-        self.models = models
+    _database: Database
+    _clock: Clock
+    _permissions: Permissions
+    _names: NameResolver
+    loader: RuleLoader
+    models: ConditionModels
 
     async def find(self, rule_id: str) -> RuleRecord:
         """Raises NotFound."""

@@ -55,22 +55,14 @@ class Scene:
     findings: tuple[Finding, ...]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Scenes:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        users: Users,
-        permissions: Permissions,
-        resolver: Resolver,
-        sender: SceneSender,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._users = users
-        self._permissions = permissions
-        self._resolver = resolver
-        self._sender = sender
+    _database: Database
+    _clock: Clock
+    _users: Users
+    _permissions: Permissions
+    _resolver: Resolver
+    _sender: SceneSender
 
     # Reading
 

@@ -1,5 +1,7 @@
 """The device types of a trial (reference 14.2)."""
 
+from dataclasses import dataclass
+
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, Tokens
@@ -16,22 +18,15 @@ from storage.trials import TrialRecord
 ALREADY_THERE = "Device type is in the trial already"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TrialTypes:
     """The caller checks the role; whether a device type may be used is checked here."""
 
-    def __init__(
-        self,
-        database: Database,
-        tokens: Tokens,
-        permissions: Permissions,
-        device_types: DeviceTypes,
-        lists: DeviceTypeLists,
-    ) -> None:
-        self._database = database
-        self._tokens = tokens
-        self._permissions = permissions
-        self._types = device_types
-        self._lists = lists
+    _database: Database
+    _tokens: Tokens
+    _permissions: Permissions
+    _types: DeviceTypes
+    _lists: DeviceTypeLists
 
     async def page(self, caller: Caller, trial: TrialRecord, *, offset: int, count: int) -> TypePage:
         """A page of the trial's device types, as a member sees them."""

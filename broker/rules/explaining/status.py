@@ -46,20 +46,13 @@ class RuleStatus:
 _Known = tuple[int, RuleState | None, list[RuleProblem]]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RuleStatuses:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        explainer: RuleExplainer,
-        names: NameResolver,
-        models: ConditionModels,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._explainer = explainer
-        self._names = names
-        self._models = models
+    _database: Database
+    _clock: Clock
+    _explainer: RuleExplainer
+    _names: NameResolver
+    _models: ConditionModels
 
     async def status(self, record: RuleRecord, *, with_waiting: bool = False) -> RuleStatus:
         rule = await self._compiled(record)

@@ -46,26 +46,16 @@ _encode_findings = msgspec.json.Encoder().encode
 _decode_findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RuleLoader:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        permissions: Permissions,
-        names: NameResolver,
-        engine: RuleEngine,
-        models: ConditionModels,
-        mails: Mails,
-        router: Router,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._permissions = permissions
-        self._names = names
-        self._engine = engine
-        self._models = models
-        self._mails = mails
-        self._router = router
+    _database: Database
+    _clock: Clock
+    _permissions: Permissions
+    _names: NameResolver
+    _engine: RuleEngine
+    _models: ConditionModels
+    _mails: Mails
+    _router: Router
 
     def start(self, record: RuleRecord, rule: CompiledRule, reach: Reach, state: RuleState) -> None:
         """A rule was made, changed or compiled again, and that is durable."""

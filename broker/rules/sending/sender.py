@@ -83,24 +83,15 @@ class Addressees:
     mails: Mapping[UserKey, str]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RuleSender:
-    def __init__(
-        self,
-        database: Database,
-        devices: Devices,
-        device_types: DeviceTypes,
-        ingest: Ingest,
-        mails: Mails,
-        requests: RequestQueue,
-        loops: LoopGuard,
-    ) -> None:
-        self._database = database
-        self._devices = devices
-        self._types = device_types
-        self._ingest = ingest
-        self._mails = mails
-        self._requests = requests
-        self._loops = loops
+    _database: Database
+    _devices: Devices
+    _types: DeviceTypes
+    _ingest: Ingest
+    _mails: Mails
+    _requests: RequestQueue
+    _loops: LoopGuard
 
     async def addressees(self, firings: Iterable[Firing], stops: Iterable[Stop]) -> Addressees:
         """Look up to whom and what is sent."""
