@@ -95,7 +95,7 @@ class StoreFullError(StoreError):
 
 
 def replacing(columns: Iterable[str]) -> str:
-    """What DO UPDATE SET sets when a row that is inserted takes the place of another one in these columns."""
+    """The assignments of DO UPDATE SET: the inserted row takes the place of the other one in these columns."""
     return ", ".join(f"{column} = excluded.{column}" for column in columns)
 
 

@@ -51,7 +51,7 @@ class UserCodeNotFound(NotFound):
 
 @dataclass(frozen=True, slots=True)
 class WaitingDevice:
-    """What the page shows before it asks. `user_code` is in the form that the device shows, with the dash."""
+    """The content of the page before it asks. `user_code` is in the form that the device shows, with the dash."""
 
     user_code: str
     screen: ConsentScreen

@@ -111,7 +111,7 @@ async def check_account(*, email: str, password: str, full_name: str) -> None:
 
 
 def check_full_name(full_name: str) -> Finding | None:
-    """What is wrong with a display name; None when nothing is."""
+    """The problem of a display name; None without one."""
     if len(full_name) > NAME_MAX_CHARACTERS:
         return Finding("fullName", (f"A name has at most {NAME_MAX_CHARACTERS} characters.",))
     problem = name_problem(full_name)
@@ -128,7 +128,7 @@ def has_email_form(text: str) -> bool:
 
 
 async def check_password(password: str) -> Finding | None:
-    """What is wrong with a new password; None when nothing is."""
+    """The problem of a new password; None without one."""
     return await common_password_finding(password) if is_password(password) else _WRONG_LENGTH
 
 

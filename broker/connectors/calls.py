@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LinkEndedError(Exception):
-    """The link was ended or replaced meanwhile."""
+    """The link was ended or replaced during the call."""
 
     def __str__(self) -> str:
         return "the link was ended or replaced meanwhile"
@@ -179,7 +179,7 @@ class Calls:
             if current is None:
                 raise LinkEndedError
             link.contents = current.contents
-            if current.contents.token != used:  # another call has renewed it meanwhile
+            if current.contents.token != used:  # another call has renewed it
                 return
             token = await self._renewed(connector, link, used)
             await self._links.replace(link, msgspec.structs.replace(current.contents, token=token))

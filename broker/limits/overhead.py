@@ -21,8 +21,8 @@ LINE_PER_SECOND: Final = 10_000.0
 _LONG_TURN_SECONDS: Final = 0.0005
 
 
-class Bucket:
-    """So many at once, and so many a second (the generic cell rate algorithm: one number, and no timer)."""
+class TokenBucket:
+    """A token bucket: a number at once, and a number a second (the generic cell rate algorithm, without a timer)."""
 
     __slots__ = ("_interval", "_paid_until", "_slack")
 
@@ -117,8 +117,8 @@ class Pace:
 
     def __init__(self, line: Overhead) -> None:
         self._line = line
-        self._bucket = Bucket(at_once=FRAMES_AT_ONCE, per_second=FRAMES_PER_SECOND)
-        self._over_limit: Bucket | None = None  # made when it is needed: most peers stay within their rate limit
+        self._bucket = TokenBucket(at_once=FRAMES_AT_ONCE, per_second=FRAMES_PER_SECOND)
+        self._over_limit: TokenBucket | None = None  # made when it is needed: most peers stay within their rate limit
         self.owed = 0  # frames beyond the allowance that were not waited for
 
     def floods(self, frames: int) -> bool:
@@ -129,7 +129,7 @@ class Pace:
         """
         now = trio.current_time()
         if self._over_limit is None:
-            self._over_limit = Bucket(at_once=FRAMES_AT_ONCE, per_second=FRAMES_PER_SECOND)
+            self._over_limit = TokenBucket(at_once=FRAMES_AT_ONCE, per_second=FRAMES_PER_SECOND)
         self._over_limit.charge(now, frames)
         return self._over_limit.is_empty(now)
 

@@ -128,7 +128,7 @@ class Folds:
     # Rows
 
     def fold(self, rows: Sequence[MessageRow]) -> None:
-        """Add rows, in their order, without those that were added before."""
+        """Add rows, in their order; rows that were added before are skipped."""
         if rows[0].position <= self.position:
             rows = rows[bisect_right(rows, self.position, key=attrgetter("position")) :]
             if not rows:

@@ -76,14 +76,14 @@ class LogIndexer:
         return self._indexed
 
     def is_far_behind(self, position: Position) -> bool:
-        """Whether so many rows up to `position` have no entry that `note` should get them at once.
+        """Whether more rows up to `position` lack an entry than searches should scan.
 
         Behind twice as many, the store makes the entries itself.
         """
         return position - self._indexed >= _UNINDEXED_MOST
 
     def note(self, rows: RowsByDevice) -> None:
-        """Make the index entries of rows, without those that were added before."""
+        """Make the index entries of rows; rows that were added before are skipped."""
         for device, some in rows.of_after(self._noted).items():
             if len(some) == 1:
                 self._entries.add(device, some[0].ts, some[0].position)

@@ -92,7 +92,7 @@ class Projector:
         self._retry_at = 0.0
         self._held = RowsByDevice()  # rows since the last look
         self._adding = RowsByDevice()  # the rows that `_add` is adding
-        self._follows = False  # no row is missing between those that are added, or read from the log now, and `_held`
+        self._follows = False  # no row is missing between the added ones, or a read of the log under way, and `_held`
         self._is_reading = False  # rows before `_held`, from the log
         self._writing: Collection[DeviceKey] = ()  # their folds must not change until they are saved
         self._wakeup = Wakeup()
@@ -213,7 +213,7 @@ class Projector:
             try:
                 await self._read_on()
             except BaseException:  # also a cancellation; raised again
-                self._follows = False  # the rows before those that are held were not all read
+                self._follows = False  # the rows before the held ones were not all read
                 raise
 
     async def _add_held(self) -> None:
@@ -279,7 +279,7 @@ class Projector:
                     number, timed_at, until = 0, _CLOCK_ROWS, perf_counter() + _FOLD_SECONDS
 
     async def _load(self, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Folds]:
-        """The folds of these devices, without those that are on a page that cannot be read."""
+        """The folds of these devices, except folds on a page that cannot be read."""
         try:
             return await self._database.read(partial(_loaded, devices, self._tally))
         except StoreDamagedError:

@@ -37,8 +37,8 @@ def saved_with_rows(tx: Transaction, device: DeviceKey, until: Position) -> tupl
 
 
 def newest_minute(tx: Transaction, device: DeviceKey, field: str, upto_ms: Milliseconds) -> Milliseconds | None:
-    """The start of the newest minute that begins by `upto_ms` and has a message with the field at this dotted path, of
-    those that the snapshot in the store knows; None without one."""
+    """The start of the newest minute, by `upto_ms`, that has a message with the field at this dotted path, as the
+    snapshot in the store has it; None without one."""
     found = tx.rollups.newest(device, field, Interval.MINUTE, upto_ms)
     for (level, start), cells in open_buckets(tx.snapshots.of(device)).items():
         if level is Interval.MINUTE and start <= upto_ms and field in cells and (found is None or start > found):

@@ -31,13 +31,11 @@ from broker.facts import (
     FactPhase,
     Router,
     RuleReported,
-    SharesChanged,
     SubscriptionReported,
-    TokenRevoked,
     UserProfileUpdated,
 )
 from broker.routing.connections import CloseReason
-from broker.routing.named_devices import NO_DEVICES, NamedDevices, end_deleted, end_unshared
+from broker.routing.named_devices import NO_DEVICES, NamedDevices, close_with_facts
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 
 _NAMES: Final[Mapping[type[DeviceFact], str]] = {
@@ -131,9 +129,7 @@ class Events:
         router.subscribe(UserProfileUpdated, self._profile_updated, FactPhase.EFFECT)
         router.subscribe(RuleReported, self._rule_reported, FactPhase.EFFECT)
         router.subscribe(SubscriptionReported, self._subscription_reported, FactPhase.EFFECT)
-        router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
-        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)  # the last event goes out before
-        router.subscribe(SharesChanged, self._shares_changed, FactPhase.EFFECT)
+        close_with_facts(router, self._subscribers)  # behind the events: the last one goes out before
 
     @contextmanager
     def subscribe(self, subscriber: EventSubscriber) -> Iterator[None]:
@@ -189,17 +185,6 @@ class Events:
                     subscriber.offer(frame)
             except Exception:  # noqa: BLE001 - a failing subscriber must not harm the others
                 _log.exception("event_subscriber_failed", subscriber=repr(subscriber))
-
-    def _token_revoked(self, fact: TokenRevoked) -> None:
-        for subscriber in tuple(self._subscribers):
-            if subscriber.token == fact.hash:
-                subscriber.close(CloseReason.TOKEN_REVOKED)
-
-    def _device_deleted(self, fact: DeviceDeleted) -> None:
-        end_deleted(self._subscribers, fact)
-
-    def _shares_changed(self, fact: SharesChanged) -> None:
-        end_unshared(self._subscribers, fact)
 
     def statistics(self) -> EventStatistics:
         return EventStatistics(len(self._subscribers), self._events)

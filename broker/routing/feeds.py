@@ -17,16 +17,13 @@ from broker.facts import (
     ActionStored,
     ApplicationGrantsChanged,
     DeviceChanged,
-    DeviceDeleted,
     FactPhase,
     GrantsChanged,
     MessagesStored,
     Router,
-    SharesChanged,
-    TokenRevoked,
 )
 from broker.routing.connections import CloseReason
-from broker.routing.named_devices import NO_DEVICES, NamedDevices, end_deleted, end_unshared
+from broker.routing.named_devices import NO_DEVICES, NamedDevices, close_with_facts
 from storage.keys import DeviceKey
 from storage.records import MessageRow
 
@@ -77,9 +74,7 @@ class Feeds:
         router.subscribe(DeviceChanged, self._device_changed, FactPhase.STATE)
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
         router.subscribe(ApplicationGrantsChanged, self._grants_changed, FactPhase.STATE)
-        router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
-        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
-        router.subscribe(SharesChanged, self._shares_changed, FactPhase.EFFECT)
+        close_with_facts(router, self._subscribers)
 
     @contextmanager
     def subscribe(self, subscriber: Subscriber) -> Iterator[None]:
@@ -137,17 +132,6 @@ class Feeds:
 
     def _grants_changed(self, _fact: GrantsChanged | ApplicationGrantsChanged) -> None:
         self._interested.clear()
-
-    def _token_revoked(self, fact: TokenRevoked) -> None:
-        for subscriber in tuple(self._subscribers):
-            if subscriber.token == fact.hash:
-                subscriber.close(CloseReason.TOKEN_REVOKED)
-
-    def _device_deleted(self, fact: DeviceDeleted) -> None:
-        end_deleted(self._subscribers, fact)
-
-    def _shares_changed(self, fact: SharesChanged) -> None:
-        end_unshared(self._subscribers, fact)
 
     def statistics(self) -> FeedStatistics:
         return FeedStatistics(len(self._subscribers), self._offered)

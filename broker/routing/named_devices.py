@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from broker.accounts.permissions import Permission, Reach
 from broker.devices.registry import Device
-from broker.facts import DeviceDeleted, SharesChanged
+from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged, TokenRevoked
 from broker.routing.connections import CloseReason
 from storage.keys import DeviceKey
 
@@ -32,20 +32,34 @@ class NamedDevices:
 NO_DEVICES: Final = NamedDevices(None, ())
 
 
-class _Feed(Protocol):
+class _Subscriber(Protocol):
+    @property
+    def token(self) -> bytes: ...
     @property
     def named(self) -> NamedDevices: ...
     @property
     def close(self) -> Callable[[CloseReason], object]: ...
 
 
-def end_deleted(feeds: Iterable[_Feed], fact: DeviceDeleted) -> None:
-    for feed in tuple(feeds):
-        if fact.device in feed.named:
-            feed.close(CloseReason.DEVICE_DELETED)
+def close_with_facts(router: Router, subscribers: Iterable[_Subscriber]) -> None:
+    """From now on, close each of the subscribers when its token is revoked, when a device that it names is deleted, and
+    when such a device is no longer its caller's to read."""
 
+    def token_revoked(fact: TokenRevoked) -> None:
+        for one in tuple(subscribers):
+            if one.token == fact.hash:
+                one.close(CloseReason.TOKEN_REVOKED)
 
-def end_unshared(feeds: Iterable[_Feed], fact: SharesChanged) -> None:
-    for feed in tuple(feeds):
-        if feed.named.lacks(fact.device):
-            feed.close(CloseReason.PERMISSION_REMOVED)
+    def device_deleted(fact: DeviceDeleted) -> None:
+        for one in tuple(subscribers):
+            if fact.device in one.named:
+                one.close(CloseReason.DEVICE_DELETED)
+
+    def shares_changed(fact: SharesChanged) -> None:
+        for one in tuple(subscribers):
+            if one.named.lacks(fact.device):
+                one.close(CloseReason.PERMISSION_REMOVED)
+
+    router.subscribe(TokenRevoked, token_revoked, FactPhase.EFFECT)
+    router.subscribe(DeviceDeleted, device_deleted, FactPhase.EFFECT)
+    router.subscribe(SharesChanged, shares_changed, FactPhase.EFFECT)

@@ -1,4 +1,4 @@
-"""What a caller sees of a rule, and may do with it (reference 12.1)."""
+"""Decides how much a caller sees of a rule, and what it may do with it (reference 12.1)."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -56,14 +56,14 @@ class SceneAction:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """What the Actions name, by the text they name it with; None: there is no such device or type."""
+    """The named devices and types, by the text that names them; None: there is no such device or type."""
 
     devices: Mapping[str, Device | None]
     types: Mapping[str, DeviceType | None]
 
 
 def read_actions(given: object, findings: list[Finding]) -> list[SceneAction]:
-    """The Actions of a JSON value. What is wrong with them is added to `findings`, and those Actions are left out."""
+    """The Actions of a JSON value. Their problems are added to `findings`, and Actions with problems are left out."""
     if not isinstance(given, list):
         findings.append(Finding("actions", (REQUIRED if given is None else invalid("must be a list"),)))
         return []
@@ -125,7 +125,7 @@ def _value(path: str, given: object, findings: list[Finding], level: int = 1) ->
 
 
 def judge(user: UserKey, actions: Sequence[SceneAction], named: NamedObjects) -> list[Finding]:
-    """What keeps the user's Actions from being sent, as devices, shares and Manifests are now."""
+    """The obstacles to sending the user's Actions, as devices, shares and Manifests are now."""
     return [finding for action in actions for finding in _judge(user, action, named)]
 
 
@@ -178,7 +178,7 @@ def _judge_member(path: str, name: str, value: object, fields: Iterable[Field]) 
 
 
 def _problem(value: object, kind: ValueClass | None) -> str:
-    """What is wrong with a value of this class; empty when nothing is."""
+    """The problem of a value of this class; empty without one."""
     if kind is ValueClass.STRING:
         return "" if isinstance(value, str) else TEXT_ONLY
     if kind is ValueClass.BOOLEAN:

@@ -1,6 +1,6 @@
 """The scenes of users: made, changed, listed and activated (reference 12.5).
 
-A scene is judged anew whenever it is read or activated, so it is never shown as valid when it cannot be activated.
+A scene is checked whenever it is read or activated, so it is never shown as valid when it cannot be activated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -143,7 +143,7 @@ class Scenes:
         )
 
         def add(tx: Transaction) -> SceneRecord:
-            if tx.accounts.user(user) is None:  # deleted meanwhile
+            if tx.accounts.user(user) is None:  # another call has deleted the user
                 raise UserNotFound
             require_application(tx, record.application)
             if tx.scenes.count_of_user(user) >= SCENES_OF_USER:
@@ -158,7 +158,7 @@ class Scenes:
         """Change the members that are given. New Actions make an invalid scene valid again.
 
         Raises ValidationFailed with all findings; PermissionDenied for a device that the caller may not use; NotFound
-        when the scene was deleted meanwhile.
+        when another call has deleted the scene.
         """
         findings: list[Finding] = []
         if members.get("uid") not in (None, scene.record.user_id):
@@ -219,7 +219,7 @@ class Scenes:
     async def _checked(
         self, caller: Caller, user: UserKey, actions: Sequence[SceneAction], findings: list[Finding]
     ) -> NamedObjects:
-        """What the Actions name. Of a device that the caller may not use, nothing is told but that.
+        """The devices and types that the Actions name. Of a device that the caller may not use, no more is told.
 
         Raises ValidationFailed with these findings and those of the Actions; PermissionDenied.
         """
@@ -271,7 +271,7 @@ def _may(reach: Reach, user: UserKey, device: Device, permission: Permission) ->
 
 
 def _missing(reach: Reach, scene: Scene, permissions: Sequence[Permission]) -> str:
-    """What the caller lacks for a scene; empty when nothing is missing.
+    """The permission that the caller lacks for a scene; empty when none is missing.
 
     Devices that the user has no more do not count: their owner can still read and mend the scene.
     """

@@ -39,7 +39,7 @@ class SceneSender:
         """Send the Actions in their order; return when they are durable.
 
         Nothing is sent of an invalid scene, or when a device that it names is disabled. `every` leaves disabled devices
-        out. What a quota refuses does not stop the other Actions.
+        out. An Action that a quota refuses does not stop the others.
 
         Raises SceneInvalid, DestinationDeviceDisabled; after the others are sent, a refusal of a quota.
         """

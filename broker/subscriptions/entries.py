@@ -52,7 +52,7 @@ class NotificationEntries:
         return found
 
     async def taken(self, records: Sequence[NotificationRecord], outlets: Outlets) -> list[list[Taken]]:
-        """The rows of notifications, without those that are deleted or no longer allowed."""
+        """The rows of notifications, except rows that are deleted or no longer allowed."""
         wanted = []
         for record in records:
             outlet = outlets.get(record.subscription)
@@ -64,7 +64,7 @@ class NotificationEntries:
         return found
 
     async def rows(self, positions: Sequence[Position], *, are_actions: bool) -> list[Taken]:
-        """Rows by their positions, without those that are deleted or of deleted devices."""
+        """Rows by their positions, except rows that are deleted or of deleted devices."""
         (found,) = await self._rows([(positions, are_actions)])
         return found
 

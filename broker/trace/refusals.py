@@ -1,7 +1,7 @@
 """Refusals in the log: one line each, at first; of a flood, one line a minute with the number (reference 28.1).
 
 A source is the peer's address, or the caller when it has proven who it is. Each source has some lines a minute for each
-kind of refusal. What comes beyond is counted, and the count is one line at the end of the minute. While the source goes
+kind of refusal. Refusals beyond are counted, and the count is one line at the end of the minute. While the source goes
 on, only counts follow, each after twice the time, at most an hour. All sources together have a number of lines for each
 kind, too; what comes beyond is one line for all of them.
 """
@@ -77,7 +77,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Source:
-    """What one source was refused in the interval that ends at `until_ms`."""
+    """The refusals of one source in the interval that ends at `until_ms`."""
 
     until_ms: int
     origin: Origin
@@ -90,7 +90,7 @@ class _Source:
 
 @dataclass(slots=True)
 class _All:
-    """What all sources together were refused of one kind."""
+    """The refusals of all sources together, of one kind."""
 
     since_ms: int
     lines: int = 0

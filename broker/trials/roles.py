@@ -44,7 +44,7 @@ class TooManyTrials(TryLater):
 
 
 def present(tx: Transaction, trial: TrialRecord) -> TrialRecord:
-    """The trial as it is now. Raises NotFound: it was deleted meanwhile."""
+    """The trial as it is now. Raises NotFound: another call has deleted it."""
     current = tx.trials.trial(trial.key)
     if current is None or current.id != trial.id:  # the store may use the key of a deleted trial again
         raise NotFound
@@ -52,7 +52,7 @@ def present(tx: Transaction, trial: TrialRecord) -> TrialRecord:
 
 
 def going(tx: Transaction, trial: TrialRecord) -> TrialRecord:
-    """The trial as it is now. Raises NotFound: it was deleted meanwhile; Conflict: it is stopped."""
+    """The trial as it is now. Raises NotFound: another call has deleted it; Conflict: it is stopped."""
     current = present(tx, trial)
     if current.ended_on is not None:
         raise Conflict(STOPPED)

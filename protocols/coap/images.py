@@ -14,7 +14,7 @@ import trio
 
 from broker.device_management.downloads import Download
 from broker.errors import BadRequest, DomainError, NotFound, StorageUnavailable
-from broker.limits.overhead import Bucket
+from broker.limits.overhead import TokenBucket
 from broker.trace.origin import enter
 from protocols.coap.blockwise import MAX_EXPONENT, BlockOption
 from protocols.coap.containment import Failure, contain_async
@@ -54,7 +54,7 @@ class _Address:
 
     download: Download
     until: float
-    blocks: Bucket
+    blocks: TokenBucket
 
 
 class _Part(NamedTuple):
@@ -84,7 +84,7 @@ class ImageBlocks:
         self._reply = reply
         self._authenticated = authenticated
         self._contained = contained
-        self._together = Bucket(at_once=_TOGETHER_PER_SECOND, per_second=_TOGETHER_PER_SECOND)
+        self._together = TokenBucket(at_once=_TOGETHER_PER_SECOND, per_second=_TOGETHER_PER_SECOND)
         self._addresses: OrderedDict[str, _Address] = OrderedDict()
         #: By image and position: many devices fetch the same one.
         self._chunks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
@@ -135,7 +135,9 @@ class ImageBlocks:
         address = self._addresses.get(id_)
         if address is None or address.until <= now():
             blocks = (
-                Bucket(at_once=_BLOCKS_AT_ONCE, per_second=_BLOCKS_PER_SECOND) if address is None else address.blocks
+                TokenBucket(at_once=_BLOCKS_AT_ONCE, per_second=_BLOCKS_PER_SECOND)
+                if address is None
+                else address.blocks
             )
             address = _Address(await self._downloads.find(id_), now() + _FRESH_SECONDS, blocks)
             _keep(self._addresses, id_, address, _ADDRESSES)

@@ -11,7 +11,7 @@ from math import inf
 from typing import Final, Generic, TypeVar
 
 from broker.devices.registry import Device
-from broker.limits.overhead import Bucket
+from broker.limits.overhead import TokenBucket
 from broker.registration.certificates import ClientCertificate
 from broker.trace.origin import Origin
 from config.limits import COAP_SILENCE_SECONDS
@@ -110,12 +110,12 @@ class CoapSession:
         self.blockwise: Blockwise | None = None
         self.repeated = b""  # the options of the latest POST that was not usual
         self.usual: UsualPost | None = None
-        self.overhead: Bucket | None = None  # its allowance of datagrams that carry no message, once it sent one
+        self.overhead: TokenBucket | None = None  # its allowance of datagrams that carry no message, once it sent one
 
     def spend(self, now: float) -> None:
         """A datagram came that is no message, no answer and no part of one: a ping, a refused request, a duplicate."""
         if self.overhead is None:
-            self.overhead = Bucket(at_once=OVERHEAD_AT_ONCE, per_second=OVERHEAD_PER_SECOND)
+            self.overhead = TokenBucket(at_once=OVERHEAD_AT_ONCE, per_second=OVERHEAD_PER_SECOND)
         self.overhead.charge(now, 1)
 
     def proved(self, device: str) -> None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from broker.limits.overhead import Bucket
+from broker.limits.overhead import TokenBucket
 
 SOURCE_AT_ONCE: Final = 64  # as many as one session may have under way
 SOURCE_PER_SECOND: Final = 0.1
@@ -28,7 +28,7 @@ class _Source:
     __slots__ = ("bucket", "firsts")
 
     def __init__(self) -> None:
-        self.bucket = Bucket(at_once=SOURCE_AT_ONCE, per_second=SOURCE_PER_SECOND)
+        self.bucket = TokenBucket(at_once=SOURCE_AT_ONCE, per_second=SOURCE_PER_SECOND)
         self.firsts = _FIRSTS
 
 
@@ -39,8 +39,8 @@ class DatagramStrangers:
         """`now` is the clock, in seconds; `per_second` is the limit for all together, a tenth of it at once."""
         self._now = now
         burst = per_second * _BURST_SECONDS
-        self._of_new = Bucket(at_once=burst, per_second=per_second)
-        self._of_others = Bucket(at_once=burst, per_second=per_second)
+        self._of_new = TokenBucket(at_once=burst, per_second=per_second)
+        self._of_others = TokenBucket(at_once=burst, per_second=per_second)
         self._sources: OrderedDict[Hashable, _Source] = OrderedDict()
         self.dropped = 0
 

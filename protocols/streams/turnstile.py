@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from broker.limits.overhead import Bucket
+from broker.limits.overhead import TokenBucket
 from broker.trace.origin import address_key, current_origin
 from config.limits import STRANGERS_PER_TURN
 
@@ -28,7 +28,7 @@ class Turnstile:
         """In so many `turns` of the loop, so many go on `at_once`, when more than `per_second` come."""
         self._connections = connections
         self._at_once, self._turns = at_once, turns
-        self._few = Bucket(at_once=STRANGERS_PER_TURN, per_second=per_second)
+        self._few = TokenBucket(at_once=STRANGERS_PER_TURN, per_second=per_second)
         #: Those who wait, by address; the address that had a turn last is the last.
         self._waiting: OrderedDict[str, trio.lowlevel.ParkingLot] = OrderedDict()
 

@@ -42,7 +42,7 @@ class ActionParser:
         self._reader = reader
 
     def actions(self, entries: Iterable[tuple[str, object]]) -> ActionList:
-        """The Actions at these paths. What has findings is left out."""
+        """The Actions at these paths, without those with findings."""
         read = [self.action(entry, path, index) for index, (path, entry) in enumerate(entries)]
         return ActionList(self._reader.names.owner, tuple(action for action in read if action is not None))
 
@@ -227,7 +227,7 @@ _HTTP_REQUEST: Final[tuple[Special, Mapping[str, _Read], tuple[str, ...]]] = (
     },
     ("method", "url"),
 )
-#: What makes each special Action, its parameters, and those that must be there.
+#: The maker of each special Action, its parameters, and the required ones.
 _SPECIAL: Final = MappingProxyType(
     {"httpRequest": _HTTP_REQUEST, "sendEmail": _EMAIL, "email": _EMAIL, "sendMail": _EMAIL}
 )

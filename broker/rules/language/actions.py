@@ -162,7 +162,7 @@ class ThenAction:
                     yield operand
 
     def outgoing(self, view: View, bound: Bound, owner: UserKey) -> Iterator[Outgoing]:
-        """What is to be sent now. `bound` has the devices that satisfied `any`."""
+        """The Actions to send now. `bound` has the devices that satisfied `any`."""
         try:
             values = {name: parameter.read(view, bound) for name, parameter in self.parameters.items()}
             special = None if self.special is None else self.special(self.index, values)
@@ -193,7 +193,7 @@ class ActionList:
     actions: tuple[ThenAction, ...]
 
     def outgoing(self, view: View, bound: Bound) -> list[Outgoing]:
-        """What is to be sent now, in order, at most `RULE_ACTION_MESSAGES`.
+        """The Actions to send now, in order, at most `RULE_ACTION_MESSAGES`.
 
         An Action that cannot be made does not stop the others.
         """

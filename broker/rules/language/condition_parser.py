@@ -79,7 +79,7 @@ class ConditionParser:
         self._chosen: set[DeviceTypeKey] = set()  # the types with an `any`
 
     def conditions(self, entries: Iterable[tuple[str, object]]) -> Conditions:
-        """The conditions at these paths, together. What has findings is left out."""
+        """The conditions at these paths, together, without those with findings."""
         read = [self.condition(entry, intern(path), index) for index, (path, entry) in enumerate(entries)]
         chosen = frozenset(self._chosen)
         found = tuple(condition for condition in read if condition is not None)

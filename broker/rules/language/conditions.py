@@ -188,7 +188,7 @@ class Condition:
         raise NotImplementedError
 
     def output(self, view: View, device: DeviceKey) -> Value | None:  # noqa: ARG002
-        """What the model says; None: there is no model, or it is not ready."""
+        """The answer of the model; None: there is no model, or it is not ready."""
         return None
 
     def looks_at(self, view: View, device: DeviceKey, bound: Bound) -> list[Seen]:
@@ -197,7 +197,7 @@ class Condition:
         return found + (seen_by(self.operand, view, bound) if self.operand is not None else [])
 
     def operand_value(self, view: View, bound: Bound) -> Value | None:
-        """What values are compared with; None: nothing, or it is unknown."""
+        """The value of the operand; None: there is none, or it is unknown."""
         try:
             return self.operand.read(view, bound) if self.operand is not None else None
         except UnknownValueError:

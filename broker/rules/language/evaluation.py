@@ -52,7 +52,7 @@ class RuleMatch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an evaluation. `timers` has those that changed; None: the timer is gone. `match`: it triggers."""
+    """The result of an evaluation. `timers` has the changed ones; None: the timer is gone. `match`: it triggers."""
 
     match: RuleMatch | None = None
     timers: Mapping[TimerKey, Timer | None] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class ConditionReport:
         path: where it stands in the body, such as `rule.if.and.0`.
         held: None when a value is unknown that the condition needs.
         device: the device that `any` or `matched` chose; None for other conditions, or when there is no device.
-        seen: the values that were looked at, at most `SEEN_MAX`, those that kept the condition from holding first.
+        seen: the values that were looked at, at most `SEEN_MAX`; those against the condition come first.
         operand: what the values were compared with; None when there is none or it is unknown.
         output: what the model said; None without a model, or while it is not ready.
         timer: the running or elapsed duration.

@@ -98,7 +98,7 @@ class CompiledRule:
         return self.conditions.on_elapsed(view, timers, due)
 
     def outgoing(self, view: View, match: RuleMatch) -> list[Outgoing]:
-        """What is to be sent, in the order of `then`. An Action that cannot be made does not stop the others."""
+        """The Actions to send, in the order of `then`. An Action that cannot be made does not stop the others."""
         return self.actions.outgoing(view, match.devices)
 
     def next_minute(self, after_ms: Milliseconds) -> Milliseconds | None:

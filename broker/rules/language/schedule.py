@@ -57,7 +57,7 @@ class InvalidScheduleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """What one position allows. `mask` has bit n for each number n, counted from `first`."""
+    """The numbers that one position allows. `mask` has bit n for each number n, counted from `first`."""
 
     first: int
     mask: int
@@ -293,7 +293,7 @@ class SunTime:
         return Milliseconds(int(midnight.timestamp()) * 1000)
 
     def missing(self, now_ms: Milliseconds) -> str:
-        """What does not happen on the local date of a time: `the sun does not rise on 2027-12-01`; empty if it does."""
+        """A text such as `the sun does not rise on 2027-12-01`, about the local date of a time; empty if it does."""
         day = datetime.fromtimestamp(now_ms // 1000, self._zone).date()
         if self._points(day):
             return ""

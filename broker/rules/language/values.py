@@ -64,7 +64,7 @@ class View(Protocol):
         """The devices of a type that a user owns, in a stable order."""
 
     def model_output(self, rule: int, condition: int, device: DeviceKey, field: str) -> Value | None:
-        """What the model of a condition with a `transformer` says to the last value of the condition's field; None
+        """The answer of the model of a condition with a `transformer` to the last value of the condition's field; None
         while the model is not ready or the value is not known.
 
         A prediction is the predicted value, an anomaly detection says true or false.
@@ -154,7 +154,7 @@ class Operand(Protocol):
 
     @property
     def kind(self) -> ValueKind:
-        """What its values are."""
+        """The kind of its values."""
 
     def read(self, view: View, bound: Bound) -> Value:
         """Its value now. Raises UnknownValueError."""

@@ -184,7 +184,7 @@ class RuleEngine:
         return is_behind
 
     async def _next_rows(self) -> Sequence[MessageRow]:
-        """The rows to evaluate next: those that are held, or after a gap those of the log."""
+        """The rows to evaluate next: the held ones, or after a gap those of the log."""
         if not self._follows:
             # From now on every commit is held. A row that is held and read counts once, because positions are compared.
             self._held, self._follows = deque(), True

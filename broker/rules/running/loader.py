@@ -159,7 +159,7 @@ def _with_keys(keys: Iterable[RuleKey], tx: Transaction) -> list[RuleRecord]:
 
 
 def findings_of(record: RuleRecord) -> tuple[Finding, ...]:
-    """What is wrong with an invalid rule."""
+    """The findings of an invalid rule."""
     return _decode_findings(record.findings) if record.findings else ()
 
 

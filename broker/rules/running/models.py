@@ -45,7 +45,7 @@ class ConditionModels:
     def warnings(
         self, tx: Transaction, rule: RuleKey, transformers: Sequence[Transformer]
     ) -> Callable[[], Sequence[ModelWarning]]:
-        """Read which models a rule has. The result is a function that names, on the loop, those that are not ready."""
+        """Read which models a rule has. The result is a function that names, on the loop, the unready ones."""
         ids = tx.models.ids_of_rule(rule) if transformers else {}
 
         def waiting() -> list[ModelWarning]:

@@ -86,7 +86,7 @@ class RequestQueue:
         self._places = FairPlaces(RULE_REQUESTS_AT_ONCE, of_one=RULE_REQUESTS_OF_ONE_USER)
         self._hosts: dict[str, FairPlaces] = {}
         self._held: set[int] = set()  # the keys of the requests that were taken from the store and are not finished
-        self._finished: set[int] = set()  # of those that were finished since the last read of the store began
+        self._finished: set[int] = set()  # the keys that were finished since the last read of the store began
         self._sent = self._failed = self._refused = 0
 
     def add(

@@ -250,7 +250,7 @@ class TrialRuns:
         self._requests = requests
 
     async def run(self, record: RuleRecord, rule: CompiledRule) -> None:
-        """Send all Actions. What goes wrong with one is a problem of the rule. Raises RuleNotTestable."""
+        """Send all Actions. An Action that fails is a problem of the rule. Raises RuleNotTestable."""
         if not rule.is_static:
             raise RuleNotTestable
         now_ms = self._clock.now_ms()

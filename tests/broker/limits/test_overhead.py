@@ -8,22 +8,22 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from broker.limits.overhead import FRAMES_AT_ONCE, FRAMES_PER_SECOND, Bucket, Overhead
+from broker.limits.overhead import FRAMES_AT_ONCE, FRAMES_PER_SECOND, Overhead, TokenBucket
 
 
 class TestBucket:
     def test_gives_so_many_at_once(self) -> None:
-        bucket = Bucket(at_once=3, per_second=0.1)
+        bucket = TokenBucket(at_once=3, per_second=0.1)
         assert [bucket.take(5.0) for _ in range(5)] == [True, True, True, False, False]
 
     def test_fills_with_time(self) -> None:
-        bucket = Bucket(at_once=2, per_second=2)
+        bucket = TokenBucket(at_once=2, per_second=2)
         assert [bucket.take(0.0) for _ in range(3)] == [True, True, False]
         assert [bucket.take(0.5) for _ in range(2)] == [True, False]
         assert [bucket.take(100.0) for _ in range(3)] == [True, True, False]
 
     def test_a_debt_is_at_most_what_the_bucket_holds(self) -> None:
-        bucket = Bucket(at_once=10, per_second=1)
+        bucket = TokenBucket(at_once=10, per_second=1)
         bucket.charge(0.0, 1_000_000)
         assert bucket.is_empty(10.0)
         assert not bucket.is_empty(11.0)

@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from broker.device_management.downloads import Downloads
-from broker.limits.overhead import Bucket
+from broker.limits.overhead import TokenBucket
 from broker.services import Services
 from broker.trace.origin import Origin, enter
 from protocols.coap import images
@@ -238,7 +238,7 @@ async def test_a_peer_that_takes_more_than_its_share_is_slowed(
     if bound == "of one":
         monkeypatch.setattr(images, "_BLOCKS_AT_ONCE", 10)
     else:
-        endpoint._resources.images._together = Bucket(at_once=10, per_second=1)
+        endpoint._resources.images._together = TokenBucket(at_once=10, per_second=1)
     await fetch(peer, offered.path, exponent=3, blocks=10 + OVERHEAD_AT_ONCE - 1)  # one was a challenge
     peer.request(Code.GET, offered.path)
     await wait_all_tasks_blocked()
