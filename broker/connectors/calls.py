@@ -1,5 +1,7 @@
 """Sends requests to third parties: counts and signs them, and renews access tokens."""
 
+from dataclasses import dataclass, field
+
 import msgspec
 import structlog
 
@@ -62,24 +64,19 @@ CALL_FAILURES = (
 )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Calls:
-    def __init__(
-        self,
-        links: ConnectorLinks,
-        devices: Devices,
-        budget: CallBudget,
-        quotas: Quotas | None,
-        clock: Clock,
-        third_party: ThirdParty | None,
-    ) -> None:
-        """`quotas` charges devices on a plan; None: nothing is charged. `third_party` None: every call fails."""
-        self._links = links
-        self._devices = devices
-        self._budget = budget
-        self._quotas = quotas
-        self._clock = clock
-        self._third_party = third_party
-        self.sent = self.failed = self.operator_faults = 0
+    """`quotas` charges devices on a plan; None: nothing is charged. `third_party` None: every call fails."""
+
+    _links: ConnectorLinks
+    _devices: Devices
+    _budget: CallBudget
+    _quotas: Quotas | None
+    _clock: Clock
+    _third_party: ThirdParty | None
+    sent: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
+    operator_faults: int = field(default=0, init=False)
 
     async def plain(self, connector: Connector, user: UserKey, request: Request) -> Response:
         """Send a request that needs no link, and count it for the user.

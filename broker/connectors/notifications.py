@@ -1,6 +1,7 @@
 """Notifications of third parties: the plug-in says what they mean and which devices they are about (reference 23)."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -23,26 +24,18 @@ _AT_ONCE: Final = 16  # of one type
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Notifications:
-    def __init__(
-        self,
-        clock: Clock,
-        device_types: DeviceTypes,
-        devices: Devices,
-        catalog: Catalog,
-        links: ConnectorLinks,
-        fetches: Fetches,
-        problems: Problems,
-    ) -> None:
-        self._clock = clock
-        self._types = device_types
-        self._devices = devices
-        self._catalog = catalog
-        self._links = links
-        self._fetches = fetches
-        self._problems = problems
-        self._busy: Counter[DeviceTypeKey] = Counter()
-        self.heard = self.failed = 0
+    _clock: Clock
+    _types: DeviceTypes
+    _devices: Devices
+    _catalog: Catalog
+    _links: ConnectorLinks
+    _fetches: Fetches
+    _problems: Problems
+    _busy: Counter[DeviceTypeKey] = field(default_factory=Counter, init=False)
+    heard: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
 
     async def hear(self, device_type: str, request: IncomingRequest) -> Heard:
         """Process a notification. Its records are durable on return; the result has the answer to the third party.

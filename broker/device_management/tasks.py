@@ -79,23 +79,16 @@ class TaskPage:
     descending: bool = True
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tasks:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        configurations: Configurations,
-        objects: ObjectMap,
-        engine: ManagementEngine,
-        image_root: Callable[[str | None], str | None],
-    ) -> None:
-        """`image_root`: where images are by a protocol; None when nothing listens for it."""
-        self._database = database
-        self._clock = clock
-        self._configurations = configurations
-        self._objects = objects
-        self._engine = engine
-        self._image_root = image_root
+    """`image_root`: where images are by a protocol; None when nothing listens for it."""
+
+    _database: Database
+    _clock: Clock
+    _configurations: Configurations
+    _objects: ObjectMap
+    _engine: ManagementEngine
+    _image_root: Callable[[str | None], str | None]
 
     async def create(self, type_: DeviceType, request: TaskRequest, *, scheduled_on: Milliseconds | None) -> Task:
         """Create a task; it begins at once or at its time. `expires_after` 0 stands for that of the type.

@@ -59,29 +59,21 @@ class TrialStatistics:
     deleted: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Trials:
     """The caller of a method without a `Caller` has checked the role (`require`)."""
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        tokens: Tokens,
-        permissions: Permissions,
-        users: Users,
-        device_types: TrialTypes,
-        applications: TrialApplications,
-        invitations: TrialInvitations,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._tokens = tokens
-        self._permissions = permissions
-        self._users = users
-        self._types = device_types
-        self._applications = applications
-        self._invitations = invitations
-        self._created = self._stopped = self._deleted = 0
+    _database: Database
+    _clock: Clock
+    _tokens: Tokens
+    _permissions: Permissions
+    _users: Users
+    _types: TrialTypes
+    _applications: TrialApplications
+    _invitations: TrialInvitations
+    _created: int = field(default=0, init=False)
+    _stopped: int = field(default=0, init=False)
+    _deleted: int = field(default=0, init=False)
 
     # Finding and permissions
 
