@@ -123,7 +123,7 @@ class Tokens:
         self._wrong = wrong
         self._changes = Changes()
         self._reads: ReadsTogether[bytes, _Resolved] = ReadsTogether(self._read, self._changes)
-        router.subscribe(TokenRevoked, self._forget, FactPhase.STATE)
+        router.subscribe(TokenRevoked, lambda fact: self._forget_hash(fact.hash), FactPhase.STATE)
         router.subscribe(DeviceChanged, self._forget_device, FactPhase.STATE)
 
     async def caller(self, token: str) -> Caller:
@@ -306,9 +306,6 @@ class Tokens:
         self._changes.note()
         self._known.clear()
         self._wrong.clear()
-
-    def _forget(self, fact: TokenRevoked) -> None:
-        self._forget_hash(fact.hash)
 
     def _forget_hash(self, hashed: bytes) -> None:
         self._changes.note()

@@ -135,7 +135,7 @@ class Connectors:
         )
         self._orphaned = Wakeup()
         router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
-        router.subscribe(ProviderAuthRemoved, self._link_ended, FactPhase.EFFECT)
+        router.subscribe(ProviderAuthRemoved, lambda fact: self.problems.forget(fact.device), FactPhase.EFFECT)
 
     def types(self) -> list[DeviceType]:
         """The types that have a connector, by name; also those whose plug-in cannot be used."""
@@ -184,9 +184,6 @@ class Connectors:
     def _device_deleted(self, fact: DeviceDeleted) -> None:
         self.problems.forget(fact.device)
         self._orphaned.set()
-
-    def _link_ended(self, fact: ProviderAuthRemoved) -> None:
-        self.problems.forget(fact.device)
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the workers of the connectors."""

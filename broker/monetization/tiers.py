@@ -42,7 +42,7 @@ class Tiers:
         self._changes = Changes()
         router.subscribe(PlanApproved, self._plan_approved, FactPhase.STATE)
         router.subscribe(DeviceCreated, self._device_created, FactPhase.STATE)
-        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.STATE)
+        router.subscribe(DeviceDeleted, lambda fact: self._change(fact.device, None), FactPhase.STATE)
 
     async def resume(self) -> None:
         """Set the daily quota of every device that is on a plan."""
@@ -64,9 +64,6 @@ class Tiers:
     def _device_created(self, fact: DeviceCreated) -> None:
         self._devices_to_read.add(fact.device)
         self._wakeup.set()
-
-    def _device_deleted(self, fact: DeviceDeleted) -> None:
-        self._change(fact.device, None)
 
     async def follow_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The worker: sets the limits of devices that are new, or whose type has a plan now."""

@@ -79,7 +79,7 @@ class Reader:
         router.subscribe(ActionStored, self._log_grew, FactPhase.EFFECT)
         router.subscribe(DeviceChanged, self._device_changed, FactPhase.STATE)
         router.subscribe(SharesChanged, self._device_changed, FactPhase.STATE)
-        router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
+        router.subscribe(GrantsChanged, lambda _fact: self._outlets.forget(), FactPhase.STATE)
 
     @property
     def position(self) -> Position:
@@ -91,9 +91,6 @@ class Reader:
 
     def _device_changed(self, fact: DeviceChanged | SharesChanged) -> None:
         self._outlets.forget(fact.device)
-
-    def _grants_changed(self, _fact: GrantsChanged) -> None:
-        self._outlets.forget()
 
     # Outlets
 

@@ -211,7 +211,7 @@ class RuleInvalidator:
         router.subscribe(DeviceDeleted, self._device_changed, FactPhase.EFFECT)
         router.subscribe(DeviceUpdated, self._device_changed, FactPhase.EFFECT)
         router.subscribe(SharesChanged, self._device_changed, FactPhase.EFFECT)
-        router.subscribe(DeviceTypeChanged, self._type_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceTypeChanged, lambda fact: self._put("type", fact.device_type), FactPhase.EFFECT)
 
     def _members_changed(self, fact: DeviceFact) -> None:
         self._evaluator.forget_members(fact.owner, fact.device_type)
@@ -221,9 +221,6 @@ class RuleInvalidator:
 
     def _device_changed(self, fact: DeviceDeleted | DeviceUpdated | SharesChanged) -> None:
         self._put("device", fact.device)
-
-    def _type_changed(self, fact: DeviceTypeChanged) -> None:
-        self._put("type", fact.device_type)
 
     def _put(self, kind: _Kind, key: int) -> None:
         if len(self._waiting) < _WAITING_MAX:
