@@ -20,7 +20,7 @@ from storage.records import ApplicationRecord, DeviceTypeRecord, GrantRecord
 
 #: What an application may ask for beside device types.
 NOT_TYPES: Final = frozenset({EVERY_TYPE, PROFILE, TRIALS})
-_OWN_TYPES_SHOWN: Final = 50
+_OWN_TYPES_COUNTED: Final = 1_000
 _PROFILE_ALIASES: Final = {"PROFILE_READ": "READ", "PROFILE_WRITE": "WRITE"}
 _TYPE_ALIASES: Final = {"DEVICE_READ": "READ", "DEVICE_WRITE": "WRITE"}
 
@@ -74,7 +74,7 @@ def own_types(tx: Transaction, application: ApplicationRecord) -> OwnTypes | Non
     organization = tx.accounts.organization(application.organization)
     if organization is None or tx.trials.of_application(application.key) is not None:
         return None
-    names = tx.device_types.published_names(application.organization, limit=_OWN_TYPES_SHOWN)
+    names = tx.device_types.published_names(application.organization, limit=_OWN_TYPES_COUNTED)
     return OwnTypes(organization.name, names)
 
 

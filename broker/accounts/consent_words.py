@@ -11,6 +11,7 @@ EVERY_TYPE: Final = "*"
 PROFILE: Final = "profile"
 TRIALS: Final = "trials"
 
+_TYPES_SHOWN: Final = 8
 #: These come first.
 _FIRST: Final = {PROFILE: 0, TRIALS: 1}
 _WRITES_PROFILE: Final = (
@@ -46,7 +47,9 @@ def sentences(allowed: Iterable[Allowed], own: OwnTypes | None) -> list[str]:
     for one in sorted(allowed, key=lambda one: _FIRST.get(one.target, len(_FIRST))):
         found += _of_permission(one)
     if own is not None:
-        types = f"{', '.join(own.names)}, and later ones" if own.names else "also later ones"
+        shown, others = list(own.names)[:_TYPES_SHOWN], len(own.names) - _TYPES_SHOWN
+        more = f"{others} more and later ones" if others > 0 else "and later ones"
+        types = ", ".join((*shown, more)) if shown else "also later ones"
         found.append(_may(f"of the types of {own.organization} ({types})", read=True, write=True))
     return list(dict.fromkeys(found))
 

@@ -41,6 +41,10 @@ def test_an_invitation_is_accepted_at_the_own_listener(daemon: Daemon, certifica
         fields = dict(re.findall(r'name="(csrf|code)" value="([^"]*)"', page.text))
         done = client.post("/signup", data={**fields, "password": "1234 six", "fullName": "Grace"})
         assert "<h1>Welcome</h1>" in done.text
+        # The console, and in it the page of the account, is on the other listener.
+        console = f"http://{daemon.addresses['http']}/console"
+        assert f'<a class="button" href="{console}">Open the console</a>' in done.text
+        assert client.get("/account").headers["location"] == f"{console}/account"
         assert client.get("/checkSession").json() == {"data": {"message": "Session is valid"}}
     assert daemon.stop() == 0
     (path,) = (daemon.state / "outbox").glob("*.eml")

@@ -21,10 +21,15 @@ def accounts_path() -> str:
     return path
 
 
-def account_page() -> str:
-    """The page of a person's account, which is in the console: a path, or an address on a listener without console."""
+def console_address(path: str) -> str:
+    """A page of the console by its path below /console: a path, or a whole address on a listener without console."""
     console_origin: Callable[[], str] = current_app.config[CONSOLE_SETTING]
-    return f"{console_origin()}/console/account"
+    return f"{console_origin()}/console{path}"
+
+
+def account_page() -> str:
+    """The page of a person's account, which is in the console."""
+    return console_address("/account")
 
 
 def is_accounts_path() -> bool:

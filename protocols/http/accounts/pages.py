@@ -16,7 +16,7 @@ from broker.accounts.consent import ConsentScreen
 from broker.accounts.consent_words import how_long
 from broker.errors import DomainError, StorageUnavailable, TryLater, ValidationFailed
 from broker.ids import new_id
-from protocols.http.accounts.caching import accounts_path
+from protocols.http.accounts.caching import accounts_path, console_address
 from protocols.http.errors import app_refusals, route_of_request
 from protocols.http.templates import templates_of
 from protocols.refusals import note_refusal
@@ -121,10 +121,9 @@ def notice(
 
     Args:
         way_on: an accounts path, and the text of a link to it.
-        console: a path below /console, and the text of a button that leads there. A listener of the accounts paths
-            alone has no console, and shows no button.
+        console: a path below /console, and the text of a button that leads there.
     """
-    shown = console if accounts_path() else None
+    shown = None if console is None else (console_address(console[0]), console[1])
     return render_page("notice.html", status, title=title, paragraphs=paragraphs, way_on=way_on, console=shown)
 
 

@@ -47,6 +47,8 @@ def test_each_permission_says_something_of_its_own() -> None:
     assert nothing == [NAME_AND_ADDRESS]
     own = OwnTypes("Acme", ["Light", "Heater", "Lock"])
     assert "of the types of Acme (Light, Heater, Lock, and later ones) with" in sentences([], own)[-1]
+    many = OwnTypes("Acme", [f"Type {number}" for number in range(10)])
+    assert "Type 6, Type 7, 2 more and later ones)" in sentences([], many)[-1]
     assert "of the types of Acme (also later ones) with" in sentences([], OwnTypes("Acme", []))[-1]
 
 

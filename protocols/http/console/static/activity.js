@@ -5,7 +5,7 @@ import { $, detailWords, empty, fill, h, heads, time, whole } from "./dom.js";
 import { withNames } from "./names.js";
 
 const uid = $("meta[name=uid]").content;
-const PAGE = 10;
+const PAGE = 6;
 const BAD = { refused: "refused", failed: "failed" };
 let offset = 0;
 

@@ -18,7 +18,7 @@ async function load() {
 function row(one) {
   const what = [h("ul", { class: "may" }, one.sentences.map((text) => h("li", {}, text))), h("p", { class: "soft" }, one.howLong)];
   return h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Made by" }, one.organization),
-    h("td", { "data-label": "May" }, what),
+    h("td", {}, what),
     h("td", { class: "act" }, h("button", { type: "button", class: "danger small", "aria-label": `Revoke ${one.name}`, onclick: (event) => revoke(one, event.target) }, "Revoke")));
 }
 
