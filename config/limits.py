@@ -242,7 +242,7 @@ RULE_COST_SECONDS: Final = 30.0  # of processor time, of the rules with selector
 
 SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5
 SCENE_ACTIONS_MAX: Final = 100
-SCENE_BODY_BYTES: Final = 16 * 1024
+SCENE_BODY_BYTES: Final = 64 * 1024  # 100 Actions with parameters, in indented lines
 SCENES_OF_USER: Final = 200
 AUTOMATIONS_SHOWN: Final = 1_000  # rules, and as many scenes, of one list
 CONNECTIONS_SHOWN: Final = 1_000  # to the operator

@@ -285,15 +285,18 @@ def _of_applications(tx: Transaction, owner: UserKey) -> list[RuleRecord]:
 
 
 def rule_text(body: bytes) -> str:
-    """The text of a body. Raises ValidationFailed when it is too long, nests too deeply or has too large a number."""
-    if len(body) > RULE_BODY_BYTES:
-        raise ValidationFailed.of("rule", too_long(RULE_BODY_BYTES))
+    """The text of a body without blanks. Raises ValidationFailed when it is too long, nests too deeply or has too large
+    a number."""
     try:
         check_nesting(body)
         msgspec.json.decode(body)
-        return body.decode()
+        compact = msgspec.json.format(body, indent=-1)
+        text = compact.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValidationFailed.of("rule", INVALID_RULE) from error
+    if len(compact) > RULE_BODY_BYTES:
+        raise ValidationFailed.of("rule", too_long(RULE_BODY_BYTES))
+    return text
 
 
 def rule_tag(rule: RuleRecord) -> str:

@@ -277,6 +277,13 @@ class RestCall:
         return self.body is not None or self.accepts is not None
 
     @cached_property
+    def reads_json(self) -> bool:
+        """Whether the body is read into values: for the handler, or by a handler that takes its bytes."""
+        return self.body is not bytes or (
+            self.accepts is not None and _is_shape(self.accepts.types.get("application/json"))
+        )
+
+    @cached_property
     def reads_forms(self) -> bool:
         return self.accepts is not None and FORM in self.accepts.types and _is_shape(self.body)
 

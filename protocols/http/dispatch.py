@@ -296,7 +296,7 @@ class _Body:
     async def read(self, caller: Caller | None) -> Any:
         """Raises BodyTooLarge, BadRequest, ValidationFailed."""
         body = await read_body(limit=self._call.body_limit)
-        if len(body) > _LONG_BODY and self._call.body is not bytes:
+        if len(body) > _LONG_BODY and self._call.reads_json:
             async with _READING.of(on_whose_account()):
                 try:
                     return await run_in_thread(partial(self._members_of_long, body, caller))

@@ -58,8 +58,8 @@ from storage.records import UserRecord
 from storage.rules import RuleRecord
 
 _RULE: Final = "/rules/{ruleId}"
-#: Blanks and escapes do not count for the bound of a rule.
-_BODY_BYTES: Final = 4 * RULE_BODY_BYTES
+#: Blanks and escapes do not count for the bound of a rule: each member may stand in an indented line of its own.
+_BODY_BYTES: Final = 16 * RULE_BODY_BYTES
 _CANNOT_SIMULATE: Final = f"{TOO_MANY_DEVICES}. {TOO_LONG}. {TOO_MANY_AT_ONCE}."
 _SCOPES_OF_LISTS: Final = {one.lower(): one for one in (*SCOPES, OTHER_APPLICATIONS)}
 _PROVISION_EXAMPLE: Final = f"""[[rules]]

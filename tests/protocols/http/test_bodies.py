@@ -270,9 +270,10 @@ async def test_no_call_takes_a_body_whose_values_would_stop_the_loop(monkeypatch
         call
         for noun in NOUNS
         for call in noun.declared()
-        if call.body not in {None, bytes} and call.body_limit >= len(many)
+        if call.body is not None and call.reads_json and call.body_limit >= len(many)
     ]
     assert len(taken) > 40
+    assert {"/rules", "/rules/{ruleId}"} <= {call.path for call in taken}  # their handlers take bytes
     for call in taken:
         with pytest.raises(BodyTooLarge):
             await dispatch._Body(call).read(None)

@@ -9,6 +9,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
+from config.limits import RULE_ACTIONS_MAX, RULE_CONDITIONS_MAX
 from storage.records import GrantRecord
 from tests.factories import (
     ADA,
@@ -303,6 +304,18 @@ async def test_a_rule_is_answered_compact(ada: Client) -> None:
     for one in (answer, again):
         shown = json.dumps(one.json()["data"]["rule"], separators=(",", ":"))
         assert shown in one.text
+
+
+async def test_blanks_do_not_count_for_the_bound_of_a_rule(ada: Client) -> None:
+    """Its text is bounded as compact JSON: the largest one may be written with each member in a line of its own."""
+    any_of = [WARM | {"operand": {"value": number}} for number in range(RULE_CONDITIONS_MAX)]
+    body = {"if": {"and": any_of}, "then": [ON] * RULE_ACTIONS_MAX}
+    text = json.dumps({"name": "Warm", "rule": body}, indent=20)
+    assert len(text) > 64 * 1024
+    answer = await ada.raw("POST", "/rules", content=text)
+    assert answer.status_code == 200, answer.text
+    answer = await ada.raw("PUT", f"/rules/{answer.json()['data']['id']}", content=text)
+    assert answer.status_code == 200, answer.text
 
 
 BETA_TOKEN = "4a" * 16

@@ -11,6 +11,7 @@ import trio
 from broker.envelope import Action
 from broker.facts import ActionStored
 from broker.services import Services
+from config.limits import SCENE_ACTIONS_MAX, SCENE_BODY_BYTES
 from storage.records import AuditFilter
 from tests.factories import (
     ADA,
@@ -145,6 +146,15 @@ async def test_a_scene_is_answered_compact(api: httpx.AsyncClient, lamp: str) ->
     answer = await api.post("/scenes", content=json.dumps(scene, indent=2), headers=bearer(ADA_TOKEN))
     assert answer.status_code == 200, answer.text
     assert json.dumps(answer.json()["data"]["actions"], separators=(",", ":"), ensure_ascii=False) in answer.text
+
+
+async def test_a_scene_of_all_its_actions_may_be_written_in_lines(api: httpx.AsyncClient, lamp: str) -> None:
+    action = {"ddid": lamp, "action": "set", "parameters": ALL_PARAMETERS}
+    scene = json.dumps({"name": "Evening", "actions": [action] * SCENE_ACTIONS_MAX}, indent=1)
+    answer = await api.post("/scenes", content=scene, headers=bearer(ADA_TOKEN))
+    assert answer.status_code == 200, answer.text
+    again = await api.put(f"/scenes/{answer.json()['data']['id']}", content=scene, headers=bearer(ADA_TOKEN))
+    assert again.status_code == 200, again.text
 
 
 async def test_lists_have_pages_and_the_user_is_that_of_the_token(api: httpx.AsyncClient, world: World) -> None:
@@ -305,7 +315,7 @@ async def test_a_body_that_is_no_object_is_refused(api: httpx.AsyncClient, world
     for body in (b"[]", b"{", b"5"):
         error = error_of(await api.post("/scenes", content=body, headers=bearer(ADA_TOKEN)), 400)
         assert (error["code"], error["errorType"], error["errorMessage"]) == (400, "ValidationError", "Bad Request")
-    long = b'{"name":"' + b"x" * 17_000 + b'"}'
+    long = b'{"name":"' + b"x" * SCENE_BODY_BYTES + b'"}'
     assert "errorType" not in error_of(await api.post("/scenes", content=long, headers=bearer(ADA_TOKEN)), 413)
 
 
