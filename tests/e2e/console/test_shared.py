@@ -84,3 +84,18 @@ def test_a_page_that_is_open_during_an_upgrade_says_so_by_itself(ada: User, site
     ada.sees("another version now", "#outdated")
     assert ada.browser.labelled("Search").get_property("value") == "Light 1", "what was typed is still there"
     ada.browser.traffic()  # what did not load meanwhile
+
+
+def test_a_share_is_left_on_the_page_of_the_account(bob: User, site: Site) -> None:
+    did = device_id(41)
+    share = site.of_ada("POST", f"/devices/{did}/shares", json={"email": BOB_EMAIL})["data"]
+    path = f"/devices/{did}/shares/{share['shareId']}"
+    site.of_ada_at_the_console(bob, "PUT", path, {"status": "ACCEPTED"})
+    bob.open("/account")
+    bob.sees("Light 41", "#shared")
+    bob.sees("Ada", "#shared")
+    bob.click("Leave Light 41")
+    bob.sees("Leave Light 41?", "dialog")
+    bob.click("Leave it")
+    bob.sees("Nobody shares a device with you", "#shared")
+    assert site.of_ada("GET", f"/devices/{did}/shares")["total"] == 0
