@@ -18,21 +18,7 @@ async def open_connectors(
     third_party: ThirdParty | None,
 ) -> Connectors:
     """Without a `third_party`, cloud connectors rest: nothing is fetched and no Action is sent."""
-    connectors = Connectors(
-        core.database,
-        core.vault,
-        core.clock,
-        core.router,
-        device_types.catalog,
-        devices.registry,
-        devices.inventory,
-        messages.ingest,
-        limits.meters,
-        limits.charged,
-        third_party,
-        base_url=lambda: f"{core.site.origin}/v1.1",
-        pull_minutes=core.settings.connectors.pull_minutes,
-    )
+    connectors = Connectors(core, device_types.catalog, devices, limits, messages.ingest, third_party)
     await connectors.catalog.reload()
     await connectors.problems.load()
     if third_party is None:

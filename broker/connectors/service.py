@@ -1,6 +1,6 @@
 """The cloud connectors as the rest of the daemon sees them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +9,6 @@ import structlog
 import trio
 
 from broker.accounts.tokens import Caller
-from broker.clock import Clock
 from broker.connectors.actions import Actions
 from broker.connectors.calls import CallBudget, Calls
 from broker.connectors.catalog import Catalog
@@ -24,17 +23,15 @@ from broker.connectors.port import ThirdParty
 from broker.connectors.problems import NO_DEVICE, Problem, Problems
 from broker.connectors.provider_auth import ProviderAuth
 from broker.connectors.sub_devices import SubDevices
+from broker.core import Core
 from broker.device_types.catalog import DeviceType, DeviceTypes
-from broker.devices.inventory import Inventory
-from broker.devices.registry import Device, Devices
+from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.errors import DeviceNotFound
-from broker.facts import DeviceDeleted, FactPhase, ProviderAuthRemoved, Router
-from broker.limits.meters import Meters
-from broker.limits.quotas import Quotas
+from broker.facts import DeviceDeleted, FactPhase, ProviderAuthRemoved
+from broker.limits.room import LimitsRoom
 from broker.loops import Wakeup, repeat
 from broker.messages.ingest import Ingest
-from broker.secrets import Vault
-from storage.database import Database
 from storage.keys import DeviceKey
 
 _CLEAN_SECONDS: Final = 60.0
@@ -77,30 +74,26 @@ class ConnectorStatus:
 
 
 class Connectors:
+    """Without a `third_party`, nothing is fetched and no Action is sent."""
+
     def __init__(
         self,
-        database: Database,
-        vault: Vault,
-        clock: Clock,
-        router: Router,
+        core: Core,
         device_types: DeviceTypes,
-        devices: Devices,
-        inventory: Inventory,
+        of_devices: DevicesRoom,
+        limits: LimitsRoom,
         ingest: Ingest,
-        meters: Meters,
-        quotas: Quotas | None,
         third_party: ThirdParty | None,
-        *,
-        base_url: Callable[[], str],
-        pull_minutes: int,
     ) -> None:
-        self.catalog = Catalog(database, vault, device_types, base_url)
+        database, vault, clock, router = core.database, core.vault, core.clock, core.router
+        devices, quotas = of_devices.registry, limits.charged
+        self.catalog = Catalog(database, vault, device_types, lambda: f"{core.site.origin}/v1.1")
         self._fetch_lanes, self._action_lanes = Lanes(), Lanes()
         self._database, self._devices = database, devices
         self.problems = Problems(database, clock)
         links = ConnectorLinks(database, vault, clock, router, device_types, devices)
-        self._calls = Calls(links, devices, CallBudget(meters), quotas, clock, third_party)
-        self._intake = Intake(database, clock, devices, SubDevices(database, devices, inventory), ingest)
+        self._calls = Calls(links, devices, CallBudget(limits.meters), quotas, clock, third_party)
+        self._intake = Intake(database, clock, devices, SubDevices(database, devices, of_devices.inventory), ingest)
         self.fetches = Fetches(
             database,
             clock,
@@ -111,7 +104,7 @@ class Connectors:
             self._intake,
             self._fetch_lanes,
             self.problems,
-            pull_minutes=pull_minutes,
+            pull_minutes=core.settings.connectors.pull_minutes,
         )
         self._notifications = Notifications(
             clock, device_types, devices, self.catalog, links, self.fetches, self.problems

@@ -264,7 +264,9 @@ class Exports:
     async def _begin(self) -> None:
         """Begin the oldest export of each owner, first of those who have waited longest for one."""
         await self.expire()
-        first = await self._database.read(_first_of_each_owner)
+        first = await self._database.read(
+            lambda tx: [(_owner_of(tx, one), one) for one in tx.exports.first_of_each_owner(TO_DO)]
+        )
         self._begun = {owner: self._begun.get(owner, 0.0) for owner, _ in first}
         for owner, record in sorted(first, key=lambda one: self._begun[one[0]]):
             if owner not in self._at_work and len(self._at_work) < EXPORTS_AT_ONCE and self._nursery is not None:

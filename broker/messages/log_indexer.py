@@ -5,15 +5,14 @@ Searches scan the rows that have no entry yet. When the indexer is far behind, t
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import inf
 from typing import Final
 
 import trio
 
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Position
-from storage.log_index import Entry, EntryBuilder
+from storage.log_index import EntryBuilder
 from storage.records import MessageRow
 
 #: Rows that get their index entries in a batch: this many, when the last batch was a second ago; else the rows until
@@ -101,9 +100,6 @@ class LogIndexer:
     def flush(self) -> None:
         """Have the entries stored. When that fails, the next ones leave a gap, and the store makes all itself."""
         if self._noted > self._indexed:
-            self._database.write_with_next(partial(_add_entries, self._entries.made, self._indexed, self._noted))
+            made, behind, upto = self._entries.made, self._indexed, self._noted
+            self._database.write_with_next(lambda tx: tx.messages.add_entries(made, behind, upto))
             self._entries, self._indexed, self._indexed_at = EntryBuilder(), self._noted, trio.current_time()
-
-
-def _add_entries(entries: Sequence[Entry], behind: Position, upto: Position, tx: Transaction) -> None:
-    tx.messages.add_entries(entries, behind, upto)

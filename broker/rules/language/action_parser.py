@@ -26,7 +26,7 @@ from broker.rules.language.actions import (
     http_request,
     send_email,
 )
-from broker.rules.language.body_reader import OF_ANOTHER_KIND, BodyReader, RuleSource, no_action, no_field
+from broker.rules.language.body_reader import OF_ANOTHER_KIND, BodyReader, RuleSource, no_field
 from broker.rules.language.conditions import Choice
 from broker.rules.language.values import NUMERIC_TEXT, Constant, NestedValue, ValueKind, kind_of_items
 
@@ -63,7 +63,7 @@ class ActionParser:
             return None
         declared = next((action for action in source.manifest.actions if action.name == name), None)
         if declared is None:
-            self._reader.refuse(f"{path}.action", no_action(name))
+            self._reader.refuse(f"{path}.action", f'Action "{name}" does not exist')
             return None
         return self._for_devices(declared, given, f"{path}.parameters", index, source)
 

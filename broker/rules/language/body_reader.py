@@ -109,24 +109,8 @@ _OPERATIONS_NESTED_MAX: Final = 10
 _FORMS: Final = ("value", "valueFrom", *OPERATIONS)
 
 
-def no_device(id_: str) -> str:
-    return f'Device "{id_}" does not exist'
-
-
-def no_longer_shared(id_: str) -> str:
-    return f'Device "{id_}" is no longer shared'
-
-
-def no_device_type(id_or_name: str) -> str:
-    return f'Device type "{id_or_name}" does not exist'
-
-
 def no_field(name: str) -> str:
     return f'Field "{name}" does not exist'
-
-
-def no_action(name: str) -> str:
-    return f'Action "{name}" does not exist'
 
 
 def not_allowed(operator: str) -> str:
@@ -185,7 +169,8 @@ class BodyReader(DocumentReader):
         elif isinstance(value, str):
             if (device := self.names.devices.get(value)) is not None:
                 return RuleSource(device.manifest, f"device {device.id}", device.key)
-            self.refuse(path, no_longer_shared(value) if value in self.names.unshared else no_device(value))
+            missing = "is no longer shared" if value in self.names.unshared else "does not exist"
+            self.refuse(path, f'Device "{value}" {missing}')
         elif isinstance(value, Mapping):
             return self._selected(value, path, selectors)
         else:
@@ -201,7 +186,7 @@ class BodyReader(DocumentReader):
             return None
         type_ = self.names.device_types.get(id_or_name)
         if type_ is None:
-            self.refuse(f"{path}.dtid", no_device_type(id_or_name))
+            self.refuse(f"{path}.dtid", f'Device type "{id_or_name}" does not exist')
             return None
         if selector == "matched":
             self._matched.append((type_.key, path))

@@ -41,10 +41,6 @@ def _equal(value: Value, operand: Value) -> bool:
     return _comparable(value, operand) and value == operand
 
 
-def _unequal(value: Value, operand: Value) -> bool:
-    return not _equal(value, operand)
-
-
 def _comparable(value: Value, operand: Value) -> bool:
     """Whether both are of one kind. Python takes `True` for 1; here a Boolean is no number."""
     return type(value) is type(operand) or (type(value) in _NUMBERS and type(operand) in _NUMBERS)
@@ -79,20 +75,16 @@ def _contains(value: Value, operand: Value) -> bool:
     return isinstance(value, str) and isinstance(operand, str) and operand in value
 
 
-def _contains_not(value: Value, operand: Value) -> bool:
-    return not _contains(value, operand)
-
-
 TESTS: Final[Mapping[str, Test]] = MappingProxyType(
     {
         "=": _equal,
-        "!=": _unequal,
+        "!=": lambda value, operand: not _equal(value, operand),
         "<": _less,
         "<=": _less_or_equal,
         ">": _greater,
         ">=": _greater_or_equal,
         "contains": _contains,
-        "does not contain": _contains_not,
+        "does not contain": lambda value, operand: not _contains(value, operand),
     }
 )
 

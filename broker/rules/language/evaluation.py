@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from broker.rules.language.conditions import NO_DEVICE, Choice, Condition, Duration, TimeCondition, has_field
+from broker.rules.language.conditions import NO_DEVICE, Choice, Condition, TimeCondition, has_field
 from broker.rules.language.schedule import Schedule
 from broker.rules.language.values import NOTHING_BOUND, Bound, CurrentMessage, Seen, Value, View
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
@@ -265,7 +265,7 @@ class Conditions:
                     if timer is not None:
                         yield key, None
                 elif timer is None or (not duration.accepts_update and _updates(message, condition, device)):
-                    yield key, _started(duration, view.now_ms)
+                    yield key, Timer(view.now_ms, Milliseconds(view.now_ms + duration.length_ms))
 
     def _concerned(self, condition: Condition, view: View, message: CurrentMessage) -> Iterator[DeviceKey]:
         """The devices for which a message may change whether a condition holds."""
@@ -310,10 +310,6 @@ def device_of(condition: Condition, bound: Bound) -> DeviceKey:
 
 def _updates(message: CurrentMessage, condition: Condition, device: DeviceKey) -> bool:
     return message.device == device and has_field(message.data, tuple(condition.field.split(".")))
-
-
-def _started(duration: Duration, now_ms: Milliseconds) -> Timer:
-    return Timer(now_ms, Milliseconds(now_ms + duration.length_ms))
 
 
 def after(timers: Timers, changes: Mapping[TimerKey, Timer | None]) -> Timers:

@@ -166,11 +166,6 @@ class CompiledRule:
         """The types whose devices of the owner it sends Actions to."""
         return self.actions.type_writes
 
-    @property
-    def has_times(self) -> bool:
-        """It has `datetime` conditions."""
-        return bool(self.conditions.times)
-
     def lacks_sun(self, now_ms: Milliseconds) -> bool:
         """A sunrise or sunset of a `datetime` condition does not happen on the local date, as beyond a polar circle."""
         return any(condition.schedule.missing(now_ms) for condition in self.conditions.times)

@@ -22,7 +22,7 @@ from broker.rules.language.rule import CompiledRule
 from broker.rules.running.evaluator import Evaluator, PendingEffects
 from broker.rules.running.index import RuleIndex, RunningRule, remembered
 from broker.rules.sending.requests import RequestQueue
-from broker.rules.sending.sender import FiringBatch, FiringProblem, RuleSender, Stop
+from broker.rules.sending.sender import FiringBatch, FiringProblem, RuleSender
 from config.limits import RULE_LOG_ROWS
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, Position, RuleKey
@@ -270,10 +270,7 @@ class RuleEngine:
         for stop, _ in batch.stops:
             self._stopped += 1
             _log.warning("rule_stopped", rule=stop.running.id, reason=stop.reason)
-            self._tell_stop(stop)
-
-    def _tell_stop(self, stop: Stop) -> None:
-        self._publish(stop.running, "stopped", "rule", stop.reason, stop.at_ms)
+            self._publish(stop.running, "stopped", "rule", stop.reason, stop.at_ms)
 
     def tell(self, running: RunningRule, kind: str, field: str, text: str, at_ms: Milliseconds) -> None:
         """Publish an event about a rule; the same one at most once a second."""

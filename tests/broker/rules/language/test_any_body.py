@@ -93,7 +93,7 @@ def _ask_everything(body: Any) -> None:
         match = outcome.match or RuleMatch({SENSORS.key: KEYS["s1"], LIGHTS.key: KEYS["l1"]})
         assert len(made.outgoing(view, match)) >= len(made.actions.actions)
     following = made.next_minute(_NOW)
-    assert (following is not None) is made.has_times
+    assert (following is not None) is bool(made.conditions.times)
 
 
 _positions = st.lists(st.sampled_from([*"*,-/@:. 0123456789TZ", "UTC", "mon", " * "]), max_size=30).map("".join)

@@ -22,7 +22,7 @@ def at(text: str, zone: str = "UTC") -> Milliseconds:
 
 def test_a_rule_is_evaluated_at_the_beginning_of_each_matching_minute() -> None:
     made = rule(time("=", "30 18 * * * *"))
-    assert made.has_times
+    assert made.conditions.times
     assert made.watches == ()
     assert made.next_minute(at("2026-05-08T18:30")) == at("2026-05-09T18:30")
     view = FakeView(now_ms=at("2026-05-08T18:30"))
