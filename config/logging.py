@@ -33,7 +33,7 @@ def configure_logging(level: str, form: str) -> None:
 
 
 def _json_lines() -> logging.Formatter:
-    """What libraries log, in the form of our own events."""
+    """Formatter that gives the log records of libraries the form of our own events."""
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             structlog.stdlib.add_logger_name,

@@ -253,7 +253,7 @@ class Storage(_Table, frozen=True):
 
 
 class Subscriptions(_Table, frozen=True):
-    """What notifications carry, how long messages are collected for one, and how long deliveries are on record."""
+    """Payload of notifications, how long messages are collected for one, and how long deliveries are on record."""
 
     payload: Literal["messages", "notification"] = "messages"
     batch_seconds: int = 0
@@ -296,7 +296,7 @@ class Tracing(_Table, frozen=True):
 
 
 class Metrics(_Table, frozen=True):
-    """Who may read /metrics besides this machine, and by which other names the paths for monitoring may be asked."""
+    """Peers besides this machine that may read /metrics, and aliases of the paths for monitoring."""
 
     allow: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -315,7 +315,7 @@ class Audit(_Table, frozen=True):
 
 
 class ConsoleSettings(_Table, frozen=True):
-    """Who may use the page of the operator, and where its backups go."""
+    """Users of the operator's page, and the folder of its backups."""
 
     operators: tuple[str, ...] = ()  # e-mail addresses
     backup_dir: Path | None = None  # see `Settings.backup_dir`
@@ -496,7 +496,7 @@ def _lower(problem: str) -> str:
 
 
 def _with_addresses(document: dict[str, Any], where: str, found: list[str]) -> dict[str, Any]:
-    """A copy of the document with addresses in the place of their texts; those that are none are added to `found`."""
+    """A copy of the document with addresses parsed from their texts; texts that are no address are added to `found`."""
     prepared = dict(document)
     for key, table in document.items():
         if not isinstance(table, dict):

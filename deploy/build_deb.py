@@ -49,7 +49,7 @@ sys.exit(main())
 
 
 def installed_closure(name: str, extras: tuple[str, ...]) -> Iterator[Distribution]:
-    """What is installed of the dependencies of a distribution. Raises PackageNotFoundError if one is missing."""
+    """The installed dependencies of a distribution, recursively. Raises PackageNotFoundError if one is missing."""
     seen: set[tuple[str, str]] = set()
     waiting = [(name, ("", *extras))]
     found: dict[str, Distribution] = {}
@@ -214,7 +214,7 @@ def version_of_tree() -> str:
 
 
 def extras_of(wanted: str) -> tuple[str, ...]:
-    """What is included beside the program: learning and streams, and those of a list; `none` is none at all."""
+    """The extras to include: learning, streams and the ones of a list; `none` means none at all."""
     return () if wanted == "none" else ("learning", "streams", *filter(None, wanted.split(",")))
 
 

@@ -296,7 +296,7 @@ class AccountStore(Store):
         return [_grant(row) for row in rows]
 
     def grants_of(self, user: UserKey) -> list[GrantRecord]:
-        """What the user granted to any application."""
+        """The user's grants to all applications."""
         return [
             _grant(row) for row in self._db.execute("SELECT * FROM access_grant WHERE user = :user", {"user": user})
         ]

@@ -1,4 +1,4 @@
-"""What the store has of an application that is deleted. The caller holds the transaction."""
+"""The rows of an application that is deleted. The caller holds the transaction."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,7 +7,7 @@ from storage.keys import ApplicationKey, UserKey
 from storage.records import ApplicationRecord
 from storage.sql import Store, sure
 
-#: What an application's rows are, by table, in an order in which they can be removed.
+#: Tables with rows of an application, in an order in which they can be removed.
 OWN_ROWS: Final = (
     "access_grant",
     "authorization_code",
@@ -18,8 +18,8 @@ OWN_ROWS: Final = (
     "ended_consent",
     "upgrade_token",
 )
-#: What capabilities remove, because they hold it in memory or in files, and which rows count: a model of a rule is a
-#: part of the rule, and a subscription that ended has a log.
+#: Objects that capabilities remove, because they hold them in memory or in files, and which rows count: a model of a
+#: rule is part of the rule, and a subscription that ended has a log.
 OBJECTS: Final[Mapping[str, str]] = {
     "rule": "",
     "scene": "",
@@ -27,7 +27,7 @@ OBJECTS: Final[Mapping[str, str]] = {
     "subscription": " AND removed_on IS NULL",
     "export": "",
 }
-#: What stays: it belongs to devices and to trials. The rows only say which application it was.
+#: Rows that stay: they belong to devices and to trials, and only say which application it was.
 KEPT: Final = ("device_token", "registration", "trial", "trial_member")
 #: Rows that have the application's id instead of its key.
 BY_ID: Final = ("connector_state",)
@@ -35,7 +35,7 @@ BY_ID: Final = ("connector_state",)
 
 class ApplicationEndStore(Store):
     def users(self, application: ApplicationKey) -> list[UserKey]:
-        """Those who granted it something."""
+        """The users who granted it something."""
         rows = self._db.execute(
             "SELECT DISTINCT user FROM access_grant WHERE application = :application ORDER BY user",
             {"application": application},

@@ -117,7 +117,7 @@ class ApprovedListStore(Store):
         )
 
     def forget_uploads(self, device_type: DeviceTypeKey, *, keep: int) -> None:
-        """Remove the oldest uploads that are done, but keep so many."""
+        """Remove the oldest finished uploads, but keep `keep` of them."""
         self._db.execute(
             "DELETE FROM approved_list_upload WHERE device_type = :key AND status <> 'Processing' AND key NOT IN"
             " (SELECT key FROM approved_list_upload WHERE device_type = :key ORDER BY key DESC LIMIT :keep)",

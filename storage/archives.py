@@ -11,7 +11,7 @@ from typing import Any, Final
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.sql import Store
 
-#: What `APPLICATION(x)` and `TYPE(x)` stand for in the queries: ids in the place of keys.
+#: Expansions of `APPLICATION(x)` and `TYPE(x)` in the queries: ids in the place of keys.
 _IDS: Final = {
     "APPLICATION": "(SELECT a.id FROM application AS a WHERE a.key = {}.application) AS application",
     "TYPE": "(SELECT t.unique_name FROM device_type AS t WHERE t.key = {}.device_type) AS device_type",
@@ -117,7 +117,7 @@ class UserArchiveStore(Store):
         self._db.execute("DELETE FROM user_archive WHERE user = :user", {"user": user})
 
     def rows(self, part: str, user: UserKey, *, limit: int) -> Iterator[dict[str, Any]]:
-        """At most so many rows of a part."""
+        """Up to `limit` rows of a part."""
         for row in self._db.execute(f"{_with_ids(PARTS[part])} LIMIT :limit", {"user": user, "limit": limit}):
             yield {name: row[name] for name in row.keys()}  # noqa: SIM118 - a row of SQLite iterates over its values
 

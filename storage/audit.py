@@ -31,7 +31,7 @@ class AuditStore(Store):
         return [_entry(row) for row in rows][::-1]
 
     def of_user(self, user_id: str, *, offset: int, limit: int) -> tuple[list[AuditRecord], int]:
-        """What a user did and what was done to the user's account, the newest first; and the number of all."""
+        """A user's actions and changes of the user's account, the newest first; and the number of all."""
         about = {"actor": f"user {user_id}", "account": f"account {user_id}"}
         keys = (
             "SELECT key FROM audit_entry WHERE actor = :actor"
@@ -67,7 +67,7 @@ class AuditStore(Store):
         return [row["key"] for row in rows]
 
     def surplus(self, keep: int, *, limit: int, of_stranger: bool = False) -> list[int]:
-        """The keys of the oldest entries beyond the number to keep, of all or of those that strangers have caused."""
+        """The keys of the oldest entries beyond the number to keep, of all or of the entries that strangers caused."""
         condition = "WHERE of_stranger = 1" if of_stranger else ""
         row = self._db.execute(
             f"SELECT key FROM audit_entry {condition} ORDER BY key DESC LIMIT 1 OFFSET :keep",  # noqa: S608 - constants

@@ -20,7 +20,7 @@ makes_room: Final[ContextVar[bool]] = ContextVar("makes_room", default=False)
 
 @contextmanager
 def making_room() -> Iterator[None]:
-    """What the block writes deletes something: it may use the room that is kept for that."""
+    """Let the writes of the block use the disk space that is reserved for deleting."""
     token = makes_room.set(True)
     try:
         yield

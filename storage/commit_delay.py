@@ -2,7 +2,7 @@
 
 Clients that wait for an acknowledgement before they send again fall into two halves: while the rows of one half are
 written to the disk, those of the other half wait. A commit for both costs hardly more than a commit for one. So on a
-slow disk the writer waits a little for those who were just answered, as long as they do come.
+slow disk the writer waits a little for the senders that were just answered, as long as they do send again.
 """
 
 from typing import Final
@@ -51,7 +51,7 @@ class CommitDelay:
         return rows >= self._enough
 
     def waited(self, rows: int) -> None:
-        """The wait has ended with so many rows. After one in vain, fewer commits wait."""
+        """Note that a wait has ended with `rows` rows. After a wait in vain, fewer commits wait."""
         if self.is_enough(rows):
             self._skip_next = 1
         else:

@@ -1,4 +1,4 @@
-"""What was checked before a write and may be different by its time: checked once more in its transaction."""
+"""Conditions that were checked before a write and may have changed: checked again in its transaction."""
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
@@ -12,7 +12,7 @@ _conditions: Final[ContextVar[list[Condition] | None]] = ContextVar("conditions"
 
 
 class UnderConditions:
-    """What is passed to `require` in the block holds in every `Database.write` of the block, or nothing is written."""
+    """Each `Database.write` in the block first checks the conditions passed to `require`, or writes nothing."""
 
     __slots__ = ("_token",)
     _token: Token[list[Condition] | None]

@@ -125,7 +125,7 @@ class ConnectorStore(Store):
         )
         return [(row["position"], row["device"], row["data"]) for row in rows]
 
-    # What was stored of a third party's readings
+    # Stored readings of a third party
 
     def progress(self, device: DeviceKey) -> list[tuple[str, str]]:
         """Account and progress of each account that the device was linked with, the latest first."""
@@ -203,7 +203,7 @@ class ConnectorStore(Store):
         ).one()
         return int(row["count"]) if row else 0
 
-    # What fails
+    # Failures
 
     def problems(self) -> list[tuple[DeviceTypeKey, str]]:
         rows = self._db.execute("SELECT device_type, problems FROM connector_problems")

@@ -1,4 +1,4 @@
-"""What cannot be read in a store: found while it is used, told to the operator once an hour for each table.
+"""Unreadable parts of a store: found while it is used, logged for the operator once an hour for each table.
 
 The functions below go on where a damaged page would stop a caller for ever. They cost something only when it does.
 """
@@ -96,10 +96,10 @@ def _halved(is_readable: Callable[[int], bool], damaged: int, readable: int) -> 
 def read_around(
     read: Callable[[int, int | None], Iterator[Sequence[Any]]], first: int, last: Callable[[], int]
 ) -> Iterator[Sequence[Any]]:
-    """The rows from the position `first` on, without those that cannot be read.
+    """The rows from the position `first` on. Unreadable rows are skipped.
 
     Args:
-        read: the rows from a position on, in order, at most so many; the position is the first value of each row. (The
+        read: up to a number of rows from a position on, in order; the position is the first value of each row. (The
             search for the rows behind a position would begin on the page of that position, which may be damaged.)
         first: where to begin.
         last: the highest position of a row, asked for when there is damage.

@@ -77,12 +77,12 @@ _READERS = 4
 #: with 20 callers, two readers answer 1.3 times as many searches as four. Somebody who has no read that runs does not
 #: wait for two of the same user.
 _QUICK_READERS = 2
-#: A read that has waited so long for them goes beside them: those that run are long ones.
+#: A read that has waited this long for them runs beside them: the running ones are long.
 _PATIENCE_SECONDS = 0.05
 _TELL_SECONDS = 60.0
-#: The operator is told when a start makes the index of so many.
+#: A start that indexes at least this many rows is logged.
 _MANY_POSITIONS = 200_000
-#: When so many rows wait at the end of a commit, the next one begins before the senders of those rows are answered.
+#: If this many rows wait at the end of a commit, the next one begins before the senders are answered.
 _AHEAD_ROWS = 100
 _log = structlog.get_logger(__name__)
 
@@ -169,7 +169,7 @@ class _Work:
 
 @dataclass(slots=True)
 class CommitGroup:
-    """What will commit together: rows of the log, other writes, and the callbacks for the outcome."""
+    """The contents of one commit: rows of the log, other writes, and the callbacks for the outcome."""
 
     messages: list[MessageRow] = field(default_factory=list)
     actions: list[ActionRow] = field(default_factory=list)
@@ -247,7 +247,7 @@ class Database:
         Args:
             engine: opens the connections.
             worker: makes what runs the functions that block, by its name: "writer" or "reader".
-            readers: so many reads run at once, and one more of `look_up`. Half of them at most are for one user.
+            readers: number of reads that run at once, and one more of `look_up`. One user gets at most half of them.
             asked_by: whom the task that reads works for, such as a user; None is the daemon itself.
             ballast: room on the disk that is kept for what deletes.
         """
@@ -358,7 +358,7 @@ class Database:
         If `work` raises, what it wrote is undone, the rest of the group is kept, and the error is raised here.
 
         `announce` is called with what `work` returned, on the loop and in the order of the commits, as soon as it is
-        durable: also when the calling task was cancelled meanwhile.
+        durable: also if the calling task has been cancelled.
         """
         if self._closed:
             raise StoreError("the store is closed")

@@ -209,7 +209,7 @@ class DeliveryStore(Store):
     # How long they are kept
 
     def remove_oldest(self, *, before_ms: int | None, limit: int) -> int:
-        """Delete of the `limit` oldest notifications those that are not pending. Return how many were deleted.
+        """Look at the `limit` oldest notifications and delete all but the pending ones. Return how many were deleted.
 
         `before_ms` None: whatever their age.
         """

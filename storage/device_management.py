@@ -127,7 +127,7 @@ class DeviceManagementStore(Store):
         return conditions, parameters
 
     def registered_on(self, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Milliseconds]:
-        """When devices registered first for device management; without those that never did."""
+        """When each of the devices first registered for device management. Devices that never did are left out."""
         found: dict[DeviceKey, Milliseconds] = {}
         for device in devices:
             row = self._db.execute(

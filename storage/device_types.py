@@ -93,7 +93,7 @@ class TypeSearch:
             yield _MEMBER.format(user=":owner")
         if self.or_shared:
             shared = _SHARED.format(user=":owner")
-            # What others share is told by grant alone, also of published types.
+            # A shared type is visible by grant alone, also when it is published.
             yield shared if self.reached_by is None else f"{shared} AND ({_readable(self.reached_by)})"
 
     def parameters(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _NAMES = ExportRecord.__slots__
 
 @dataclass(frozen=True, slots=True)
 class ExportsOf:
-    """What somebody has: exports that are not finished, the bytes of archives, and when the first of them expires."""
+    """Exports of one owner: number of unfinished ones, bytes of archives, and when the first archive expires."""
 
     waiting: int
     kept_bytes: int
@@ -46,12 +46,12 @@ class ExportStore(Store):
         return [_record(row) for row in rows]
 
     def of_owner(self, export: ExportRecord, to_do: Sequence[str], kept: Sequence[str]) -> ExportsOf:
-        """What the user has, or the application for itself. `to_do` and `kept` are two statuses each."""
+        """The exports of the user, or of the application itself. `to_do` and `kept` are two statuses each."""
         condition = "e.user = :user" if export.user is not None else "e.user IS NULL AND e.application = :application"
         return self._count(condition, export, to_do, kept)
 
     def of_organization(self, export: ExportRecord, to_do: Sequence[str], kept: Sequence[str]) -> ExportsOf:
-        """What all applications of the organization of the export's application have; without one, nothing."""
+        """The exports of all applications in the organization of the export's application; empty without one."""
         condition = (
             "e.application IN (SELECT key FROM application WHERE organization ="
             " (SELECT organization FROM application WHERE key = :application))"

@@ -35,7 +35,7 @@ class FairPlaces:
             of_one: so much of one key, also while nobody else asks. The key None has no such bound.
             at_first: so much runs at once that has not run for long. A key that holds no place gets one at once all
                 the same while fewer keys than that hold one.
-            patience: in seconds, what is long; who has waited so long gets any place that is free.
+            patience: seconds after which a waiting caller gets any free place.
         """
         self._in_all = in_all
         self._of_one = in_all if of_one is None else of_one
@@ -73,7 +73,7 @@ class FairPlaces:
     async def take(self, key: Hashable) -> float:
         """As `of`, where a context manager costs too much: `give_back` gets what this answers.
 
-        Who is cancelled holds no place.
+        A cancelled caller holds no place.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if key not in self._lines and self._is_free_for(key, is_patient=True):
@@ -127,7 +127,7 @@ class FairPlaces:
         return sum(map((trio.current_time() - self._patience).__lt__, self._begun)) < self._at_first
 
     def _serve(self) -> None:
-        """Give the free places to those who wait."""
+        """Give the free places to waiting callers."""
         while self._taken < self._in_all and (key := self._next()) is not None:
             line = self._lines.pop(key[0])
             one = line.popleft()

@@ -13,7 +13,7 @@ from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.records import UserRecord
 from storage.sql import Store
 
-#: What a user's rows are, by table and the column with the user's key, in an order in which they can be removed.
+#: Tables with rows of a user, each with the column of the user's key, in an order in which they can be removed.
 OWN_ROWS: Final = (
     ("access_grant", "user"),
     ("authorization_code", "user"),
@@ -38,9 +38,9 @@ OWN_ROWS: Final = (
     ("rule_request", "owner"),
     ("export", "user"),
 )
-#: What stays, without the user.
+#: Rows that stay, without the user.
 ANONYMOUS: Final = (("payment", "user"), ("registration", "user"), ("device_type", "owner"))
-#: What capabilities remove, so that nothing refers to the user at the end.
+#: Objects that capabilities remove, so that nothing refers to the user at the end.
 OBJECTS: Final = (
     ("device", "owner"),
     ("rule", "owner"),
@@ -93,7 +93,7 @@ class LeavingStore(Store):
         self._db.execute("DELETE FROM mail WHERE cause = :id", {"id": user.id})
 
     def all(self) -> list[LeavingRecord]:
-        """Those who left first come first."""
+        """All leaving users, in the order in which they left."""
         rows = self._db.execute("SELECT * FROM leaving_user ORDER BY began_on, user")
         return [LeavingRecord(**dict(row)) for row in rows]
 
@@ -101,7 +101,7 @@ class LeavingStore(Store):
         row = self._db.execute("SELECT count(*) AS n FROM leaving_user").one()
         return int(row["n"]) if row else 0
 
-    # What the user has
+    # Objects of the user
 
     def keys_of(self, table: str, user: UserKey, *, column: str = "user", limit: int = 100) -> list[int]:
         """Keys of the first rows of a table of `OBJECTS`."""
@@ -119,7 +119,7 @@ class LeavingStore(Store):
         return [row["key"] for row in rows]
 
     def shares_with(self, user: UserKey, email: str) -> list[str]:
-        """The ids of the shares that the user accepted, and of those that were offered to the user."""
+        """The ids of the shares that the user accepted or was offered."""
         rows = self._db.execute(
             "SELECT id FROM device_share WHERE user = :user OR email_key = :email",
             {"user": user, "email": folded_address(email)},
@@ -185,7 +185,7 @@ class LeavingStore(Store):
         """Remove what the provision file made of the user, and the mails to the user or that the user caused."""
         named: dict[str, object] = {"id": leaver.id, "email": leaver.email, "key": folded_address(leaver.email)}
         self._db.execute("DELETE FROM provision_mark WHERE name IN (:email, :key) OR object = :id", named)
-        # Whoever opens a new account with the address meanwhile keeps later mails.
+        # A new account with the same address keeps its mails, which are later.
         self._db.execute(
             "DELETE FROM mail WHERE cause = :id OR (recipient IN (:email, :key) AND created_on < :until)",
             {**named, "until": leaver.began_on + _LATE_MS},
@@ -230,7 +230,7 @@ class LeavingStore(Store):
             )
 
     def end(self, leaver: LeavingRecord) -> bool:
-        """Remove the user for good; False: something of the user came meanwhile, and is to be removed before."""
+        """Remove the user for good. False: the user has new objects, which have to be removed first."""
         for table, column in OBJECTS:
             if self.keys_of(table, leaver.user, column=column, limit=1):
                 return False

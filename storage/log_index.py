@@ -17,10 +17,10 @@ from storage.sql import StoreConnection
 
 Table = Literal["message", "action"]
 
-#: An entry with so many rows gets no more.
+#: Most rows of an entry.
 ROWS: Final = 100
 _SPAN_MS: Final = 10_000
-#: Groups of rows grow up to so many, for a caller who reads on.
+#: Most rows of a group. Groups grow up to this while the caller reads on.
 _GROUP_MOST: Final = 1_024
 
 _encode = msgspec.json.Encoder().encode
@@ -206,7 +206,7 @@ class LogIndex:
         return position if row is None or row["upto"] is None else int(row["upto"])
 
     def forget(self, device: DeviceKey, *, rows: int) -> list[str]:
-        """Delete entries of a device that have about so many rows; return the positions that they had."""
+        """Delete entries of a device with about `rows` rows in all; return the positions in them."""
         number, keys, positions = 0, [], []
         for key, of_entry, text in self._db.execute(
             f"SELECT key, number, positions FROM {self._name} WHERE device = :device LIMIT :rows",  # noqa: S608 - constants
@@ -258,7 +258,7 @@ class _Group:
         self._held.append(entry)
 
     def take(self) -> Iterator[str]:
-        """What it has, if anything; an ordered entry in parts. It begins again, for more rows."""
+        """Yield the texts of the entry, an ordered one in parts. Then the entry is empty again."""
         held, self._held, self._number = self._held, [], 0
         if len(held) == 1 and held[0][0] and self._begins_with(held[0]):
             yield from self._parts(held[0][2][1:-1].split(","))

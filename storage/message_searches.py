@@ -24,7 +24,7 @@ _NEWEST = 1_000  # positions at the end of the log
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 #: Rows that are read of a device first, at least, when the rows of several devices are merged.
 _FIRST_ROWS = 8
-#: Rows that are read together when a search has no limit: about so many, and at most `_ROWS_AT_ONCE`.
+#: Rows to read at a time when a search has no limit: about `_ROWS`, at most `_ROWS_AT_ONCE`.
 _ROWS = 1_024
 _ROWS_AT_ONCE = 4_096
 
@@ -114,7 +114,7 @@ class Range:
 
 
 class Part(NamedTuple, Generic[_Row]):
-    """What a bounded search has found, in its order.
+    """Result of a bounded search, in its order.
 
     `upto`: it has found all up to this place in its order, and none behind it; None when it has looked at all rows.
     """
@@ -167,7 +167,7 @@ class MessageSearches:
     ) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first: with a field, of about `most`."""
         match = FieldMatch(field_path)
-        # A call for many devices mostly asks for those that are sending: read the end of the log first, in one run.
+        # A call for many devices mostly asks for devices that are sending: read the end of the log first, in one run.
         with suppress(StoreDamagedError):
             if len(devices) > 1 and len(newest := self._among_newest(devices, match, limit)) == limit:
                 return newest
@@ -269,7 +269,7 @@ _LOGS: Mapping[Table, _LogTable[Any]] = {"message": _MESSAGES, "action": _ACTION
 
 
 class _Found(Generic[_Row]):
-    """What a search finds in a table, with the index and behind it."""
+    """Matches of a search in one table: through the index, and in the rows that have no index entry yet."""
 
     def __init__(self, db: StoreConnection, messages: MessageStore, log: _LogTable[_Row], search: Range) -> None:
         self._db = db
@@ -349,7 +349,7 @@ class _Found(Generic[_Row]):
         return log.decode(found)
 
     def _read_each(self, device: DeviceKey, positions: str, conditions: str = "") -> list[_Row]:
-        """As `read`, without the rows that cannot be read; those that meet other conditions, if any are given."""
+        """As `read`, but skip unreadable rows. `conditions` replaces the condition on the device."""
         columns = COLUMNS[self._log.table]
         sql = f"SELECT {columns} FROM {self._log.table} WHERE position = :position{conditions or self._of_device}"  # noqa: S608 - constants
         found: list[_Row] = []
@@ -436,7 +436,7 @@ class _Looking(Generic[_Row]):
 
 
 def _are_before(rows: Sequence[_Row], found: _Found[_Row], place: tuple[int, ...], number: int) -> bool:
-    """Whether so many of the rows have a place up to this one: no other row comes between them."""
+    """Whether the first `number` rows are final: all lie at or before `place`, so no later find comes between."""
     return len(rows) >= number and sum(found.ordered(found.place(row)) <= place for row in rows) >= number
 
 

@@ -2,7 +2,7 @@
 
 A row is appended without an index entry, because the rows of one commit belong to many devices, and each row would
 change another page of every index. Some thousand rows get their entries together (storage/log_index.py). The indexer
-makes the entries (broker/messages/log_indexer.py); this store makes those that are missing.
+makes the entries (broker/messages/log_indexer.py); this store makes the missing ones.
 
 Messages alone are one statement, which is a transaction of its own: each statement more has the writer's thread wait
 for the interpreter lock several times. So the counter of the highest position is behind them. The rows themselves say
@@ -25,7 +25,7 @@ _MESSAGE = MessageRow.__struct_fields__
 _ACTION = ActionRow.__struct_fields__
 _FAILED = ("position", "device", "cts", "reason", "payload")
 
-#: With so many rows without an entry, the store makes the entries itself: the projector did not.
+#: Most rows without an entry. Beyond them the store makes the entries itself: the projector did not.
 _UNINDEXED_MOST = 32_000
 #: Positions of one step for which the store makes the entries itself, at most.
 _READ_POSITIONS = 20_000
@@ -126,7 +126,7 @@ class MessageStore:
         return Missing(behind, upto, {table: self._entries_of(table, behind, upto) for table in _TABLES})
 
     def missing_too_many(self, head: Position) -> Missing | None:
-        """As `missing` of the stored rows, when there are so many that the projector did not make the entries.
+        """As `missing` of the stored rows, if more than `_UNINDEXED_MOST` have no entry; else None.
         `head` is that of a commit to come."""
         if self._indexed is None:
             self._indexed = self.counter("indexed")
@@ -143,7 +143,7 @@ class MessageStore:
         """Add the index entries of all messages after `behind`, up to `upto`, and of the Actions between them.
 
         When the last entry in the store is not of the row at `behind`, because a write of entries failed or the store
-        made some itself, these entries are not used, and the store makes those that are missing.
+        made some itself, these entries are not used, and the store makes the missing ones.
         """
         indexed = Position(self.counter("indexed"))
         if indexed >= upto or upto < self._index_after:
@@ -199,11 +199,11 @@ class MessageStore:
         return bytes(row["value"]) if row else b""
 
     def after(self, position: Position, *, limit: int | None = None) -> list[MessageRow]:
-        """The rows after `position`, in order, without those that cannot be read."""
+        """The rows after `position`, in order. Unreadable rows are skipped."""
         return [MessageRow(*row) for row in islice(self.read_on("message", position, limit), limit)]
 
     def actions_after(self, position: Position, *, limit: int) -> list[ActionRow]:
-        """The Actions after `position`, in order, without those that cannot be read."""
+        """The Actions after `position`, in order. Unreadable rows are skipped."""
         return [ActionRow(*row) for row in islice(self.read_on("action", position, limit), limit)]
 
     def read_on(
@@ -216,7 +216,7 @@ class MessageStore:
         *,
         columns: str = "",
     ) -> Iterator[Sequence[Any]]:
-        """The rows after a position that meet the conditions `more`, without those that cannot be read.
+        """The rows after a position that meet the conditions `more`. Unreadable rows are skipped.
 
         `columns` are all of them when none is given; the first one is `position`.
         """

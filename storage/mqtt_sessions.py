@@ -174,8 +174,8 @@ class MqttSessionStore(Store):
         )
 
     def trim(self, device: DeviceKey, *, count: int, size: int) -> int:
-        """Keep the newest deliveries, so many and of so many bytes at most, and one of any size; return how many were
-        removed."""
+        """Keep the newest deliveries: at most `count` with `size` bytes in all, and one of any size. Return how many
+        were removed."""
         rows = self._db.execute(
             "SELECT number, length(topic) + length(payload) + length(properties) AS size FROM mqtt_delivery"
             " WHERE device = :device ORDER BY number DESC",

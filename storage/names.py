@@ -1,4 +1,4 @@
-"""What ids stand for, as far as a user may know it, and what acts on the user's devices.
+"""Names for ids, as far as a user may know them, and the rules and subscriptions that act on the user's devices.
 
 The caller holds the transaction.
 """
@@ -117,7 +117,7 @@ _DEVICES: Final = {
 
 class NameStore(Store):
     def of(self, ids: Sequence[str], user: UserKey, *, knows_all: bool) -> list[NameRecord]:
-        """What these ids stand for. `knows_all`: the user operates the service."""
+        """The names of these ids. `knows_all`: the user operates the service."""
         if not ids:
             return []
         given = {f"id_{index}": id_ for index, id_ in enumerate(ids)}

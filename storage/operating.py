@@ -1,4 +1,4 @@
-"""What the operator's page looks up: people, devices, and samples of how busy the service was.
+"""Queries of the operator's page: people, devices, and samples of how busy the service was.
 
 The caller holds the transaction.
 """
@@ -124,7 +124,7 @@ class OperatingStore(Store):
         ], total
 
     def organizations(self, *, limit: int) -> list[OrganizationSizeRecord]:
-        """By name, without those that the service made for itself."""
+        """Organizations by name, except the ones that the service made for itself."""
         rows = self._db.execute(
             "SELECT o.id, o.name, o.monthly_messages,"
             " (SELECT count(*) FROM membership AS m WHERE m.organization = o.key) AS members,"

@@ -373,7 +373,7 @@ class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class SnapshotRow(NamedTuple):
-    """What the messages of a device up to `position` came to, both as JSON (broker/messages/folds.py).
+    """Snapshot and rollup state of a device as of `position`, both as JSON (broker/messages/folds.py).
 
     `open` has the newest bucket of each level, which the rollups do not have; None in a store from before.
     """

@@ -42,7 +42,7 @@ class RemovalStore(Store):
     def remove_some(self, device: DeviceKey, *, before_ms: int, limit: int) -> bool:
         """Remove about `limit` rows of a device; when none is left, the device. Return whether all was removed.
 
-        A device that was restored meanwhile is not touched.
+        A restored device is not touched.
         """
         still_due = self._db.execute(
             "SELECT key FROM device WHERE key = :device AND deleted_on < :before",

@@ -47,7 +47,7 @@ class RuleRecord:
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """What the engine knows of a rule as of its position. `memory` is JSON of broker/rules: the running durations."""
+    """State of a rule as of its position. `memory` is JSON of broker/rules: the running durations."""
 
     rule: RuleKey
     revision: int
@@ -128,7 +128,7 @@ class RuleStore(Store):
             scopes: none: whatever their scope. Otherwise any of `thisApplication`, its rules with that scope,
                 `allApplications`, the rules of any application with that scope, and `otherApplications`, the rules of
                 other applications.
-            only_enabled: leave out those that are not.
+            only_enabled: leave out disabled rules.
             offset, limit: the page.
         """
         which = " OR ".join(_IN_SCOPE[one] for one in sorted(scopes)) if scopes else "r.application = :application"
@@ -185,7 +185,7 @@ class RuleStore(Store):
             {"rule": rule, "on": on_ms, "reason": reason},
         )
 
-    # What rules name
+    # References of rules
 
     def put_uses(self, rule: RuleKey, uses: Iterable[tuple[UseKind, int]]) -> None:
         self._db.execute("DELETE FROM rule_use WHERE rule = :rule", {"rule": rule})
@@ -208,14 +208,14 @@ class RuleStore(Store):
         )
         return [row["key"] for row in rows]
 
-    # What the engine knows
+    # States of rules
 
     def state(self, rule: RuleKey) -> RuleState | None:
         row = self._db.execute("SELECT * FROM rule_state WHERE rule = :rule", {"rule": rule}).one()
         return _state(row) if row else None
 
     def begin_state(self, state: RuleState) -> None:
-        """Replace the state of a rule: the rule is new, or starts anew."""
+        """Replace the state of a rule: the rule is new, or restarts."""
         self._db.put_many("rule_state", _STATE, ("rule",), [_values(state)])
 
     def put_states(self, states: Iterable[RuleState]) -> None:

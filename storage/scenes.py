@@ -53,7 +53,7 @@ class SceneStore(Store):
         return found
 
     def change(self, scene: SceneRecord, devices: Iterable[DeviceKey] | None) -> None:
-        """Write what may change of a scene. `devices`: those that its Actions name; None: they did not change."""
+        """Write the changeable columns of a scene. `devices`: the devices its Actions name; None: unchanged."""
         self._db.execute(
             f"UPDATE scene SET {', '.join(f'{name} = :{name}' for name in _CHANGED)} WHERE key = :key",  # noqa: S608 - constants
             values_of(scene, ("key", *_CHANGED)),
@@ -67,7 +67,7 @@ class SceneStore(Store):
             self._insert("scene_device", {"device": device, "scene": scene}, "ON CONFLICT (device, scene) DO NOTHING")
 
     def invalidate(self, scene: SceneRecord, *, now_ms: int, findings: str) -> None:
-        """Mark a scene as invalid, unless it is marked already or its Actions were changed meanwhile."""
+        """Mark a scene as invalid, unless it is marked already or its Actions have changed since it was read."""
         self._db.execute(
             "UPDATE scene SET invalidated_on = :now, findings = :findings"
             " WHERE key = :key AND actions = :actions AND invalidated_on IS NULL",

@@ -1,4 +1,4 @@
-"""What the message log came to for each device: the last value of each field, and the newest bucket of each level.
+"""Snapshots of devices: the last value of each field, and the newest rollup bucket of each level.
 
 The caller holds the transaction.
 """

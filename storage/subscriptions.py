@@ -135,7 +135,7 @@ class SubscriptionStore(Store):
         return [(record, self.names(record)) for record in map(_record, rows)]
 
     def failing(self) -> dict[int, str]:
-        """What went wrong last, by the key of each subscription that has had no success since."""
+        """The last error of each failing subscription, by its key: one with no success since that error."""
         rows = self._db.execute(
             "SELECT key, last_error FROM subscription WHERE removed_on IS NULL AND failing_since IS NOT NULL"
         )

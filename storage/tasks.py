@@ -46,7 +46,7 @@ class DeviceTaskRecord:
     restarts: int
     download: str | None  # the id in the address of its image
     fetched: int  # bytes of the image that were sent so far
-    fetched_from: str | None  # the IP address that the device has proved to have meanwhile
+    fetched_from: str | None  # the IP address that the device has proved since
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class TaskStore(Store):
     ) -> tuple[list[TaskRecord], int]:
         """A page of the organization's tasks that failed on a device, and the number of all; the latest first.
 
-        Those that are unfinished, or were changed since `since_ms`.
+        Only tasks that are unfinished, or were changed since `since_ms`.
         """
         given = {"organization": organization, "since": since_ms, "offset": offset, "limit": limit}
         where = (
@@ -308,7 +308,7 @@ class TaskStore(Store):
         )
 
     def history(self, task: int, device: DeviceKey | None, *, limit: int) -> list[tuple[str, TaskHistoryRecord]]:
-        """What happened to the entries of a task, oldest first, each with the id of its device: the newest rows."""
+        """The newest history rows of a task, oldest first, each with the id of its device."""
         rows = self._db.execute(
             "SELECT * FROM (SELECT h.*, d.id AS did FROM task_history AS h JOIN device AS d ON d.key = h.device"
             " WHERE h.task = :task AND (:device IS NULL OR h.device = :device) ORDER BY h.key DESC LIMIT :limit)"

@@ -8,7 +8,7 @@ from config.mail import folded_address
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.sql import Store
 
-#: What ends when a device changes hands: it was the former owner's, or given by the former owner.
+#: Tables whose rows end when a device gets another owner: they are the former owner's, or given by the former owner.
 _OF_THE_OWNER: Final = ("device_transfer", "device_share", "trial_device", "upgrade_token", "connector_state")
 
 
@@ -45,7 +45,7 @@ _OPEN: Final = (
 
 class TransferStore(Store):
     def put(self, transfer: TransferRecord, *, now_ms: int) -> None:
-        """Add an offer, or replace the one of the device. Forgets those whose time is over."""
+        """Add an offer, or replace the one of the device. Expired offers are deleted."""
         self._db.execute("DELETE FROM device_transfer WHERE expires_on <= :now", {"now": now_ms})
         values = [*(getattr(transfer, name) for name in _NAMES), folded_address(transfer.email)]
         self._db.put_many("device_transfer", (*_NAMES, "email_key"), ("device",), [values])
@@ -65,7 +65,7 @@ class TransferStore(Store):
         return int(row["n"]) if row else 0
 
     def offered_to(self, user: UserKey, email: str, *, now_ms: int, limit: int) -> list[OfferedDevice]:
-        """Those for the user, or without a user for the address: at most so many, oldest first, of owners in turns."""
+        """Up to `limit` offers to the user, or to the address where they name no user: oldest first, owners in turn."""
         rows = self._db.execute(
             "SELECT * FROM (SELECT t.*, d.id AS device_id, d.name AS device_name, u.id AS owner_id,"  # noqa: S608 - constants
             " u.full_name AS owner_name, row_number() OVER (PARTITION BY d.owner ORDER BY t.offered_on, t.device)"
@@ -97,7 +97,7 @@ class TransferStore(Store):
         for table in _OF_THE_OWNER:
             self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
         self._db.execute("UPDATE device SET owner = :owner WHERE key = :device", {"owner": owner, "device": device})
-        # Who begins a registration completes it with a device that the former owner has, and gets the token.
+        # Otherwise whoever began a registration could complete it with the former owner's device, and get the token.
         self._db.execute(
             "UPDATE registration SET pin = NULL, status = 'REVOKED' WHERE device = :device"
             " AND status = 'PENDING_DEVICE_COMPLETION'",

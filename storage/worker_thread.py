@@ -23,7 +23,7 @@ class Job(Protocol[T_co]):
     idle_seconds: float
 
     async def ended(self, interrupt: Callable[[], object] | None = None) -> T_co:
-        """What the function returns or raises. One task waits for its end, also when the task is cancelled: then
+        """Return or raise the outcome of the function. One task waits for its end, also if it is cancelled: then
         `interrupt` is called, which may have the function end earlier."""
 
 
@@ -34,7 +34,7 @@ class Worker(Protocol):
         """Run the function when those before it have ended."""
 
     async def run(self, function: Callable[[], T], interrupt: Callable[[], object] | None = None) -> T:
-        """What the function returns or raises. The caller waits for its end as in `Job.ended`."""
+        """Return or raise the outcome of the function. The caller waits for its end as in `Job.ended`."""
 
     def end(self) -> None: ...
 

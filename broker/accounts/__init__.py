@@ -1,1 +1,1 @@
-"""Who may do what: users, applications, tokens and permissions (reference 4)."""
+"""Identity and access: users, applications, tokens and permissions (reference 4)."""

@@ -36,7 +36,7 @@ Ender = Callable[[Issuance, ApplicationRecord], None]
 
 @dataclass(frozen=True, slots=True)
 class Consequences:
-    """What a deletion would end, by kind, and why the application cannot be deleted; None: it can be."""
+    """The objects that a deletion would end, by kind, and why the application cannot be deleted; None: it can be."""
 
     counts: Mapping[str, int]
     refusal: str | None
@@ -60,7 +60,7 @@ class ApplicationEnds:
         return [table for table, _ in self._enders]
 
     async def consequences(self, application: ApplicationRecord) -> Consequences:
-        """Raises NotFound: deleted meanwhile."""
+        """What deleting the application would end. Raises NotFound: it is already deleted."""
 
         def work(tx: Transaction) -> Consequences:
             known = _present(tx, application)
@@ -71,7 +71,7 @@ class ApplicationEnds:
     async def delete(self, caller: Caller, application: ApplicationRecord) -> ApplicationRecord:
         """Delete an application; return it as it was. One with rights of its own is deleted by an administrator.
 
-        Raises NotFound: deleted meanwhile; PermissionDenied; Conflict: it cannot be deleted.
+        Raises NotFound: it is already deleted; PermissionDenied; Conflict: it cannot be deleted.
         """
         no_secret = self._vault.seal(new_id())
 

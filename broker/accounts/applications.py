@@ -123,7 +123,7 @@ class Applications:
 
 
 def require_application(tx: Transaction, application: ApplicationKey) -> None:
-    """Before something is made that is the application's. Raises Unauthorized: it was deleted meanwhile."""
+    """Check, before creating an object of the application, that it still exists. Raises Unauthorized: it does not."""
     if tx.accounts.application(application) is None:
         raise Unauthorized
 

@@ -14,8 +14,8 @@ How a page uses `Authorize`, with the unchanged query string of GET /authorize (
     2. `screen = await authorize.consent_needed(asked, user.key)`. If `screen` is not None, show it (`continue` =
        `asked.query`); its form leads to `allow` or `deny`. If `screen` is None, call `allow` at once.
     3. `await authorize.allow(asked, user.key, agreed=screen)` stores the grants, issues the code or the tokens and
-       returns a `Redirect`. If the application was changed meanwhile, `allow` returns what `read` would return now, or
-       the screen to show instead. `authorize.deny(asked)` returns the `access_denied` redirect.
+       returns a `Redirect`. If the application has changed since `read`, `allow` returns what `read` would return now,
+       or the screen to show instead. `authorize.deny(asked)` returns the `access_denied` redirect.
 
     After `read` returned an AuthorizationRequest, an unexpected failure is a 302 to `asked.error("server_error").url`.
     Before that, an unexpected failure is status 500 without a redirect.

@@ -22,7 +22,7 @@ from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.records import UserRecord
 
-#: Of each kind, so many names are kept for the page.
+#: Most names of each kind that are kept for the page.
 _NAMES_KEPT: Final = 100
 
 #: Ends what a capability has of a user, within the transaction, and returns the names of what there was. It appends
@@ -31,7 +31,7 @@ Ender = Callable[[Issuance, UserRecord], Sequence[str]]
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What of one kind there was: the first names, and how many in all."""
+    """The objects of one kind that ended: their first names, and how many in all."""
 
     kind: str
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the closed account `former` (an id) had when its address was claimed."""
+    """The objects of the closed account `former` (an id) when its address was claimed."""
 
     former: str
     claimed_on: Milliseconds
@@ -105,7 +105,7 @@ class Claims:
         return [_ended(kind, ender(issuance, user)) for kind, ender in self._enders]
 
     async def of(self, user: UserKey) -> Claim | None:
-        """What there was before the user claimed the address; None when the user opened the account."""
+        """The claim by which the user got the address; None if the user opened the account."""
         found = await self._database.read(lambda tx: tx.claims.of(user))
         if found is None:
             return None

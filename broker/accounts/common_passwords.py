@@ -25,13 +25,13 @@ def is_common_password(password: str) -> bool:
 
 
 async def common_password_finding(password: str) -> Finding | None:
-    """What is wrong with a password that is too common; None for any other."""
+    """The finding about a password that is too common; None for any other."""
     return TOO_COMMON if await trio.to_thread.run_sync(is_common_password, password) else None
 
 
 @cache
 def _common_passwords() -> frozenset[str]:
-    """Those that are long enough to be a password here."""
+    """The common passwords that are long enough to be a password here."""
     package = find_spec("zxcvbn")
     places = None if package is None else package.submodule_search_locations
     spec = PathFinder.find_spec("zxcvbn.frequency_lists", places)

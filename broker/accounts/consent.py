@@ -18,7 +18,7 @@ from storage.database import Transaction
 from storage.keys import ApplicationKey, UserKey
 from storage.records import ApplicationRecord, DeviceTypeRecord, GrantRecord
 
-#: What an application may ask for beside device types.
+#: Requestable permissions that are not device types.
 NOT_TYPES: Final = frozenset({EVERY_TYPE, PROFILE, TRIALS})
 _OWN_TYPES_COUNTED: Final = 1_000
 _PROFILE_ALIASES: Final = {"PROFILE_READ": "READ", "PROFILE_WRITE": "WRITE"}
@@ -70,7 +70,7 @@ def screen_of(tx: Transaction, application: Application) -> ConsentScreen:
 
 
 def own_types(tx: Transaction, application: ApplicationRecord) -> OwnTypes | None:
-    """What every sign-in through the application grants."""
+    """Access to the application's own device types, which every sign-in through it grants; None: it asks for none."""
     organization = tx.accounts.organization(application.organization)
     if organization is None or tx.trials.of_application(application.key) is not None:
         return None
@@ -103,7 +103,7 @@ def _is_granted(request: _Request, application: Application, grants: Sequence[Gr
 
 
 def sign_in_grant(application: ApplicationKey, user: UserKey) -> GrantRecord:
-    """What a sign-in grants without a screen."""
+    """The grant of a sign-in without a consent screen."""
     return GrantRecord(user, application, None, read=False, write=False)
 
 

@@ -1,4 +1,4 @@
-"""What an application may see and do, in sentences for the person who lets it in (reference 4.7).
+"""Sentences of the consent screen: what an application may see and do (reference 4.7).
 
 The permission screen, the page of a device code and the list of connected applications all say these.
 """
@@ -39,7 +39,7 @@ class OwnTypes:
 
 
 def sentences(allowed: Iterable[Allowed], own: OwnTypes | None) -> list[str]:
-    """What the application may, all of it; every application may see name and address of its users.
+    """All permissions of the application as sentences; every application may see name and address of its users.
 
     `own` is None for the application of a trial, which gets only what was agreed.
     """
@@ -79,7 +79,7 @@ def _may(which: str, *, read: bool, write: bool) -> str:
 def how_long(unused_days: int, *, works_alone: bool) -> str:
     """How long an application keeps what it was given.
 
-    `unused_days`: after so long without use it needs another sign-in. `works_alone`: it gets tokens without the person.
+    `unused_days`: days without use until it needs another sign-in. `works_alone`: it gets tokens without the person.
     """
     if works_alone:
         return "It keeps this, also while you do not use it, until you end it."

@@ -72,7 +72,7 @@ class Console:
             application_organization=application.organization,
         )
         self._tokens.hold(caller)
-        if await self._sessions.find(session.id) is None:  # the session ended meanwhile
+        if await self._sessions.find(session.id) is None:  # the session has ended since
             self._tokens.end_held_of(session.user.key)
         return PageToken(value, (expires_on - now_ms) // 1000)
 

@@ -67,7 +67,7 @@ class NextPage(msgspec.Struct, frozen=True):
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """What is stored, sealed, of a sign-in that has begun."""
+    """State of a sign-in that has begun. It is stored sealed."""
 
     provider: str
     redirect_uri: str
@@ -78,7 +78,7 @@ class _Content(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationResponse:
-    """What the provider's redirect has in its query (OpenID Connect Core 1.0, 3.1.2.5). `issuer`: RFC 9207."""
+    """The query of the provider's redirect (OpenID Connect Core 1.0, 3.1.2.5). `issuer`: RFC 9207."""
 
     state: str
     code: str | None
@@ -184,7 +184,7 @@ class ExternalSignIn:
         except InvalidToken:
             raise NotBegunHere from None
         provider = self._configured.get(content.provider)
-        if provider is None:  # the configuration changed meanwhile
+        if provider is None:  # the configuration has changed
             raise NotBegunHere
         return BegunSignIn(provider, content.next_page, content)
 

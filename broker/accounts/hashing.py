@@ -71,7 +71,7 @@ class Hashing:
             return await self._run(partial(self._passwords.hash, password))
 
     def is_outdated(self, hashed: str) -> bool:
-        """Whether a hash of a known password should be made anew (`Passwords.is_outdated`)."""
+        """Whether a known password should be hashed again (`Passwords.is_outdated`)."""
         return self._passwords.is_outdated(hashed)
 
     async def matches(self, hashed: str | None, password: str) -> bool:

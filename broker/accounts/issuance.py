@@ -102,7 +102,7 @@ class Issuance:
         return tokens
 
     def refreshed_again(self, old: RefreshTokenRecord, presented: str) -> NewTokens | None:
-        """What `refreshed` answered to this token; None when those tokens were used for a refresh or have ended."""
+        """The tokens that `refreshed` answered to this one; None if they were used for a refresh or have ended."""
         if old.salt is None:
             return None
         access_token, refresh_token = _derived(presented, old.salt)
@@ -206,7 +206,7 @@ class Issuance:
         expires_on = self.now_ms + tokens.expires_in * 1000
         record = self.tx.accounts.application(application)
         holder = None if user is None else self.tx.accounts.user(user)
-        if record is None:  # deleted meanwhile
+        if record is None:  # deleted since
             raise Unauthorized
         # It was disabled or deleted while the person signed in.
         if user is not None and (holder is None or holder.disabled_on is not None):

@@ -1,4 +1,4 @@
-"""Who operates this service: the users that the setting `console.operators` names (reference 27.21)."""
+"""Operators of this service: the users that the setting `console.operators` names (reference 27.21)."""
 
 from broker.accounts.tokens import Caller
 from broker.errors import PermissionDenied

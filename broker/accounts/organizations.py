@@ -32,8 +32,8 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationChanges:
-    """What is None stays as it is. Each of `permissions` has `device_type` (an id, `*`, `profile` or
-    `trials`) and `permissions`."""
+    """Changes of an application; None leaves a value as it is. Each of `permissions` has `device_type` (an id, `*`,
+    `profile` or `trials`) and `permissions`."""
 
     name: str | None = None
     methods: Collection[Method] | None = None
@@ -187,7 +187,7 @@ def _check_rights(tx: Transaction, caller: Caller, known: ApplicationRecord, cha
 
 
 def _receivers(application: ApplicationRecord) -> tuple[object, ...]:
-    """What decides who gets the tokens of an application."""
+    """The properties that decide who gets the tokens of an application."""
     return application.methods, application.redirect_uris, application.any_loopback_port
 
 
@@ -198,8 +198,8 @@ def require_administrator(tx: Transaction, caller: Caller, organization: Organiz
 
 
 def _is_administrator(tx: Transaction, caller: Caller, organization: OrganizationKey) -> bool:
-    """An administrator in the console. Of other applications those that manage the organization: no application marks
-    itself because an administrator signs in to it."""
+    """Whether the caller is an administrator, in the console or in an application that manages the organization: no
+    application marks itself because an administrator signs in to it."""
     role = None if caller.user is None else tx.accounts.role_of(organization, caller.user)
     return role == Role.ADMINISTRATOR and (caller.is_console or manages_organization(tx, caller))
 

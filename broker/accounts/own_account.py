@@ -1,4 +1,4 @@
-"""What people do with their own account beside signing in: their name, and what happened to the account."""
+"""A person's own account beside signing in: the name, and the history of the account."""
 
 from dataclasses import replace
 from typing import Final
@@ -33,7 +33,7 @@ class OwnAccount:
 
         Raises:
             ValidationFailed: the name is too long or has characters that cannot be shown.
-            UserNotFound: the user was deleted meanwhile.
+            UserNotFound: the user was deleted.
             StoreError: nothing was changed.
         """
         full_name, now_ms = full_name.strip(), self._clock.now_ms()
@@ -60,9 +60,9 @@ class OwnAccount:
     async def activity(
         self, user: UserRecord, *, offset: int, limit: int, with_invited: bool
     ) -> tuple[list[AuditRecord], int]:
-        """What the user did and what was done to the account (reference 28.2), the newest first; and how much there is.
+        """The user's actions and changes of the account (reference 28.2), the newest first; and the number of all.
 
-        `with_invited`: also the addresses of those whom the user invited to trials. Raises StoreError.
+        `with_invited`: also the addresses that the user invited to trials. Raises StoreError.
         """
         await self._audit.flush()
         found, total = await self._database.read(lambda tx: tx.audit.of_user(user.id, offset=offset, limit=limit))

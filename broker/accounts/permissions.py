@@ -29,7 +29,7 @@ _Holder = tuple[ApplicationKey, UserKey | None]
 
 
 class Permission(Enum):
-    """What a caller may do with a device.
+    """A permission on a device.
 
     A user grants READ and WRITE to applications, and shares a device with both. MANAGE is for the owner, and needs
     WRITE: renaming, disabling, deleting, tokens, sharing, properties, third-party credentials.
@@ -40,12 +40,12 @@ class Permission(Enum):
     MANAGE = "MANAGE"
 
 
-#: What a device channel needs, and what a share gives.
+#: The permissions that a device channel needs, and that a share gives.
 READ_AND_WRITE: Final = (Permission.READ, Permission.WRITE)
 
 
 class Guarded(Protocol):
-    """What `Reach` reads of a device."""
+    """The attributes of a device that `Reach` reads."""
 
     @property
     def key(self) -> DeviceKey: ...
@@ -65,7 +65,7 @@ class Guarded(Protocol):
 
 
 class GuardedType(Protocol):
-    """What `Reach` and `Permissions.require_type` read of a device type."""
+    """The attributes of a device type that `Reach` and `Permissions.require_type` read."""
 
     @property
     def key(self) -> DeviceTypeKey: ...
@@ -110,7 +110,7 @@ class Grants:
 
 
 class Reach:
-    """What one caller may do. Every method answers at once, from the current grants and shares (reference 4.7).
+    """The access of one caller. Every method answers at once, from the current grants and shares (reference 4.7).
 
     - A device token reaches its own device. Which REST calls accept a device token is declared with each call.
     - A user token reaches the devices that the user owns, and for READ and WRITE the devices shared with the user, as
@@ -120,7 +120,7 @@ class Reach:
 
     A grant is for a device type, or for every type that is not protected. Any grant covers all types of the
     application's own organization. Protected types of other organizations are never reached. The application of a trial
-    has no types but those that were granted.
+    has only the types that were granted.
     """
 
     def __init__(self, caller: Caller, grants: Grants) -> None:
@@ -217,7 +217,7 @@ class Permissions:
         loaded = await self._changes.settled(
             lambda: self._database.read(lambda tx: Grants(tx.accounts.grants(*holder)))
         )
-        grants = self._live.setdefault(holder, loaded)  # another task may have loaded them meanwhile
+        grants = self._live.setdefault(holder, loaded)  # another task may have loaded them during the read
         is_user = holder[1] is not None
         recent, most = (self._users, _USERS_REMEMBERED) if is_user else (self._applications, _APPLICATIONS_REMEMBERED)
         recent[holder] = grants

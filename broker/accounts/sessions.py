@@ -83,14 +83,14 @@ class CodeWanted(DomainError):
 
 @dataclass(eq=False)
 class SignInAgain(DomainError):
-    """The password was entered too long ago, or was changed meanwhile."""
+    """The password was entered too long ago, or has changed since."""
 
     status = 403
     template = "This took too long. Please sign in again."
 
 
 class _Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sign-in"):
-    """What the browser keeps, sealed, between password and code."""
+    """State between password and code. The browser keeps it, sealed."""
 
     user: int
     mark: bytes
@@ -219,7 +219,7 @@ class Sessions:
 
         def work(tx: Transaction) -> UserRecord:
             now = tx.accounts.user(user.key)
-            if now is None or now.password_hash != user.password_hash:  # the password was changed meanwhile
+            if now is None or now.password_hash != user.password_hash:  # the password has changed since
                 return user
             tx.accounts.renew_password_hash(user.key, hashed)
             renewed = replace(now, password_hash=hashed)
@@ -329,7 +329,7 @@ class Sessions:
 
         Raises:
             CodeWanted: the second factor is missing.
-            WrongPassword: the account was deleted meanwhile.
+            WrongPassword: the account was deleted.
             AccountDisabled
         """
         id_, now_ms = new_id(), self._clock.now_ms()

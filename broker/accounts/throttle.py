@@ -1,4 +1,4 @@
-"""Throttling guesses: after so many misses within a window, attempts are refused for the length of the window."""
+"""Throttling of guesses: after `misses` failures within a window, attempts are refused for the length of the window."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Throttle:
         self._attempts: OrderedDict[str, _Attempts] = OrderedDict()
 
     def renew(self, *, misses: int) -> None:
-        """From now on so many misses are too many; those that were counted stay."""
+        """Replace the limit of misses. Counted misses stay."""
         self._misses, self._remembered = misses, _HELD_MISSES // misses
 
     def check(self, *keys: str) -> None:

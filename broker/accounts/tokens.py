@@ -163,7 +163,7 @@ class Tokens:
         return -(-(self._lifetimes.user_token_seconds * 1000 + self._lifetimes.refresh_window_ms) // 86_400_000)
 
     def renew_limit(self, wrong_tokens: int) -> None:
-        """From now on so many unknown tokens of one address within a minute are too many."""
+        """Replace the limit of unknown tokens from one address within a minute."""
         self._wrong.renew(wrong_tokens)
 
     def hold(self, caller: Caller) -> None:

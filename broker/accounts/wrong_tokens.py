@@ -1,7 +1,7 @@
 """Unknown bearer tokens, counted by address and by token (reference 28.3).
 
 A broken device sends one wrong token again and again: that is one guess, and its answer stays the same. When it comes
-too often, it is given without a look-up. The other devices behind its address are not affected. Who sends many
+too often, it is given without a look-up. The other devices behind its address are not affected. A peer that sends many
 different tokens guesses; then every token from that address that is not in memory is refused for a while without a
 look-up.
 """
@@ -35,7 +35,7 @@ class WrongTokens:
         self._tried: OrderedDict[bytes, _Tried] = OrderedDict()
 
     def renew(self, limit: int) -> None:
-        """From now on so many are too many. Where nothing is counted, nothing changes."""
+        """Replace the limit. Without a limit at the start, nothing changes."""
         if self._are_limited:
             self._by_address.renew(misses=limit)
 

@@ -1,4 +1,4 @@
-"""What is done for registered devices: one device task of a device at a time, the oldest first.
+"""Work for registered devices: one device task of a device at a time, the oldest first.
 
 A device has a task of trio only while one of its operations is under way. Each change of a device task is committed
 before the next operation begins, so that a restart goes on where the daemon stopped.
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Work:
-    """What is done for a device now. `again`: something happened meanwhile, so look once more."""
+    """Work for a device that is going on. `again`: something happened since it began, so look once more."""
 
     again: bool = False
     entry: int | None = None
@@ -49,7 +49,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Update:
-    """What is known of an update between two of its steps, for as long as the registration lasts."""
+    """State of an update between two of its steps, for as long as the registration lasts."""
 
     entry: int
     session: ManagedSession
@@ -155,7 +155,7 @@ class DeviceWork:
         return True
 
     def firmware_of(self, device: DeviceKey) -> Firmware | None:
-        """What a device whose update is under way said last of its firmware object."""
+        """The firmware object as the device last reported it, while an update is under way."""
         update = self._updates.get(device)
         return None if update is None else update.firmware
 
@@ -288,7 +288,7 @@ class DeviceWork:
         if scope.cancelled_caught:
             self._updates.pop(device, None)
             return True
-        if self._sessions.get(device) is session:  # else the registration has ended meanwhile
+        if self._sessions.get(device) is session:  # else the registration has ended
             said = firmware if firmware is not None or known is None else known.firmware
             self._updates[device] = _Update(entry.key, session, 0, said)
         return await self._follow(session, chosen, verdict)
@@ -372,7 +372,7 @@ def _put_back(tx: Transaction, key: int, *, now_ms: Any) -> DeviceTaskRecord | N
 
 
 def _set_step(key: int, tx: Transaction, *, step: Step, now_ms: Any, **changes: Any) -> None:
-    """Change the step of an update, unless it has ended meanwhile."""
+    """Change the step of an update, unless it has ended."""
     entry = tx.tasks.entry(key)
     if entry is not None and entry.status in BEGUN:
         step_on = entry.step_on if entry.step == step else now_ms

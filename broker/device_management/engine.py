@@ -93,7 +93,7 @@ class ManagementEngine:
         self._properties = properties
         self._reports = reports
         self._timers = Timers(clock.now_ms)  # schedules and expiries, which people name
-        self._waits = Timers(clock.steady_ms)  # minutes that have to pass, whatever the wall clock does meanwhile
+        self._waits = Timers(clock.steady_ms)  # durations, which changes of the wall clock do not affect
         self.work = DeviceWork(
             database,
             clock,
@@ -143,7 +143,7 @@ class ManagementEngine:
         self.progressed(task.key)
 
     def progressed(self, task: int) -> None:
-        """What the calls show of a task has changed."""
+        """Publish that the state of a task, as calls show it, has changed."""
         self._router.publish(TaskProgressed(task))
 
     async def cancel_device_tasks(self, task: int) -> None:

@@ -36,7 +36,7 @@ TOO_MANY_OF_ORGANIZATION: Final = (
 )
 T = TypeVar("T")
 _CHUNK_BYTES: Final = 1024 * 1024
-_LOOK_BYTES: Final = 4 * 1024 * 1024  # after so many, it is looked how much room the disk has
+_LOOK_BYTES: Final = 4 * 1024 * 1024  # bytes between two checks of the free disk space
 _NEARLY_FULL: Final = "the disk is nearly full: images leave room for the store"
 _log = structlog.get_logger(__name__)
 

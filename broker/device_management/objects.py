@@ -14,7 +14,7 @@ from broker.device_management.sessions import ResourcePath
 
 
 class ValueType(Enum):
-    """What a resource holds. A time is an int in milliseconds, opaque bytes are shown in base64."""
+    """Type of a resource's value. A time is an int in milliseconds, opaque bytes are shown in base64."""
 
     STRING = "String"
     INTEGER = "Integer"
@@ -240,7 +240,7 @@ class ObjectMap:
         return int(match[1])
 
     def type_at(self, path: ResourcePath) -> ValueType | None:
-        """What a resource holds; None when no table and no model describes it."""
+        """The type of a resource's value; None if no table and no model describes it."""
         found = self.property_at(path)
         return None if found is None or found.resource is _ANY else found.resource.type
 

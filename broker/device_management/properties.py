@@ -138,7 +138,7 @@ class DeviceProperties:
     async def report(self, device: Device, readings: Readings) -> None:
         """Store what the device said of its resources, the newest value of each with its time.
 
-        Values without a property are dropped, and those that are older than what is stored.
+        Values without a property are dropped, and values that are older than the stored ones.
         """
         now_ms = self._clock.now_ms()
         leaves: dict[str, tuple[Any, Milliseconds]] = {}

@@ -1,4 +1,4 @@
-"""What devices say of their resources becomes properties, and messages where the Manifest has fields for them.
+"""Reports of devices on their resources become properties, and messages where the Manifest has fields for them.
 
 Device management itself needs properties only. A message for each time gives the values a history (reference 18.3).
 """
@@ -45,7 +45,7 @@ class Reports:
                 raise StoreError(str(error)) from error
 
     def _message(self, device: Device, reading: Reading) -> bytes | None:
-        """What the device's Manifest keeps of a reading; None for nothing, and for a Manifest with a transform."""
+        """The message that the Manifest makes of a reading; None if it is empty or the Manifest has a transform."""
         manifest = device.manifest
         if manifest.takes_any_payload:
             return None

@@ -1,4 +1,4 @@
-"""What a task is asked to do: its checks, and its form in the store (reference 15.2)."""
+"""Requests for tasks: their checks, and their form in the store (reference 15.2)."""
 
 import base64
 import re
@@ -193,7 +193,7 @@ def _wrong_update(request: TaskRequest) -> Iterator[Finding]:
 
 
 def resource_to_read(request: TaskRequest, objects: ObjectMap) -> ResourcePath | None:
-    """What a Read asks the device for: a resource or an object instance. None for an unknown property."""
+    """The path that a Read asks the device for: a resource or an object instance. None for an unknown property."""
     if (group := objects.group_named(request.device_name)) is not None:
         return group
     named = objects.property_named(request.device_name)

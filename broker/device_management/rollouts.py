@@ -1,7 +1,7 @@
 """Staged roll-outs: how many devices begin an update in a minute, canary devices first, and when to stop.
 
 A `Rollout` is told when a device begins and when its device task ends, and says whether another one may begin. With an
-`abort_percent` at most one batch is under way at a time: so many devices as may begin in one minute. So the failures
+`abort_percent` at most one batch is under way at a time: the devices that may begin in one minute. So the failures
 exceed the bound by one batch at most.
 """
 
@@ -112,7 +112,7 @@ class Rollout:
             self._begun.append(now_ms)
 
     def did_not_begin(self, *, again: bool = False) -> None:
-        """What `begin` counted did not happen: the device task had been cancelled."""
+        """Take back a `begin`: the device task had been cancelled."""
         self.running -= 1
         if not again:
             self.started -= 1
@@ -233,7 +233,7 @@ class Rollouts:
                 self._wake_held(moved.after.task)
 
     def forget(self, task: int) -> None:
-        """The task has ended, or its phase was changed in the store: its devices are asked anew."""
+        """Forget a task that has ended or whose phase was changed in the store: its devices are read again."""
         held = self._known.pop(task, None)
         for device in () if held is None else held.held:
             self._wake(device)

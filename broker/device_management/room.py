@@ -34,7 +34,7 @@ class DeviceManagementRoom:
     waiting: Waiting
     images: Images
     downloads: Downloads
-    #: What the server to which devices register reports to.
+    #: Receives the reports of the server to which devices register.
     registrations: ManagementEngine
 
 

@@ -14,7 +14,7 @@ from storage.keys import Milliseconds
 #: Numbers of an object, an instance, a resource and a resource instance, from the left; as many as the path names.
 ResourcePath = tuple[int, ...]
 
-#: What a resource holds. A resource with several instances is a list in the order of the instances. Times are ints in
+#: Value of a resource. A resource with several instances is a list in the order of the instances. Times are ints in
 #: milliseconds.
 ResourceValue = str | int | float | bool | bytes | list[str] | list[int] | list[float] | list[bool] | list[bytes]
 
@@ -29,7 +29,7 @@ class Reading:
     values: Values
 
 
-#: What a device said, in the order in which it came.
+#: Readings of a device in the order of their arrival.
 Readings = Sequence[Reading]
 
 
@@ -89,7 +89,7 @@ class ManagedSession(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ObservationSettings:
-    """What the server asks of a device's notifications, from the configuration of the device's type.
+    """Attributes of a device's notifications, from the configuration of the device's type.
 
     `pmin` and `pmax` are in seconds. Without `is_enabled` the device's properties are neither read nor observed.
     """
@@ -100,7 +100,7 @@ class ObservationSettings:
 
 
 class RegistrationPort(Protocol):
-    """What device management offers to the server to which devices register."""
+    """Interface of device management to the server to which devices register."""
 
     async def observation_of(self, device: Device) -> ObservationSettings: ...
 

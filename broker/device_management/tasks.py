@@ -171,7 +171,7 @@ class Tasks:
     async def failing(self, organization: OrganizationKey, *, offset: int, limit: int) -> tuple[list[Task], int]:
         """A page of the tasks that failed on a device, of all types of the organization, and the number of all.
 
-        Those that have not ended, and those that changed within `FAILED_KEPT_DAYS`; the latest first.
+        Only tasks that have not ended or changed within `FAILED_KEPT_DAYS`; the latest first.
         """
         since_ms = self._clock.now_ms() - FAILED_KEPT_DAYS * _DAY_MS
 
@@ -204,7 +204,7 @@ class Tasks:
         return await self._database.read(read)
 
     async def history(self, task: TaskRecord, device: DeviceKey | None) -> list[tuple[str, TaskHistoryRecord]]:
-        """What happened to the task's entries, oldest first, each with the id of its device."""
+        """The history of the task's entries, oldest first, each with the id of its device."""
         return await self._database.read(lambda tx: tx.tasks.history(task.key, device, limit=_HISTORY_ROWS))
 
     async def entry_of(self, task: TaskRecord, device: Device) -> DeviceTaskRecord:

@@ -42,7 +42,7 @@ RESULTS: Final = {
 
 
 class Step(StrEnum):
-    """What a device task does next; NONE before it has begun."""
+    """The next step of a device task; NONE before it has begun."""
 
     NONE = ""
     CHECK = "CHECK"
@@ -55,7 +55,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Take this step now, or in `seconds`. `is_restart`: the download begins anew, which counts as an attempt."""
+    """Take this step now, or in `seconds`. `is_restart`: the download starts over, which counts as an attempt."""
 
     step: Step
     seconds: int = 0
@@ -90,7 +90,7 @@ Verdict = Go | Rest | PutBack | Done | Failed
 
 @dataclass(frozen=True, slots=True)
 class Firmware:
-    """What the device says of its firmware object. None: it did not say."""
+    """Report of a device on its firmware object. None: it did not report this."""
 
     state: int | None
     result: int
@@ -266,7 +266,7 @@ class _Run:
 
 
 def refusal(error: DeviceRefusedError) -> TaskFailure:
-    """What a refusal of the device means for the task."""
+    """The failure of the task that a refusal of the device means."""
     if error.code == "4.04":
         return TaskFailure(ErrorCode.PROPERTY_NOT_FOUND, "The device does not have the resource: 4.04.")
     return _refused(error)

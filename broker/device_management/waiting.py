@@ -1,4 +1,4 @@
-"""What a device task waits for, in one sentence (reference 15.2)."""
+"""Waits of device tasks, each in one sentence (reference 15.2)."""
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from storage.tasks import DeviceTaskRecord, TaskRecord
 
 @dataclass(frozen=True, slots=True)
 class TaskWait:
-    """What a device task waits for, and how much of its image has been sent, in per cent. None: nothing."""
+    """Reason why a device task waits, and the share of its image that has been sent, in per cent. None: nothing."""
 
     waits_for: str | None
     progress: int | None

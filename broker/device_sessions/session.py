@@ -23,7 +23,7 @@ class SessionOutlet(Protocol):
 class DeviceSession:
     """The session of a device that is connected, or away and expected back.
 
-    `deliveries` are those that waited when the connection began, in order; those up to `sent_until` may have been sent
+    `deliveries` were waiting when the connection began, in order; the ones up to `sent_until` may have been sent
     before. `received` are the packet ids of QoS 2 messages of the device that it has not released.
     """
 

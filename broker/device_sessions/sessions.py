@@ -24,7 +24,7 @@ from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord
 
 _SWEEP_SECONDS: Final = 60.0
 _TRIMMED_EVERY: Final = 64
-#: A write of its own takes as long as so many bytes of the log, whose rows are written together.
+#: Cost of a separate write, as a number of bytes of the log, whose rows are written together.
 WRITE_BYTES: Final = 2_048
 
 
@@ -42,7 +42,7 @@ class DeviceSessions:
         self._clock = clock
         self._longest_seconds = longest_seconds
         self._current: dict[DeviceKey, DeviceSession] = {}  # of connections
-        self._known: dict[DeviceKey, DeviceSession] = {}  # those that messages go to: also of devices that are away
+        self._known: dict[DeviceKey, DeviceSession] = {}  # receivers of messages: also of devices that are offline
         self._on_end: list[Callable[[DeviceKey], None]] = []
         self._on_begin: list[Callable[[DeviceKey, bool], None]] = []
         self._resumed = self._expired = self._dropped = 0

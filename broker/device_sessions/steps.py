@@ -1,4 +1,4 @@
-"""What sessions read and write, each step within a transaction."""
+"""Reads and writes of sessions, each step within a transaction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final

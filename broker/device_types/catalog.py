@@ -119,7 +119,7 @@ class DeviceTypes:
         if found is None:
             raise DeviceTypeNotFound
         record, manifests = found
-        # Another task may have loaded the type meanwhile; all tasks must share one object.
+        # Another task may have loaded the type during the read; all tasks must share one object.
         if (known := self._live.get(record.key)) is not None:
             known.refresh(record, manifests)
             return known

@@ -210,7 +210,7 @@ def _divisor(number: float) -> float:
 
 
 class _PayloadFunctions(Functions):
-    """JMESPath's own functions, and those that payloads need: arithmetic, bits and texts."""
+    """JMESPath's own functions, and functions for payloads: arithmetic, bits and texts."""
 
     @signature(_NUMBER, _NUMBER)
     def _func_add(self, left: float, right: float) -> float:

@@ -31,7 +31,7 @@ NOTHING_REMAINS: Final = "no field of the Manifest is in the payload"
 
 @dataclass(frozen=True, slots=True)
 class TypeChanges:
-    """What is None stays as it is."""
+    """Changes of a device type; None leaves a value as it is."""
 
     name: str | None = None
     description: str | None = None
@@ -42,7 +42,7 @@ class TypeChanges:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a Manifest makes of a payload: `data`, or else the `reason` why a message with it would fail."""
+    """Result of trying a Manifest on a payload: `data`, or else the `reason` why a message with it would fail."""
 
     data: Any
     reason: str
@@ -130,7 +130,7 @@ class TypeMaking:
         return uploaded
 
     async def try_out(self, document: Mapping[str, Any], payload: bytes) -> Tried:
-        """What the Manifest makes of a payload, without storing anything.
+        """Try a Manifest on a payload, without storing anything.
 
         An expression has the bounds that it has for messages. Raises ValidationFailed with every problem.
         """

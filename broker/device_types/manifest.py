@@ -16,7 +16,7 @@ CUSTOM: Final = "CUSTOM"
 
 
 class ValueClass(StrEnum):
-    """What the values of a field are."""
+    """Class of a field's values."""
 
     BOOLEAN = "Boolean"
     DOUBLE = "Double"

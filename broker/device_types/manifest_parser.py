@@ -45,7 +45,7 @@ def parse_manifest(document: object) -> Manifest:
 
 
 class _Parser(DocumentReader):
-    """What is built from a document with findings is not used."""
+    """Parser of a Manifest. Its result is not used if the document has findings."""
 
     # The document and its Actions
 

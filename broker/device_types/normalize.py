@@ -146,7 +146,7 @@ def _refuse_constant(name: str) -> NoReturn:
 _JSON = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_refuse_constant)
 
 _Converter = Callable[[object], object]
-"""What a value becomes; None when it does not convert."""
+"""Returns the converted value; None if it does not convert."""
 
 
 def _group_converter(fields: tuple[Field, ...]) -> _Converter:

@@ -1,4 +1,4 @@
-"""What operators are told of device types, their Manifests and the messages that failed with them."""
+"""The operator's overview of device types, their Manifests and the messages that failed with them."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -134,7 +134,7 @@ class Inventory:
 
         Raises:
             ValidationFailed: the name or the Manifest version is invalid.
-            DeviceNotFound: it was deleted meanwhile.
+            DeviceNotFound: it was deleted.
         """
         _check(device.type, changes.name, changes.manifest_version)
         now_ms, type_ = self._clock.now_ms(), device.type
@@ -162,7 +162,7 @@ class Inventory:
     async def delete(self, device: Device, *, application_id: str | None = None) -> DeviceRecord:
         """Delete a device: no query finds it, its token ends, its connections close. Returns its last record.
 
-        Raises DeviceNotFound: it was deleted meanwhile.
+        Raises DeviceNotFound: it was deleted.
         """
         now_ms, type_ = self._clock.now_ms(), device.type
 
@@ -283,7 +283,7 @@ def put_origin(tx: Transaction, record: DeviceRecord) -> None:
 
 
 def name_findings(name: str) -> list[Finding]:
-    """What is wrong with a device's name (reference 21.3)."""
+    """The findings about a device's name (reference 21.3)."""
     if not name:
         return [Finding("name", (too_short(1),))]
     if len(name) > NAME_MAX_CHARACTERS:

@@ -189,7 +189,7 @@ class Devices:
         return await self._of_token(token, caller.device, record, before), caller
 
     async def _of_token(self, token: str, key: DeviceKey, record: DeviceRecord | None, before: int) -> Device:
-        """The device of this token. `record` was read together with the token, when so many changes were noted."""
+        """The device of this token. `record` was read together with the token, when `before` changes were noted."""
         if (device := self._live.get(key)) is not None:
             return device
         if record is not None:
@@ -211,7 +211,7 @@ class Devices:
         return None if sealed is None else bytes.fromhex(vault.open(sealed))
 
     async def reload(self) -> None:
-        """Read all devices in use again, after many may have changed. Publishes DeviceChanged for those that did."""
+        """Read all devices in use again, after many may have changed. Publishes DeviceChanged for each changed one."""
         self._changes.note()
         for key, device in list(self._live.items()):
             found = await self._read(partial(_by_key, key))
@@ -230,7 +230,7 @@ class Devices:
         self._router.publish(DeviceChanged(record.key))
 
     def note_deleted(self, record: DeviceRecord) -> None:
-        """Forget a device that was deleted in the store. Its shared object is disabled for those that still hold it."""
+        """Forget a device that was deleted in the store. Its shared object is disabled for tasks that still hold it."""
         self._changes.note()
         self._keys.pop(record.id, None)
         self._recent.pop(record.key, None)

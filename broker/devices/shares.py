@@ -54,7 +54,7 @@ ANSWERS: Final[Mapping[ShareStatus, frozenset[ShareStatus]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ShareInvitation:
-    """What the page of an invitation shows before the user answers."""
+    """Contents of an invitation's page before the user answers."""
 
     share: ShareRecord
     device_id: str

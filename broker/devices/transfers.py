@@ -126,7 +126,7 @@ class DeviceTransfers:
         Raises:
             NotFound: the offer was withdrawn, replaced or answered.
             PermissionDenied: it was made to another user.
-            Conflict: the device was linked meanwhile, or the user has one with the same `eid`.
+            Conflict: the device was linked since the offer, or the user has one with the same `eid`.
         """
         now_ms, type_ = self._clock.now_ms(), device.type
 

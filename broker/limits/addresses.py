@@ -1,4 +1,4 @@
-"""The rate limit of requests without a counted token: so many a minute from each address (reference 21.1)."""
+"""The rate limit of requests without a counted token: a number per minute and address (reference 21.1)."""
 
 from collections import OrderedDict
 from dataclasses import dataclass

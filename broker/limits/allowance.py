@@ -1,4 +1,4 @@
-"""What an organization may use in a month, and a device on a day (reference 21.2)."""
+"""Quotas of an organization per month, and of a device per day (reference 21.2)."""
 
 from dataclasses import dataclass
 from typing import Final

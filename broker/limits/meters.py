@@ -1,4 +1,4 @@
-"""Rate limits: so many calls in any 60 seconds and on a UTC day (reference 21.1).
+"""Rate limits: numbers of calls in any 60 seconds and per UTC day (reference 21.1).
 
 A meter counts the calls of one caller on one channel. A front end gets the meter once for a connection or a call and
 calls `count` for every call; that is synchronous and costs about a microsecond. The minute is measured by the steady
@@ -180,7 +180,7 @@ class Meter:
 
 
 def _seconds(milliseconds: int) -> int:
-    """Rounded up, so that a caller who waits so long is not too early."""
+    """Seconds, rounded up, so that a caller who waits this long is not too early."""
     return -(-milliseconds // 1000)
 
 
@@ -245,7 +245,7 @@ class Meters:
         return meter
 
     def rate_named(self, name: str, channel: Channel, kind: TokenKind) -> Rate | None:
-        """What the caller of this name may do; None when rate limits are off."""
+        """The rate of the caller with this name; None if rate limits are off."""
         live = self._live.get(name)
         return live.rate if live is not None else None if self._rates is None else self._rates.get((channel, kind))
 

@@ -12,10 +12,10 @@ from typing import Final
 
 import trio
 
-#: What one peer may send at once, and what it may send for as long as it likes.
+#: Frames that one peer may send at once, and per second in the long run.
 FRAMES_AT_ONCE: Final = 64
 FRAMES_PER_SECOND: Final = 10.0
-#: What all peers beyond their allowance may send together. On a small gateway, a frame takes up to 25 µs.
+#: Frames per second of all peers together that exceed their allowance. On a small gateway, a frame takes up to 25 µs.
 LINE_PER_SECOND: Final = 10_000.0
 #: A turn of the loop in which a peer beyond its allowance went on is followed by a rest as long, if it is longer.
 _LONG_TURN_SECONDS: Final = 0.0005
@@ -71,7 +71,7 @@ class Overhead:
         return Pace(self)
 
     async def wait(self, frames: int) -> None:
-        """Wait behind all who came before, for as long as so many frames take."""
+        """Wait behind all earlier callers, for as long as `frames` frames take."""
         self._free_at = max(self._free_at, trio.current_time()) + frames / self.per_second
         self._delayed += frames
         self._waiting += 1
@@ -82,10 +82,10 @@ class Overhead:
             self._waiting -= 1
 
     async def _take_turn(self) -> None:
-        """One peer of the line goes on at a time, and after a long turn there is a rest: those who owe little are due
-        at almost one moment, and what each of them has sent next may take longer than what it has waited for."""
+        """Let one peer of the line continue at a time, and pause after a long turn: peers that owe little are due at
+        almost the same moment, and the next frames of each may take longer than it has waited."""
         if self._is_taken:
-            await self._due.park()  # who unparks it leaves the turn taken
+            await self._due.park()  # the task that unparks it leaves the turn taken
         self._is_taken = True
         try:
             if (now := trio.current_time()) < self._rested_at:
@@ -122,7 +122,7 @@ class Pace:
         self.owed = 0  # frames beyond the allowance that were not waited for
 
     def floods(self, frames: int) -> bool:
-        """The peer has sent so many pings or subscriptions beyond its rate limit: whether they are a flood.
+        """Count `frames` pings or subscriptions beyond the peer's rate limit, and return whether they are a flood.
 
         Only they count here, and no refused messages: a device that goes on sending messages, and pings as its
         keep-alive demands, is refused and stays connected (reference 16.3 and 19.3).
@@ -134,7 +134,7 @@ class Pace:
         return self._over_limit.is_empty(now)
 
     def spend(self, frames: int = 1) -> None:
-        """The peer has sent so many frames that carry no message."""
+        """Count frames of the peer that carry no message."""
         now = trio.current_time()
         self._bucket.charge(now, frames)
         if self._bucket.is_empty(now):

@@ -1,4 +1,4 @@
-"""What is used of rate limits and quotas, and when each opens again, for the operator (reference 27.16)."""
+"""Use of rate limits and quotas, and when each opens again, for the operator (reference 27.16)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +19,7 @@ class UsedLimit:
     """A counter of the current day or month. `limit` -1 is unlimited, None is not known any more.
 
     `what` is a channel with its calls of the day, or a quota; `whose` is a word and a name. `opens_on` is when counting
-    begins anew, in milliseconds since the epoch.
+    restarts, in milliseconds since the epoch.
     """
 
     what: str
@@ -43,7 +43,7 @@ class LimitsOverview:
         self._quotas = quotas
 
     async def used(self, *, limit: int) -> list[UsedLimit]:
-        """What is used up comes first, then what has the least left."""
+        """Up to `limit` entries: used-up limits first, then the ones with the least left."""
         records = self._ledger.all_kept()
 
         def work(tx: Transaction) -> list[UsedLimit]:
@@ -58,7 +58,7 @@ class LimitsOverview:
         if not keys or not all(key.isdecimal() for key in keys):
             return None
         whose = _whose(tx, kind, [int(key) for key in keys])
-        if whose is None:  # it was removed meanwhile
+        if whose is None:  # it was removed since
             return None
         if what in _CHANNELS:
             rate = self._meters.rate_named(record.name, Channel(what), TokenKind(kind))

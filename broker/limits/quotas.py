@@ -109,7 +109,7 @@ class Quotas:
             except BaseException:  # whatever it is; raised again
                 self._has_unknown = True
                 raise
-            is_unknown, now_ms = self._has_unknown, self._clock.now_ms()  # one was added meanwhile
+            is_unknown, now_ms = self._has_unknown, self._clock.now_ms()  # one was added during the read
             for organization, limit in limits.items():
                 self._organization(organization, now_ms).limit = limit
             self._has_unknown = is_unknown
@@ -232,7 +232,7 @@ class Quotas:
             del self._reserved[device]
 
     def charge_connector_request(self, device: Device) -> None:
-        """Charge a request to the external cloud for this device, beside those that are reserved.
+        """Charge a request to the external cloud for this device, beside the reserved ones.
 
         Raises DailyQuotaExceeded.
         """
@@ -269,7 +269,7 @@ class Quotas:
         )
 
     def of_organization(self, organization: OrganizationKey) -> Usage:
-        """What an organization may use in this month, and has used."""
+        """The organization's quota of this month, and its use."""
         now_ms = self._clock.now_ms()
         return self._organization(organization, now_ms).usage(now_ms)
 

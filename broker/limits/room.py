@@ -93,7 +93,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
 
 
 def _may_wait() -> int:
-    """How many connections may wait: each has a descriptor, and most are for those who are known."""
+    """Most connections that may wait: each takes a descriptor, and most descriptors are for authenticated peers."""
     return min(UNAUTHENTICATED_WAITING, _descriptors() // 4)
 
 

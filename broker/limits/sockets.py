@@ -2,7 +2,7 @@
 
 A connection of a stranger has a place (`strangers`). From the moment at which somebody has authenticated on it, it
 counts for whom it serves, until it ends (reference 21.8). So nobody takes the descriptors of others: a holder has at
-most a quarter of them, and the last tenth is for those who have few. All devices of an owner may have more, but none of
+most a quarter of them, and the last tenth is for holders of few. All devices of an owner may have more, but none of
 the last tenth: whoever makes many devices does not shut out others.
 """
 
@@ -17,7 +17,7 @@ from broker.trace.refusals import Refusals
 from config.settings import Limits
 
 _RETRY_SECONDS: Final = 60
-#: Who has fewer may open one of the last tenth of all descriptors.
+#: A holder of fewer may open one of the last tenth of all descriptors.
 _FEW: Final = 10
 
 _Kind = Literal["token", "user", "application", "device", "owner"]

@@ -1,14 +1,14 @@
-"""Places for connections on which nobody is authenticated yet: so many in all, and so many of one address.
+"""Places for connections that are not authenticated yet: limited in all, and for each address.
 
 Each such connection costs memory and a descriptor, before the rate limits know whom to charge (reference 21.6). A
 connection keeps its place for a moment at least. After that, it has to go when another connection needs the place:
-those who authenticate do so at once, and those who stay silent are in the way.
+honest peers authenticate at once, and silent ones are in the way.
 
 Many devices, or the calls of one application, may come from one address at once. So a connection whose address has no
-place left waits for one, in the order of arrival, and nothing is read from it meanwhile.
+place left waits for one, in the order of arrival; until then nothing is read from it.
 
 While all places are taken, an address that has fewer than its share gets one at once: of the address that has the most
-beyond its share. One that has its share waits for its own places, and holds up no listener meanwhile.
+beyond its share. One that has its share waits for its own places, without holding up a listener.
 """
 
 import math
@@ -23,7 +23,7 @@ from broker.trace.origin import address_key
 from config.limits import UNAUTHENTICATED_SECONDS, UNAUTHENTICATED_WAIT_SECONDS, UNAUTHENTICATED_WAITING
 
 _NOWHERE: Final = ""
-#: Who means well is authenticated by then, so that many devices behind few addresses may connect at once.
+#: An honest peer is authenticated by then, so that many devices behind few addresses may connect at once.
 _POLITE_SECONDS: Final = UNAUTHENTICATED_SECONDS / 4
 
 
@@ -95,7 +95,7 @@ class Strangers:
 
     async def wait_room(self, address: str | None) -> None:
         """Wait until a connection can have a place, `enter` refuses it, or it is to wait for one of its own address
-        (`wait_place`). Listeners accept no other one meanwhile."""
+        (`wait_place`). Until it returns, listeners accept no other connection."""
         while len(self._places) >= self._in_all and (oldest := next(iter(self._places))).is_kept:
             key = _key(address)
             if self._greedy(key) is not None or (self.may_wait and self._has_share(key)):
@@ -255,7 +255,7 @@ class Strangers:
             del self._by_address[place.key]
 
     def renew(self, *, in_all: int, of_one_address: int) -> None:
-        """From now on there are so many places. Connections beyond them keep theirs."""
+        """Replace the numbers of places. Connections beyond them keep theirs."""
         self._in_all, self._of_one_address = in_all, of_one_address
         self._left.set()  # who waits for room looks again
         self._left = trio.Event()

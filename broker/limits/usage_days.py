@@ -1,4 +1,4 @@
-"""What organizations used on each day, for charts (reference 21.2). It is noted every minute, and at the end."""
+"""Daily usage of organizations, for charts (reference 21.2). It is noted every minute, and at the end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

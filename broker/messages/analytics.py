@@ -180,7 +180,7 @@ class _LookedAt:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What the folds held in memory when they had every row up to `position`. The store has the other devices whole."""
+    """State in memory when it covered every row up to `position`. For other devices the store is complete."""
 
     position: Position
     of: Mapping[DeviceKey, Unsaved]
@@ -197,7 +197,7 @@ class _Sight:
         """Buckets that replace those of the rollups, and buckets that are added to them."""
         saved, held = self.tx.snapshots.of(device), self._held.of.get(device)
         if held is None or (saved is not None and saved.position >= held.position):
-            return open_buckets(saved), {}  # what was in memory has been written meanwhile, if there was any
+            return open_buckets(saved), {}  # the state in memory, if any, has been written since
         return held.whole, held.more
 
     def rows_since(self, devices: Sequence[DeviceKey], spans: Sequence[Span]) -> Decoded:

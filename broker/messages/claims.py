@@ -1,4 +1,4 @@
-"""Who names a device and does not prove to be it: shown to the device's owner (reference 9.6).
+"""Attempts to act as a device without proof: shown to the device's owner (reference 9.6).
 
 A stranger must not learn whether there is such a device. So nothing is looked up while the stranger waits for an
 answer: claims go into a queue, which a worker empties. It is short, and few claims are looked up in a second.

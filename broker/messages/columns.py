@@ -39,7 +39,7 @@ class Columns:
 
 
 class FieldShape:
-    """What messages share that have the same fields, each of them a number in all messages or in none.
+    """Common shape of messages with the same fields, each of them a number in all messages or in none.
 
     `numbers`: the names of the fields that are numbers, each with what takes its values; `others`: the other names.
     """

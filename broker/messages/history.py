@@ -46,7 +46,7 @@ class MessagePage(Generic[_Entry]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What to find: entries with `start_ms <= ts <= end_ms`, by ts and, where that is equal, by arrival.
+    """Criteria of a search: entries with `start_ms <= ts <= end_ms`, by ts and, where that is equal, by arrival.
 
     `cursor` is that of a page, or empty for the first one.
     """
@@ -159,8 +159,8 @@ class MessageHistory:
         return await (self._heavy_reads if is_heavy else self._database).read(work)
 
     async def latest(self, devices: Sequence[Device], *, count: int, field: str | None = None) -> tuple[Message, ...]:
-        """The messages received last from all of `devices` together, newest first; with a `field`, those that have it
-        among as many of the newest ones as one call may look at."""
+        """The messages received last from all of `devices` together, newest first; with a `field`, messages that have
+        it among as many of the newest ones as one call may look at."""
         by_key = {device.key: device for device in devices}
         rows = await self._read(
             field is not None,

@@ -52,7 +52,7 @@ from storage.sql import StoreError
 _TOGETHER_MIN: Final = 8
 _TIME_TEXT: Final = re.compile(r"\s*([+-]?[0-9]{1,40})(?:\.[0-9]*)?\s*", re.ASCII)
 _YEAR_2001_MS: Final = 978_307_200_000
-#: What is told about a time that is plainly in seconds: as milliseconds it is before 2001, as seconds it is not.
+#: Notice about a time that is plainly in seconds: as milliseconds it is before 2001, as seconds it is not.
 IN_SECONDS: Final = DroppedField("ts", "is in seconds; it was taken as milliseconds, as the reference has it")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _decode = msgspec.json.Decoder().decode
@@ -240,7 +240,7 @@ class Ingest:
         return position
 
     def nothing_remained(self, device: Device) -> NothingRemained | None:
-        """What to tell the device about its failed message at `failed_position`; None when it was told lately."""
+        """The notice for the device about its failed message at `failed_position`; None if it got one lately."""
         return self._losses.notice(device, self._failure)
 
     def keep_failed(self, device: Device, payload: bytes, reason: str) -> None:

@@ -123,7 +123,7 @@ class LocalInterval:
             return 0
 
     def local(self, ts: int) -> datetime:
-        """What the clock shows."""
+        """The local time at `ts`."""
         return datetime.fromtimestamp(min(ts + self._offset_ms(ts), LAST_MS) // 1000, UTC)
 
 

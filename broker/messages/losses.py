@@ -1,4 +1,4 @@
-"""What messages lost (reference 9.6, 9.7).
+"""Losses of messages: dropped fields and failures (reference 9.6, 9.7).
 
 Owners see the fields that were not kept. A sender on MQTT or CoAP is told when nothing of its message remained.
 """
@@ -16,7 +16,7 @@ from storage.keys import DeviceKey, Milliseconds
 
 _EVERY_MS: Final = 1_000  # for one device
 _DEVICES: Final = 2_000
-#: Messages of a device whose sender does not ask for its dropped fields are looked at so often.
+#: Milliseconds between two looks at messages of a device whose sender does not ask for its dropped fields.
 _LOOK_MS: Final = 10_000
 _FIELDS: Final = 20  # of one device; the field that was dropped longest ago is forgotten first
 
@@ -38,7 +38,7 @@ class Losses:
         self._told: OrderedDict[DeviceKey, int] = OrderedDict()
 
     def notice(self, device: Device, reason: str) -> NothingRemained | None:
-        """What to tell the device; None when it was told less than a second ago."""
+        """The notice for the device; None if it got one less than a second ago."""
         now = self._steady_ms()
         if now - self._told.get(device.key, now - _EVERY_MS) < _EVERY_MS:
             return None

@@ -309,7 +309,7 @@ class Projector:
         return len(self._folds) > _HELD_DEVICES or self._tally.fields > _HELD_FIELDS
 
     def _drop_written(self) -> None:
-        """Drop the devices that are written, except those whose new rows a read has added."""
+        """Drop the devices that are written, except where a read has added new rows."""
         self._drop(
             [
                 device

@@ -1,4 +1,4 @@
-"""What devices were refused lately, for their owners to see: in memory, some entries for each (reference 9.6)."""
+"""Recent refusals of devices, for their owners to see: in memory, some entries for each (reference 9.6)."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass

@@ -213,7 +213,7 @@ class Connections:
             del self._links[key]
             self._router.publish(DeviceWentOffline(key, self._clock.now_ms()))
         elif links[-1].protocol != link.protocol:
-            # The device's connection is now the latest of those that are left.
+            # The device's connection is now the latest of the remaining ones.
             self._router.publish(DeviceConnectedAgain(key, links[-1].protocol, self._clock.now_ms()))
 
     def is_online(self, device: DeviceKey) -> bool:

@@ -1,6 +1,6 @@
 """Sets aside tables of the message log to which nothing can be added, so that a daemon with a damaged store can start.
 
-A damaged page in the middle of a table fails those who read it. The last page of the log is different: every message is
+A damaged page in the middle of a table fails its readers. The last page of the log is different: every message is
 added to it. A table whose end cannot be read gets another name, and an empty table takes its place;
 `trunkline store salvage` puts the rows of both together again.
 """

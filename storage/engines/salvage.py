@@ -219,7 +219,7 @@ class _Salvage:
         self._target.execute("DELETE FROM retention")
 
     def _delete_orphans(self) -> Counter[str]:
-        """Delete the rows that name a lost row, then those that name them; return their number by table."""
+        """Delete rows that refer to a lost row, then the rows that refer to these; return their number by table."""
         deleted: Counter[str] = Counter()
         while orphans := {row[:2] for row in self._target.execute("PRAGMA foreign_key_check")}:
             for table, rowid in orphans:

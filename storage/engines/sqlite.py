@@ -30,7 +30,7 @@ _COPY_PAGES = 128  # at once: half a MiB
 _BOUND_VALUES = 960  # in one statement; every SQLite since 2004 takes 999
 _READER = (f"cache_size=-{_CACHE_KIB // 8}", "query_only=ON")
 # SQLite keeps the pages a statement changes until it has succeeded: from 64 KiB on in a file, without `temp_store`.
-# What is deleted is overwritten, because it may be what somebody wanted to be forgotten. Builds differ in the default.
+# Deleted content is overwritten: a person may have asked for its erasure. The default differs between builds.
 _WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY", "secure_delete=ON")
 _NO_STORE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
@@ -92,7 +92,7 @@ class SqliteConnection:
             values = [f"json_extract(value, '$[{index}]')" for index in range(len(columns))]
             # Table and column names come from the stores, never from a request.
             names = ", ".join(columns)
-            # Materialised: otherwise SQLite makes the text of a row anew for each column, 2.3 instead of 1.6 µs a row.
+            # Materialised: otherwise SQLite serialises a row again for each column, 2.3 instead of 1.6 µs a row.
             once = "WITH one AS MATERIALIZED (SELECT value FROM json_each(:rows))"
             sql = f"INSERT INTO {table} ({names}) {once} SELECT {', '.join(values)} FROM one"  # noqa: S608
             self._inserts[table] = sql
@@ -186,7 +186,7 @@ class SqliteConnection:
 
 
 class SqliteSnapshot:
-    """What a store holds at one moment, while others go on writing: their pages wait in the write-ahead log."""
+    """A consistent view of the store at one moment. Writers go on; their pages stay in the write-ahead log."""
 
     def __init__(self, connection: sqlite3.Connection, damage: Damage) -> None:
         self._connection = connection

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from storage.sql import StoreError
 
-#: SQLite asks so often, in steps of its virtual machine, whether to go on.
+#: Steps of SQLite's virtual machine between two calls of the progress handler.
 _STEPS: Final = 10_000
 _BUSY_SECONDS: Final = 5.0
 _WEEK_MS: Final = 7 * 86_400_000
@@ -20,7 +20,7 @@ _PROBLEMS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """What `PRAGMA quick_check` found, at most a few; `is_complete` is False when the time was over before the end."""
+    """The first few problems that `PRAGMA quick_check` found; `is_complete` is False if the check ran out of time."""
 
     problems: tuple[str, ...]
     is_complete: bool
@@ -64,7 +64,7 @@ def check_integrity(path: Path, *, seconds: float) -> Integrity:
     was_quiet = not _log_of(path).exists()
     found = _checked(path, seconds)
     if found.problems and was_quiet and _log_of(path).exists():
-        return _checked(path, seconds)  # a daemon has started meanwhile, and was not expected
+        return _checked(path, seconds)  # a daemon started during the check
     return found
 
 

@@ -33,7 +33,7 @@ def copies_of(store: Path) -> list[Path]:
 
 
 def keep_copy(store: Path, connection: sqlite3.Connection, last_step: str, progress: Progress) -> Path:
-    """Copy the store before its next steps, in place of the copy of an earlier upgrade. Nobody else uses it meanwhile.
+    """Copy the store before its next steps, replacing the copy of an earlier upgrade. The caller has it alone.
 
     Raises:
         StoreFullError: the disk has no room for it.
@@ -89,7 +89,7 @@ def apply_steps(db: sqlite3.Connection, steps: Sequence[str], progress: Progress
 
 
 def undo_upgrade(store: Path, *, force: bool = False) -> tuple[Path, Path]:
-    """Put the copy of before the last upgrade in the store's place. Nobody uses the store meanwhile.
+    """Replace the store by the copy made before the last upgrade. The caller has the store alone.
 
     Returns: the copy that is in place now, by its former name, and where the upgraded store is kept.
 
