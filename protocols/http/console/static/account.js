@@ -3,6 +3,7 @@
 import { loadActivity } from "./activity.js";
 import "./applications.js";
 import { accessToken, attempt, call, done, download, get } from "./api.js";
+import { DataTable } from "./data-table.js";
 import { $, fileSize, fill, fullTime, h, heads, sure, time, typed } from "./dom.js";
 
 const uid = $("meta[name=uid]").content;
@@ -15,24 +16,27 @@ function browser(userAgent) {
   return program && system ? `${program} on ${system}` : userAgent || "Unknown browser";
 }
 
+const sessions = new DataTable("Sessions", [
+  { name: "Browser", value: (one) => browser(one.userAgent), isName: true, cell: (one) => h("span", { title: one.userAgent }, browser(one.userAgent),
+    one.id === $("#sessions").dataset.this ? h("small", { class: "tag" }, "this browser") : null) },
+  { name: "Address", value: (one) => one.address },
+  { name: "Last used", value: (one) => one.lastUsedOn, cell: (one) => time(one.lastUsedOn) },
+  { name: "Signed in until", value: (one) => one.expiresOn, cell: (one) => fullTime(one.expiresOn) },
+  { name: "", value: () => "", cell: signOut },
+], { file: "sessions.csv", cards: 5 });
+
 async function load() {
-  const { data } = await get(`/users/${uid}/sessions`);
-  fill($("#sessions"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Sessions"),
-    heads("Browser", "Address", "Last used", "Signed in until", ""),
-    h("tbody", {}, data.sessions.map(row))));
+  sessions.set((await get(`/users/${uid}/sessions`)).data.sessions);
+  if (!sessions.element.isConnected) fill($("#sessions"), sessions.element);
 }
 
-function row(one) {
-  const called = browser(one.userAgent);
-  return h("tr", {}, h("th", { scope: "row", title: one.userAgent }, called, one.id === $("#sessions").dataset.this ? h("small", { class: "tag" }, "this browser") : null),
-    h("td", { "data-label": "Address" }, one.address), h("td", { class: "when", "data-label": "Last used" }, time(one.lastUsedOn)),
-    h("td", { class: "when", "data-label": "Until" }, fullTime(one.expiresOn)),
-    h("td", { class: "act" }, h("button", { type: "button", class: "quiet small", "aria-label": `Sign out ${called} at ${one.address}`, onclick: (event) => attempt(async () => {
-      await call("DELETE", `/users/${uid}/sessions/${one.id}`);
-      await accessToken(true);  // those of all pages of the person have ended
-      done("That browser is signed out.");
-      await load();
-    }, { button: event.target }) }, "Sign out")));
+function signOut(one) {
+  return h("button", { type: "button", class: "quiet small", "aria-label": `Sign out ${browser(one.userAgent)} at ${one.address}`, onclick: (event) => attempt(async () => {
+    await call("DELETE", `/users/${uid}/sessions/${one.id}`);
+    await accessToken(true);  // those of all pages of the person have ended
+    done("That browser is signed out.");
+    await load();
+  }, { button: event.target }) }, "Sign out");
 }
 
 name.addEventListener("submit", (event) => {

@@ -8,7 +8,7 @@ const narrow = matchMedia("(max-width: 52rem)");
 
 // A column: { name, value: row => text or number, cell: row => node (text by default), isNumber, isName }
 export class DataTable {
-  constructor(caption, columns, { empty = "Nothing yet.", order = null, file = "table.csv" } = {}) {
+  constructor(caption, columns, { empty = "Nothing yet.", order = null, file = "table.csv", cards = CARDS } = {}) {
     this.caption = caption;
     this.columns = columns;
     this.rows = [];
@@ -16,6 +16,7 @@ export class DataTable {
     this.order = order;  // [index of the column, whether it falls]
     this.noRows = empty;
     this.file = file;
+    this.cards = cards;
     this.words = "";
     this.more = "";
     const at = `find-${Math.random().toString(36).slice(2, 8)}`;
@@ -63,7 +64,7 @@ export class DataTable {
   }
 
   paint() {
-    const size = narrow.matches ? CARDS : SHOWN;
+    const size = narrow.matches ? this.cards : SHOWN;
     const found = this.found(), last = Math.max(0, Math.ceil(found.length / size) - 1);
     this.page = Math.min(Math.max(0, this.page), last);
     const first = this.page * size, some = found.slice(first, first + size);
