@@ -50,6 +50,16 @@ class ApprovedListStore(Store):
         ).one()
         return [ApprovedEntryRecord(**dict(row)) for row in rows], int(counted["n"]) if counted else 0
 
+    def entries_of_organization(self, device_type: DeviceTypeKey, *, most: int) -> int:
+        """How many entries all types of its organization have; at most `most` are counted."""
+        row = self._db.execute(
+            "SELECT count(*) AS n FROM (SELECT 1 FROM approved_list_entry AS e"
+            " JOIN device_type AS t ON t.key = e.device_type"
+            " WHERE t.organization = (SELECT organization FROM device_type WHERE key = :key) LIMIT :most) AS counted",
+            {"key": device_type, "most": most},
+        ).one()
+        return int(row["n"]) if row else 0
+
     def add_entry(self, device_type: DeviceTypeKey, vdid: str, *, now_ms: int) -> bool:
         """Whether it was not there yet."""
         row = self._db.execute(
@@ -74,14 +84,18 @@ class ApprovedListStore(Store):
         ).one()
         return _upload(row) if row else None
 
-    def next_uploads(self) -> list[tuple[int, ApprovedUploadRecord]]:
-        """The oldest upload that is not done, of each organization, with a key of it."""
+    def next_uploads(self) -> list[tuple[int, int]]:
+        """The keys of each organization with uploads that are not done, and of the oldest of them."""
         rows = self._db.execute(
-            "SELECT * FROM (SELECT u.*, t.organization AS of, row_number() OVER (PARTITION BY t.organization"
-            " ORDER BY u.key) AS turn FROM approved_list_upload AS u JOIN device_type AS t ON t.key = u.device_type"
-            " WHERE u.status = 'Processing') AS waiting WHERE turn = 1 ORDER BY key"
+            "SELECT coalesce(t.organization, 0) AS of, min(u.key) AS oldest FROM approved_list_upload AS u"
+            " JOIN device_type AS t ON t.key = u.device_type WHERE u.status = 'Processing'"
+            " GROUP BY coalesce(t.organization, 0) ORDER BY oldest"
         )
-        return [(row["of"] or 0, _upload(row)) for row in rows]
+        return [(row["of"], row["oldest"]) for row in rows]
+
+    def upload_by_key(self, key: int) -> ApprovedUploadRecord | None:
+        row = self._db.execute("SELECT * FROM approved_list_upload WHERE key = :key", {"key": key}).one()
+        return _upload(row) if row else None
 
     def waiting_uploads(self, device_type: DeviceTypeKey) -> tuple[int, int]:
         """How many uploads of a device type, and of all types of its organization, are not done."""
@@ -116,13 +130,18 @@ class ApprovedListStore(Store):
             },
         )
 
-    def forget_uploads(self, device_type: DeviceTypeKey, *, keep: int) -> None:
-        """Remove the oldest finished uploads, but keep `keep` of them."""
-        self._db.execute(
-            "DELETE FROM approved_list_upload WHERE device_type = :key AND status <> 'Processing' AND key NOT IN"
-            " (SELECT key FROM approved_list_upload WHERE device_type = :key ORDER BY key DESC LIMIT :keep)",
-            {"key": device_type, "keep": keep},
+    def forget_uploads(self, device_type: DeviceTypeKey, *, keep: int, keep_of_organization: int) -> None:
+        """Remove the oldest finished uploads, but keep so many of the type, and of its organization."""
+        of_organization = (
+            "(SELECT key FROM device_type WHERE organization = (SELECT organization FROM device_type WHERE key = :key))"
         )
+        for types, kept in (("(:key)", keep), (of_organization, keep_of_organization)):
+            self._db.execute(
+                f"DELETE FROM approved_list_upload WHERE device_type IN {types} AND status <> 'Processing'"  # noqa: S608 - constants
+                " AND key NOT IN (SELECT key FROM approved_list_upload"
+                f" WHERE device_type IN {types} ORDER BY key DESC LIMIT :keep)",
+                {"key": device_type, "keep": kept},
+            )
 
     def add_rejections(self, upload: int, rejected: Iterable[tuple[int, str]]) -> None:
         """Note the rows that were rejected: their numbers, from 1, each with the reason."""

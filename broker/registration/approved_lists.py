@@ -23,7 +23,9 @@ from broker.registration.uploads import Uploads
 from broker.trace.audit import AuditEvent, note
 from config.limits import (
     APPROVED_CERTIFICATES_MAX,
+    APPROVED_IDS_OF_ORGANIZATION,
     APPROVED_UPLOADS_KEPT,
+    APPROVED_UPLOADS_KEPT_OF_ORGANIZATION,
     APPROVED_UPLOADS_OF_ORGANIZATION,
     APPROVED_UPLOADS_WAITING,
 )
@@ -32,6 +34,7 @@ from storage.keys import DeviceTypeKey
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 
 TOO_MANY_UPLOADS: Final = "Too many uploads are being processed"
+TOO_MANY_IDS: Final = "Too many vendor ids on the lists of the organization"
 
 CERTIFICATE_UPLOADED: Final = "Certificate already uploaded"
 
@@ -98,15 +101,25 @@ class ApprovedLists:
     # Uploads
 
     async def upload(self, type_: DeviceType, content: bytes) -> str:
-        """Accept a CSV file; returns the id of the upload. Raises Conflict: too many uploads are waiting."""
+        """Accept a CSV file; returns the id of the upload. Raises Conflict: too many uploads wait, or too many ids."""
         upload_id, now_ms = new_id(), self._clock.now_ms()
+        most = APPROVED_IDS_OF_ORGANIZATION  # uploads that wait may go beyond it
+        if (
+            await self._database.read(lambda tx: tx.approved_lists.entries_of_organization(type_.key, most=most))
+            >= most
+        ):
+            raise Conflict(TOO_MANY_IDS)
 
         def work(tx: Transaction) -> None:
             lists = tx.approved_lists
             of_type, of_organization = lists.waiting_uploads(type_.key)
             if of_type >= APPROVED_UPLOADS_WAITING or of_organization >= APPROVED_UPLOADS_OF_ORGANIZATION:
                 raise Conflict(TOO_MANY_UPLOADS)
-            lists.forget_uploads(type_.key, keep=APPROVED_UPLOADS_KEPT - 1)
+            lists.forget_uploads(
+                type_.key,
+                keep=APPROVED_UPLOADS_KEPT - 1,
+                keep_of_organization=APPROVED_UPLOADS_KEPT_OF_ORGANIZATION - 1,
+            )
             lists.add_upload(type_.key, upload_id, content, now_ms=now_ms)
             self._note(tx, type_, "file uploaded")
 

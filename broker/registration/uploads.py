@@ -87,11 +87,13 @@ class Uploads:
     async def _process_next(self) -> bool:
         waiting = await self._database.read(lambda tx: tx.approved_lists.next_uploads())
         if waiting:
-            organization, upload = min(waiting, key=lambda one: self._served.get(one[0], 0))
-            known = {one for one, _upload in waiting}
+            organization, oldest = min(waiting, key=lambda one: self._served.get(one[0], 0))
+            known = {one for one, _oldest in waiting}
             self._served = {one: turn for one, turn in self._served.items() if one in known}
             self._served[organization] = max(self._served.values(), default=0) + 1
-            await self._process_some(upload)
+            upload = await self._database.read(lambda tx: tx.approved_lists.upload_by_key(oldest))
+            if upload is not None:  # it may be gone with its type
+                await self._process_some(upload)
         return bool(waiting)
 
     async def _process_some(self, upload: ApprovedUploadRecord) -> None:

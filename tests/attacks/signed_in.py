@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import trio
 
+from config.limits import APPROVED_ROWS_MAX
 from config.settings import load_settings
 from protocols.cli.provision import apply_document
 from storage.database import Transaction
@@ -44,7 +45,7 @@ email = "eve@example.org"
 full_name = "Eve"
 password = "correct horse battery staple"
 organization = "Acme"
-role = "developer"
+role = "administrator"
 
 [[tokens]]
 value = "{EVE_TOKEN}"
@@ -372,6 +373,20 @@ def _provisioning(world: World) -> Callable[[], None]:
     return attack
 
 
+def _approved_lists(world: World) -> Callable[[], None]:
+    """Lists of 10,000 new vendor ids of 64 characters, as many as may wait."""
+
+    def attack() -> None:
+        for number in count():
+            rows = "".join(f"\n{number:032x}{one:032x}" for one in range(APPROVED_ROWS_MAX))
+            upload = request("POST", f"/devicetypes/{LIGHT_TYPE}/whitelist", b"vdid" + rows.encode())
+            while (status := world.answer(upload)[9:12]) != b"200":
+                assert status == b"409", status  # as many wait as may
+                time.sleep(0.01)
+
+    return attack
+
+
 def _hanging_requests(world: World) -> Callable[[], None]:
     """Rules of four users, each with a request to a server of its own that does not answer."""
     users = [(EVE_TOKEN, EVES_DEVICES[2]), *zip(_OTHER_TOKENS, _OTHER_DEVICES, strict=True)]
@@ -401,6 +416,7 @@ def _long_tlv(world: World) -> Callable[[], None]:
 
 
 OTHER_CASES: Final[Mapping[str, Callable[[World], Callable[[], None]]]] = {
+    "approved-lists": _approved_lists,
     "provisioning": _provisioning,
     "requests-to-hanging-servers": _hanging_requests,
     "lwm2m-tlv": _long_tlv,

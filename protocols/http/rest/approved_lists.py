@@ -14,7 +14,7 @@ from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.errors import REQUIRED, BadRequest, ValidationFailed
-from broker.registration.approved_lists import CERTIFICATE_UPLOADED, HAS_DEVICES, TOO_MANY_UPLOADS
+from broker.registration.approved_lists import CERTIFICATE_UPLOADED, HAS_DEVICES, TOO_MANY_IDS, TOO_MANY_UPLOADS
 from broker.registration.certificates import certificate_fields
 from broker.registration.room import RegistrationRoom
 from config.limits import APPROVED_ROWS_MAX, CERTIFICATE_MAX_BYTES, VENDOR_ID_MAX_CHARACTERS
@@ -207,7 +207,7 @@ class ApprovedListCalls(RestCalls):
             {"text/csv": Annotated[str, about("The CSV")], "multipart/form-data": _Form},
             "vdid\nlight-0001\nlight-0002\n",
         ),
-        refusals={409: TOO_MANY_UPLOADS},
+        refusals={409: f"{TOO_MANY_UPLOADS}. {TOO_MANY_IDS}."},
     )
     async def upload(self, type_: DeviceType, body: bytes) -> _Uploaded:
         content = _csv(body, this_request().header(b"content-type"))

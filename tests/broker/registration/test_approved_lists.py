@@ -16,6 +16,7 @@ from broker.device_types.catalog import DeviceType
 from broker.devices.inventory import NewDevice
 from broker.devices.registry import Device
 from broker.errors import Conflict, NotFound, PermissionDenied, ValidationFailed
+from broker.registration import approved_lists
 from broker.registration.approved_lists import ApprovedLists
 from broker.registration.uploads import BadList, Uploads, read_rows
 from broker.services import Services
@@ -157,7 +158,9 @@ async def test_a_restart_continues_after_the_last_saved_rows(
     def half_done(tx):  # type: ignore[no-untyped-def]
         lists = tx.approved_lists
         lists.add_upload(meters.key, "ab" * 16, body, now_ms=1)
-        ((_, kept),) = lists.next_uploads()
+        ((_, oldest),) = lists.next_uploads()
+        kept = lists.upload_by_key(oldest)
+        assert kept is not None
         for vdid in rows[:500]:
             lists.add_entry(meters.key, vdid, now_ms=1)
         lists.save_upload(replace(kept, total=1000, succeeded=500))
@@ -190,6 +193,29 @@ async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceT
         await idle.upload(meters, b"vdid\n")
     with pytest.raises(Conflict):
         await idle.upload(meters, b"vdid\n")
+
+
+async def test_the_lists_of_all_types_of_an_organization_are_bounded(
+    services: Services, lists: ApprovedLists, meters: DeviceType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what is kept of uploads that are done: else the types of one organization could fill a disk."""
+    monkeypatch.setattr(approved_lists, "APPROVED_IDS_OF_ORGANIZATION", 3)
+    monkeypatch.setattr(approved_lists, "APPROVED_UPLOADS_KEPT_OF_ORGANIZATION", 2)
+    entry = {"id": "dt" + "0d" * 16, "unique_name": "example.gauge", "organization": "Acme", "published": True}
+    elsewhere = {"id": "dt" + "0e" * 16, "unique_name": "other.meter", "organization": "Other", "published": True}
+    tables = {"organizations": [{"name": "Other"}], "device_types": [entry, elsewhere]}
+    await services.provisioning.apply(tables)
+    gauges, others = [await services.device_types.catalog.find(str(one["id"])) for one in (entry, elsewhere)]
+    done = [await upload(lists, one, [text]) for one, text in ((meters, "a"), (gauges, "b"), (gauges, "c"))]
+    for one in (meters, gauges):
+        with pytest.raises(Conflict, match="ids"):
+            await lists.upload(one, b"vdid\nd\n")
+    assert (await upload(lists, others, ["d"])).succeeded == 1
+    with pytest.raises(NotFound):
+        await lists.upload_status(meters, done[0].id)
+    assert (await lists.upload_status(gauges, done[2].id)).succeeded == 1
+    await lists.remove(meters, "a")
+    assert (await upload(lists, gauges, ["d"])).succeeded == 1
 
 
 async def test_an_upload_belongs_to_one_type(services: Services, lists: ApprovedLists, meters: DeviceType) -> None:
