@@ -1,1 +1,1 @@
-"""What the service means: no sockets, no SQL. The map of the capabilities is in ARCHITECTURE.md beside this file."""
+"""The domain logic of the service: no sockets, no SQL. ARCHITECTURE.md beside this file maps the capabilities."""

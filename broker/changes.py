@@ -23,7 +23,7 @@ class Changes:
         self.count += 1
 
     async def settled(self, read: Callable[[], Awaitable[_T]]) -> _T:
-        """What `read` returned, read again for as long as a change is noted meanwhile."""
+        """Call `read` until no change is noted during the call, and return its result."""
         while True:
             before = self.count
             found = await read()
@@ -44,7 +44,7 @@ class _Batch(Generic[_K, _T]):
 class ReadsTogether(Generic[_K, _T]):
     """Reads by key, of many tasks in one transaction: a hop to a reader's thread and back costs more than the read.
 
-    The first task reads at once. Those that come while a read runs have theirs together in the next one.
+    The first task reads at once. Tasks that come while a read runs share the next one.
     """
 
     def __init__(self, read: Callable[[Collection[_K]], Awaitable[Mapping[_K, _T]]], changes: Changes) -> None:
@@ -55,9 +55,9 @@ class ReadsTogether(Generic[_K, _T]):
         self._running: trio.Event | None = None  # set when the read that runs now has ended
 
     async def get(self, key: _K) -> _T | None:
-        """What there is of this key; None when there is nothing. Raises what `read` raises."""
+        """The value of this key; None if there is none. Raises the errors of `read`."""
         while True:
-            if len(self._waiting.keys) >= _TOGETHER:  # those who wait for it will read it
+            if len(self._waiting.keys) >= _TOGETHER:  # the waiting tasks will read it
                 self._waiting = _Batch()
             batch = self._waiting
             batch.keys.add(key)

@@ -207,7 +207,7 @@ class ApplicationGrantsChanged(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TopicRulesChanged(Fact):
-    """Who may use which open topics has changed; `rules` are all that there are now."""
+    """The access rules of open topics have changed; `rules` are all present ones."""
 
     rules: tuple[TopicRuleRecord, ...]
 
@@ -221,7 +221,7 @@ class PlanApproved(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ManagementConfigured(Fact):
-    """The device management of this type was configured: `Registrations.observation_of` may answer anew."""
+    """The device management of this type was configured: `Registrations.observation_of` may answer differently."""
 
     device_type: DeviceTypeKey
 

@@ -1,4 +1,4 @@
-"""What runs for as long as the services are open: workers, what they save at the end, and their statistics.
+"""Lifetime of the services: workers, saving at the end, and their statistics.
 
 A capability registers each of its workers once, together with the function that saves its state and the one that reads
 its statistics, so that none of the three can be forgotten.

@@ -44,7 +44,7 @@ async def repeat(
         every: seconds between two steps.
         wakeup: ends the wait between two steps.
         at_once: begin with a step instead of a wait.
-        retry_seconds: after a failure, take the next step after so many seconds; None waits as after any other step.
+        retry_seconds: after a failure, take the next step after this many seconds; None waits as after any other step.
     """
     wakeup = wakeup or Wakeup()
     is_due = at_once

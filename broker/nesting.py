@@ -37,8 +37,8 @@ def _without_texts(json: bytes) -> bytes:
 
 
 def has_too_many_values(body: bytes) -> bool:
-    """Whether JSON has more than `BODY_VALUES_MAX` values. One call of a decoder makes them all, and nothing else runs
-    meanwhile, also in a thread: 500,000 arrays take more than a second.
+    """Whether JSON has more than `BODY_VALUES_MAX` values. One call of a decoder makes them all, and holds the
+    interpreter lock even in a thread: 500,000 arrays take more than a second.
 
     Each is counted by the comma or the bracket before it, so a text that is not JSON may have too many.
     """

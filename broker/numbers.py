@@ -20,7 +20,7 @@ _KINDS: Final = bytes(
     ord("0") if chr(one).isdigit() and one < 128 else ord("e") if one in b"eE" else one if one == ord("+") else ord(" ")
     for one in range(256)
 )
-#: What each number has that is out of range, and hardly any other: many digits, or an exponent of three.
+#: Texts in every number that is out of range, and in hardly any other: many digits, or an exponent of three.
 _SUSPECT: Final = (b"0" * 19, b"0e000", b"0e+000")
 _NUMBER: Final = re.compile(rb"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _LONGEST_INTEGER: Final = 20

@@ -1,4 +1,4 @@
-"""Secrets: sealing those that must be readable again, hashing the others."""
+"""Secrets: sealed if they must be readable again, else hashed."""
 
 import hashlib
 from dataclasses import replace
@@ -74,7 +74,7 @@ class Passwords:
         return self._hasher.hash(password)
 
     def is_outdated(self, hashed: str) -> bool:
-        """Whether a hash that `matches` was made at another cost, and should be made anew."""
+        """Whether a hash that `matches` was made at another cost, and should be replaced."""
         return self._hasher.check_needs_rehash(hashed)
 
     def matches(self, hashed: str, password: str) -> bool:

@@ -18,7 +18,7 @@ from config.shown_command import shown_command
 from storage.database import Database
 
 _LOOK_SECONDS: Final = 60.0
-#: So much more than the time since the last look is a jump, or a daemon that did not run for so long.
+#: A clock this far beyond the time since the last look has jumped, or the daemon did not run all this time.
 UNEXPLAINED_MS: Final = 86_400_000
 _SAVED_EVERY_MS: Final = 600_000
 _WARNED_EVERY_MS: Final = 3_600_000
@@ -106,7 +106,7 @@ class TrustedTime:
             )
 
     async def save(self) -> None:
-        self._judge()  # a stop comes any time after the last look: a clock that jumped meanwhile is not saved
+        self._judge()  # a stop comes any time after the last look: a clock that has jumped since is not saved
         if self._jumped_ms or self._known is None:
             return
         now_ms = self._clock.now_ms()

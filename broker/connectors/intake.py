@@ -43,7 +43,7 @@ class Intake:
         self.stored = self.refused = 0
 
     async def progress(self, link: ConnectorLink) -> SeriesProgress:
-        """What is stored of the readings of this link. Raises StoreError."""
+        """The stored progress of this link's readings. Raises StoreError."""
         return await self._database.read(lambda tx: read_progress(tx, link.record, link.contents))
 
     async def store(self, link: ConnectorLink, records: Sequence[Record], *, asked_on: int) -> None:
@@ -59,7 +59,7 @@ class Intake:
             return
         try:
             await self._store(link, records, asked_on)
-        except DeviceNotFound:  # deleted meanwhile
+        except DeviceNotFound:  # deleted since
             return
         except StoreError as error:
             raise StorageUnavailable(str(error)) from error

@@ -93,7 +93,7 @@ class ConnectorLinks:
             return None
 
     async def current(self, link: ConnectorLink) -> ConnectorLink | None:
-        """The link as it is stored; None when it was ended or replaced meanwhile."""
+        """The link as it is stored; None if it was ended or replaced."""
         stored = await self.of_device(link.record.device)
         return stored if stored is not None and stored.record.linked_on == link.record.linked_on else None
 
@@ -119,7 +119,7 @@ class ConnectorLinks:
     async def begin(self, link: ConnectorLink, *, application_id: str | None) -> bool:
         """Store a link that is whole: it replaces the former one, and device and sub-devices are authorized.
 
-        False: the device was deleted meanwhile, or has another owner. The caller holds `standing`.
+        False: the device was deleted, or has another owner. The caller holds `standing`.
         """
         about, contents = link.record, link.contents
 
@@ -143,7 +143,7 @@ class ConnectorLinks:
         return await self._change(about, work, application_id) is not None
 
     async def note(self, link: ConnectorLink, outcome: HookOutcome) -> None:
-        """Store what a hook asked to remember, unless the link was ended or replaced meanwhile."""
+        """Store what a hook asked to remember, unless the link was ended or replaced."""
         if not outcome.remembered and outcome.account is None:
             return
         if link.is_new:

@@ -23,7 +23,7 @@ _REVOKED: Final = frozenset({"invalid_grant", "invalid_token"})
 # RFC 6749, 5.2: what is wrong with the operator's client, not with the user's token.
 _OPERATOR: Final = frozenset({"invalid_client", "unauthorized_client", "unsupported_grant_type"})
 
-# What servers of OAuth 1 say of the client (the extension "Problem Reporting"); RFC 5849 has no such codes.
+# Codes of OAuth 1 servers about the client (the extension "Problem Reporting"); RFC 5849 has no such codes.
 _CLIENT_PROBLEMS: Final = ("consumer_key", "signature", "timestamp", "nonce", "version_rejected")
 
 

@@ -90,7 +90,7 @@ class LinkedDevice:
 
 
 class Phase(Enum):
-    """What a request is for."""
+    """Purpose of a request."""
 
     SUBSCRIBE = "subscribe"
     UNSUBSCRIBE = "unsubscribe"
@@ -107,7 +107,7 @@ class Event:
     a sub-device is created when it is first named.
 
     `series` names what the event is a reading of, such as one request of the fetch hook. An event with a series and a
-    `ts` may be returned again and again: it is stored once, also after a crash and when the device is linked anew. The
+    `ts` may be returned again and again: it is stored once, also after a crash and when the device is linked again. The
     readings of one device in one series are taken to come in the order of their `ts`.
     """
 
@@ -160,7 +160,7 @@ Result = Event | Unreadable | ActionDefinition | Remember | Account
 
 @dataclass(frozen=True, slots=True)
 class Notified:
-    """What a notification says of one device, or of all devices of one account.
+    """Content of a notification about one device, or about all devices of one account.
 
     `results` are stored before the third party is answered. After that, `requests` are sent; `fetch` sends the requests
     of the `fetch` hook. The answers to both go to `fetch_response`.

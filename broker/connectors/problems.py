@@ -1,4 +1,4 @@
-"""What fails at each connector, for the developers of its type: a sentence for each device and kind of call.
+"""Failures of connectors, for the developers of their types: a sentence for each device and kind of call.
 
 Kept in memory, and written within seconds of a change, so that a restart forgets nothing that a person has seen. A
 problem ends with the next call of its kind that succeeds, with the device's link, or after a week.
@@ -28,7 +28,7 @@ _SENTENCE_CHARACTERS: Final = 300
 
 
 class Doing(StrEnum):
-    """What a call to the third party, or one of its calls, was for."""
+    """Purpose of a call to the third party, or of one of its calls."""
 
     AUTHORIZATION = "authorization"
     FETCH = "fetch"
@@ -86,7 +86,7 @@ class Problems:
             self._unsaved.add(type_)
 
     def forget(self, device: DeviceKey) -> None:
-        """The link of the device has begun anew or ended, or the device is deleted."""
+        """Forget the failures of a device: its link was replaced or ended, or the device is deleted."""
         for type_ in self._known:
             for doing in Doing:
                 self.note_success(type_, device, doing)

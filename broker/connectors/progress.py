@@ -1,4 +1,4 @@
-"""What is stored of a third party's readings, so that each of them is stored once (reference 23.4).
+"""Progress of a third party's readings, so that each of them is stored once (reference 23.4).
 
 The progress of a device is kept for each account at the third party, and outlives the link. It is written in the
 transaction of the readings that it is about.
@@ -90,7 +90,7 @@ class SeriesProgress:
         one.since = max(one.since, ts)
 
     def note_failed(self, series: str, failed: Iterable[Record], *, is_whole: bool) -> list[Record]:
-        """Note the items of an answer that cannot be stored. Return those that did not fail in the last answer.
+        """Note the items of an answer that cannot be stored. Return the ones that did not fail in the last answer.
 
         `is_whole`: all items of the answer were tried. Without a series, items come once: nothing is noted.
         """

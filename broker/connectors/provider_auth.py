@@ -53,7 +53,7 @@ class ThirdPartyFailed(DomainError):
 
 
 class _Attempt:
-    """An authorization that is being finished, and the devices whose authorization was revoked meanwhile."""
+    """An authorization that is being finished, and the devices whose authorization was revoked during it."""
 
     def __init__(self) -> None:
         self.revoked: set[DeviceKey] = set()

@@ -24,7 +24,7 @@ LinkFor = Callable[[DeviceKey], Awaitable[tuple[ConnectorLink | None, str | None
 
 
 class WaitedTooLongError(Exception):
-    """Earlier Actions for the device took so long that nobody expects this one any more."""
+    """The Action has expired while earlier ones for the device were sent."""
 
     def __str__(self) -> str:
         return f"it waited for more than {_WANTED / 60:g} minutes"
@@ -97,7 +97,7 @@ class PendingAction:
         return None
 
     def end(self) -> None:
-        """What is left is not sent."""
+        """Give back the unused reservation: the rest is not sent."""
         if self._reserved is not None:
             self._reserved.release()
 

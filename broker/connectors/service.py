@@ -67,7 +67,7 @@ class ConnectorStatus:
 
     @property
     def sentence(self) -> str | None:
-        """What is wrong; None: nothing is known to be."""
+        """The known problem in one sentence; None: none is known."""
         if not self.is_usable:
             return UNUSABLE
         return self.problems[0].sentence if self.problems else None
@@ -131,7 +131,7 @@ class Connectors:
         router.subscribe(ProviderAuthRemoved, lambda fact: self.problems.forget(fact.device), FactPhase.EFFECT)
 
     def types(self) -> list[DeviceType]:
-        """The types that have a connector, by name; also those whose plug-in cannot be used."""
+        """The types that have a connector, by name, unusable plug-ins included."""
         found = [*(one.type for one in self.catalog.all()), *self.catalog.unusable.values()]
         return sorted(found, key=lambda one: one.record.name)
 

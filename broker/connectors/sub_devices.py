@@ -51,7 +51,7 @@ class SubDevices:
 
         try:
             return await self._inventory.create(new, beside=beside)
-        except Conflict as error:  # beyond the limit, or another task has created the device meanwhile
+        except Conflict as error:  # beyond the limit, or another task has created the device
             device = await self._devices.by_eid(holder.owner, holder.type_key, eid)
             if device is None:
                 _log.warning("connector_sub_device_refused", device=holder.id, reason=str(error))

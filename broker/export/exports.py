@@ -145,7 +145,7 @@ class Exports:
         )
 
         def add(tx: Transaction) -> None:
-            if caller.user is not None and tx.accounts.user(caller.user) is None:  # deleted meanwhile
+            if caller.user is not None and tx.accounts.user(caller.user) is None:  # deleted since
                 raise UserNotFound
             if caller.application is not None:
                 require_application(tx, caller.application)
@@ -262,7 +262,7 @@ class Exports:
             )
 
     async def _begin(self) -> None:
-        """Begin the oldest export of each owner, first of those who have waited longest for one."""
+        """Begin the oldest export of each owner, in the order in which the owners have waited."""
         await self.expire()
         first = await self._database.read(
             lambda tx: [(_owner_of(tx, one), one) for one in tx.exports.first_of_each_owner(TO_DO)]
@@ -363,7 +363,7 @@ class Exports:
         return _put(record, tx)
 
     async def _still_there(self, keys: Iterable[DeviceKey]) -> dict[DeviceKey, Device]:
-        """The devices with these keys, without those deleted meanwhile."""
+        """The devices with these keys, except deleted ones."""
         devices: dict[DeviceKey, Device] = {}
         for key in keys:
             with suppress(DeviceNotFound):
@@ -422,7 +422,7 @@ def _owner_of(tx: Transaction, record: ExportRecord) -> _Owner:
 
 
 def _budgets(tx: Transaction, record: ExportRecord) -> tuple[ExportsOf, ExportsOf]:
-    """What the owner of an export has, and what the organization of its application has."""
+    """The exports of the owner of an export, and the ones of the organization of its application."""
     return tx.exports.of_owner(record, TO_DO, WITH_RESULT), tx.exports.of_organization(record, TO_DO, WITH_RESULT)
 
 

@@ -49,7 +49,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-#: What a spreadsheet would take for a formula.
+#: Beginnings of a text that a spreadsheet would take for a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _IN_QUOTES: Final = re.compile(r'[",\r\n]')
 _DASHES: Final = re.compile("-{2,}")

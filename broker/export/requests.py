@@ -107,7 +107,7 @@ class Planner:
         return ExportPlan(groups, recipients or list(dict.fromkeys(one.owner for one in listed)))
 
     async def _of_trial(self, caller: Caller, request: ExportRequest, trial_id: str) -> ExportPlan:
-        """The connected devices of the trial's participants, by participant; of those that the lists name, if any."""
+        """The connected devices of the trial's participants, by participant; only listed ones if there are lists."""
         scope = await self._trials.scope(caller, trial_id)
         users = [await self._users.find(uid, caller) for uid in items(request.uids)]
         if any(user.key not in scope.participants for user in users):

@@ -99,7 +99,7 @@ class ArchiveWriter:
         return self._archive
 
     def _taken(self, tx: Transaction, rows: MergedRows) -> list[MessageRow]:
-        """The next rows, without those of devices deleted meanwhile, because no query returns them (reference 6.1)."""
+        """The next rows, except rows of deleted devices, which no query returns (reference 6.1)."""
         while taken := rows.take(tx, EXPORT_ENTRY_MESSAGES):
             sources = {row.device for row in taken} & self._devices.keys()
             there = {key for key in sources if tx.devices.device(key) is not None}

@@ -1,8 +1,8 @@
 """An archive of all that the service knows of a user (reference 5.8), written by one worker in the background.
 
 A user has one at a time. Its first entries are JSON files with the user's rows of the store; then come the messages of
-the user's devices, the newest first, so that an archive that reaches its bound lacks the oldest ones. One that was not
-whole when the daemon stopped is begun anew.
+the user's devices, the newest first, so that an archive that reaches its bound lacks the oldest ones. An unfinished
+one is begun again after a stop of the daemon.
 """
 
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ class Archives:
     async def ask(self, user: UserRecord) -> ArchiveRecord:
         """Have an archive made. While one is being made, that one is meant. A new one replaces the one before.
 
-        Raises UserNotFound: deleted meanwhile; TooManyArchives.
+        Raises UserNotFound: the user was deleted; TooManyArchives.
         """
         now_ms = self._clock.now_ms()
         wanted = ArchiveRecord(user.key, new_id(), ArchiveStatus.RECEIVED, now_ms)
@@ -268,7 +268,7 @@ class _Writing:
         self._add(f"{part}.json", _encode([_shown(row) for row in rows[:ARCHIVE_PART_ROWS]]))
 
     def _add_actions(self, key: DeviceKey, device: Device, tx: Transaction) -> None:
-        """Those that were sent to the device, the newest first."""
+        """Add the Actions that were sent to the device, the newest first."""
         wanted = Range(limit=ARCHIVE_PART_ROWS + 1, start_ms=Milliseconds(0), end_ms=_FOREVER_MS, descending=True)
         rows = tx.message_searches.action_page([key], wanted)
         if len(rows) > ARCHIVE_PART_ROWS:

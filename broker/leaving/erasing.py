@@ -54,7 +54,7 @@ class Erasing:
         self._audit = core.audit
         self._of = holders
 
-    # What others see
+    # Objects that others see
 
     async def hide(self, one: LeavingRecord) -> None:
         """End everything that works for the user or is shown to others. Raises StoreError."""
@@ -78,7 +78,7 @@ class Erasing:
                 with suppress(DeviceNotFound):
                     await self._of.devices.inventory.delete(await self._of.devices.registry.get(key))
 
-    # What is stored
+    # Stored rows
 
     async def remove(self, one: LeavingRecord) -> None:
         """Remove the rows and files that nobody sees any more. Raises StoreError."""

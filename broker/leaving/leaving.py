@@ -24,7 +24,7 @@ from storage.leaving import LeavingRecord
 from storage.records import UserRecord
 from storage.sql import StoreError
 
-#: A call waits so long for the end of what others see. The worker goes on.
+#: Longest wait of a call for the end of everything that others see. The worker goes on.
 _PATIENCE_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 60.0
@@ -69,7 +69,7 @@ class Leaving:
             until_gone: return when nothing is stored any more, which may take minutes.
 
         Raises:
-            UserNotFound: deleted meanwhile.
+            UserNotFound: the user was deleted.
             Conflict: the user is the last administrator of an organization.
             StoreError: nothing was deleted.
         """

@@ -46,7 +46,7 @@ class MailTransport(Protocol):
         """
 
     async def forget(self, address: str, name: str) -> None:
-        """Remove copies that this machine has of mails to a person, and of those that name the person.
+        """Remove this machine's copies of mails to a person, and of mails that name the person.
 
         Raises MailServerUnavailable: there may be copies still.
         """

@@ -1,4 +1,4 @@
-"""What a model is of: read from JSON, and checked against the Manifests of its devices (reference 12.6).
+"""Definition of a model: read from JSON, and checked against the Manifests of its devices (reference 12.6).
 
 All findings are collected, so that a caller learns of all of them at once.
 """
@@ -163,7 +163,7 @@ def paths_of(definition: Definition) -> list[tuple[str, ModelSource]]:
 
 
 def field_class(device: Device, source: ModelSource) -> ValueClass | None:
-    """The class of a field with numbers or booleans; None for other fields and for those that are not declared."""
+    """The class of a field with numbers or booleans; None for other and for undeclared fields."""
     field = device.manifest.manifest.field_at(source.field)
     if field is None or field.is_collection or field.value_class is ValueClass.STRING:
         return None
@@ -171,7 +171,7 @@ def field_class(device: Device, source: ModelSource) -> ValueClass | None:
 
 
 def judge(definition: Definition, devices: Mapping[str, Device | None]) -> list[Finding]:
-    """What the sources lack. A device that is not in `devices` is left out."""
+    """The findings about the sources of a model. A device that is not in `devices` is left out."""
     findings = []
     for path, source in paths_of(definition):
         if source.did not in devices:

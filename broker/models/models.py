@@ -67,7 +67,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class RuleModel:
-    """What a rule wants a model for: one condition, and the device whose field it looks at.
+    """A model that a rule needs: for one condition, and the device whose field it looks at.
 
     `ahead_seconds` for a prediction, `sensitivity` for an anomaly.
     """
@@ -121,7 +121,7 @@ class Models:
         keys = [one.key for one in devices.values() if one is not None]
 
         def add(tx: Transaction) -> ModelRecord:
-            if tx.accounts.user(user) is None:  # deleted meanwhile
+            if tx.accounts.user(user) is None:  # deleted since
                 raise UserNotFound
             require_application(tx, record.application)
             if tx.models.count(user, of_rules=False) >= MODELS_OF_USER:
@@ -184,7 +184,8 @@ class Models:
         return [f"{model.type.lower()} {model.id}" for model in ended]
 
     def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
-        """Those that are of no rule; a rule ends with its own (`broker/accounts/application_ends.py: Ender`)."""
+        """End the application's models that belong to no rule. A rule ends with its models
+        (`broker/accounts/application_ends.py: Ender`)."""
         self._end(issuance, issuance.tx.models.of_application(application.key))
 
     def _end(self, issuance: Issuance, models: Sequence[ModelRecord]) -> list[ModelRecord]:
@@ -196,7 +197,7 @@ class Models:
         return ended
 
     def predict(self, model: Model, inputs: object) -> ModelAnswer:
-        """What the model says to these inputs: a list of `{name, value}`. An input that is missing counts as its mean.
+        """The model's answer to these inputs: a list of `{name, value}`. An input that is missing counts as its mean.
 
         Raises ValidationFailed with all findings; Conflict when the model is not ready.
         """
@@ -251,7 +252,7 @@ class Models:
         self._training.wake(reload=True)
 
     def output(self, model_id: str, values: Mapping[str, Value], at_ms: Milliseconds | None = None) -> Value | None:
-        """What a model, as it is now, says to the values of a time, by the names of its inputs, without waiting.
+        """The answer of a model, as it is now, to the values of a time, by the names of its inputs, without waiting.
 
         None: it is not ready. Without a time, the values are of now.
         """
@@ -265,7 +266,7 @@ class Models:
     def output_for_rule(
         self, rule: int, condition: int, device: DeviceKey, value: Value, at_ms: Milliseconds | None = None
     ) -> Value | None:
-        """What the model of a rule's condition says to a value of the device's field at a time, without waiting; None:
+        """The answer of a rule condition's model to a value of the device's field at a time, without waiting; None:
         there is no model, or it is not ready."""
         found = self._shelf.of_rule((rule, condition, device))
         return None if found is None else self.output(found.id, {found.input: value}, at_ms)
@@ -280,7 +281,7 @@ class Models:
     # Checks
 
     def _missing(self, reach: Reach, model: Model, devices: Mapping[str, Device | None]) -> str:
-        """What the caller lacks for a model; empty when nothing is missing."""
+        """The permissions that the caller lacks for a model, as a text; empty if none is missing."""
         user = model.record.user
         if not reach.covers_user(user):
             return "access to this user"

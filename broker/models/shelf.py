@@ -78,7 +78,7 @@ class OfRule:
 
 class Shelf:
     def __init__(self) -> None:
-        #: Whoever reads all models for `replace` reads them again when one is put or dropped meanwhile.
+        #: A reader of all models for `replace` reads them again if one was put or dropped during the read.
         self.changes = Changes()
         self._ready: dict[str, ReadyModel] = {}
         self._of_rules: dict[RulePlace, OfRule] = {}

@@ -1,4 +1,4 @@
-"""What training finds, and how a model answers from it: plain numbers, so that nothing but JSON is stored and answering
+"""Result of training, and how a model answers from it: plain numbers, so that nothing but JSON is stored and answering
 needs no library.
 
 A model is linear in its features: the inputs and the time of the day. Features and the predicted value are scaled by
@@ -16,7 +16,7 @@ _STRICTEST, _WIDEST = 1.0, 6.0  # deviations that make an anomaly, at sensitivit
 
 
 class TrainingJob(msgspec.Struct):
-    """What a model is trained on: by the name of each input, times in ms and values, oldest first.
+    """Training data of a model: by the name of each input, times in ms and values, oldest first.
 
     `ahead_ms` is how far ahead the target is predicted; 0: it is estimated at the same moment, from the other inputs.
     """

@@ -100,7 +100,7 @@ class Training:
         """Models of this device answer again when they were judged."""
         if len(self._changed) < _CHANGED_MAX:
             self._changed[device] = None
-        else:  # too many to remember: what is not judged one by one is read anew
+        else:  # too many to remember one by one: all are read again
             self._is_stale = True
         self._changes.set()
 
@@ -204,10 +204,10 @@ class Training:
             )
         )
         now = await self._database.read(lambda tx: tx.models.by_id(record.id))
-        if now is None:  # deleted meanwhile
+        if now is None:  # deleted since
             self._shelf.drop(record.id)
         else:
-            self._shelf.put(await self.judged(now))  # a source may have gone meanwhile
+            self._shelf.put(await self.judged(now))  # a source may be gone
 
     async def _trained_on_history(self, record: ModelRecord, now_ms: Milliseconds) -> ModelRecord:
         """Raises LearningFailed."""

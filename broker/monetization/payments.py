@@ -49,7 +49,7 @@ class ProcessorUnavailable(DomainError):
 
 @dataclass(frozen=True, slots=True)
 class UpgradeOffer:
-    """What the upgrade page shows."""
+    """Contents of the upgrade page."""
 
     device_name: str
     tier: TierRecord
@@ -138,7 +138,7 @@ class Payments:
         return f"{self._site.accounts_url}/pricing/upgrade?token={code}"
 
     async def offer(self, code: str, redirect_uri: str | None) -> UpgradeOffer:
-        """What the page of an upgrade address shows. Does not use up the address. Raises what `opened` raises."""
+        """The contents of an upgrade address's page. Does not use up the address. Raises the errors of `opened`."""
         now_ms = self._clock.now_ms()
         token, tier = await self._database.read(lambda tx: opened(tx, code, redirect_uri, now_ms))
         device = await self._devices.get(token.device)
@@ -219,7 +219,7 @@ class Payments:
             return BegunPayment(await self._decide(reference, "failed", is_final=True), back, None)
         if checkout is None:
             return BegunPayment(payment, back, None)
-        # A payment that began meanwhile has declined this one and knew no checkout to close: none may be used.
+        # A payment that began since has declined this one and knew no checkout to close: none may be used.
         external_id = checkout.external_id
         if not await self._database.write(lambda tx: tx.monetization.set_external_id(reference, external_id)):
             raise Conflict("Another payment for this device has begun")

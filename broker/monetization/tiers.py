@@ -72,7 +72,7 @@ class Tiers:
 
     async def _follow(self) -> None:
         while self._types_to_read:
-            type_key = self._types_to_read.pop()  # before the read: a plan that is approved meanwhile is read again
+            type_key = self._types_to_read.pop()  # before the read: a plan approved during it is read again
             try:
                 await self._apply(partial(_limits, type_key))
             except BaseException:  # whatever it is; raised again
@@ -96,7 +96,7 @@ class Tiers:
         Raises:
             ValidationFailed: it is no tier of the device's plan.
             PermissionDenied: the tier is not paid for.
-            DeviceNotFound: it was deleted meanwhile.
+            DeviceNotFound: it was deleted.
         """
 
         def work(tx: Transaction) -> TierRecord:

@@ -1,1 +1,1 @@
-"""What the operator's page shows and does (reference 27.21)."""
+"""The operator's page: its contents and actions (reference 27.21)."""

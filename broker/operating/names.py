@@ -1,4 +1,4 @@
-"""What ids stand for, for people who look at pages: names of what they may know, and what acts on their devices."""
+"""Names for the ids on pages, as far as the user may know them, and the rules and subscriptions on a user's devices."""
 
 from collections.abc import Sequence
 

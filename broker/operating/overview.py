@@ -12,7 +12,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Who reads the log, and how many rows it is behind."""
+    """A reader of the log, and how many rows it is behind."""
 
     name: str
     position: int

@@ -1,4 +1,4 @@
-"""What only the daemon can tell of itself: its listeners, its machine, its backups."""
+"""Interface to the daemon's own state: its listeners, its machine, its backups."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Machine(Protocol):
     def listeners(self) -> Sequence[ListenerStatus]: ...
 
     def counters(self) -> Mapping[str, object]:
-        """What the listeners count."""
+        """The counters of the listeners."""
 
     async def room(self) -> Room: ...
 

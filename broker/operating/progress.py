@@ -68,7 +68,7 @@ class Hint:
 
 @dataclass(frozen=True, eq=False)
 class Follower:
-    """Who follows work of these kinds: the same object for as long as somebody does. `offer` returns at once."""
+    """A subscriber to work of some kinds: the same object for as long as it follows. `offer` returns at once."""
 
     kinds: frozenset[Work]
     token: str = field(repr=False)
@@ -77,7 +77,7 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What decides who may see work: its device type or its subscription; of a backup neither."""
+    """The object that decides who may see work: a device type or a subscription; neither for a backup."""
 
     data: Mapping[str, str]
     type_: DeviceType | None = None
@@ -85,7 +85,7 @@ class _Subject:
 
 
 class ProgressFeed:
-    """One hint for each work and 0.25 s, however often the work goes on meanwhile."""
+    """Sends at most one hint per work and 0.25 s, however often the work progresses."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ProgressFeed:
         self._catalog = catalog
         self._subscriptions = subscriptions
         self._followers: dict[Follower, None] = {}
-        #: What has changed since the last turn, in the order of the first changes.
+        #: Changed works since the last hints, in the order of their first changes.
         self._waiting: dict[WorkProgressed, None] = {}
         self._wakeup = Wakeup()
         for kind in _KINDS:
@@ -124,7 +124,7 @@ class ProgressFeed:
             await self._operators.require(caller)
 
     def _progressed(self, fact: WorkProgressed) -> None:
-        # What changes while very many others wait is left out: a page reads now and then without a hint, too.
+        # Changes beyond `WORKS_TOLD` waiting ones are left out: a page reads now and then without a hint, too.
         if self._followers and len(self._waiting) < WORKS_TOLD:
             self._waiting[fact] = None
             self._wakeup.set()
@@ -187,7 +187,7 @@ class ProgressFeed:
                 return _Subject({})
 
     async def _may_see(self, token: str, subject: _Subject) -> bool:
-        """What the calls ask that show the work."""
+        """Whether the holder of the token may see the work: the same checks as the calls that show it."""
         with suppress(DomainError):
             caller = await self._tokens.caller(token)
             if subject.type_ is not None:

@@ -259,7 +259,7 @@ class AccountTables:
                 marks.remove(PROVISIONED, id_)
 
     def _requests(self, at: EntryLocation, entry: ApplicationEntry) -> tuple[Mapping[str, object], ...]:
-        """What the application asks for, with the ids of the device types, because unique names may change."""
+        """The requested permissions of the application, with ids of device types, because unique names may change."""
         return tuple(
             {
                 "device_type": request.device_type

@@ -324,6 +324,6 @@ class DeviceTables:
 
 
 def _names(entry: DeviceEntry, owner: UserKey, name: str) -> set[object]:
-    """What another entry of the same device, or of the same token, has in common with this one."""
+    """Names that another entry of the same device, or with the same token, shares with this one."""
     names: set[object] = {("id", entry.id), ("key", entry.key), ("token", entry.token), (owner, name)}
     return names - _NO_NAMES

@@ -80,7 +80,7 @@ class InvitationEntry(_Entry, frozen=True, kw_only=True):
 
 
 class PermissionRequest(_Entry, frozen=True, kw_only=True):
-    """What an application asks for on one device type, or on all."""
+    """Permissions that an application requests on one device type, or on all."""
 
     device_type: _TypeOrAll
     permissions: _Permissions
@@ -108,7 +108,7 @@ class ApplicationEntry(_Entry, frozen=True, kw_only=True):
 
 
 class DeviceTypeEntry(_Entry, frozen=True, kw_only=True):
-    """What devices of one kind send and take: their Manifest."""
+    """A device type: the Manifest says what its devices send and take."""
 
     id: Annotated[str, forms.TYPE_ID, about("1 to 64 characters of A-Z a-z 0-9 _ . -; generated if absent")] | None = (
         None
@@ -169,7 +169,7 @@ class TokenEntry(_Entry, frozen=True, kw_only=True):
 
 
 class GrantEntry(_Entry, frozen=True, kw_only=True):
-    """What a user lets an application do with the user's devices of a type."""
+    """Permissions of an application on the user's devices of a type."""
 
     user: Annotated[str, about("E-mail address or id of the user")]
     application: _Application
@@ -236,7 +236,7 @@ class SceneEntry(_Entry, frozen=True, kw_only=True):
 
 
 class TopicRuleEntry(_Entry, frozen=True, kw_only=True):
-    """What a device, the devices of a type, or those of a user may do with open topics of MQTT (reference 16.6)."""
+    """Permissions of a device, or of all devices of a type or a user, on open topics of MQTT (reference 16.6)."""
 
     device: Annotated[str, about("Id of a device; give one of device, device_type and user")] | None = None
     device_type: _Type | None = None

@@ -21,7 +21,7 @@ _KIND = "Application"
 
 @asynccontextmanager
 async def staged_images(reading: ReadTables, images: Images) -> AsyncIterator[Mapping[int, Staged]]:
-    """Copies of the files, by the index of the entry; those that were not kept are gone when the block ends.
+    """Copies of the files, by the index of the entry; the ones that were not kept are removed at the end of the block.
 
     An entry whose file cannot be read, is empty or too large is refused.
     """

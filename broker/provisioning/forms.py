@@ -1,4 +1,4 @@
-"""What the values of the provision file's keys must be. Each form has its check and what JSON Schema can say of it."""
+"""Formats of the values in the provision file. Each has its check, and as much of it as JSON Schema can express."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -38,7 +38,7 @@ class EntryLocation:
 
 @dataclass(slots=True)
 class Findings:
-    """What is wrong with a file, and which objects are missing only because their entries are refused."""
+    """The findings about a file, and the objects that are missing only because their entries are refused."""
 
     found: list[Finding] = field(default_factory=list)
     #: How many more there are than `FINDINGS_MAX`.

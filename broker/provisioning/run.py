@@ -90,7 +90,7 @@ class ProvisioningRun:
         self.rules: list[RuleKey] = []
         self.subscriptions: list[int] = []
         self._seen: dict[object, EntryLocation] = {}
-        #: What entries of the present table refer to: thousands may refer to one user and one type.
+        #: Objects that entries of the present table refer to: thousands may refer to one user and one type.
         self._users: dict[str, UserRecord] = {}
         self._types: dict[str, DeviceTypeRecord] = {}
 

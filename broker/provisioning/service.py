@@ -183,7 +183,7 @@ class Provisioning:
 
 
 def _changes(report: ProvisionReport) -> dict[str, str]:
-    """What was done to each table that was changed."""
+    """The numbers of changes, by changed table."""
     return {
         table: f"{counts.created} created, {counts.changed} changed"
         for table, counts in report.tables.items()

@@ -27,7 +27,7 @@ from storage.subscriptions import SubscriptionRecord
 
 #: The keys of an entry by the members of a call.
 _KEYS: Final = {"callbackUrl": "callback_url"}
-#: What tells two subscriptions of an application for a user apart; with an id, none of it changes.
+#: Members that identify a subscription among the ones of an application for a user; with an id, none of them changes.
 _COVERS: Final = ("message_type", "device_type", "source", "destination")
 #: The keys of an entry by the attributes that may change.
 _CHANGED: Final = {
@@ -87,7 +87,7 @@ class SubscriptionTables:
     def _chosen(
         self, at: EntryLocation, entry: SubscriptionEntry, owner: UserRecord, application: ApplicationRecord
     ) -> SubscribedObjects:
-        """What the entry names. Raises ValidationFailed unless the application may read it."""
+        """The objects that the entry names. Raises ValidationFailed unless the application may read them."""
         tx = self._run.tx
         grants = Grants(tx.accounts.grants(application.key, owner.key))
         caller = Caller(

@@ -28,7 +28,7 @@ _SIGNATURE_ALGORITHMS: Final = {
 }
 
 
-#: What cryptography raises for certificates that OpenSSL accepts and cryptography cannot read.
+#: Errors of cryptography for certificates that OpenSSL accepts and cryptography cannot read.
 UNREADABLE: Final = (
     ValueError,
     UnsupportedAlgorithm,

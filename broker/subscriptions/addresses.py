@@ -55,7 +55,7 @@ def is_allowed_callback(url: str, redirect_uri: str | None, *, allow_private: bo
 
 
 def callback_problem(url: str, redirect_uri: str | None) -> str:
-    """What is wrong with an address that a callback may not have."""
+    """Why a callback may not have this address."""
     main = _split(redirect_uri or "")
     if main is None or not main.hostname:
         return "the application has no main redirect URI, whose domain callbacks have"

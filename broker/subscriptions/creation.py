@@ -25,7 +25,7 @@ class StreamsNotInstalled(DomainError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSubscription:
-    """What a caller asks for. Members of the other subscription type are left out by the caller."""
+    """A requested subscription. The caller leaves out members of the other subscription type."""
 
     spelling: str
     message_type: str
@@ -123,7 +123,7 @@ class Creation:
 
 
 def combination(wanted: NewSubscription) -> Iterator[Finding]:
-    """What is wrong with the members together."""
+    """The findings about the combination of members."""
     if wanted.message_type == "action":
         if wanted.ddid is None:
             yield Finding("ddid", (REQUIRED,))

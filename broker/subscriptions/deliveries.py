@@ -124,7 +124,7 @@ class DeliveryWorkers:
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: tx.deliveries.release(now_ms))
         await self._reader.resume()
-        # Those that fell behind follow later: the reader goes on from where it was for the others.
+        # Subscriptions that fell behind follow later: the reader goes on from where it was for the others.
         await self.open_new()
 
     async def open_new(self) -> None:
@@ -133,12 +133,12 @@ class DeliveryWorkers:
         if not opening:
             return
         cursors = await self._database.read(partial(_standing, tuple(opening)))
-        # In the order of their cursors: the reader begins with the first one. Those that are added or change meanwhile
+        # In the order of their cursors: the reader begins with the first one. Subscriptions added or changed since
         # have woken the worker.
         for key in sorted(opening, key=lambda one: _position(cursors, one)):
             subscription = opening[key]
             cursor, pending = cursors[key]
-            if cursor is None:  # it was removed meanwhile
+            if cursor is None:  # it was removed since
                 self._opened(subscription)
                 continue
             outlet = await self._outlet(subscription, cursor, pending)
@@ -147,7 +147,7 @@ class DeliveryWorkers:
         self._sender.look_for_due()
 
     def _opened(self, subscription: Subscription) -> bool:
-        """Whether it still waited for its outlet, and was not changed meanwhile; from now on it does not wait."""
+        """Take it from the waiting ones, and return whether it was still one of them, unchanged."""
         if self._to_open.get(subscription.key) is not subscription:
             return False
         del self._to_open[subscription.key]
@@ -155,7 +155,7 @@ class DeliveryWorkers:
 
     async def _outlet(self, subscription: Subscription, cursor: CursorRecord, pending: int) -> Outlet:
         record, names = subscription.record, subscription.names
-        # What a subscription sees is what its user granted the application, whoever created it (reference 11.2).
+        # A subscription sees the devices that its user granted the application, whoever created it (reference 11.2).
         caller = Caller(
             kind=TokenKind.USER,
             token=b"",

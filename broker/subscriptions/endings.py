@@ -1,4 +1,4 @@
-"""What ends subscriptions: facts, time, and receivers that are gone for good (reference 11.2)."""
+"""Ends of subscriptions: by facts, by time, and by receivers that are gone for good (reference 11.2)."""
 
 from collections.abc import Iterable
 from contextlib import suppress

@@ -26,7 +26,8 @@ class Handshakes:
         self._subscriptions = subscriptions
         self._callbacks = callbacks
         self._wakeup = Wakeup()
-        #: Subscriptions whose handshake is not over, and those whose attempt is under way.
+        #: Subscriptions whose handshake is not over, by the time of the next attempt; and the ones with an attempt
+        #: under way.
         self._due: dict[int, int] = {}
         self._under_way: set[int] = set()
         subscriptions.on_change(self._changed)

@@ -112,8 +112,8 @@ class DeliveryLog:
 
         Args:
             subscription: an active or paused one.
-            ids: which; those whose first attempt is under way are left out. One that waits for a retry gets it now.
-            start_ms, end_ms: without `ids`, those that were made in this time, at most `REPLAY_NOTIFICATIONS`.
+            ids: the notifications; ones whose first attempt is under way are left out. A waiting retry begins now.
+            start_ms, end_ms: without `ids`, up to `REPLAY_NOTIFICATIONS` notifications made in this time.
 
         Raises:
             ValidationFailed: an id is not one of this subscription.

@@ -1,4 +1,4 @@
-"""What waits for each active subscription, and which subscriptions a device concerns.
+"""Queues of the active subscriptions, and the subscriptions that a device concerns.
 
 An outlet takes the rows of the log in their order and forms notifications of them in that order, so one position says
 which rows are in notifications. An outlet that has no room for a row is behind: from then on it leaves the rows in the
@@ -38,7 +38,7 @@ class Taken:
 
 @dataclass(eq=False, slots=True)
 class InFlight:
-    """A notification under way, for those that come after it."""
+    """A notification under way, which the next ones wait for."""
 
     started: trio.Event = field(default_factory=trio.Event)
     done: trio.Event = field(default_factory=trio.Event)
@@ -134,7 +134,7 @@ class Outlet:
         return now if is_full else self._collected_on
 
     def form(self) -> list[Taken]:
-        """The rows of the next notification, without those that the subscription may not have any more."""
+        """The rows of the next notification, except rows that the subscription may not read any more."""
         found: list[Taken] = []
         while self.waiting and len(found) < self.subscription.most_entries:
             taken = self.waiting.popleft()

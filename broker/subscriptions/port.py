@@ -27,7 +27,7 @@ class Callback:
 
 @dataclass(frozen=True, slots=True)
 class CallbackNotification:
-    """What a callback gets (reference 11.3). `entries` None: without the messages."""
+    """Body of a callback (reference 11.3). `entries` None: without the messages."""
 
     id: str
     ts: int

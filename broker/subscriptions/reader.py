@@ -69,7 +69,7 @@ class Reader:
         self._position = Position(0)
         self._last_key = 0
         self._wakeup = Wakeup()
-        #: Outlets that may be able to form a notification, and those that can at a later time.
+        #: Outlets that may be able to form a notification now, and outlets that can at a later time.
         self._to_look_at: dict[Outlet, None] = {}
         self._later: list[tuple[float, int]] = []
         self._behind: dict[Outlet, None] = {}
@@ -191,7 +191,7 @@ class Reader:
                     del wanting[outlet]
                     self._to_look_at[outlet] = None
         for outlet in wanting:
-            if outlet.is_active:  # it was not paused or removed meanwhile
+            if outlet.is_active:  # not paused or removed since
                 outlet.read_upto = max(outlet.read_upto, upto)
                 outlet.is_behind = outlet.read_upto < self._position
                 self._to_look_at[outlet] = None
@@ -309,7 +309,7 @@ class Reader:
         await self._database.write(partial(_save, position if outlets else None, cursors))
         self._has_reader_row = bool(outlets)
         for outlet, is_behind, times in states:
-            if outlet.times_saved_behind == times:  # else it fell behind meanwhile, and the store says so
+            if outlet.times_saved_behind == times:  # else it has fallen behind, and the store says so
                 outlet.saved_behind = is_behind
 
 

@@ -38,7 +38,7 @@ def packed_former(former: Iterable[FormerSecret]) -> str:
 
 
 def former_secrets(text: str, *, until_ms: int) -> list[FormerSecret]:
-    """What `packed_former` made. `until_ms`: of a text without a time, which an older version stored."""
+    """Parse a text of `packed_former`. `until_ms`: expiry for a text without a time, which an older version stored."""
     found = []
     for line in text.splitlines():
         secret, _, until = line.partition(" ")

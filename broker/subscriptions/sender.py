@@ -41,7 +41,7 @@ from storage.sql import StoreError
 GONE: Final = 410
 _ORDER_SECONDS: Final = 1.0
 _DUE_AT_ONCE: Final = 500
-_LOOK_SECONDS: Final = 60.0  # the longest wait for due notifications: the wall clock may be set meanwhile
+_LOOK_SECONDS: Final = 60.0  # the longest wait for due notifications: the wall clock may be set
 _ATTEMPTS_KEPT: Final = 20
 _DAY_MS: Final = 86_400_000
 _LONGEST_DELAY_MS: Final = int(max(RETRY_SECONDS) * 1000 * 1.2)  # delays vary by a tenth
@@ -100,7 +100,7 @@ class NotificationSender:
     async def send_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as tasks:
             self._tasks = tasks
-            # What was under way when the last run ended goes before anything new.
+            # Notifications under way when the last run ended go before new ones.
             await self.retry_due()
             tasks.start_soon(
                 partial(
@@ -256,7 +256,7 @@ class NotificationSender:
             self._settled = settled | self._settled
             self._failing = failing | self._failing
             raise
-        # Until now they were due in the store, and must not be taken for those that wait.
+        # Until now they were due in the store, and must not be taken for waiting ones.
         self._under_way -= settled.keys()
         for subscription in {one.subscription for one in settled.values()}:
             self._router.publish(DeliveriesProgressed(subscription))
@@ -335,7 +335,7 @@ class NotificationSender:
             rows = await self._entries.taken([record for _outlet, record in chosen], self._outlets)
         finally:
             for (outlet, record), taken in zip(chosen, rows, strict=True):
-                if taken is None or outlet.is_closed:  # not read, or ended meanwhile: it is as if nothing had begun
+                if taken is None or outlet.is_closed:  # not read, or ended since: it is as if nothing had begun
                     outlet.in_flight -= 1
                     self._under_way.discard(record.key)
                     self.look_for_due()

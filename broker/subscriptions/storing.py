@@ -1,4 +1,4 @@
-"""Records of subscriptions: a new one, the one that stands, and those that are removed."""
+"""Records of subscriptions: adding, replacing and removing them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +57,7 @@ def new_record(
 def add(tx: Transaction, record: SubscriptionRecord) -> SubscriptionRecord:
     """Add a subscription; one that is active collects from now on.
 
-    Raises Conflict: there are too many; Unauthorized: the application was deleted meanwhile.
+    Raises Conflict: there are too many; Unauthorized: the application was deleted.
     """
     require_application(tx, record.application)
     if tx.subscriptions.count_of(record.application, record.user) >= SUBSCRIPTIONS_MAX:
@@ -70,7 +70,7 @@ def add(tx: Transaction, record: SubscriptionRecord) -> SubscriptionRecord:
 
 
 def begin(tx: Transaction, record: SubscriptionRecord) -> None:
-    """What is stored from now on is collected."""
+    """Collect messages for the subscription from the present end of the log on."""
     tx.subscriptions.put_cursors([CursorRecord(record.key, tx.messages.head(), is_behind=True)])
 
 

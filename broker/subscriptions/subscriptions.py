@@ -59,7 +59,7 @@ class Subscriptions:
         self.allow_private = allow_private
         self._by_key: dict[int, Subscription] = {}
         self._by_id: dict[str, Subscription] = {}
-        #: Those that ended by a fact, and why: they are gone for every caller, and removed from the store soon.
+        #: Reasons of subscriptions that a fact ended: they are gone for every caller, and removed from the store soon.
         self.ended: dict[int, str] = {}
         self._listeners: list[Changed] = []
 
@@ -68,7 +68,7 @@ class Subscriptions:
         self._listeners.append(listener)
 
     async def load(self) -> None:
-        """Read all subscriptions. Those that lost their grants or their device while nobody watched end."""
+        """Read all subscriptions. End the ones that lost their grants or their device while the daemon did not run."""
         known, orphans = await self._database.read(lambda tx: (tx.subscriptions.in_use(), tx.subscriptions.orphans()))
         for record, names in known:
             self.put(Subscription(record, names))
@@ -124,7 +124,7 @@ class Subscriptions:
         ]
 
     async def failing(self) -> dict[int, str]:
-        """What went wrong last, by key, of those whose deliveries fail."""
+        """The last error of each subscription whose deliveries fail, by key."""
         return await self._database.read(lambda tx: tx.subscriptions.failing())
 
     async def create(self, caller: Caller, wanted: NewSubscription) -> Subscription:
@@ -199,11 +199,11 @@ class Subscriptions:
         return await self._database.write(work, announce=self.put)
 
     async def remove(self, subscription: Subscription) -> None:
-        """Raises NotFound when it is removed meanwhile."""
+        """Remove a subscription. Raises NotFound: it is already removed."""
         await self.forget([subscription.key], "deleted", must_be_there=True)
 
     async def set_paused(self, subscription: Subscription, *, paused: bool) -> Subscription:
-        """Pause or resume. What comes meanwhile is delivered after the pause. Raises Conflict, NotFound."""
+        """Pause or resume. Messages of the pause are delivered after it. Raises Conflict, NotFound."""
         now_ms, status = self._clock.now_ms(), SubscriptionStatus.PAUSED if paused else SubscriptionStatus.ACTIVE
 
         def work(tx: Transaction) -> Subscription:
@@ -267,7 +267,7 @@ class Subscriptions:
 
         await self._database.write(work, announce=lambda changed: None if changed is None else self.put(changed))
 
-    # What ends subscriptions
+    # Ends of subscriptions
 
     def end(self, keys: Iterable[int], reason: str) -> bool:
         """From now on these are gone for every caller; `forget` removes them from the store. Return whether any is."""
@@ -298,7 +298,7 @@ class Subscriptions:
         return bool(gone)
 
     async def made_for(self, user: UserKey) -> list[MadeByApplication]:
-        """What applications subscribed to of a user's devices, in the order of their creation."""
+        """Subscriptions that applications made for a user's devices, in the order of their creation."""
         mine = [one for one in self._by_key.values() if one.record.user == user]
 
         def work(tx: Transaction) -> list[MadeByApplication]:

@@ -8,7 +8,7 @@ from broker.loops import Wakeup, repeat
 from storage.database import Database, Transaction
 
 _SWEEP_SECONDS: Final = 300.0
-_STEP: Final = 1_000  # rows: others wait for the writer meanwhile
+_STEP: Final = 1_000  # rows of one step: other writes wait for it
 _DAY_MS: Final = 86_400_000
 
 

@@ -1,4 +1,4 @@
-"""Who may use which topics of the open topic space (reference 16.6).
+"""Access to topics of the open topic space (reference 16.6).
 
 Without a rule, every device may use every topic. As soon as there is one, a device may do what a rule of it, of its
 type or of its owner allows.

@@ -1,6 +1,6 @@
 """The open topic space: subscriptions, retained messages, and what a message leads to (reference 16.6).
 
-Its messages are no device data: they are in no history. Those that wait for a device are in the device's session, and
+Its messages are no device data: they are in no history. Messages that wait for a device are in its session, and
 retained ones in the store; both are written with the commit that acknowledges the message.
 """
 
@@ -34,11 +34,11 @@ from storage.mqtt_topics import RetainedRecord
 
 #: Subscriptions that are looked at in the time that one delivery takes.
 _LOOKS_OF_A_DELIVERY: Final = 50
-#: What a delivery costs that is written, and whose end is written, beside one that is only sent.
+#: Cost of a delivery that is written, and whose end is written, relative to one that is only sent.
 _WRITTEN_DELIVERY: Final = 3
 #: With more deliveries of one message, each counts as a frame of overhead of the device that has published it.
 _FAN_OUT: Final = 16
-#: What it costs to retain a message, in frames of overhead: a write of its own, and more of them for a large one.
+#: Cost of retaining a message, in frames of overhead: a write of its own, and more of them for a large one.
 _RETAINED_FRAMES: Final = 4
 _RETAINED_BYTES_OF_A_FRAME: Final = 4_096
 #: Where the service's own topics are. No message of the open topic space has such a topic.
@@ -73,7 +73,7 @@ class TooLongSubscriptions(TooManySubscriptions):
 
 @dataclass(frozen=True, slots=True)
 class TopicMessage:
-    """A message. `properties` are those that are forwarded, encoded; `expires_on` in ms, None for never."""
+    """A message. `properties` are the forwarded ones, encoded; `expires_on` in ms, None for never."""
 
     topic: bytes
     payload: bytes
@@ -107,7 +107,7 @@ class Arriving:
         self._user = user
 
     def take(self, size: int) -> bool:
-        """Hold so many bytes; False, and nothing held, when there is no room. One packet always has room."""
+        """Hold `size` bytes; False, and nothing held, if there is no room. One packet always has room."""
         held = self._held.get(self._user, 0)
         if held and held + size > MQTT_ARRIVING_BYTES:
             return False

@@ -10,7 +10,7 @@ from storage.mqtt_sessions import TopicSubscriptionRecord
 _ONE: Final = b"+"
 _REST: Final = b"#"
 SHARED: Final = b"$share/"
-#: What begins like this is a server's: no device exchanges messages there (MQTT 5.0, 4.7.2).
+#: Prefixes of a server's own topics: no device exchanges messages there (MQTT 5.0, 4.7.2).
 _SERVERS: Final = (SHARED, b"$SYS/")
 
 

@@ -1,1 +1,1 @@
-"""What the daemon remembers of what happened to it: refusals in the log, and the audit log (reference 28)."""
+"""The daemon's record of events: refusals in the log, and the audit log (reference 28)."""

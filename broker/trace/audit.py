@@ -1,8 +1,8 @@
 """The audit log: who changed what, when and from where, and who was refused (reference 28.2).
 
-An entry about a change is written in the transaction of that change (`note`). What has no transaction waits in a
-bounded queue for the worker. Entries end by age and by number; those that strangers cause have a quarter of the number,
-and one actor has no more when there are too many, so that a flood of them cannot push out what others did.
+An entry about a change is written in the transaction of that change (`note`). An event without a transaction waits in
+a bounded queue for the worker. Entries end by age and by number; entries caused by strangers get a quarter of the
+number, and one actor has no more when there are too many, so that a flood of them cannot push out what others did.
 """
 
 from collections import deque
@@ -121,7 +121,7 @@ class AuditLog:
                 tx.audit.add(entry)
 
         try:
-            await self._database.write(work)  # also when this task is cancelled meanwhile
+            await self._database.write(work)  # also if this task is cancelled
         except StoreError:
             self._waiting.extendleft(reversed(entries))
             raise

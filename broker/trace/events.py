@@ -1,10 +1,10 @@
-"""What the audit log has entries about, by name: for who does not load the log."""
+"""Names of the events in the audit log, for modules that do not load the log."""
 
 from enum import StrEnum
 
 
 class AuditEvent(StrEnum):
-    """What the audit log has entries about."""
+    """An event in the audit log."""
 
     SIGN_IN = "sign_in"
     SIGN_OUT = "sign_out"

@@ -1,4 +1,4 @@
-"""What a trial's application may do for the participants, and how that ends (reference 14.2).
+"""Access of a trial's application to the participants' devices, and its end (reference 14.2).
 
 All changes are part of the caller's transaction; what they end and the facts about them come after its commit
 (`broker/accounts/tokens.py: Tokens.change`).

@@ -61,7 +61,7 @@ class TrialApplications:
 
 
 def name_of(trial_name: str) -> str:
-    """The name of a trial's application. Its first word keeps it apart from those that the operator named."""
+    """The name of a trial's application. Its first word distinguishes it from applications that the operator named."""
     return f"Trial: {trial_name}"
 
 

@@ -1,4 +1,4 @@
-"""What is kept beside the sessions of a trial, unevaluated: metadata, rules, metadata of rules (reference 14.5)."""
+"""Documents beside the sessions of a trial, stored unevaluated: metadata, rules, metadata of rules (reference 14.5)."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -88,7 +88,7 @@ class TrialDocuments:
 
         Raises:
             ValidationFailed: it is too large, or its `key` or `sessionId` is no text.
-            NotFound: the trial was deleted meanwhile.
+            NotFound: the trial was deleted.
             Conflict: it is stopped, or has too many.
         """
         record = TrialDocumentRecord(
@@ -121,7 +121,7 @@ class TrialDocuments:
         return await self._put(trial, replace(document.record, sharing=_json(sharing, "sharing")))
 
     async def remove(self, trial: TrialRecord, document: TrialDocument) -> TrialDocument:
-        """Raises NotFound: it was deleted meanwhile; Conflict: the trial is stopped."""
+        """Remove a document. Raises NotFound: it was deleted; Conflict: the trial is stopped."""
 
         def work(tx: Transaction) -> TrialDocument:
             _check_present(tx, trial, document.record)

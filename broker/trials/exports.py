@@ -46,7 +46,7 @@ class TrialExports:
         """For administrators of the trial, and for its application.
 
         While the trial goes on: the connected devices whose participants still grant its application READ. After its
-        end: those that were connected then.
+        end: the devices that were connected at the end.
 
         Raises NotFound, PermissionDenied.
         """

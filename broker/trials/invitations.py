@@ -46,7 +46,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What the page of an invitation shows before the person answers."""
+    """Contents of an invitation's page before the person answers."""
 
     record: TrialInvitationRecord
     trial: TrialRecord
@@ -81,7 +81,7 @@ class TrialInvitations:
 
         Raises:
             ValidationFailed: no address.
-            NotFound: the trial was deleted meanwhile.
+            NotFound: the trial was deleted.
             Conflict: it is stopped; the address has an open invitation of this kind, or its user has the role already;
                 too many invitations are open.
         """
@@ -91,7 +91,7 @@ class TrialInvitations:
         return sent
 
     def count_sent(self, number: int) -> None:
-        """For the statistics: so many invitations were stored by `send`."""
+        """Add to the statistics the invitations that `send` stored."""
         self._sent += number
 
     def prepared(self, inviter: UserRecord, trial_name: str, new: NewInvitation) -> Prepared:

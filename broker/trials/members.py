@@ -94,7 +94,7 @@ class TrialMembers:
         Raises:
             PermissionDenied: it is not the participant's own, or not of a device type of the trial.
             Conflict: it is connected already, the participant has too many, or the trial is stopped.
-            NotFound: the trial or the participant was removed meanwhile.
+            NotFound: the trial or the participant was removed.
         """
         now_ms = self._clock.now_ms()
 

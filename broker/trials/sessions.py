@@ -62,7 +62,7 @@ class TrialSessions:
         await self._trials.require(caller, trial, _ADMINISTRATORS)
 
     async def shown(self, sessions: Sequence[TrialSessionRecord]) -> list[TrialSession]:
-        """Without those whose trial was deleted meanwhile."""
+        """The sessions as calls show them, except sessions of deleted trials."""
 
         def work(tx: Transaction) -> list[TrialSession]:
             shown = []
@@ -75,7 +75,7 @@ class TrialSessions:
         return await self._database.read(work)
 
     async def one(self, session: TrialSessionRecord) -> TrialSession:
-        """Raises NotFound: its trial was deleted meanwhile."""
+        """The session as calls show it. Raises NotFound: its trial was deleted."""
         found = await self.shown([session])
         if not found:
             raise NotFound
@@ -88,7 +88,7 @@ class TrialSessions:
             ValidationFailed: the user is no participant of the trial, or there are too many devices.
             DeviceNotFound: a device does not exist.
             PermissionDenied: a device is not one that the participant connected to the trial.
-            NotFound: the trial was deleted meanwhile.
+            NotFound: the trial was deleted.
             Conflict: it is stopped, or has too many sessions.
         """
         if len(dids) > TRIAL_SESSION_DEVICES:
@@ -125,7 +125,7 @@ class TrialSessions:
 
         Raises:
             ValidationFailed: the session would end before its start, or without one.
-            NotFound: the session was deleted meanwhile.
+            NotFound: the session was deleted.
             Conflict: the trial is stopped.
         """
 
@@ -147,7 +147,7 @@ class TrialSessions:
         return await self._database.write(work)
 
     async def remove(self, trial: TrialRecord, session: TrialSessionRecord) -> None:
-        """Raises NotFound: the session was deleted meanwhile."""
+        """Remove a session. Raises NotFound: it was deleted."""
 
         def work(tx: Transaction) -> None:
             present(tx, trial)

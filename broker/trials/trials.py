@@ -119,7 +119,7 @@ class Trials:
     # Showing
 
     async def shown(self, trial: TrialRecord, caller: Caller) -> Trial:
-        """The trial as the caller, a member, sees it. Raises NotFound: it was deleted meanwhile."""
+        """The trial as the caller, a member, sees it. Raises NotFound: it was deleted."""
         reach = await self._permissions.reach(caller)
 
         def work(tx: Transaction) -> Trial:
@@ -206,7 +206,7 @@ class Trials:
         and the open invitations. Returns the trial.
 
         Raises:
-            NotFound: the trial was deleted meanwhile.
+            NotFound: the trial was deleted.
             Conflict: it is stopped.
         """
 
@@ -244,7 +244,7 @@ class Trials:
     async def delete(self, trial: TrialRecord) -> Trial:
         """Delete the trial with its members, invitations and connected devices, and end what `change` with `stop` ends.
 
-        Returns the trial as it was. Raises NotFound: it was deleted meanwhile.
+        Returns the trial as it was. Raises NotFound: it was deleted.
         """
 
         def work(issuance: Issuance) -> Trial:

@@ -2,7 +2,7 @@
 
 A will is stored before its CONNACK is sent. It is published and removed in one commit, so that it is published once,
 however often the daemon is killed. What a killed daemon leaves are the wills of connections that were open, which ended
-then, and those that wait for their delay.
+then, and wills that wait for their delay.
 """
 
 import math
@@ -110,7 +110,7 @@ class Wills:
             self._publish(owner, waiting.will, None)
 
     def leave(self, device: Device, will: WillRecord, *, is_due: bool, seconds: int, meter: Meter | None) -> None:
-        """The connection has ended. Publish its will at once or after so many seconds, or forget it."""
+        """The connection has ended: publish its will at once or after `seconds`, or forget it."""
         if is_due and seconds:
             due_on = Milliseconds(self._core.clock.now_ms() + seconds * 1000)
             self._database.write_with_next(partial(_wait, device.key, due_on), size=WRITE_BYTES)
