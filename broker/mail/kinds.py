@@ -142,10 +142,12 @@ class MonetizationPlanDecided(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSuspended(Mail):
-    """`backlog`: notifications and messages that waited and are given up."""
+    """`receiver`: its description, or the host to which it delivers. `backlog`: notifications and messages that waited
+    and are given up."""
 
     kind = "subscription_suspended"
     subscription_id: str
+    receiver: str = ""
     last_error: str
     backlog: int
 

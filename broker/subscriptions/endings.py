@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -67,7 +68,11 @@ class Endings:
             tx.subscriptions.put(record)
             tx.subscriptions.forget_cursors([record.key])
             backlog = tx.deliveries.give_up(record.key) + waiting
-            mail = SubscriptionSuspended(subscription_id=record.id, last_error=error, backlog=backlog)
+            # The path of a callback may have a secret of its server.
+            receiver = record.description or urlsplit(record.callback_url or "").hostname or ""
+            mail = SubscriptionSuspended(
+                subscription_id=record.id, receiver=receiver, last_error=error, backlog=backlog
+            )
             self._post(tx, subscription, addresses, mail)
             note(tx, AuditEvent.SUBSCRIPTION_SUSPENDED, f"subscription {record.id}", now_ms=now_ms, reason=error)
             return Subscription(record, subscription.names), backlog

@@ -276,6 +276,8 @@ def test_a_name_cannot_add_lines_and_is_not_expanded() -> None:
     name = "Light\r\n\r\nYour account is closed.\u2028\x00 $site ${code} {0} {{x}} %s"
     text = DeviceShareInvitation(device=name, owner="Ada", code="c0de").render(LINKS)[1]
     assert "\nDevice: Light Your account is closed. $site ${code} {0} {{x}} %s\n" in text
+    named = SubscriptionSuspended(subscription_id="5", receiver="collector.example.org", last_error="", backlog=0)
+    assert "Subscription: 5\nTo: collector.example.org\n" in named.render(LINKS)[1]
     assert "…\n" in SubscriptionSuspended(subscription_id="5", last_error="x" * 5000, backlog=0).render(LINKS)[1]
 
 
