@@ -53,6 +53,14 @@ class OtherRoot:
         assert done.returncode == status, done.stdout
         return done.stdout
 
+    def leave_room(self, kib: int | None) -> None:
+        """How much more may be written to the disk; None: as at the beginning."""
+        there = ["nsenter", "--target", str(self.pid), "--mount"]
+        disk = str(self.path.parent)
+        used = subprocess.run([*there, "df", "-k", "--output=used", disk], capture_output=True, text=True, check=True)
+        size = "50%" if kib is None else f"{int(used.stdout.split()[-1]) + kib}k"
+        subprocess.run([*there, "mount", "-o", f"remount,size={size}", disk], check=True, timeout=60)
+
     def write(self, path: str, text: str | bytes) -> None:
         content = text.encode() if isinstance(text, str) else text
         subprocess.run(self.command("tee", path), input=content, stdout=subprocess.DEVNULL, check=True, timeout=60)

@@ -1,8 +1,10 @@
 """The Debian package: built as any user, installed, upgraded, removed and purged in a root directory of its own."""
 
+import random
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,6 +136,44 @@ def test_a_package_is_installed_used_upgraded_removed_and_purged(packages: Packa
         root.run("debconf-set-selections", text="trunkline trunkline/remove_data boolean true\n")
         root.run("dpkg", "--purge", "trunkline")
         root.run("sh", "-c", "ls -d /var/lib/trunkline* /etc/trunkline", status=2)
+
+
+_KILLS = 3
+
+
+@pytest.mark.timeout(600)  # with the building
+def test_an_interrupted_upgrade_is_repeated_without_a_network(packages: Packages, tmp_path: Path) -> None:
+    """Killed at any moment, on a full disk, and ended between unpacking and configuring."""
+    with other_root(tmp_path) as root:
+        files = {name: f"/root/{name}.deb" for name in ("first", "second")}
+        for name, path in (("first", packages.first), ("second", packages.second)):
+            root.write(files[name], path.read_bytes())
+        root.run("dpkg", "--install", files["first"])
+        began = time.monotonic()
+        root.run("dpkg", "--install", files["second"])
+        takes, seed = time.monotonic() - began, random.Random(46)  # noqa: S311 - of a test
+        for number in range(_KILLS):
+            file = files["first" if number % 2 else "second"]
+            after = f"{takes * seed.uniform(0.05, 1.0):.2f}"
+            root.run("sh", "-c", f"timeout --foreground --signal KILL {after} dpkg --install {file} || true")
+            root.run("dpkg", "--install", file)
+            assert root.run("dpkg-query", "--show", "--showformat", "${db:Status-Abbrev}", "trunkline") == "ii "
+            assert "starts" in root.run("trunkline", "serve", "--dry-start", "--config", CONFIG)
+        assert root.run("find", f"/{HOME}", "/etc/trunkline", "-name", "*.dpkg-*") == ""
+
+        root.run("dpkg", "--install", files["first"])
+        root.run("dpkg", "--unpack", files["second"])  # and the power goes
+        assert "starts" in root.run("trunkline", "serve", "--dry-start", "--config", CONFIG)
+        root.run("dpkg", "--configure", "--pending")
+        assert root.run("stat", "-c", "%U %G %a", CONFIG) == "root trunkline 640\n"
+
+        root.leave_room(4096)
+        said = root.run("dpkg", "--install", files["first"], status=1)
+        assert "No space left on device" in said
+        assert "starts" in root.run("trunkline", "serve", "--dry-start", "--config", CONFIG)
+        root.leave_room(None)
+        root.run("dpkg", "--install", files["first"])
+        assert "starts" in root.run("trunkline", "serve", "--dry-start", "--config", CONFIG)
 
 
 def test_a_package_depends_on_the_tree_alone(packages: Packages) -> None:
