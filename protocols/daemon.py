@@ -62,7 +62,6 @@ from protocols.outbound.tracing import MessageTraces, otlp_provider
 from protocols.streams.hub import Hub
 from protocols.streams.inherited import hand_over, inherited_sockets
 from protocols.streams.tls import PeerContext, RenewableContext
-from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from storage.ballast import Ballast
 from storage.database import Database
@@ -186,11 +185,9 @@ async def _listen(
     connections: trio.Nursery,
     reloading: Reloading,
 ) -> dict[str, Address]:
-    alarms = Alarms(services.core.life.stopping)
-    connections.start_soon(alarms.ring_forever)
-    carried = partial(serve_mqtt_connection, services)
     hub = Hub(connections, services.core.life)
-    websocket = partial(serve_websocket_connection, services, alarms, mqtt=carried, hub=hub)
+    carried = partial(serve_mqtt_connection, services, hub=hub)
+    websocket = partial(serve_websocket_connection, services, mqtt=carried, hub=hub)
     vitals = Vitals(services.core)
     reloading.others.append(vitals.renew)
     tls, optional, required = _contexts(settings, reloading)

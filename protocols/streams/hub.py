@@ -22,6 +22,7 @@ from outcome import Error, Value
 
 from broker.life import Life
 from config.limits import HUB_BYTES_PER_TURN, HUB_CONNECTIONS_PER_TURN, HUB_TASKS_PER_TURN
+from protocols.streams.alarms import Alarms
 
 _READ_BYTES: Final = 16 * 1024
 _POLLED: Final = 512
@@ -52,8 +53,10 @@ class Hub:
     """
 
     def __init__(self, connections: trio.Nursery, life: Life) -> None:
+        """`connections` is the nursery of the listener's connections."""
         self.connections = connections
-        self._life = life
+        self.alarms = Alarms(connections, life)
+        self.life = life
         self._parked: dict[int, _Parked] = {}  # by descriptor
         self._epoll: select.epoll | None = None
         self._running = trio.CancelScope()
@@ -109,7 +112,7 @@ class Hub:
             self.connections.start_soon(self._run, epoll, self._running)
         else:
             self._epoll.register(number, select.EPOLLIN)
-            self._life.forget(self._running)
+            self.life.forget(self._running)
 
     def _leave(self, number: int) -> None:
         """The socket is not parked any more."""
@@ -118,7 +121,7 @@ class Hub:
             with suppress(OSError):  # it was closed, and the kernel has taken it out
                 self._epoll.unregister(number)
             if not self._parked:
-                self._life.end_with_stop(self._running)
+                self.life.end_with_stop(self._running)
 
     async def _run(self, epoll: select.epoll, running: trio.CancelScope) -> None:
         try:
@@ -127,7 +130,7 @@ class Hub:
                     await trio.lowlevel.wait_readable(epoll.fileno())
                     await self._serve(epoll.poll(0, _POLLED))
         finally:
-            self._life.forget(running)
+            self.life.forget(running)
             if self._epoll is epoll:  # who parks after a cancellation has started another task
                 self._epoll = None
             epoll.close()

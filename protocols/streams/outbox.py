@@ -4,12 +4,11 @@ The queue accepts answers to the peer's own requests always: the task that reads
 is false, so the answers are bounded by what was read. All other bytes are offered, and refused while the peer is slow.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar, Final, Protocol
 
 import trio
 
-OUTBOX_BYTES = 256 * 1024
 _SMALL_BYTES: Final = 64 * 1024
 
 
@@ -23,38 +22,15 @@ class SharedRoom(Protocol):
         """So many bytes more wait; fewer, when it is negative."""
 
 
-class Outbox:
-    """When no bytes wait, `put` sends through `send_now` without the sending task, so most answers leave at once.
+class Outbox(ABC):
+    """When no bytes wait, `put` sends through `_send_now` without the sending task, so most answers leave at once."""
 
-    Args:
-        send: sends all bytes, and waits for as long as that takes.
-        send_now: sends what the operating system takes at once, and returns the number of bytes.
-        limit: bytes that may wait before `has_room` is false.
-    """
+    __slots__ = ("_emptied", "_is_corked", "_is_wanted", "_shared", "_waiting", "_waiting_bytes", "_wakeup")
 
-    __slots__ = (
-        "_emptied",
-        "_is_corked",
-        "_is_wanted",
-        "_limit",
-        "_send",
-        "_send_now",
-        "_shared",
-        "_waiting",
-        "_waiting_bytes",
-        "_wakeup",
-    )
+    #: Bytes that may wait before `has_room` is false.
+    LIMIT: ClassVar[int] = 256 * 1024
 
-    def __init__(
-        self,
-        send: Callable[[bytes], Awaitable[None]],
-        *,
-        send_now: Callable[[bytes], int] | None = None,
-        limit: int = OUTBOX_BYTES,
-    ) -> None:
-        self._send = send
-        self._send_now = send_now
-        self._limit = limit
+    def __init__(self) -> None:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0  # including what is being sent now
         self._shared: SharedRoom | None = None
@@ -64,6 +40,14 @@ class Outbox:
         self._wakeup: trio.Event | None = None
         self._emptied: trio.Event | None = None
 
+    @abstractmethod
+    async def _send(self, data: bytes) -> None:
+        """Send all bytes, and wait for as long as that takes."""
+
+    @abstractmethod
+    def _send_now(self, data: bytes) -> int:
+        """Send what the operating system takes at once; return the number of bytes."""
+
     @property
     def is_empty(self) -> bool:
         """All bytes so far were handed to the operating system."""
@@ -71,7 +55,7 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
-        return self._waiting_bytes < self._limit
+        return self._waiting_bytes < self.LIMIT
 
     def share(self, shared: SharedRoom) -> None:
         """Count what waits there, too. While that is full, nothing is offered to a peer that has something waiting, and
@@ -88,7 +72,7 @@ class Outbox:
         """Queue an answer to the peer's own request. Always accepted."""
         if not data:
             return
-        if not (self._waiting_bytes or self._is_corked) and self._send_now is not None:
+        if not (self._waiting_bytes or self._is_corked):
             sent = self._send_now(data)  # the usual case: nothing waits before it, and it leaves at once
             if sent == len(data):
                 return
@@ -99,7 +83,7 @@ class Outbox:
         self._waiting.append(data)
         self._count(len(data))
         if not self._is_corked:
-            self._begin()
+            self._send_waiting()
 
     def offer(self, data: bytes) -> bool:
         """Queue other bytes; False, and nothing queued, when the peer does not keep up."""
@@ -117,19 +101,17 @@ class Outbox:
     def uncork(self) -> None:
         self._is_corked = False
         if self._waiting:
-            self._begin()
+            self._send_waiting()
 
-    def _begin(self) -> None:
+    def _send_waiting(self) -> None:
         if self._is_wanted:  # the sending task is at work, and keeps the order
             return
-        if self._send_now is not None:
-            data = self._take_waiting()
-            sent = self._send_now(data)
-            self._count(-sent)
-            if sent == len(data):
-                return
-            self._waiting.append(data[sent:])
-        self._want()
+        data = self._take_waiting()
+        sent = self._send_now(data)
+        self._count(-sent)
+        if sent < len(data):
+            self._waiting.insert(0, data[sent:])
+            self._want()
 
     def _want(self) -> None:
         self._is_wanted = True
@@ -148,13 +130,11 @@ class Outbox:
                 self._emptied = trio.Event()
             await self._emptied.wait()
 
-    def end(self) -> None:
-        """The connection has ended, and nothing more is sent. Both functions for that may refer to what has this queue,
-        which would then wait for the garbage collector."""
-        self._send, self._send_now = _lose, None
-        if self._shared is not None:
-            self._shared.add(-self._waiting_bytes)
-            self._shared = None
+    def discard(self) -> None:
+        """The connection has ended: what waits is never sent."""
+        self._waiting.clear()
+        self._count(-self._waiting_bytes)
+        self._shared = None
 
     async def send_forever(self) -> None:
         """Send until cancelled; run by one task. Raises the stream's error when the peer has gone."""
@@ -171,7 +151,3 @@ class Outbox:
                 if self._emptied is not None:
                     self._emptied.set()
                     self._emptied = None
-
-
-async def _lose(_data: bytes) -> None:
-    await trio.lowlevel.checkpoint()

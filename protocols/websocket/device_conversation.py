@@ -25,8 +25,10 @@ from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
 from protocols.refusals import note_refusal, refusal_for
+from protocols.streams.connection import Need
+from protocols.streams.hub import Hub
 from protocols.streams.peers import authenticated
-from protocols.websocket.connection import OpenWebSocket
+from protocols.websocket.connection import WebSocket
 from protocols.websocket.device_channel import (
     ActionOffered,
     ChannelAnswer,
@@ -67,87 +69,84 @@ class _Registration:
         self.link = link
 
 
-class DeviceConversation:
+class DeviceConversation(WebSocket):
     """Connects one device channel with the broker."""
 
+    __slots__ = ("_channel", "_destinations", "_ingest", "_left", "_registers_until", "_registrations", "_shown")
+
     def __init__(
-        self, rooms: WebSocketRooms, channel: DeviceChannel, shown: ClientCertificate | None, connection: OpenWebSocket
+        self,
+        rooms: WebSocketRooms,
+        channel: DeviceChannel,
+        shown: ClientCertificate | None,
+        stream: trio.abc.Stream,
+        hub: Hub,
     ) -> None:
-        self._rooms = rooms
+        super().__init__(rooms, stream, hub)
         self._shown = shown
         self._ingest = rooms.messages.ingest
         self._channel = channel
-        self._connection = connection
         self._registrations: dict[str, _Registration] = {}
         self._destinations: dict[tuple[str, str], Device] = {}
         #: What must wait, and the messages behind it.
         self._left: tuple[ActionOffered | RegistrationRequested, Iterator[str | bytes]] | None = None
-        self._deadline = trio.current_time() + REGISTRATION_SECONDS
+        #: reference 21.3: a device must register within 30 s.
+        self._registers_until = trio.current_time() + REGISTRATION_SECONDS
 
     @property
-    def form(self) -> FrameForm:
+    def form(self) -> FrameForm:  # type: ignore[override]
         return self._channel.form
 
-    @property
-    def deadline(self) -> float:
-        """reference 21.3: a device must register within 30 s."""
-        return self._deadline
+    def due(self) -> float:
+        return min(super().due(), self._registers_until)
 
-    def expired(self) -> None:
-        self._deadline = math.inf
-        self._act(self._channel.registration_timed_out())
+    async def beat(self, now: float) -> None:
+        if now >= self._registers_until:
+            self._registers_until = math.inf
+            self._act(self._channel.registration_timed_out())
+        await super().beat(now)
 
-    async def talk(self) -> None:
-        connection, ingest = self._connection, self._ingest
-        while True:
-            # Only authenticated connections are parked: the sockets of strangers may be closed while they are read.
-            payloads = await connection.receive(self._take if self._registrations else None)
-            if payloads is None:
-                return
-            if payloads:
-                self._take(payloads)
-            while self._left is not None:
-                await self._go_on(*self._left)
-            if not ingest.has_room:
-                await ingest.wait_room()
-            if not connection.has_room:
-                await connection.wait_written()
-            if self._channel.answers_waiting > ANSWERS_WAITING:
-                await self._wait_settled()
-
-    def _take(self, payloads: Sequence[str | bytes]) -> bool:
-        """Process the messages of one turn, in order. Returns False when some are left in `_left`, or when something is
-        to be awaited before the next turn."""
-        connection = self._connection
-        connection.cork()
+    def take_messages(self, messages: Sequence[str | bytes]) -> None:
+        """Process the messages of one turn, in order, or some of them: see `_left`."""
+        self.cork()
         try:
-            offers = self._channel.receive_usual(payloads)
-            self._handle(iter(payloads[len(offers) :] if offers else payloads), offers)
+            offers = self._channel.receive_usual(messages)
+            self._handle(iter(messages[len(offers) :] if offers else messages), offers)
         finally:
-            connection.uncork()
-        return (
-            self._left is None
-            and connection.has_room
-            and self._ingest.has_room
-            and self._channel.answers_waiting <= ANSWERS_WAITING
-        )
+            self.uncork()
+
+    def next_need(self) -> Need:
+        if self._left is not None:
+            return Need.TASK
+        if not self._ingest.has_room or self._channel.answers_waiting > ANSWERS_WAITING:
+            return Need.STORE
+        return super().next_need()
+
+    async def wait_store(self) -> None:
+        await self._ingest.wait_room()
+        if self._channel.answers_waiting > ANSWERS_WAITING:
+            await self.settle()
+
+    async def work(self) -> None:
+        if self._left is not None:
+            await self._go_on(*self._left)
 
     async def _go_on(self, waits: ActionOffered | RegistrationRequested, payloads: Iterator[str | bytes]) -> None:
         """Process what is left of a turn."""
-        self._connection.cork()
+        self.cork()
         try:
             if isinstance(waits, ActionOffered):
                 verdict = await self._submit_action(waits)
                 self._settle_when_durable([(waits, verdict)])
                 if isinstance(verdict, DomainError):
-                    self._connection.pace.spend()
+                    self.pace.spend()
             else:
                 await self._register(waits)
-                self._connection.pace.spend()
+                self.pace.spend()
             self._left = None
             self._handle(payloads)
         finally:
-            self._connection.uncork()
+            self.uncork()
 
     def _handle(self, payloads: Iterator[str | bytes], offers: Sequence[MessageOffered] = ()) -> None:
         """Process messages in order, until one must wait: a registration, or an Action to a new destination. That one
@@ -179,7 +178,7 @@ class DeviceConversation:
         # `after_commit` covers the rows since the last `await`, so it comes before the next one.
         self._settle_when_durable(verdicts)
         if overhead:  # frames that no message came of
-            self._connection.pace.spend(overhead)
+            self.pace.spend(overhead)
 
     # --- Registrations ---
 
@@ -200,7 +199,7 @@ class DeviceConversation:
             self._act(self._channel.registration_refused(request.sdid, refusal))
         else:
             self._connect(device, reach, request.token)
-            self._deadline = math.inf
+            self._registers_until = math.inf
             self._act(self._channel.registration_accepted(request.sdid, meter))
 
     async def _authorize(self, sdid: str, token: str) -> tuple[Device, Reach]:
@@ -262,7 +261,7 @@ class DeviceConversation:
             self._rooms.devices.presence.touch(registration.device.key)
 
     def heard_overhead(self, frames: int, pings: int) -> None:
-        self._act(self._channel.receive_overhead(frames, pings, self._connection.pace.floods))
+        self._act(self._channel.receive_overhead(frames, pings, self.pace.floods))
 
     # --- Messages and Actions ---
 
@@ -347,7 +346,7 @@ class DeviceConversation:
         )
 
     def _deliver(self, action: Action) -> bool:
-        return self._connection.offer(encodings(self._ingest)[self.form].action(action))
+        return self.offer(encodings(self._ingest)[self.form].action(action))
 
     # --- Events of the channel ---
 
@@ -355,19 +354,15 @@ class DeviceConversation:
         for event in events:
             match event:
                 case ChannelAnswer(frames):
-                    self._connection.say(encode_frames(frames))
+                    self.say(encode_frames(frames))
                 case DeviceUnregistered(sdid):
                     self._registrations.pop(sdid).link.close()
                 case ChannelClose(code, reason):
-                    self._connection.close(code, reason)
+                    self.close(code, reason)
                 case _:
                     raise AssertionError(f"{event} must be handled by the reading task")
 
-    async def finish(self) -> None:
-        await self._wait_settled()
-        self.leave()
-
-    async def _wait_settled(self) -> None:
+    async def settle(self) -> None:
         """Wait until all submitted messages are durable or refused, and their answers are sent."""
         if self._channel.answers_waiting:
             with suppress(StorageUnavailable):

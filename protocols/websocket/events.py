@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import msgpack
@@ -132,20 +131,22 @@ async def _followed(rooms: WebSocketRooms, caller: Caller, request: HandshakeReq
 class EventFeed(Watcher[EventSelection]):
     """One subscriber of the event feed."""
 
-    @cached_property
-    def _follower(self) -> Follower:
-        """One for the whole connection: a hint on its way must not be lost when the selection is checked."""
-        return Follower(self._selection.progress, self._request.token or "", self._tell)
+    __slots__ = ("_follower",)
+
+    def begin(self) -> None:
+        #: One for the whole connection: a hint on its way must not be lost when the selection is checked.
+        self._follower = Follower(self._selection.progress, self._request.token or "", self._tell)
+        super().begin()
 
     def _tell(self, hint: Hint) -> None:
-        self._connection.offer(_ENCODINGS[self.form](hint))
+        self.offer(_ENCODINGS[self.form](hint))
 
     @contextmanager
     def _subscribed(self) -> Iterator[None]:
-        encode, offer = _ENCODINGS[self.form], self._connection.offer
+        encode, offer = _ENCODINGS[self.form], self.offer
         chosen = self._selection
         subscriber = EventSubscriber(
-            chosen.concerns, offer, encode, chosen.reach.caller.token, self._close, chosen.named
+            chosen.concerns, offer, encode, chosen.reach.caller.token, self._end_link, chosen.named
         )
         with self._rooms.routing.events.subscribe(subscriber):
             if not self._follower.kinds:

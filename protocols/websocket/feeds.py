@@ -168,20 +168,22 @@ async def acts_for(rooms: WebSocketRooms, reach: Reach, user: UserKey) -> bool:
 class LiveFeed(Watcher[LiveSelection]):
     """One subscriber of the live feed."""
 
+    __slots__ = ()
+
     def _subscribed(self) -> AbstractContextManager[None]:
         return self._rooms.routing.feeds.subscribe(
             Subscriber(
                 self._selection.watches,
-                self._offer,
+                self._offer_frames,
                 encodings(self._rooms.messages.ingest)[self.form],
                 self._selection.reach.caller.token,
-                self._close,
+                self._end_link,
                 self._selection.named,
             )
         )
 
-    def _offer(self, frames: bytes, count: int) -> None:
-        self._connection.offer(frames, count)
+    def _offer_frames(self, frames: bytes, count: int) -> None:
+        self.offer(frames, count)
 
     async def _select(self) -> LiveSelection:
         return await select_live(self._rooms, self._request)

@@ -17,8 +17,7 @@ from protocols.refusals import refusal_for
 from protocols.streams.hub import Hub
 from protocols.streams.peers import authenticated
 from protocols.streams.tls import peer_certificate
-from protocols.websocket.alarms import Alarms
-from protocols.websocket.connection import Conversation, OpenWebSocket
+from protocols.websocket.connection import WebSocket
 from protocols.websocket.device_channel import DeviceChannel
 from protocols.websocket.device_conversation import DeviceConversation
 from protocols.websocket.events import EventFeed, select_events
@@ -38,42 +37,39 @@ Carried = Callable[[trio.abc.Stream], Awaitable[None]]
 
 async def serve_websocket_connection(
     rooms: WebSocketRooms,
-    alarms: Alarms,
     head: bytes,
     early: bytes,
     stream: trio.abc.Stream,
     *,
+    hub: Hub,
     mqtt: Carried | None = None,
-    hub: Hub | None = None,
 ) -> None:
     """Serve one connection to its end.
 
     Args:
         rooms: the broker.
-        alarms: wakes the connections; `Alarms.ring_forever` must be running.
         head: the whole head of the client's handshake.
         early: what the client has sent behind the head.
         stream: the rest of the connection.
+        hub: what the connections share.
         mqtt: serves MQTT at its path.
-        hub: reads from the devices that are plain sockets.
     """
-    connection = await _shake_hands(rooms, alarms, head, early, stream, carries_mqtt=mqtt is not None, hub=hub)
-    if isinstance(connection, OpenWebSocket):
-        await connection.run()
+    connection = await _shake_hands(rooms, head, early, stream, carries_mqtt=mqtt is not None, hub=hub)
+    if isinstance(connection, WebSocket):
+        await connection.run(early)
     elif connection is not None and mqtt is not None:
         await mqtt(connection)
 
 
 async def _shake_hands(
     rooms: WebSocketRooms,
-    alarms: Alarms,
     head: bytes,
     early: bytes,
     stream: trio.abc.Stream,
     *,
     carries_mqtt: bool,
-    hub: Hub | None,
-) -> OpenWebSocket | Tunnel | None:
+    hub: Hub,
+) -> WebSocket | Tunnel | None:
     handshake = Handshake(head, stream, rooms.core.refusals)
     try:
         request = await handshake.receive()
@@ -92,7 +88,7 @@ async def _shake_hands(
         except (DomainError, StoreError) as error:
             await handshake.refuse(refusal_for(error))
             return None
-        connection = OpenWebSocket(rooms, alarms, stream, early, conversation, hub)
+        connection = conversation(stream, hub)
         # Nothing is awaited from here to the subscription of a feed: a client that has the answer misses nothing.
         connection.say(handshake.acceptance())
         return connection
@@ -110,7 +106,7 @@ def _mqtt_subprotocol(request: HandshakeRequest) -> str:
 
 async def _admit(
     rooms: WebSocketRooms, request: HandshakeRequest, shown: ClientCertificate | None
-) -> Callable[[OpenWebSocket], Conversation]:
+) -> Callable[[trio.abc.Stream, Hub], WebSocket]:
     """The conversation of a path.
 
     Raises:

@@ -10,6 +10,7 @@ import trio
 
 from broker.limits.overhead import Pace
 from broker.registration.certificates import ClientCertificate
+from protocols.streams.listeners import end_gently
 from protocols.websocket.streamed import StreamReader
 from protocols.websocket.wire import (
     NORMAL_CLOSURE,
@@ -24,6 +25,7 @@ from protocols.websocket.wire import (
 
 UNSUPPORTED_DATA: Final = 1003
 _READ_BYTES: Final = 32 * 1024
+_GOODBYE_SECONDS: Final = 1.0
 #: Frames with fewer bytes than this on average count as overhead.
 _BYTES_OF_A_FRAME: Final = 8
 
@@ -47,7 +49,7 @@ class Tunnel(trio.abc.HalfCloseableStream):
         self._shown = shown
         self._reader = StreamReader()
         self._sending = trio.Lock()
-        self._is_over = self._said_close = False
+        self._is_over = self._said_close = self._is_refused = False
 
     def getpeercert(self) -> ClientCertificate | None:
         return self._shown
@@ -64,6 +66,10 @@ class Tunnel(trio.abc.HalfCloseableStream):
                 self._pace.spend(overhead)
             if content:
                 return content
+        if self._is_refused:
+            self._is_refused = False
+            with trio.move_on_after(_GOODBYE_SECONDS):  # so that the close frame is not lost
+                await end_gently(self._stream)
         return b""
 
     async def _receive_turn(self) -> Received:
@@ -76,7 +82,7 @@ class Tunnel(trio.abc.HalfCloseableStream):
         try:
             return self._reader.feed(data)
         except WireError as fault:
-            await self._close(fault.code, fault.reason)
+            await self._refuse(fault.code, fault.reason)
             return fault.received
 
     async def _content(self, received: Received) -> bytes:
@@ -88,7 +94,7 @@ class Tunnel(trio.abc.HalfCloseableStream):
         content = []
         for message in received.messages:
             if isinstance(message, str):
-                await self._close(UNSUPPORTED_DATA, "text frame")
+                await self._refuse(UNSUPPORTED_DATA, "text frame")
                 break
             content.append(message)
         return b"".join(content)
@@ -102,6 +108,10 @@ class Tunnel(trio.abc.HalfCloseableStream):
     async def send_eof(self) -> None:
         """Say that the conversation is over; the peer then closes."""
         await self._close(NORMAL_CLOSURE, is_over=False)
+
+    async def _refuse(self, code: int, reason: str) -> None:
+        self._is_refused = True
+        await self._close(code, reason)
 
     async def _close(self, code: int, reason: str = "", *, is_over: bool = True) -> None:
         self._is_over = self._is_over or is_over

@@ -5,9 +5,9 @@ It needs Python 2.7; `wstest` comes with the package `autobahntestsuite`.
 """
 
 import json
-import math
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +16,8 @@ import trio
 
 from broker.services import Services
 from protocols.http.heads import split_head
-from protocols.websocket.alarms import Alarms
-from protocols.websocket.connection import OpenWebSocket
+from protocols.streams.hub import Hub
+from protocols.websocket.connection import WebSocket
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake
 from protocols.websocket.wire import encode_frame
@@ -30,41 +30,22 @@ _CASES = ["1.*", "2.*", "3.*", "4.*", "5.*", "6.*", "7.*", "10.*"]
 _PASSED = {"OK", "NON-STRICT", "INFORMATIONAL"}
 
 
-class Echo:
+class Echo(WebSocket):
     """Sends each message back."""
 
-    deadline = math.inf
     form = FrameForm.JSON
 
-    def __init__(self, connection: OpenWebSocket) -> None:
-        self._connection = connection
-
-    async def talk(self) -> None:
-        while (payloads := await self._connection.receive()) is not None:
-            for payload in payloads:
-                self._connection.say(encode_frame(payload))
-            if not self._connection.has_room:
-                await self._connection.wait_written()
-
-    async def check(self) -> None: ...
-
-    def expired(self) -> None: ...
-
-    def pinged(self) -> None: ...
-
-    def heard_overhead(self, frames: int, pings: int) -> None: ...
-
-    async def finish(self) -> None: ...
-
-    def leave(self) -> None: ...
+    def take_messages(self, messages: Sequence[str | bytes]) -> None:
+        for message in messages:
+            self.say(encode_frame(message))
 
 
-async def echo(services: Services, alarms: Alarms, stream: trio.SocketStream) -> None:
+async def echo(services: Services, hub: Hub, stream: trio.SocketStream) -> None:
     head, early = split_head(await whole_head(stream))
     handshake = Handshake(head, stream, new_refusals())
     if await handshake.receive() is not None:
         await handshake.accept()
-        await OpenWebSocket(services, alarms, stream, early, Echo).run()
+        await Echo(services, stream, hub).run(early)
 
 
 @pytest.mark.timeout(300)
@@ -73,9 +54,8 @@ async def test_the_connection_passes_the_autobahn_suite(services: Services, tmp_
     if wstest is None:
         pytest.skip("wstest (autobahntestsuite, Python 2.7) is not installed")
     async with trio.open_nursery() as nursery:
-        alarms = Alarms(services.core.life.stopping)
-        nursery.start_soon(alarms.ring_forever)
-        [listener] = await nursery.start(partial(trio.serve_tcp, partial(echo, services, alarms), 0, host="127.0.0.1"))
+        serve = partial(echo, services, Hub(nursery, services.core.life))
+        [listener] = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         port = listener.socket.getsockname()[1]
         spec = tmp_path / "fuzzingclient.json"
         spec.write_text(

@@ -7,6 +7,7 @@ an error, it sends only packets of a server, and a third device goes on.
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.packets import Packet, ProtocolError, Will
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.mqtt.values import NO_PROPERTIES, Properties
+from protocols.streams.hub import Hub
 from tests.builders import ServicesOpener
 from tests.factories import BOBS, BOBS_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, NOW_MS, build_world
 from tests.fakes import FakeClock
@@ -131,15 +133,16 @@ class FuzzedServices:
         """Run one input. Raises what must not happen."""
         choices = Choices(data)
         services = self._services[choices.below(len(self._services))]
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as shared, trio.open_nursery() as nursery:
             everyone: list[_Line] = []
-            innocent = _Line(services, nursery, everyone)
+            dial = partial(_Line, services, nursery, Hub(shared, services.core.life), everyone)
+            innocent = dial()
             await innocent.send(peers.connect(BOBS, BOBS_TOKEN))
             await wait_all_tasks_blocked()
-            lines = [_Line(services, nursery, everyone) for _ in _DEVICES]
+            lines = [dial() for _ in _DEVICES]
             steps = 0
             while not choices.is_over and (steps := steps + 1) <= _STEPS:
-                await self._step(choices, lines, lambda: _Line(services, nursery, everyone))
+                await self._step(choices, lines, dial)
             await innocent.send(peers.publish(9, topic=f"/v1.1/messages/{BOBS}".encode()))
             await wait_all_tasks_blocked()
             said = innocent.said()
@@ -147,6 +150,7 @@ class FuzzedServices:
             for line in everyone:
                 await line.close()
             await self._ended(nursery)
+            shared.cancel_scope.cancel()
         space = services.topics.space
         if space is not None:
             held = space.statistics()
@@ -193,14 +197,14 @@ class FuzzedServices:
 class _Line:
     """A connection of a device, and what the server has said on it."""
 
-    def __init__(self, services: Services, nursery: trio.Nursery, everyone: list["_Line"]) -> None:
+    def __init__(self, services: Services, nursery: trio.Nursery, hub: Hub, everyone: list["_Line"]) -> None:
         everyone.append(self)
         self._ours, theirs = memory_stream_pair()
         self._unread = b""
         self._said = 0
         self._received = bytearray()
         self.level = 4
-        nursery.start_soon(_serve, services, theirs)
+        nursery.start_soon(_serve, services, theirs, hub)
         nursery.start_soon(self._read)
 
     async def _read(self) -> None:
@@ -246,10 +250,10 @@ def _whole_packets(data: bytes) -> Iterator[bytes]:
         at = stop
 
 
-async def _serve(services: Services, stream: trio.abc.Stream) -> None:
+async def _serve(services: Services, stream: trio.abc.Stream, hub: Hub) -> None:
     """As a listener does: the end of a peer is no error, and everything else is."""
     try:
-        await serve_mqtt_connection(services, stream)
+        await serve_mqtt_connection(services, stream, hub=hub)
     except* (trio.BrokenResourceError, trio.ClosedResourceError):
         pass
     finally:

@@ -4,6 +4,8 @@ Each message goes out in a segment or TLS record of its own, because some device
 The daemon sends signalling only after the peer did.
 """
 
+import math
+from collections import deque
 from functools import partial
 from typing import Final
 
@@ -12,7 +14,7 @@ import trio
 from broker.device_management.sessions import SessionLostError
 from broker.errors import DomainError
 from config.settings import Address
-from protocols.coap.containment import Failure, contain_async
+from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.lwm2m.answering import internal_error, refusal
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
@@ -32,6 +34,8 @@ from protocols.coap.reliable import (
     encode_frame,
     is_signalling,
 )
+from protocols.streams.connection import Need, StreamConnection
+from protocols.streams.hub import Hub
 from protocols.streams.listeners import Entrance, serve_tcp
 from protocols.streams.peers import authenticated
 from protocols.streams.proxies import TrustedProxies
@@ -43,8 +47,6 @@ ANSWER_SECONDS: Final = 30.0
 REGISTRATION_SECONDS: Final = 30.0
 #: The longest message of a device that has not registered yet.
 UNREGISTERED_BYTES: Final = 8 * 1024
-_GOODBYE_SECONDS: Final = 1.0
-_RECEIVE_BYTES: Final = 65_536
 
 
 async def serve_lwm2m_tcp(
@@ -67,10 +69,9 @@ async def serve_lwm2m_tcp(
     Raises:
         OSError: the address cannot be bound.
     """
-    handle = partial(serve_connection, server)
     await serve_tcp(
         bind,
-        handle,
+        partial(serve_connection, server, hub=Hub(connections, server.life)),
         protocol="lwm2m",
         connections=connections,
         refusals=server.refusals,
@@ -81,70 +82,73 @@ async def serve_lwm2m_tcp(
     )
 
 
-async def serve_connection(server: Lwm2mServer, stream: trio.abc.Stream) -> None:
+async def serve_connection(server: Lwm2mServer, stream: trio.abc.Stream, *, hub: Hub) -> None:
     """Serve one connection from its first byte to its last."""
-    await DeviceStream(server, stream).run()
+    await DeviceStream(server, stream, hub).run()
 
 
-class DeviceStream:
+class DeviceStream(StreamConnection):
     """A connection, as `server.Peer`."""
 
+    __slots__ = (
+        "_asked",
+        "_exchanges",
+        "_has_signalled",
+        "_is_answering",
+        "_is_malformed",
+        "_messages",
+        "_reader",
+        "_registers_until",
+        "_server",
+        "certificate",
+        "pre_shared_key",
+        "registered",
+    )
+
+    PROTOCOL = "lwm2m"
     is_stream = True
 
-    def __init__(self, server: Lwm2mServer, stream: trio.abc.Stream) -> None:
+    def __init__(self, server: Lwm2mServer, stream: trio.abc.Stream, hub: Hub) -> None:
+        super().__init__(stream, hub)
         self._server = server
-        self._stream = stream
-        self._scope = trio.CancelScope()
-        self._sending = trio.Lock()
         self._exchanges: dict[bytes, Exchange] = {}
-        self._pace = server.new_pace()
-        self._has_signalled = False
-        self._is_answering = False
+        self._reader = CoapFrameReader(UNREGISTERED_BYTES)
+        self._messages: deque[CoapMessage] = deque()  # that have come and were not processed
+        self._asked: tuple[bytes, DeviceRequest] | None = None  # what `work` is to answer, and its token
+        self._registers_until = trio.current_time() + REGISTRATION_SECONDS
+        self._has_signalled = self._is_malformed = self._is_answering = False
+        self.pace = server.new_pace()
         self.pre_shared_key: tuple[bytes, bytes] | None = None
         self.certificate = peer_certificate(stream)
         self.registered: RegisteredDevice | None = None
-        self.is_closed = False
 
-    async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._end_when_stopping)
-            await self._read_on()
-            nursery.cancel_scope.cancel()
+    # --- The conversation --------------------------------------------------------------------------------------------
 
-    async def _end_when_stopping(self) -> None:
-        await self._server.wait_stopping()
-        self.close()
-
-    async def _read_on(self) -> None:
-        reader = CoapFrameReader(UNREGISTERED_BYTES)
+    def take(self, data: bytes | bytearray) -> Need:
         try:
-            with self._scope:
-                self._scope.deadline = trio.current_time() + REGISTRATION_SECONDS
-                while not self.is_closed and (received := await self._stream.receive_some(_RECEIVE_BYTES)):
-                    for message in reader.feed(bytes(received)):
-                        await self._take(message)
-                        await self._pace.wait()
-                    if self.registered is not None:
-                        reader.most_bytes = MESSAGE_BYTES
+            self._messages += self._reader.feed(bytes(data))
         except MalformedFrame as malformed:
-            with trio.move_on_after(_GOODBYE_SECONDS):
-                for message in malformed.messages:
-                    await self._take(message)
-                if self._has_signalled:
-                    await self._send(encode_frame(ABORT, b""))
-        finally:
-            self.close()
-            for exchange in self._exchanges.values():
-                exchange.lost()
-            self._server.lost(self)
+            self._messages += malformed.messages
+            self._is_malformed = True
+        while not self.pace.owed and self._messages and not self.is_ended:
+            self._process(self._messages.popleft())
+            if self._asked is not None:
+                return Need.TASK
+        if self.pace.owed:
+            return Need.PACE
+        if self._is_malformed:
+            return Need.END
+        if self.registered is not None:
+            self._reader.most_bytes = MESSAGE_BYTES
+        return Need.READ if self.has_room else Need.DRAIN
 
-    async def _take(self, message: CoapMessage) -> None:
+    def _process(self, message: CoapMessage) -> None:
         if message.token not in self._exchanges:  # everything but an answer to a request of the server
-            self._pace.spend()
+            self.pace.spend()
         if is_signalling(message):
-            await self._signalled(message)
+            self._signalled(message)
         elif message.is_request:
-            await self._request(message)
+            self._requested(message)
         elif message.is_response:
             exchange = self._exchanges.pop(message.token, None)
             if exchange is not None:
@@ -152,43 +156,88 @@ class DeviceStream:
             else:
                 self._server.notified(self, message)
 
-    async def _signalled(self, message: CoapMessage) -> None:
+    def _signalled(self, message: CoapMessage) -> None:
         if not self._has_signalled and message.code in (CSM, PING):
             self._has_signalled = True
             options = encode_options(((MAX_MESSAGE_SIZE, uint(MESSAGE_BYTES)),))
-            await self._send(encode_frame(CSM, b"", options))
+            self.put(encode_frame(CSM, b"", options))
         if message.code == PING:
-            await self._send(encode_frame(PONG, message.token))
+            self.put(encode_frame(PONG, message.token))
         elif message.code in (RELEASE, ABORT):
-            self.close()
+            self.end()
 
-    async def _request(self, message: CoapMessage) -> None:
+    def _requested(self, message: CoapMessage) -> None:
         self._is_answering = True
-        answer = await contain_async("lwm2m_request_failed", "stream", self._answer, message)
-        if isinstance(answer, Failure):
-            answer = internal_error(answer)
-        await self._send(encode_frame(answer.code, message.token, encode_options(answer.options), answer.payload))
-        self._is_answering = False
-        if self.registered is not None:
-            self._scope.deadline = float("inf")
-            if answer.code == Code.CREATED:
-                self._server.begin(self)
-        elif answer.code == Code.DELETED:
-            self.close()
+        answer = contain("lwm2m_request_failed", None, "stream", self._answer, message)
+        if answer is not None:
+            self._reply(message.token, answer)
 
-    async def _answer(self, message: CoapMessage) -> Lwm2mResponse:
+    def _answer(self, message: CoapMessage) -> Lwm2mResponse | None:
+        """The answer; None when `work` gives it."""
         try:
-            request: DeviceRequest = read_request(message)
+            request = read_request(message)
             if self._server.needs_store(request):
-                answer = await self._server.answer_stored(self, request)
-                if self.registered is not None:
-                    device = self.registered.device
-                    authenticated(device=device.id, owner=device.record.owner_id)
-                return answer
+                self._asked = message.token, request
+                return None
             return self._server.answer(self, request)
         except DomainError as error:
-            self._server.note_refusal(self, error)
-            return refusal(error)
+            return self._refused(error)
+
+    async def work(self) -> None:
+        if self._asked is not None:
+            token, request = self._asked
+            answer = await contain_async("lwm2m_request_failed", "stream", self._answer_stored, request)
+            self._asked = None
+            self._reply(token, answer)
+
+    async def _answer_stored(self, request: DeviceRequest) -> Lwm2mResponse:
+        try:
+            answer = await self._server.answer_stored(self, request)
+            if self.registered is not None:
+                device = self.registered.device
+                authenticated(device=device.id, owner=device.record.owner_id)
+            return answer
+        except DomainError as error:
+            return self._refused(error)
+
+    def _refused(self, error: DomainError) -> Lwm2mResponse:
+        self._server.note_refusal(self, error)
+        return refusal(error)
+
+    def _reply(self, token: bytes, answer: Lwm2mResponse | Failure) -> None:
+        if isinstance(answer, Failure):
+            answer = internal_error(answer)
+        self.put(encode_frame(answer.code, token, encode_options(answer.options), answer.payload))
+        self._is_answering = False
+        if self.registered is not None and answer.code == Code.CREATED:
+            self._server.begin(self)
+        elif self.registered is None and answer.code == Code.DELETED:
+            self.end()
+
+    def due(self) -> float:
+        return self._registers_until if self.registered is None else math.inf
+
+    async def beat(self, now: float) -> None:
+        if now >= self.due():
+            self.end()
+
+    async def finish(self) -> None:
+        self.leave()
+
+    def farewell(self) -> bytes:
+        return encode_frame(ABORT, b"") if self._is_malformed and self._has_signalled else b""
+
+    def leave(self) -> None:
+        for exchange in self._exchanges.values():
+            exchange.lost()
+        self._server.lost(self)
+
+    async def _send(self, data: bytes) -> None:
+        with trio.fail_after(ANSWER_SECONDS):
+            await super()._send(data)
+
+    def _take_waiting(self) -> bytes:
+        return self._waiting.pop(0)  # see above: each message by itself
 
     # --- server.Peer -------------------------------------------------------------------------------------------------
 
@@ -199,26 +248,22 @@ class DeviceStream:
         self._exchanges[exchange.token] = exchange
         try:
             with trio.fail_after(ANSWER_SECONDS):
-                await self._send(encode_frame(exchange.code, exchange.token, exchange.options, exchange.payload))
+                while not self.has_room:
+                    await self.wait_empty()
+                self.put(encode_frame(exchange.code, exchange.token, exchange.options, exchange.payload))
                 return await exchange.answer()
-        except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except trio.TooSlowError:
             raise SessionLostError from None
         finally:
             self._exchanges.pop(exchange.token, None)
 
-    async def _send(self, frame: bytes) -> None:
-        async with self._sending:
-            try:
-                with trio.fail_after(ANSWER_SECONDS):
-                    await self._stream.send_all(frame)
-            except BaseException:
-                self.close()  # a part of the frame may have left, and nothing can follow it
-                raise
+    @property
+    def is_closed(self) -> bool:
+        return self.is_ended
 
     def close(self) -> None:
         """End the connection."""
-        self.is_closed = True
-        self._scope.cancel()
+        self.end()
 
     def unregistered(self) -> None:
         """The registration over this connection has ended, and the connection with it, after an answer that is due."""

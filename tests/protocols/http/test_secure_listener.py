@@ -17,8 +17,8 @@ from trio_websocket import wrap_client_stream
 from broker.services import Services
 from config.settings import Address
 from protocols.http.front_door import serve_http
+from protocols.streams.hub import Hub
 from protocols.streams.tls import PeerContext
-from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from tests.certificates import DAY, Authority, Issued
 from tests.factories import ADA, ADA_TOKEN, BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World
@@ -67,14 +67,12 @@ async def listener(
 ) -> Listener:
     await provision_secure_type(services, authority)
     contexts(tmp_path)
-    alarms = Alarms(services.core.life.stopping)
-    nursery.start_soon(alarms.ring_forever)
     serve = partial(
         serve_http,
         services,
         Address("127.0.0.1", 0),
         nursery,
-        websocket=partial(serve_websocket_connection, services, alarms),
+        websocket=partial(serve_websocket_connection, services, hub=Hub(nursery, services.core.life)),
         ssl_context=PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=True),
         is_secure=True,
     )

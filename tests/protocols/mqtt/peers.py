@@ -223,6 +223,9 @@ class Server:
     nursery: trio.Nursery
     hub: Hub | None = None
 
+    def __post_init__(self) -> None:
+        self._alone = Hub(self.nursery, self.services.core.life)  # which parks no memory streams
+
     async def dial(self) -> Peer:
         ours, theirs = memory_stream_pair() if self.hub is None else _socket_pair()
         self.serve(theirs)
@@ -233,7 +236,7 @@ class Server:
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
-            await serve_mqtt_connection(self.services, stream, hub=self.hub)
+            await serve_mqtt_connection(self.services, stream, hub=self.hub or self._alone)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         finally:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 
 import pytest
 import trio
@@ -11,16 +10,14 @@ from structlog.testing import capture_logs
 from trio.testing import (
     lockstep_stream_one_way_pair,
     memory_stream_one_way_pair,
-    memory_stream_pair,
     wait_all_tasks_blocked,
 )
 
 from config.settings import Address
 from protocols.mqtt.exchange import MqttExchange
 from protocols.mqtt.packets import Packet, Publish
-from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
-from protocols.streams import listeners
-from protocols.streams.outbox import OUTBOX_BYTES, Outbox
+from protocols.mqtt.server import MqttConnection, serve_mqtt
+from protocols.streams.outbox import Outbox
 from tests.factories import (
     HALL,
     HALL_TOKEN,
@@ -186,8 +183,8 @@ class Counting(trio.abc.ReceiveStream):
 
 
 async def test_memory_is_bounded_for_a_peer_that_never_reads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = OUTBOX_BYTES // 4
-    monkeypatch.setattr("protocols.mqtt.server.Outbox", partial(Outbox, limit=limit))
+    limit = Outbox.LIMIT // 4
+    monkeypatch.setattr(Outbox, "LIMIT", limit)
     server.services.limits.overhead.per_second = math.inf  # the outbox bounds it, not the pace of pings
     to_server, reads = memory_stream_one_way_pair()
     writes, from_server = lockstep_stream_one_way_pair()
@@ -215,7 +212,7 @@ async def test_error_messages_are_dropped_when_too_many_bytes_wait(server: Serve
     received = b""
     while not received.endswith(PINGRESP):
         received += await peer.stream.receive_some()
-    assert OUTBOX_BYTES < len(received) < OUTBOX_BYTES + 2_000
+    assert Outbox.LIMIT < len(received) < Outbox.LIMIT + 2_000
     assert b"permission" not in received
 
 
@@ -224,7 +221,7 @@ async def fill_outbox(server: Server) -> None:
     services = server.services
     device = await services.devices.registry.find(KITCHEN)
     action = '{"actions":[{"name":"setOn","parameters":{"x":"%s"}}]}' % ("x" * 900)
-    for _ in range(OUTBOX_BYTES // 900):
+    for _ in range(Outbox.LIMIT // 900):
         services.messages.ingest.submit_action(device, device, action.encode())
     await services.messages.ingest.wait_committed()
 
@@ -251,16 +248,12 @@ async def test_memory_is_bounded_while_the_store_does_not_commit(
 
 async def test_a_connected_device_costs_two_tasks(server: Server) -> None:
     """The reader and the sender."""
-    ours, theirs = memory_stream_pair()
+    await server.connected()
+    await wait_all_tasks_blocked()
     before = trio.lowlevel.current_statistics().tasks_living
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_mqtt_connection, server.services, theirs)
-        peer = Peer(ours)
-        await peer.send(connect())
-        await peer.expect(ACCEPTED)
-        await wait_all_tasks_blocked()
-        assert trio.lowlevel.current_statistics().tasks_living == before + 2
-        nursery.cancel_scope.cancel()
+    await server.connected(HALL, HALL_TOKEN)
+    await wait_all_tasks_blocked()
+    assert trio.lowlevel.current_statistics().tasks_living == before + 2
 
 
 async def test_a_connected_device_on_a_socket_costs_one_task(server: Server, dial: Dial) -> None:
@@ -279,7 +272,7 @@ async def test_a_connected_device_on_a_socket_costs_one_task(server: Server, dia
 async def test_what_a_socket_does_not_take_at_once_is_written_by_a_task_that_ends_with_the_connection(
     server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listeners, "_send_at_once", lambda _socket, _data: 0)
+    monkeypatch.setattr(MqttConnection, "_send_now", lambda _connection, _data: 0)
     first = await dial()
     await first.send(connect(), publish(1))
     await first.expect(ACCEPTED, puback(1))
@@ -310,9 +303,9 @@ async def _wait_for_tasks(count: int) -> None:
 async def test_what_cannot_be_written_ends_only_its_connection(
     server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch, error: Exception, logged: list[str]
 ) -> None:
-    usual, takes_nothing = listeners._send_at_once, trio.Event()
+    usual, takes_nothing = MqttConnection._send_now, trio.Event()
     monkeypatch.setattr(
-        listeners, "_send_at_once", lambda socket, data: 0 if takes_nothing.is_set() else usual(socket, data)
+        MqttConnection, "_send_now", lambda one, data: 0 if takes_nothing.is_set() else usual(one, data)
     )
     hall, peer = await dial(), await dial()
     await hall.send(connect(HALL, HALL_TOKEN))

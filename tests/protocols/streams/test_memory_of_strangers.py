@@ -20,7 +20,6 @@ from protocols.http.front_door import serve_http
 from protocols.mqtt.server import serve_mqtt
 from protocols.streams.hub import Hub
 from protocols.streams.tls import PeerContext, TlsContext
-from protocols.websocket.alarms import Alarms
 from protocols.websocket.server import serve_websocket_connection
 from tests.attacks.connections import BEGINNINGS
 from tests.factories import World
@@ -58,6 +57,7 @@ async def test_of_a_packet_that_is_too_long_nothing_stays(services: Services) ->
             peer = await Server(services, nursery).dial()
             await peer.send(b"\x10\xff\xff\x03" + bytes(BYTES))
             await peer.expect_end()
+            nursery.cancel_scope.cancel()
 
     assert await grown(connect) < CONNECTIONS * BYTES / 4
 
@@ -88,9 +88,7 @@ async def listen(
     services: Services, nursery: trio.Nursery, *, tls: TlsContext | None = None
 ) -> tuple[Address, Address]:
     """HTTP with WebSocket, and MQTT."""
-    alarms = Alarms(services.core.life.stopping)
-    websocket = partial(serve_websocket_connection, services, alarms, hub=Hub(nursery, services.core.life))
-    nursery.start_soon(alarms.ring_forever)
+    websocket = partial(serve_websocket_connection, services, hub=Hub(nursery, services.core.life))
     return (
         await nursery.start(partial(serve_http, services, ANY, nursery, websocket=websocket, ssl_context=tls)),
         await nursery.start(partial(serve_mqtt, services, ANY, connections=nursery, ssl_context=tls)),

@@ -16,7 +16,7 @@ from config.limits import STRANGERS_PER_TURN, UNAUTHENTICATED_CONNECTIONS
 from config.settings import Address
 from protocols.http.front_door import serve_http
 from protocols.mqtt.server import serve_mqtt
-from protocols.websocket.alarms import Alarms
+from protocols.streams.hub import Hub
 from protocols.websocket.server import serve_websocket_connection
 from tests.factories import ADA, ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.http.routes import shared_routes
@@ -34,9 +34,7 @@ def _routes_are_shared() -> Iterator[None]:
 
 @pytest.fixture
 async def http(services: Services, world: World, nursery: trio.Nursery) -> Address:
-    alarms = Alarms(services.core.life.stopping)
-    nursery.start_soon(alarms.ring_forever)
-    websocket = partial(serve_websocket_connection, services, alarms)
+    websocket = partial(serve_websocket_connection, services, hub=Hub(nursery, services.core.life))
     bound: Address = await nursery.start(partial(serve_http, services, ANY, nursery, websocket=websocket))
     return bound
 

@@ -19,7 +19,7 @@ from config.limits import WEBSOCKET_BACKLOG
 from protocols.http.heads import read_head, split_head
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.streams.hub import Hub
-from protocols.websocket.alarms import Alarms
+from protocols.streams.peers import Peer, ended, set_peer
 from protocols.websocket.connection import MAX_WAITING_FRAMES
 from protocols.websocket.server import serve_websocket_connection
 
@@ -38,9 +38,7 @@ class Peers:
     def __init__(self, services: Services, nursery: trio.Nursery) -> None:
         self.services = services
         self._nursery = nursery
-        self._alarms = Alarms(services.core.life.stopping)
         self.hub = Hub(nursery, services.core.life)
-        self.ring_alarms = self._alarms.ring_forever
         self.failures: list[Exception] = []
 
     async def connect(self, path: str, headers: Headers = ()) -> WebSocketConnection:
@@ -91,15 +89,18 @@ class Peers:
         self._nursery.start_soon(self._converse, stream)
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
+        peer = Peer(place=self.services.limits.strangers.enter(None, lambda: None))
+        set_peer(peer)
         try:
             head, early = split_head(await whole_head(stream))
-            mqtt = partial(serve_mqtt_connection, self.services)
-            await serve_websocket_connection(self.services, self._alarms, head, early, stream, mqtt=mqtt, hub=self.hub)
+            mqtt = partial(serve_mqtt_connection, self.services, hub=self.hub)
+            await serve_websocket_connection(self.services, head, early, stream, mqtt=mqtt, hub=self.hub)
         except Exception as error:
             # Closing the stream lets the test end, and its end cancels us: the error would be forgotten.
             self.failures.append(error)
             raise
         finally:
+            ended(peer)
             await trio.aclose_forcefully(stream)
 
 
@@ -114,7 +115,6 @@ async def whole_head(stream: trio.abc.ReceiveStream) -> bytes:
 async def open_peers(services: Services) -> AsyncIterator[Peers]:
     async with trio.open_nursery() as nursery:
         peers = Peers(services, nursery)
-        nursery.start_soon(peers.ring_alarms)
         yield peers
         nursery.cancel_scope.cancel()
     assert peers.failures == []

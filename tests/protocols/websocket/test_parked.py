@@ -182,11 +182,13 @@ async def test_who_sends_much_that_is_no_message_waits_in_line(peers: Peers, aut
         assert trio.current_time() > begin
 
 
-@pytest.mark.parametrize("path", ["/v1.1/websocket", f"/v1.1/live?Authorization=bearer+{ADA_TOKEN}"])
-async def test_strangers_and_subscribers_are_not_parked(peers: Peers, path: str) -> None:
-    opened = await peers.connect_plain(path, sockets=True)
+async def test_strangers_are_not_parked_and_subscribers_are(peers: Peers) -> None:
+    stranger = await peers.connect_plain("/v1.1/websocket", sockets=True)
     assert peers.hub.parked == 0
-    await opened.stream.aclose()
+    subscriber = await peers.connect_plain(f"/v1.1/live?Authorization=bearer+{ADA_TOKEN}", sockets=True)
+    assert peers.hub.parked == 1
+    for one in (stranger, subscriber):
+        await one.stream.aclose()
 
 
 async def test_without_a_descriptor_for_the_hub_the_task_reads_for_itself(

@@ -90,9 +90,11 @@ class StreamTransport:
         self.stream = stream
         self.chunks: list[bytes] = []
         self._received = b""
+        self._sending = trio.Lock()  # the device answers while a test asks
 
     async def send(self, message: aiocoap.Message) -> None:
-        await self.stream.send_all(tcp._serialize(message))
+        async with self._sending:
+            await self.stream.send_all(tcp._serialize(message))
 
     async def receive(self) -> aiocoap.Message:
         while (sizes := tcp._extract_message_size(self._received)) is None or sum(sizes) > len(self._received):

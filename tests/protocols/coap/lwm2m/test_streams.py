@@ -13,6 +13,7 @@ from protocols.coap.lwm2m import streams
 from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.lwm2m.streams import serve_connection
 from protocols.coap.reliable import ABORT, CSM, PING, RELEASE, encode_frame
+from protocols.streams.hub import Hub
 from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.lwm2m.conftest import Management
@@ -33,8 +34,9 @@ WITH_TOKEN = f"ep={KITCHEN}", f"token={KITCHEN_TOKEN}", "lt=300", "b=T"
 
 async def _serve(server: Lwm2mServer, stream: trio.abc.Stream) -> None:
     """As the listener does."""
-    async with stream:
-        await serve_connection(server, stream)
+    async with stream, trio.open_nursery() as nursery:
+        await serve_connection(server, stream, hub=Hub(nursery, server.life))
+        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture

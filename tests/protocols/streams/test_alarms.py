@@ -9,7 +9,8 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from protocols.websocket.alarms import RINGS_OF_TURN, Alarm, Alarms
+from broker.life import Life
+from protocols.streams.alarms import RINGS_OF_TURN, AlarmEntry, Alarms
 
 
 class Bell:
@@ -17,20 +18,20 @@ class Bell:
 
     def __init__(self) -> None:
         self.rung: list[float] = []
-        self.alarm = Alarm(lambda: self.rung.append(trio.current_time()))
+        self.alarm_entry: AlarmEntry | None = None
+
+    def ring(self) -> None:
+        self.rung.append(trio.current_time())
 
 
 @pytest.fixture
-def stopping() -> trio.Event:
-    return trio.Event()
+def life() -> Life:
+    return Life()
 
 
 @pytest.fixture
-async def alarms(stopping: trio.Event, nursery: trio.Nursery) -> Alarms:
-    alarms = Alarms(stopping)
-    nursery.start_soon(alarms.ring_forever)
-    await trio.testing.wait_all_tasks_blocked()
-    return alarms
+def alarms(life: Life, nursery: trio.Nursery) -> Alarms:
+    return Alarms(nursery, life)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def without_collector() -> Iterator[None]:
 async def test_each_alarm_rings_once_at_its_time(autojump_clock: MockClock, alarms: Alarms) -> None:
     begin, bells = trio.current_time(), [Bell() for _ in range(4)]
     for bell, after in zip(bells, (30, 10, 20, 10), strict=True):
-        alarms.set(bell.alarm, begin + after)
+        alarms.set(bell, begin + after)
     await trio.sleep(100)
     assert [bell.rung for bell in bells] == [[begin + 30], [begin + 10], [begin + 20], [begin + 10]]
 
@@ -53,38 +54,37 @@ async def test_an_alarm_that_is_set_again_rings_at_the_new_time_only(
     autojump_clock: MockClock, alarms: Alarms, first: int, second: int
 ) -> None:
     begin, bell = trio.current_time(), Bell()
-    alarms.set(bell.alarm, begin + first)
+    alarms.set(bell, begin + first)
     await trio.sleep(5)
-    alarms.set(bell.alarm, begin + second)
+    alarms.set(bell, begin + second)
     await trio.sleep(100)
     assert bell.rung == [begin + second]
 
 
 async def test_an_alarm_may_be_set_from_its_own_ring(autojump_clock: MockClock, alarms: Alarms) -> None:
-    begin, rung = trio.current_time(), list[float]()
+    class Again(Bell):
+        def ring(self) -> None:
+            super().ring()
+            alarms.set(self, self.rung[-1] + 30)
 
-    def ring() -> None:
-        rung.append(trio.current_time())
-        alarms.set(alarm, rung[-1] + 30)
-
-    alarm = Alarm(ring)
-    alarms.set(alarm, begin + 30)
+    begin, bell = trio.current_time(), Again()
+    alarms.set(bell, begin + 30)
     await trio.sleep(100)
-    assert rung == [begin + 30, begin + 60, begin + 90]
+    assert bell.rung == [begin + 30, begin + 60, begin + 90]
 
 
 async def test_an_alarm_that_is_unset_does_not_ring_and_is_freed_at_once(
     autojump_clock: MockClock, alarms: Alarms, without_collector: None
 ) -> None:
     bell = Bell()
-    alarms.set(bell.alarm, trio.current_time() + 30)
-    alarms.unset(bell.alarm)
-    alarms.unset(bell.alarm)  # a second time changes nothing
+    alarms.set(bell, trio.current_time() + 30)
+    alarms.unset(bell)
+    alarms.unset(bell)  # a second time changes nothing
     await trio.sleep(100)
     assert bell.rung == []
     kept = weakref.ref(bell)
-    alarms.set(bell.alarm, trio.current_time() + 30)
-    alarms.unset(bell.alarm)
+    alarms.set(bell, trio.current_time() + 30)
+    alarms.unset(bell)
     del bell
     gc.collect(0)  # the generation of the bell
     assert kept() is None
@@ -95,7 +95,7 @@ async def test_alarms_that_are_set_again_and_again_hold_bounded_memory(
 ) -> None:
     begin, bells = trio.current_time(), [Bell() for _ in range(10)]
     for number in range(20_000):
-        alarms.set(bells[number % 10].alarm, begin + 30 + number % 7)
+        alarms.set(bells[number % 10], begin + 30 + number % 7)
     assert len(alarms._entries) < 2_000
     await trio.sleep(100)
     assert [len(bell.rung) for bell in bells] == [1] * 10
@@ -114,18 +114,18 @@ async def test_others_have_their_turn_while_many_alarms_ring(
 
     nursery.start_soon(count_turns)
     for bell in bells:
-        alarms.set(bell.alarm, begin + 30)
+        alarms.set(bell, begin + 30)
     await trio.sleep(31)
     assert {RINGS_OF_TURN, 2 * RINGS_OF_TURN} & set(seen)  # at the latest in the second turn
 
 
 async def test_a_stop_rings_all_and_every_alarm_that_is_set_later(
-    autojump_clock: MockClock, alarms: Alarms, stopping: trio.Event
+    autojump_clock: MockClock, alarms: Alarms, life: Life
 ) -> None:
     begin, bells = trio.current_time(), [Bell() for _ in range(2 * RINGS_OF_TURN)]
     for bell in bells[:-1]:
-        alarms.set(bell.alarm, begin + 30)
-    stopping.set()
-    alarms.set(bells[-1].alarm, begin + 30)
+        alarms.set(bell, begin + 30)
+    life.stopping.set()
+    alarms.set(bells[-1], begin + 30)
     await trio.testing.wait_all_tasks_blocked()
     assert [bell.rung for bell in bells] == [[begin]] * len(bells)

@@ -1,31 +1,30 @@
 """When to wake the connections: one task for all, because a task for each would be a sixth of what an idle one holds.
 
-Each connection has one alarm, which rings at a time that the connection sets, and when the daemon begins to stop.
+Each connection is an alarm, which rings at a time that the connection sets, and when the daemon begins to stop.
 """
 
 import math
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, Protocol
 
 import trio
+
+from broker.life import Life
 
 # Connections that were opened together ring together. So many are woken before others have their turn.
 RINGS_OF_TURN: Final = 50
 _STALE_ALLOWED: Final = 1000
 
 
-class Alarm:
-    """`ring` is called on the event loop, and must neither wait nor raise."""
+class Alarm(Protocol):
+    #: For `Alarms` alone.
+    alarm_entry: "AlarmEntry | None"
 
-    __slots__ = ("entry", "ring")
-
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self.ring = ring
-        self.entry: _Entry | None = None
+    def ring(self) -> None:
+        """Called on the event loop; neither waits nor raises."""
 
 
-class _Entry:
+class AlarmEntry:
     """A time in the heap. `alarm` is None when the alarm was set again or has ended."""
 
     __slots__ = ("alarm", "at")
@@ -34,19 +33,22 @@ class _Entry:
         self.at = at
         self.alarm: Alarm | None = alarm
 
-    def __lt__(self, other: "_Entry") -> bool:
+    def __lt__(self, other: "AlarmEntry") -> bool:
         return self.at < other.at
 
 
 class Alarms:
-    def __init__(self, stopping: trio.Event) -> None:
-        """`stopping` is set when the daemon begins to stop."""
-        self._stopping = stopping
-        self._entries: list[_Entry] = []  # a heap
+    """Has a task from the first alarm on, which ends when the daemon begins to stop."""
+
+    def __init__(self, connections: trio.Nursery, life: Life) -> None:
+        self._connections = connections
+        self._stopping = life.stopping
+        self._entries: list[AlarmEntry] = []  # a heap
         self._stale = 0
+        self._is_running = False
         self._nap = trio.CancelScope()
 
-    async def ring_forever(self) -> None:
+    async def _ring_until_stop(self) -> None:
         """Ring what is due, until the daemon begins to stop; then ring all."""
         while not self._stopping.is_set():
             if self._ring(trio.current_time()):
@@ -70,7 +72,7 @@ class Alarms:
             if alarm is None:
                 self._stale -= 1
             else:
-                alarm.entry = None
+                alarm.alarm_entry = None
                 alarm.ring()
         return True
 
@@ -80,13 +82,17 @@ class Alarms:
         if self._stopping.is_set():
             alarm.ring()
             return
-        alarm.entry = _Entry(at, alarm)
-        heappush(self._entries, alarm.entry)
-        self._nap.deadline = min(self._nap.deadline, at)
+        alarm.alarm_entry = AlarmEntry(at, alarm)
+        heappush(self._entries, alarm.alarm_entry)
+        if not self._is_running:
+            self._is_running = True
+            self._connections.start_soon(self._ring_until_stop)
+        elif at < self._nap.deadline:
+            self._nap.deadline = at
 
     def unset(self, alarm: Alarm) -> None:
         """Do not ring. What the alarm held is free at once, also before the time that was set."""
-        entry, alarm.entry = alarm.entry, None
+        entry, alarm.alarm_entry = alarm.alarm_entry, None
         if entry is None:
             return
         entry.alarm = None
