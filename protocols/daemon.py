@@ -160,7 +160,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                     addresses = await _listen(services, settings, listeners, connections, reloading)
                     services.core.site.listens_on(addresses)
                     set_aside_what_stays()
-                    if hang_ups is not None:  # one that came meanwhile waits
+                    if hang_ups is not None:  # a signal that came before waits
                         workers.start_soon(reloading.reload_at, hang_ups, services)
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
@@ -293,7 +293,7 @@ async def _listen(
 def _contexts(
     settings: Settings, reloading: Reloading
 ) -> tuple[RenewableContext | None, RenewableContext | None, RenewableContext | None]:
-    """What listeners of TLS use: without client certificates, with optional ones, with required ones.
+    """TLS contexts of the listeners: without client certificates, with optional ones, with required ones.
 
     None where no listener needs it. The certificate is checked when any listener uses it, also one of DTLS.
     """
@@ -386,6 +386,6 @@ def _allow_many_connections() -> None:
 
 
 def _kind_described(objects: ObjectMap, path: ResourcePath) -> Kind | None:
-    """What a resource holds by the model files of device management."""
+    """The type of a resource according to the model files of device management."""
     type_ = objects.type_at(path)
     return None if type_ is None else Kind.__members__.get(type_.name)

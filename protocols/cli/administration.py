@@ -34,5 +34,5 @@ def print_lines(found: Iterable[T], line: Callable[[T], str], *, as_json: bool) 
 
 
 def printable(text: str) -> str:
-    """What users have written must not control the operator's terminal."""
+    """A user's text, escaped if it has control characters, which could control the operator's terminal."""
     return text if text.isprintable() else repr(text)

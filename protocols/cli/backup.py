@@ -148,7 +148,7 @@ def _as_operator(work: Callable[[], T]) -> T:
 
 @contextmanager
 def _noted(settings: Settings, target: Path) -> Iterator[None]:
-    """Write the backup into the audit log before it begins, and keep the store of a stopped daemon stopped meanwhile.
+    """Write the backup into the audit log before it begins, and keep a stopped daemon from starting until its end.
 
     Raises:
         StateInUseError: another process holds the store and does not answer.

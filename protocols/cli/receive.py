@@ -28,7 +28,7 @@ _TIMEOUT: Final = 30.0
 
 @dataclass
 class Receiver:
-    """What the callback knows of the service."""
+    """Receiver of callbacks, with the keys and secrets to check them."""
 
     service: str
     status: int
@@ -50,7 +50,7 @@ class Receiver:
         return None
 
     def problems(self, url: str, headers: Mapping[str, str], body: bytes) -> list[str]:
-        """What is wrong with the signatures that can be checked."""
+        """The problems of the signatures that can be checked."""
         found = []
         if self.client_secret and not _is_signed(url, headers.get("authorization", ""), self.client_secret):
             found.append("the OAuth signature is not that of this client secret")

@@ -39,7 +39,7 @@ def migrate(no_copy: bool, config: Path | None) -> None:
 
 @contextmanager
 def _stopped(config: Path | None) -> Iterator[Path]:
-    """The store of a daemon that does not run, and cannot start meanwhile."""
+    """The store of a stopped daemon, which cannot start within the block."""
     with failures_reported():
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)

@@ -26,7 +26,7 @@ class AmplificationGuard:
         self._factor = factor
 
     def allows(self, answer_bytes: int, request: CoapMessage | None = None) -> bool:
-        """Whether an unverified address may get so many bytes: in response to `request`, or as a notification."""
+        """Whether an unverified address may get `answer_bytes`: in response to `request`, or as a notification."""
         return answer_bytes <= self._free_bytes or (
             request is not None and answer_bytes <= self._factor * request.least_bytes
         )

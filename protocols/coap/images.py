@@ -29,7 +29,7 @@ from storage.sql import StoreError
 from storage.tasks import DeviceTaskRecord
 
 PATH: Final = (b"v1.1", b"updates", b"urls")
-#: What is read from the file at once, and kept for the next blocks.
+#: Bytes to read from the file at once, and to keep for the next blocks.
 CHUNK_BYTES: Final = 64 * 1024
 _CHUNKS: Final = 64  # that are kept in memory
 _ADDRESSES: Final = 4_096
@@ -40,7 +40,7 @@ _FRESH_SECONDS: Final = 5.0
 _BLOCKS_AT_ONCE, _BLOCKS_PER_SECOND = 1_024, 1_024.0
 #: To all together: each takes the event loop some 0.1 ms, and messages go first.
 _TOGETHER_PER_SECOND: Final = 4_096.0
-#: How far a device has come is told after so many bytes, and at the end.
+#: Bytes between two reports of a download's progress; the end is reported, too.
 _TOLD_BYTES: Final = 16 * 1024
 _ETAG_BYTES: Final = 8
 

@@ -67,7 +67,7 @@ class Remembered:
 
     def __init__(self) -> None:
         self._by_id: dict[int, Incoming] = {}  # 64 bytes less for each than an OrderedDict
-        #: From `_passed` on. Those whose message id another one has by now are among them, and count, too.
+        #: From `_passed` on. It counts also the ones whose message id has been used again.
         self._order: list[Incoming | None] = []
         self._passed = 0
         self.bytes_held = 0

@@ -2,7 +2,7 @@
 
 Every notification is confirmable, and one is under way at a time. The next one is sent after the peer has acknowledged
 it and, if it is in blocks, fetched its last block: a peer drops an unfinished notification when the next one arrives,
-and an Action must not be lost so. Actions that arrive meanwhile wait in a bounded queue; when it is full, the device
+and an Action must not be lost so. Later Actions wait in a bounded queue; when it is full, the device
 loses the new ones.
 """
 

@@ -58,7 +58,7 @@ _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
 
 
-#: The result of `read_request` is cached for at most so many options, which bounds the cache.
+#: Most options of a request whose result of `read_request` is cached, which bounds the cache.
 _MAX_CACHED_OPTIONS = 8
 
 
@@ -281,7 +281,7 @@ class CoapResponse(NamedTuple):
     body: bytes = b""
     format: int = JSON
     options: tuple[tuple[int, bytes], ...] = ()
-    #: A duplicate of the request may be answered anew (RFC 7252, 4.5), so nothing is kept for it.
+    #: A duplicate of the request may be processed again (RFC 7252, 4.5), so nothing is kept for it.
     is_repeatable: bool = False
 
 

@@ -57,9 +57,9 @@ MAX_WAITING_PER_TOKEN: Final = 64
 
 _DISCOVERY: Final = b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
 _WELL_KNOWN: Final = (b".well-known", b"core")
-#: The method of a path, which has a device token behind these segments.
-#: What a constrained device has room for in an answer.
+#: Most bytes of warnings in an answer: constrained devices have little room.
 _WARNINGS_BYTES: Final = 512
+#: The method of a path. A device token follows these segments.
 _METHODS: Final[dict[tuple[bytes, ...], int]] = {
     MESSAGES: int(Code.POST),
     (b"v1.1", b"actions"): int(Code.GET),
@@ -153,7 +153,7 @@ class Resources:
         self._contained = contained
         self.images = ImageBlocks(rooms, reply, authenticated, contained)
         self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]] = []
-        #: What to tell the senders of messages of which nothing remained, or whose time is in seconds, until they are
+        #: Notices for the senders of messages of which nothing remained, or whose time is in seconds, until they are
         #: answered (reference 9.7).
         self._lost: dict[Position, list[DroppedField]] = {}
         # The requests that wait, by the token that is being looked up. The channel has each token once.

@@ -1,4 +1,4 @@
-"""What a listener holds for one peer, and the table of all its peers: limits, eviction and the next thing due."""
+"""Sessions of a listener: the state of one peer, and the table of all peers with limits, eviction and due times."""
 
 import heapq
 from collections import OrderedDict
@@ -25,12 +25,12 @@ OVERHEAD_AT_ONCE: Final = 256
 OVERHEAD_PER_SECOND: Final = 20.0
 #: A session after one request, without what `bytes_held` counts separately: measured, rounded up.
 _BYTES = 2048
-#: What `keep` holds of a DTLS session, without the certificate of the peer.
+#: Bytes that `keep` holds of a DTLS session, without the certificate of the peer.
 _KEEP_BYTES = 1024
 
 
 class SessionRank(IntEnum):
-    """What a session has proved. `CoapSessions.surplus` chooses by the rank which session to end.
+    """Rank of a session by its proofs. `CoapSessions.surplus` chooses by the rank which session to end.
 
     The sender's address in a datagram proves nothing: senders can forge it.
     """
@@ -177,7 +177,7 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What one listener holds at most. `CoapSessions.surplus` chooses what ends when it holds more."""
+    """Limits of one listener. `CoapSessions.surplus` chooses which sessions end when it holds more."""
 
     sessions: int = 10_000
     bytes_held: int = 128 * 1024 * 1024  # about 900 devices that send as much as they may

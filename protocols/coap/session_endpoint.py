@@ -1,4 +1,4 @@
-"""What the endpoints of CoAP and of LWM2M share: sessions from their opening to their end, and the passing of time.
+"""Common base of the endpoints of CoAP and LWM2M: sessions from their opening to their end, and timers.
 
 Everything is synchronous except `tick_forever`. An exception that no code expects ends one session (`contained`).
 """
@@ -112,7 +112,7 @@ class SessionEndpoint(Generic[S]):
             session.end()
 
     def _ending(self, session: S) -> None:
-        """Tell those who depend on the session that it ends now."""
+        """Notify the dependants of a session that it ends now."""
         raise NotImplementedError
 
     def _close_failed(self, key: Hashable) -> None:

@@ -17,7 +17,7 @@ from protocols.coap.rooms import CoapRooms
 
 #: Before the device token in the path.
 MESSAGES: Final = (b"v1.1", b"messages")
-#: Longer options are read anew for each message.
+#: Most bytes of options that are kept. Longer ones are read for each message.
 MAX_USUAL_BYTES: Final = 96
 #: The memory of a UsualPost, rounded up.
 USUAL_BYTES: Final = 1280
@@ -40,7 +40,7 @@ class UsualPost:
         known: tuple[Device, Caller],
         meter: Meter | None,
     ) -> None:
-        """What its datagrams have in common.
+        """The common parts of a device's datagrams.
 
         Args:
             encoded: the options as bytes, and the payload marker.
@@ -71,7 +71,7 @@ class UsualPost:
 
 
 def usual_post(rooms: CoapRooms, message: CoapMessage, encoded: bytes) -> UsualPost | None:
-    """What repeats in a message of a device whose token is in memory; None unless it is a POST in one datagram.
+    """The repeating parts of a message of a device whose token is in memory; None unless it is a POST in one datagram.
 
     Args:
         rooms: the broker.

@@ -1,4 +1,4 @@
-"""What is used of limits, on the control socket. `trunkline limits` asks for it."""
+"""Use of limits, on the control socket. `trunkline limits` asks for it."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any

@@ -56,7 +56,7 @@ async def _provision(rooms: ControlRooms, arguments: Mapping[str, Any]) -> objec
     )
 
 
-#: What the listeners count, by the name of each in the answer to `statistics`.
+#: Counters of the listeners, by the name of each in the answer to `statistics`.
 Counters = Mapping[str, Callable[[], object]]
 Command = Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]
 

@@ -1,4 +1,4 @@
-"""What client and server of the control socket share: the socket's path, and the JSON objects that travel."""
+"""Protocol of the control socket, for client and server: the socket's path, and the JSON objects of the messages."""
 
 import os
 from collections.abc import Iterator

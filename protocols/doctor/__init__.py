@@ -1,1 +1,1 @@
-"""What `trunkline doctor` looks at (reference 27.12): each check changes nothing and is bounded in time."""
+"""The checks of `trunkline doctor` (reference 27.12): each changes nothing and is bounded in time."""

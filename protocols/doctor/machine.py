@@ -26,7 +26,7 @@ _SYSTEMCTL_SECONDS: Final = 10
 #: Some dozen connections, and what the store and the listeners need.
 _FEW_DESCRIPTORS: Final = 1_024
 _FULL: Final = 0.8
-#: What the unit of this version has, as `systemctl show` prints it; a test compares the two.
+#: Hardening of this version's unit, as `systemctl show` prints it; a test compares the two.
 HARDENING: Final = {
     "NoNewPrivileges": "yes",
     "PrivateDevices": "yes",
@@ -173,7 +173,7 @@ def look_at_unit(patient: Patient) -> Iterator[CheckResult]:
 
 
 def unit_finding(unit: str, shown: str) -> CheckResult:
-    """What `systemctl show` says about the unit."""
+    """The finding about the unit, from the output of `systemctl show`."""
     found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     if found.get("LoadState") != "loaded":
         return CheckResult("unit", True, f"there is no {unit}; another one is named with --unit")

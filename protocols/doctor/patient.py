@@ -1,4 +1,4 @@
-"""What a check finds, and what it looks at."""
+"""Result of a check, and the installation that it looks at."""
 
 import os
 from collections.abc import Iterator, Mapping

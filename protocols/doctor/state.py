@@ -83,7 +83,7 @@ def look_at_disk(patient: Patient) -> Iterator[CheckResult]:
 
 
 def available_bytes(folder: Path) -> int:
-    """What the user of the service may still write there."""
+    """Bytes that the user of the service may still write there."""
     return shutil.disk_usage(folder).free
 
 
@@ -93,7 +93,7 @@ def disk_finding(available: int, found: Growth, retention_days: int) -> CheckRes
     Args:
         available: bytes on the disk.
         found: the size of the store and its growth.
-        retention_days: after so many days the store no longer grows; 0 keeps everything.
+        retention_days: days after which the store no longer grows; 0 keeps everything.
     """
     free = f"{available / _MIB:,.0f} MiB are free"
     if available < _LEAST_BYTES:

@@ -1,1 +1,1 @@
-"""What the daemon tells monitoring: metrics for Prometheus, and whether it is ready (reference 27.11)."""
+"""Monitoring of the daemon: metrics for Prometheus, and whether it is ready (reference 27.11)."""

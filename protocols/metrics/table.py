@@ -316,7 +316,7 @@ BROKER: Final[Mapping[str, Part]] = {
     },
 }
 
-#: What the store has met, which `protocols/daemon.py` observes: a list counts by its length.
+#: Counts of the store's problems, which `protocols/daemon.py` observes: a list counts by its length.
 DAEMON: Final[Mapping[str, Part]] = {
     "damage": {
         "failures": _total("store_damage_failures", "Statements that met a part of the store that cannot be read."),

@@ -1,4 +1,4 @@
-"""What the listeners tell monitoring, and whether the daemon is ready."""
+"""State of the listeners for monitoring, and whether the daemon is ready."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class Vitals:
         #: The statistics of listeners, by the names of `trunkline statistics`.
         self.counters: dict[str, Callable[[], object]] = {}
         self.traffic: dict[str, Traffic] = {}  # by listener
-        #: Who may read /metrics besides this machine.
+        #: Networks besides this machine that may read /metrics.
         self.allowed = core.settings.metrics.networks
         self.hosts = _hosts(core.settings)  # of this machine
         self._closed: Mapping[str, str] | None = None

@@ -1,4 +1,4 @@
-"""What the server says, in the words of the version that a connection speaks.
+"""Packets that the server sends, in the protocol version of the connection.
 
 The server decides with the reason codes of 5.0. Version 3 has a code in CONNACK and SUBACK only, so elsewhere nothing
 is left of a reason there.

@@ -41,7 +41,7 @@ class ArrivingPackets(Protocol):
     """The memory for packets over the usual size that have not come whole, shared with other connections."""
 
     def take(self, size: int) -> bool:
-        """Hold so many bytes; False, and nothing held, when there is no room."""
+        """Hold `size` bytes; False, and nothing held, if there is no room."""
 
     def give_back(self, size: int) -> None: ...
 
@@ -101,7 +101,7 @@ class PacketReader:
             self._held = 0
 
     def _await(self, size: int) -> None:
-        """A packet of so many bytes has not come whole."""
+        """Wait for the rest of a packet of `size` bytes."""
         self._needed = size
         if size > MQTT_PACKET_BYTES and self._arriving is not None:
             if not self._arriving.take(size):

@@ -1,4 +1,4 @@
-"""What a device subscribes to, what is sent to it, and what its session keeps of both.
+"""Subscriptions of a device, deliveries to it, and the state of both in its session.
 
 Errors, and Actions with QoS 0, are sent at once or not at all. Where sessions may outlive connections, a device may
 subscribe to Actions with QoS 1 and 2: such an Action is sent as soon as it is durable that it waits for the device.

@@ -61,7 +61,7 @@ from storage.sql import StoreError
 # Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
 # the journal. This limit bounds the messages of one connection that wait while the store is slow.
 MAX_UNACKNOWLEDGED = 20_000
-# Behind so many, other connections have their turn before the packets that are left.
+# After this many deliveries, other connections have their turn before the remaining packets.
 _DELIVERIES_OF_A_TURN = 48
 
 
@@ -154,7 +154,7 @@ class MqttExchange:
 
     def handle(self, packets: Sequence[Packet]) -> None:
         """Process the packets of one turn; see `left`."""
-        if not self._session.is_open:  # the broker has ended it meanwhile
+        if not self._session.is_open:  # the broker has ended it
             return
         self.left = ()
         if len(packets) == 1 and type(packet := packets[0]) is Publish and packet.qos == 1 and self._space is None:

@@ -18,7 +18,7 @@ from storage.mqtt_sessions import DeliveryRecord
 
 #: Deliveries on their way to a device that does not say how many it takes. Many clients have memory for few.
 WINDOW: Final = 20
-#: With so many bytes on their way, the others wait, whatever a device says that it takes.
+#: Most bytes on their way to a device, whatever Receive Maximum it announces. Further deliveries wait.
 UNDER_WAY_BYTES: Final = 256 * 1024
 _PACKET_IDS: Final = 0xFFFF
 

@@ -1,4 +1,4 @@
-"""What the server tells a client that speaks 5.0 in CONNACK (MQTT 5.0, 3.2.2.3; reference 16.2)."""
+"""Properties of CONNACK for a client that speaks 5.0 (MQTT 5.0, 3.2.2.3; reference 16.2)."""
 
 from config.limits import MQTT_TOPIC_ALIASES
 from config.settings import Mqtt

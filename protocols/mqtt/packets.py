@@ -1,7 +1,7 @@
 """MQTT packets as types: versions 3.1 (level 3), 3.1.1 (level 4) and 5.0 (level 5), as a server needs them.
 
 Packet ids are kept as the two bytes of the wire (`b""` for QoS 0), and topics as bytes: both are only compared, looked
-up and sent back. decoding.py parses packets, answers.py and encoding.py write those that a server sends.
+up and sent back. decoding.py parses packets, answers.py and encoding.py write the packets that a server sends.
 
 A bracketed clause such as [MQTT-3.3.1-4] is the conformance statement of the OASIS 3.1.1 document that a peer broke;
 one that only 5.0 has is that of the 5.0 document.
@@ -196,7 +196,7 @@ Packet = (
 
 
 def weight_of(packet: Packet) -> int:
-    """What the user properties of a packet cost beside the packet itself, in packets."""
+    """The cost of a packet's user properties beside the packet itself, in packets."""
     properties: Properties = getattr(packet, "properties", NO_PROPERTIES)
     return len(properties.user_properties) // 2
 

@@ -298,7 +298,7 @@ class MqttSession:
     def acknowledge_received(self, packet_ids: Iterable[bytes], reasons: Reasons | None = None) -> bytes:
         """Return the PUBRECs for these QoS 2 messages, which are stored now; the ids are in the order of arrival.
 
-        `reasons` has those that were refused. In 5.0 they end with that; in version 3 nothing tells them apart.
+        `reasons` has the refused messages. In 5.0 they end here; version 3 cannot report a refusal.
         """
         stored = tuple(packet_ids)
         self._unreleased.update(dict.fromkeys(stored, True))

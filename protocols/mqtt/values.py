@@ -6,7 +6,7 @@ import msgspec
 
 
 class Properties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a packet has; None, or nothing, for a property that it has not. Times are in seconds."""
+    """Properties of a packet; None or empty for an absent one. Times are in seconds."""
 
     payload_format: int | None = None
     message_expiry: int | None = None

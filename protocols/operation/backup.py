@@ -115,7 +115,8 @@ class _Making:
         engine, copy = SqliteEngine(self.directory / STORE), self.draft / STORE
         earlier = self._keys()
         with engine.snapshot() as snapshot:
-            # Read before and after the moment of the copy: a rotation meanwhile changes both the key and the store.
+            # Read before and after the moment of the copy: a rotation between the reads changes both the key and the
+            # store.
             keys = tuple(dict.fromkeys((*self._keys(), *earlier)))
             _check_key(snapshot, keys)
             images = self._images(snapshot)

@@ -1,4 +1,4 @@
-"""What the daemon tells the operator's page of itself (broker/operating/port.py)."""
+"""State of the daemon for the operator's page; implements broker/operating/port.py."""
 
 import re
 import time
@@ -25,7 +25,7 @@ from storage.engines.sqlite_check import Growth, growth
 from storage.migrations import VERSION
 from storage.sql import StoreError
 
-#: What a daemon spares the disk, which it needs itself.
+#: Bytes per second of a copy at most: the daemon needs the disk, too.
 _BYTES_A_SECOND: Final = 32 * MIB
 _NAMED: Final = re.compile(r"trunkline-[0-9]{8}T[0-9]{12}Z\.tar\.gz")
 #: How fast the log grows changes slowly, and looking it up reads the store.

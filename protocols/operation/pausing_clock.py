@@ -1,7 +1,7 @@
 """trio's clock of the daemon: it stands still while the process does not run.
 
-A process may be stopped for seconds: by a debugger, a hypervisor, or a machine that has too much to do. What peers have
-sent meanwhile waits in their sockets, but deadlines pass at once: trio would end connections as silent before anything
+A process may be stopped for seconds: by a debugger, a hypervisor, or a machine that has too much to do. Bytes that
+peers sent wait in their sockets, but deadlines pass at once: trio would end connections as silent before anything
 is read. So the time in which nothing ran does not count, and afterwards the clock waits until what is there was read.
 Every judgement by trio's clock reads first then: keep-alive, pings, registrations, lifetimes, heads.
 """

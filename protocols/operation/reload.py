@@ -36,7 +36,7 @@ class Reloading:
     settings: Settings
     load: Load | None
     certificates: list[Prepare] = field(default_factory=list)
-    #: What else takes settings.
+    #: Further receivers of new settings.
     others: list[Callable[[Settings], None]] = field(default_factory=list)
 
     async def reload_at(self, signals: AsyncIterator[int], services: Services) -> None:

@@ -1,4 +1,4 @@
-"""What would keep the daemon from starting, without starting it: `trunkline serve --check` (reference 27.1)."""
+"""Find what would keep the daemon from starting, without starting it: `trunkline serve --check` (reference 27.1)."""
 
 import socket
 import ssl
@@ -23,7 +23,7 @@ _ENGINE: Final = "sqlite"
 
 
 def problems(settings: Settings) -> list[str]:
-    """One sentence for each problem. A daemon may run meanwhile; nothing is changed."""
+    """One sentence for each problem. Changes nothing; a daemon may be running."""
     found: list[str] = []
     checks: tuple[Callable[[Settings], None], ...] = (_check_engine, _check_certificates, _check_tracing, _check_state)
     found += _problems_of_listeners(settings)

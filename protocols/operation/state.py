@@ -77,7 +77,7 @@ def lock_state(settings: Settings) -> Iterator[Path]:
 
 
 def _give_away(directory: Path, owner: os.stat_result) -> None:
-    """What root has made in the directory belongs to the daemon's user, who must be able to open it."""
+    """Give files that root made in the directory to the daemon's user, who must be able to open them."""
     for folder, _, names in os.walk(directory):
         for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118 - of os.walk
             if os.lstat(path).st_uid == 0:

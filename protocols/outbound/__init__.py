@@ -1,1 +1,1 @@
-"""What leaves the machine."""
+"""Clients for other machines: callbacks, cloud streams, mail, and third-party clouds."""

@@ -33,7 +33,7 @@ from protocols.rendering import action_entry, message_entry
 _IDLE_SECONDS: Final = 30.0
 _CHECK_SECONDS: Final = 5.0
 _CONTENT_TYPE: Final = "application/json; charset=utf-8"
-#: What stands for nonce and time in a base string. No address is likely to have these letters in it.
+#: Placeholders of nonce and time in a base string. No address is likely to have these letters in it.
 _NONCE: Final = "n0nce" + secrets.token_hex(16)
 _TIMESTAMP: Final = "t1me" + secrets.token_hex(16)
 _encode: Final = msgspec.json.Encoder().encode
@@ -117,7 +117,7 @@ class HttpCallbacks:
 
 
 class _Places:
-    """Places for calls that are under way, so many for each name."""
+    """Places for calls that are under way, a number for each name."""
 
     def __init__(self, most: int) -> None:
         self._most = most

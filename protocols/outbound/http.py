@@ -36,13 +36,13 @@ class OutboundHttp:
     def __init__(self, context: ssl.SSLContext, *, allow_private: bool, idle_seconds: float = 0) -> None:
         """Args:
         allow_private: allows addresses of this machine and of private networks, and plain HTTP.
-        idle_seconds: how long a connection is kept for the next request to the same origin; 0 keeps none. Who keeps
-            connections calls `close_idle` now and then, and `close` at the end.
+        idle_seconds: how long a connection is kept for the next request to the same origin; 0 keeps none. A caller that
+            keeps connections calls `close_idle` now and then, and `close` at the end.
         """
         self._context = context
         self._allow_private = allow_private
         self._idle_seconds = idle_seconds
-        #: Kept connections, those that were used longest ago first.
+        #: Kept connections, the least recently used first.
         self._idle: OrderedDict[Connection, _Origin] = OrderedDict()
         self._idle_of: dict[_Origin, list[Connection]] = {}
 
@@ -201,7 +201,7 @@ def _refuse_unbounded(answer: HttpAnswer, most_bytes: int) -> None:
 
 
 def _plain(error: BaseException) -> str:
-    """What went wrong, for people who know no class of Python and no number of `errno`."""
+    """The error as a text for people who know neither Python's classes nor `errno`."""
     if isinstance(error, socket.gaierror):
         return "the name of the host cannot be resolved"
     # trio's "all attempts to connect failed" has the reasons in its cause.

@@ -45,7 +45,7 @@ _REJECTIONS: Final = frozenset(
 
 
 class KinesisClient(Protocol):
-    """What is used of boto3's client."""
+    """The methods of boto3's client that are used."""
 
     def put_records(self, *, StreamName: str, Records: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: N803 - theirs
         """Raises botocore's ClientError and BotoCoreError."""
@@ -150,7 +150,7 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 
 def _again(records: list[dict[str, Any]], refused: Sequence[int]) -> list[dict[str, Any]]:
-    """The refused records, and those that follow them for the same device."""
+    """The refused records, and later ones of the same devices."""
     first: dict[str, int] = {}
     for index in refused:
         first.setdefault(records[index]["PartitionKey"], index)

@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MessageNames(Protocol):
-    """What gives a message the names under which its people know it: `broker.messages.ingest.Ingest`."""
+    """Resolves the ids in a message to names that its users know: `broker.messages.ingest.Ingest`."""
 
     def mid(self, position: Position) -> str: ...
 
@@ -47,7 +47,7 @@ def check_tracing(settings: TracingSettings) -> None:
 
 
 def otlp_provider(settings: TracingSettings) -> "TracerProvider":
-    """What sends spans to the endpoint, in a thread of its own. Raises SettingsError, as `check_tracing`."""
+    """A provider that sends spans to the endpoint, in its own thread. Raises SettingsError, as `check_tracing`."""
     check_tracing(settings)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
@@ -73,7 +73,7 @@ def otlp_provider(settings: TracingSettings) -> "TracerProvider":
 
 
 class MessageTraces:
-    """Follows one message of a group, at most so many in a minute."""
+    """Traces one message of a group, up to a number of messages per minute."""
 
     def __init__(
         self, provider: "TracerProvider", per_minute: int, *, now: Callable[[], float] = time.perf_counter

@@ -47,7 +47,7 @@ _ENCODINGS: Final[dict[FrameForm, Callable[[FeedEvent | Hint], bytes]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EventSelection:
-    """Selects events: those that match all given filters, among those that the token may receive.
+    """Selects the events that match all given filters and that the token may receive.
 
     Without `names` there are no events, only hints of the progress of long work: of these kinds, by this token.
     """
@@ -102,13 +102,13 @@ async def select_events(rooms: WebSocketRooms, request: HandshakeRequest) -> Eve
         raise PermissionDenied(f"READ on user {user.id}")
     patterns = named_ids(request, "events", "event")
     progress = await _followed(rooms, caller, request)
-    # Who asks for progress gets events, too, only by their names.
+    # A request for progress gets events only if it names them.
     has_events = bool(patterns) or not progress
     if has_events and caller.kind is TokenKind.APPLICATION and user is None and not devices:
         raise ValidationFailed.of("uid", REQUIRED)
     if any(len(pattern) > EVENT_PATTERN_MAX_CHARACTERS for pattern in patterns):
         raise ValidationFailed.of("events", too_long(EVENT_PATTERN_MAX_CHARACTERS))
-    await rooms.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
+    await rooms.accounts.tokens.caller(request.token)  # it may have been revoked since
     keys = frozenset(device.key for device in devices) or None
     names = EventNames(patterns) if has_events else None
     user_key = None if user is None else user.key

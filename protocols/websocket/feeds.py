@@ -48,7 +48,7 @@ class RecentMids:
         return mids
 
     def find(self, positions: Sequence[Position]) -> list[str]:
-        """The mids, worked out anew unless they were kept."""
+        """The mids, computed unless they were kept."""
         mid, known = self._mid, self._known.get
         return (
             [known(position) or mid(position) for position in positions] if self._known else list(map(mid, positions))
@@ -89,7 +89,7 @@ def encodings(ingest: Ingest) -> Mapping[FrameForm, FeedEncoding]:
 
 @dataclass(frozen=True, slots=True)
 class LiveSelection:
-    """Selects devices: those that match all given filters, among those that the token may read."""
+    """Selects the devices that match all given filters and that the token may read."""
 
     reach: Reach
     devices: frozenset[DeviceKey] | None = None
@@ -138,7 +138,7 @@ async def select_live(rooms: WebSocketRooms, request: HandshakeRequest) -> LiveS
         owner = user.key
     if user is not None and not await acts_for(rooms, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
-    await rooms.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
+    await rooms.accounts.tokens.caller(request.token)  # it may have been revoked since
     return LiveSelection(
         reach,
         frozenset(device.key for device in devices) or None,

@@ -28,7 +28,7 @@ _TRUE: Final = frozenset({"true", "1"})
 
 @dataclass(frozen=True, slots=True)
 class HandshakeRequest:
-    """What a client asks for. `token` is None when there is none, and empty when it cannot be parsed."""
+    """Request of a client. `token` is None when there is none, and empty when it cannot be parsed."""
 
     path: str  # without a trailing slash
     parameters: dict[str, tuple[str, ...]]

@@ -55,7 +55,7 @@ class Tunnel(trio.abc.HalfCloseableStream):
         return self._shown
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:  # noqa: ARG002 - a turn of frames is bounded
-        """What has come of the content of the next turn of binary frames; nothing at the end, also after a fault."""
+        """The received content of the next turn of binary frames; empty at the end, also after a fault."""
         while not self._is_over:
             if self._pace.owed:
                 await self._pace.wait()

@@ -1,4 +1,4 @@
-"""What a simulated LWM2M device holds: the objects 1, 3, 5 and 3303, and a firmware that installs itself.
+"""State of a simulated LWM2M device: the objects 1, 3, 5 and 3303, and a firmware that installs itself.
 
 An image for it is a text whose first line is its version number, such as `1.2.0`; what follows has no meaning.
 """
@@ -136,7 +136,7 @@ class Board:
             self.state, self._new_version = State.DOWNLOADED, version
 
     def reboot(self) -> None:
-        """Begin anew, with the new firmware if one is to be installed."""
+        """Restart, with the new firmware if one is to be installed."""
         if self.state is State.UPDATING:
             self.version, self.state, self.result = self._new_version, State.IDLE, Result.SUCCESS
         self.is_rebooting = False

@@ -19,7 +19,7 @@ async def within(seconds: float, answer: Awaitable[T]) -> T:
 
 
 async def first_to_end(*conversations: Coroutine[Any, Any, None]) -> set[asyncio.Task[None]]:
-    """Run the conversations until one of them ends, and cancel the others. Returns the tasks of those that ended."""
+    """Run the conversations until one of them ends, and cancel the others. Returns the tasks that ended."""
     tasks = {asyncio.create_task(conversation) for conversation in conversations}
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -77,7 +77,7 @@ class Transfers:
 
 
 class DtlsContext:
-    """What the connections of a listener share: certificates, ciphers and the keys of cookies."""
+    """Shared state of a listener's connections: certificates, ciphers and the keys of cookies."""
 
     side = gnutls.SERVER
 
@@ -156,7 +156,7 @@ class DtlsContext:
     # --- Cookies -----------------------------------------------------------------------------------------------------
 
     def prestate(self, hello: bytes, address: bytes) -> Prestate | None:
-        """What a connection needs that begins with this ClientHello. None if it has no valid cookie for this address.
+        """State for a connection that begins with this ClientHello. None if it has no valid cookie for this address.
 
         A cookie is valid for at least COOKIE_SECONDS and at most twice as long.
         """

@@ -61,7 +61,7 @@ _SOONEST_RETRANSMISSION_SECONDS = 0.25
 
 
 class DtlsEndpoint(Protocol[S]):
-    """What a listener needs of the endpoint behind it; `SessionEndpoint` explains the methods."""
+    """Interface of the endpoint behind a listener; `SessionEndpoint` explains the methods."""
 
     contained: Callable[..., object]
     submitted: Callable[[], None]
@@ -187,7 +187,7 @@ async def serve_coap_dtls(
 
 
 class _DtlsSession(NamedTuple):
-    """What takes the records of a session, and the key of the ClientHello that began it."""
+    """Receiver of a session's records, and the key of the ClientHello that began it."""
 
     take: Callable[[bytes], object]
     hello: int

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 
 from protocols.streams.tls import SESSION_SECONDS
 
-#: Sessions of one device: some have a second connection, and one that has lost its memory begins a session anew.
+#: Sessions of one device: some have a second connection, and one that has lost its memory begins a new session.
 SESSIONS_PER_DEVICE: Final = 4
 SESSIONS: Final = 16_384
 SESSIONS_BYTES: Final = 32 * 1024 * 1024
-#: What a session takes beside its data: its names, and its places in both dictionaries (measured, rounded up).
+#: Bytes of a session beside its data: its names, and its places in both dictionaries (measured, rounded up).
 _ENTRY_BYTES: Final = 1024
 
 

@@ -95,7 +95,7 @@ class Lwm2mEndpoint(SessionEndpoint[DatagramPeer]):
     # --- Sessions ----------------------------------------------------------------------------------------------------
 
     def _ending(self, session: DatagramPeer) -> None:
-        """What is registered over the session stays: the device can come back over another one."""
+        """End the exchanges of a session. Its registration stays: the device can come back over another session."""
         for exchange in self._exchanges.pop(session, ()):
             exchange.lost()
 

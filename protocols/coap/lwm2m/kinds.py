@@ -1,4 +1,4 @@
-"""What resources hold: the types of the public registry (broker/device_management/registry.py).
+"""Types of resources, from the public registry (broker/device_management/registry.py).
 
 TLV and text do not say the type of a value. In TLV, a resource whose type is not known keeps its bytes.
 """
@@ -25,7 +25,7 @@ class Kind(Enum):
     TIME = "a time"
 
 
-#: What a resource holds; None when it is not known. The path has an object, an instance and a resource at least.
+#: Returns the type of a resource; None if unknown. The path has an object, an instance and a resource at least.
 KindOf = Callable[[ResourcePath], Kind | None]
 
 _IPSO: Final = range(3200, 3442)
@@ -35,7 +35,7 @@ _REUSABLE: Final = 5500
 
 @cache
 def _table() -> tuple[Mapping[tuple[int, int], Kind], Mapping[int, Kind], frozenset[tuple[int, int]]]:
-    """By object and resource; by reusable resource; and those that have several instances."""
+    """Types by object and resource, types by reusable resource, and the resources that have several instances."""
     kinds: dict[tuple[int, int], Kind] = {}
     reusable: dict[int, Kind] = {}
     multiple = set()

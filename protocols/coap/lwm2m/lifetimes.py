@@ -16,7 +16,8 @@ _NUMBERS: Final = 65_534
 
 
 class RegistrationTable:
-    """One heap has the ends of all lifetimes. A later end adds no note to it: `due` is early then, and notes anew."""
+    """Registrations, and a heap of the ends of their lifetimes. Extending a lifetime does not touch the heap: `due`
+    finds the early entry and adds the later end."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, RegisteredDevice] = {}
@@ -56,7 +57,7 @@ class RegistrationTable:
         return True
 
     def extend(self, registered: RegisteredDevice, now: float) -> None:
-        """Begin the lifetime anew."""
+        """Restart the lifetime."""
         former, registered.expires = registered.expires, now + registered.lifetime_seconds + GRACE_SECONDS
         if not former or registered.expires < former:
             self._note(registered)

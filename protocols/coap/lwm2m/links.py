@@ -7,19 +7,19 @@ from typing import Final
 from broker.device_management.sessions import ResourcePath
 from protocols.coap.lwm2m.formats.values import UnreadablePayload, parse_path
 
-#: At most so many links of one list are read.
+#: Most links that are read from one list.
 MAX_LINKS: Final = 512
 _LINK: Final = re.compile(r"\s*<([^<>]{0,200})>((?:;[^,;\"]{0,100}(?:\"[^\"]{0,200}\")?){0,16})\s*(?:,|$)")
 _ROOT_TYPE: Final = re.compile(r";\s*rt\s*=\s*\"?[^\";]*oma\.lwm2m")
 _INSTANCE_DEPTH: Final = 2
 
-#: What a device offers that says nothing (reference 18.2).
+#: Links that every device offers, which say nothing about it (reference 18.2).
 _USUAL: Final = frozenset({(3,), (5,), (3, 0), (5, 0)})
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a device lists: its objects and object instances, and the path in front of them."""
+    """Objects and object instances that a device lists, and the path in front of them."""
 
     paths: frozenset[ResourcePath]
     root: tuple[bytes, ...] = ()

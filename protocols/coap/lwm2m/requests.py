@@ -12,7 +12,7 @@ from protocols.coap.lwm2m.links import Offer, parse_offer
 from protocols.coap.messages import LINK_FORMAT, CoapMessage, Option
 
 LIFETIME_SECONDS: Final = 86_400
-#: What `lt` may be: 0 and numbers beyond are taken for the nearest one.
+#: Bounds of `lt`: 0 and numbers beyond are taken for the nearest one.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1, 400 * 86_400
 _MAX_SEGMENTS: Final = 8
 _MAX_QUERIES: Final = 16

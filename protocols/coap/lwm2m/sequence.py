@@ -1,4 +1,4 @@
-"""What follows a registration, an update and a notification (reference 18.3), in tasks of their own.
+"""Steps after a registration, an update and a notification (reference 18.3), in tasks of their own.
 
 After the answer to a registration a task of its device writes attributes, observes and reads, then tells device
 management. It ends with that: an idle registration has no task.
@@ -59,13 +59,13 @@ class Sequence:
         await contain_async("lwm2m_sequence_failed", registered.device.id, work, registered, details=details)
 
     async def _work_on(self, registered: RegisteredDevice) -> None:
-        """Carry out the sequence until no update has come meanwhile."""
+        """Carry out the sequence, and repeat it if an update came during it."""
         try:
             await trio.sleep(self._pause_seconds)
             while registered.is_due and not registered.is_over:
                 registered.is_due = False
                 if not registered.is_read:
-                    registered.is_read = True  # an update or a new configuration meanwhile makes it False again
+                    registered.is_read = True  # an update or a new configuration makes it False again
                     try:
                         await self._read_all(registered)
                     except BaseException:
@@ -159,7 +159,7 @@ class Sequence:
         try:
             while registered.unsaved:
                 readings = registered.unsaved.pop(next(iter(registered.unsaved)))
-                # What cannot be stored does not keep back what comes later.
+                # Readings that cannot be stored do not block later ones.
                 await self._contained(registered, partial(self._values_came, readings=readings))
         finally:
             registered.is_storing = False

@@ -69,7 +69,7 @@ class Lwm2mPeer(Lwm2mLink, Protocol):
     #: In DTLS with a pre-shared key: the device id and the key.
     pre_shared_key: tuple[bytes, bytes] | None
     certificate: ClientCertificate | None
-    #: What was registered over this connection, or updated last.
+    #: The device that was registered or last updated over this connection.
     registered: RegisteredDevice | None
 
     @property
@@ -237,7 +237,7 @@ class Lwm2mServer:
             raise
         if self._table.of_device(device.key) is None:
             await self._registrations.admit(device)
-            device, token = await self._authenticate(peer, given)  # what it proved may have ended meanwhile
+            device, token = await self._authenticate(peer, given)  # its token may have ended during the wait
         number = self._table.free_number()
         if peer.is_closed or self._sequence.nursery is None:
             raise StorageUnavailable

@@ -19,9 +19,9 @@ from protocols.http.accounts.pages import notice, pages_blueprint, redirect
 from protocols.http.accounts.second_factor import ONCE_MORE
 from protocols.http.accounts.sign_in import OLD_FORM
 
-#: What the CSRF proof of the forms is about.
+#: Subject of the forms' CSRF tokens.
 _PROOF: Final = b"account"
-#: What stands in a user agent, and whose name that is: the first that is there counts, because many name others, too.
+#: Texts in a user agent, and the browser's name for each: the first match counts, because many name others, too.
 _BROWSERS: Final = (
     ("Edg", "Edge"),
     ("OPR/", "Opera"),
@@ -45,7 +45,7 @@ _SYSTEMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AccountFacts:
-    """What the page of the account shows before its scripts run; forms of it go to the paths below."""
+    """Contents of the account page before its scripts run; its forms are sent to the paths below."""
 
     factor: FactorStanding
     sessions: Sequence[OpenSession]

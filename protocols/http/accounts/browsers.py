@@ -68,7 +68,7 @@ class Browsers:
 
     @property
     def waiting(self) -> str:
-        """What waits for the code of the second factor; it need not be valid."""
+        """The sealed sign-in that waits for the code of the second factor; it need not be valid."""
         return request.cookies.get(_WAITING, "")
 
     def wait_for_code(self, answer: Response, wanted: CodeWanted) -> None:
@@ -83,7 +83,7 @@ class Browsers:
 
     @property
     def why_not_shown(self) -> str:
-        """What a person is told whose form was not shown to this browser (`showed_form`)."""
+        """The text for a person whose form was not shown to this browser (`showed_form`)."""
         old = "This form is no longer valid. Please try again"
         has_cookies = request.cookies.get(_FORM_KEY) or self.session_id
         return f"{old}." if has_cookies else f"{old}; your browser must accept cookies."
@@ -184,7 +184,7 @@ def way_on(asked: AuthorizationRequest | None, query: bytes) -> dict[str, str]:
 
 
 def user_agent() -> str:
-    """What the browser calls itself; empty if it does not say."""
+    """The browser's User-Agent; empty if there is none."""
     return request.headers.get("User-Agent", "")
 
 

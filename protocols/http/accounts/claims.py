@@ -36,5 +36,5 @@ def claims_blueprint(claims: Claims, browsers: Browsers) -> Blueprint:
 
 
 def claim_page(title: str, user: UserRecord, claim: Claim, *, way_on: tuple[str, str]) -> Response:
-    """What there was. `way_on`: a path, and the text of the link to it."""
+    """Page with the objects of a claimed account. `way_on`: a path, and the text of the link to it."""
     return render_page("claimed.html", title=title, user=user, claim=claim, way_on=way_on)

@@ -42,5 +42,5 @@ def in_address(query: bytes, *, but: str | None) -> str:
 
 
 def shown(kind: str, content: object) -> tuple[bytes, bytes]:
-    """What the CSRF token of a form is about: the content on the screen, so that a person agrees to nothing else."""
+    """Subject of a form's CSRF token: the content on the screen, so that a person agrees to nothing else."""
     return kind.encode(), repr(content).encode()

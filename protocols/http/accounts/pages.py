@@ -22,7 +22,7 @@ from protocols.http.templates import templates_of
 from protocols.refusals import note_refusal
 from storage.sql import StoreError
 
-#: The key in the application's configuration: after so many days without use an application asks for a sign-in.
+#: Key in the application's configuration: days without use after which an application needs another sign-in.
 UNUSED_DAYS_SETTING: Final = "UNUSED_DAYS"
 _HTML: Final = "text/html; charset=utf-8"
 _HEADERS: Final = {
@@ -105,7 +105,7 @@ def render_page(
 
 
 def screen_values(screen: ConsentScreen) -> dict[str, Any]:
-    """What asked.html shows."""
+    """The values for asked.html."""
     unused_days: int = current_app.config[UNUSED_DAYS_SETTING]
     return {"screen": screen, "how_long": how_long(unused_days, works_alone=screen.works_alone)}
 

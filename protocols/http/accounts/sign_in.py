@@ -96,7 +96,7 @@ class AuthorizationFlow:
     async def signed_in(self, asked: AuthorizationRequest | None, query: bytes, session: Session) -> Response:
         """The answer to a sign-in, with the session cookie. `asked` is None when the person goes on at /go.
 
-        Who must set up a second factor first is led there.
+        A user who must set up a second factor first is led there.
         """
         if session.must_enrol:
             answer = redirect(page_address("/account/second-factor", asked, query), 303)
@@ -135,7 +135,7 @@ class AuthorizationFlow:
         if session is None:
             return self._browsers.sign_in_page(asked.query, asked=asked)
         screen = await self._authorize.consent_needed(asked, session.user.key)
-        if screen is None:  # the person agreed in another window, or the application was changed meanwhile
+        if screen is None:  # the person agreed in another window, or the application has changed
             refused = form.text("decision") == "deny"
             if refused:
                 return outcome_response(await self._authorize.deny(asked))
@@ -194,7 +194,7 @@ async def _sign_in(
 
 
 async def _of_other_tab(name: str, browsers: Browsers, asked: AuthorizationRequest | None) -> Session | None:
-    """The session of a person who signed in meanwhile, in another tab, and now does so here: signing in there used the
+    """The session of a person who signed in in another tab and now does so here: signing in there used the
     form's key up. Going on with the session is what opening the page once more would do."""
     session = await browsers.session()
     if session is None or (asked is not None and asked.login_wanted):

@@ -40,7 +40,7 @@ class Connecting:
 
     @staticmethod
     def _host(address: Address, public: str) -> str:
-        """What a device can reach: the public host where the listener is bound to all addresses."""
+        """The host that a device can reach: the public host if the listener is bound to all addresses."""
         host = public if address.host in _EVERYWHERE else address.host
         return f"[{host}]" if ":" in host else host
 

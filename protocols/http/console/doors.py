@@ -14,7 +14,7 @@ from protocols.http.accounts.pages import error_page, is_head, redirect
 from protocols.http.answers import Answer, secret_answer
 
 HOME: Final = "/console"
-#: What the CSRF proof of a page is about.
+#: Subject of a page's CSRF token.
 PROOF: Final = b"console"
 _LOOPBACK: Final = ("127.", "::1", "::ffff:127.")
 

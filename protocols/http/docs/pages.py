@@ -106,7 +106,7 @@ class _Book:
         return self._pages.get(slug)
 
     def index(self) -> bytes:
-        """What the search reads: a list of `{"title", "of", "href", "text"}`, one for each section and each call."""
+        """The index for the search: a list of `{"title", "of", "href", "text"}`, one for each section and each call."""
         if not self._index:
             found = [
                 {

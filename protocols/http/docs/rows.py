@@ -14,7 +14,7 @@ class MemberRow:
     depth: int
     type: str
     required: bool
-    #: What values may be: bounds, default.
+    #: Restrictions of values: bounds, default.
     bounds: tuple[str, ...]
     about: str
 

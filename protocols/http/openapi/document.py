@@ -19,7 +19,7 @@ from protocols.http.schema import Schema, component, integer, text
 
 TITLE: Final = "Trunkline"
 API_VERSION: Final = "1.1"
-#: What the document says before the first call, in Markdown: headings, paragraphs, lists and `code`.
+#: Introduction of the document, in Markdown: headings, paragraphs, lists and `code`.
 _OVERVIEW: Final = files("protocols.http.openapi").joinpath("overview.md").read_text(encoding="utf-8")
 
 _LICENSE: Final = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
@@ -47,7 +47,7 @@ _OWN_HEADERS: Final[Mapping[Counted, tuple[str, ...]]] = {
 _REQUEST_TIME: Final = Annotated[str, text("Seconds that the search took, with three decimals")]
 _ETAG: Final = Annotated[str, text("The tag of what the object is now, for If-Match")]
 _IF_MATCH: Final = Annotated[str, text("Tags of earlier answers: without one that the object has, nothing is changed")]
-#: What is added to the names of usual refusals, which differ in their headers.
+#: Suffixes of the names of usual refusals, which differ in their headers.
 _REFUSAL_KINDS: Final = {Counted.REST: "", Counted.MESSAGES: "Sending", Counted.NOT: "Uncounted"}
 
 
@@ -148,7 +148,7 @@ class _Document:
             yield {"name": name, "in": "path", "required": True, "schema": self._schemas.of(kind), "example": example}
 
     def _in_query(self, call: RestCall) -> Iterator[dict[str, Any]]:
-        """The parameters of all structs as which the query may be read. Required are those that all structs require."""
+        """The parameters of all structs as which the query may be read. Required are the ones that each requires."""
         queries = [self._schemas.properties(query) for query in call.queries]
         for name in dict.fromkeys(name for query in queries for name in query):
             schema = next(query[name][0] for query in queries if name in query)

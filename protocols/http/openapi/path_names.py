@@ -1,4 +1,4 @@
-"""What the names in the paths of several nouns stand for (reference 1.1 and 2), each with an example."""
+"""Meanings of the names in the paths of several nouns (reference 1.1 and 2), each with an example."""
 
 from typing import Annotated, Any, Final
 

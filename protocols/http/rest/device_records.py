@@ -1,4 +1,4 @@
-"""What a device looks like on the wire (reference 6.1)."""
+"""JSON of a device (reference 6.1)."""
 
 from typing import Annotated, Any, Final
 

@@ -37,7 +37,7 @@ CONFIGURED_TYPE: Final = SharedFinder(_configured)
 
 
 class ManagementCalls(RestCalls):
-    """What the nouns of device management have in common."""
+    """Common base of the nouns of device management."""
 
     chapter = DEVICE_MANAGEMENT
 

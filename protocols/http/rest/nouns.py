@@ -1,4 +1,4 @@
-"""All calls of the REST API: those that are served, in the order of the document, and those of a later version."""
+"""All calls of the REST API, in the order of the document."""
 
 from typing import Final
 

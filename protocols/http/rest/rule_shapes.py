@@ -1,4 +1,4 @@
-"""What the calls of rules take and answer (reference 12.1 and 12.9)."""
+"""Bodies and answers of the calls of rules (reference 12.1 and 12.9)."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -311,7 +311,7 @@ class ReplayObject(Shape):
 
 
 def hidden_rule(record: RuleRecord) -> RuleObject:
-    """What a caller sees that may not use the devices."""
+    """The rule as a caller sees it that may not use the devices."""
     return RuleObject(uid=record.owner_id, id=record.id, aid=_aid(record), scope=record.scope)
 
 

@@ -142,7 +142,7 @@ class RuleCalls(RestCalls):
     async def _all_findings(
         self, error: ValidationFailed, caller: Caller, owner: UserRecord | None, body: bytes
     ) -> ValidationFailed:
-        """What is wrong with the members, and with the rule itself. Raises PermissionDenied."""
+        """The findings about the members and about the rule itself. Raises PermissionDenied."""
         rule = json_object(body).get("rule")
         if owner is None or rule is None:
             return error

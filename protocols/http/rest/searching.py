@@ -1,4 +1,4 @@
-"""What searches of messages and of Actions have in common (reference 9.3): whose, when, and which page."""
+"""Common parameters of searches of messages and of Actions (reference 9.3): owner or device, times, and page."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -203,7 +203,7 @@ class Readable:
         return SearchScope(user.id, None, await self.owned(caller, user.key))
 
     async def owned(self, caller: Caller, user: UserKey) -> list[Device]:
-        """The user's own devices, without those that the caller may not read."""
+        """The user's own devices that the caller may read."""
         reach = await self._permissions.reach(caller)
         return [one for one in await self._devices.owned_by(user) if reach.allows(one, Permission.READ)]
 

@@ -83,7 +83,7 @@ class SessionCalls(RestCalls):
     async def end(self, named: tuple[UserRecord, str]) -> Data[SessionObject]:
         user, id_ = named
         found = [session for session in await self._sessions.of(user) if session.id == id_]
-        if not found or not await self._sessions.end(user, id_):  # it ended meanwhile
+        if not found or not await self._sessions.end(user, id_):  # it has ended
             raise NotFound
         return Data(_object(found[0]))
 

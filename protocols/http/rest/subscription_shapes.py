@@ -1,4 +1,4 @@
-"""What the calls of subscriptions take and answer (reference 11.1 to 11.3)."""
+"""Bodies and answers of the calls of subscriptions (reference 11.1 to 11.3)."""
 
 from typing import Annotated, Any, Final, Literal
 

@@ -1,4 +1,4 @@
-"""What callers send about tasks: bodies and queries (reference 15.2)."""
+"""Bodies and queries of the calls of tasks (reference 15.2)."""
 
 from typing import Annotated, Any, Literal
 

@@ -12,7 +12,7 @@ from storage.keys import Milliseconds
 #: One value, as a format gives it.
 Scalar = str | int | float | bool | bytes
 
-#: At most so many values are taken of one answer.
+#: Most values that are read from one answer.
 MAX_VALUES: Final = 2048
 _MAX_NUMBER: Final = 65_535
 _MILLISECONDS: Final = 1000
