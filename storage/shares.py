@@ -70,7 +70,7 @@ class ShareStore(Store):
         """A page of a device's shares, oldest first, and the number of all."""
         parameters = {"device": device, "offset": offset, "limit": limit}
         rows = self._db.execute(f"{_SELECT}s.device = :device ORDER BY s.key LIMIT :limit OFFSET :offset", parameters)
-        return [_share(row) for row in rows], self._count("s.device = :device", parameters)
+        return [_share(row) for row in rows], self._number_of(f"{_FROM}s.device = :device", parameters)
 
     def types_offered_to(self, user: UserKey, email: str) -> set[DeviceTypeKey]:
         """The types of the devices that are, or were, offered to this user."""
@@ -108,11 +108,7 @@ class ShareStore(Store):
             OfferRow(_share(row), row["device_id"], row["device_name"], row["owner_id"], row["owner_name"])
             for row in rows
         ]
-        return found, self._count(condition, parameters)
-
-    def _count(self, condition: str, parameters: Mapping[str, object]) -> int:
-        row = self._db.execute(f"SELECT count(*) AS count{_FROM}{condition}", parameters).one()
-        return int(row["count"]) if row else 0
+        return found, self._number_of(_FROM + condition, parameters)
 
     def remove_all_of(self, user: UserKey) -> list[DeviceKey]:
         """Remove the shares of a user's devices and those with the user, and offers to hand over such devices.

@@ -76,6 +76,11 @@ class Store:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
+    def _number_of(self, rows: str, parameters: Mapping[str, Any] | None = None) -> int:
+        """Count rows. `rows` is the part of a SELECT that begins with FROM."""
+        row = self._db.execute(f"SELECT count(*) AS n {rows}", parameters).one()
+        return int(row["n"]) if row else 0
+
     def _insert(self, table: str, values: Mapping[str, Any], then: str = "") -> QueryResult:
         """Insert a row, given by column. `then` follows the values: a clause with ON CONFLICT or RETURNING."""
         names = f"({', '.join(values)}) VALUES ({', '.join(f':{name}' for name in values)})"

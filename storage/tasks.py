@@ -115,7 +115,7 @@ class TaskStore(Store):
             given,
         )
         found = [_task(row) for row in rows]
-        return found, self._count(where, given)
+        return found, self._number_of(where, given)
 
     def failing(
         self, organization: OrganizationKey, unfinished: Sequence[str], since_ms: int, *, offset: int, limit: int
@@ -135,7 +135,7 @@ class TaskStore(Store):
             f"SELECT t.*{where} ORDER BY t.modified_on DESC, t.key DESC LIMIT :limit OFFSET :offset", given
         )
         found = [_task(row) for row in rows]
-        return found, self._count(where, given)
+        return found, self._number_of(where, given)
 
     def counts_of_type(self, device_type: DeviceTypeKey) -> dict[str, int]:
         """How many tasks of a type have each status."""
@@ -250,7 +250,7 @@ class TaskStore(Store):
             where += f" AND d.id IN ({', '.join(f':{name}' for name in names)})"
         rows = self._db.execute(f"SELECT e.*, d.id AS did{where} ORDER BY e.key LIMIT :limit OFFSET :offset", given)
         found = [(row["did"], _entry(row)) for row in rows]
-        return found, self._count(where, given)
+        return found, self._number_of(where, given)
 
     def page_of_device(
         self, device: DeviceKey, status: str | None, *, sort: str, descending: bool, offset: int, limit: int
@@ -270,7 +270,7 @@ class TaskStore(Store):
             task = None if entry is None else self.task(entry.task)
             if entry is not None and task is not None:
                 found.append((task, entry))
-        return found, self._count(where, given)
+        return found, self._number_of(where, given)
 
     def waiting_for_acceptance(self, device: DeviceKey, statuses: Sequence[str]) -> list[str]:
         """The ids of tasks that wait for the device's owner, oldest first."""
@@ -280,10 +280,6 @@ class TaskStore(Store):
             {"device": device},
         )
         return [row["id"] for row in rows]
-
-    def _count(self, where: str, given: Mapping[str, object]) -> int:
-        row = self._db.execute(f"SELECT count(*) AS n{where}", given).one()
-        return int(row["n"]) if row else 0
 
     # History
 

@@ -56,7 +56,7 @@ class TrialInvitationStore(Store):
         )
 
     def count_open(self, trial: int, *, now_ms: int) -> int:
-        return self._count(
+        return self._number_of(
             f" FROM trial_invitation WHERE trial = :trial{_STATE['sent']}", {"trial": trial, "now": now_ms}
         )
 
@@ -85,15 +85,11 @@ class TrialInvitationStore(Store):
         where = " FROM trial_invitation WHERE trial = :trial" + ("" if status is None else _STATE[status])
         given = {"trial": trial, "now": now_ms, "offset": offset, "limit": limit}
         rows = self._db.execute(f"SELECT *{where} ORDER BY key LIMIT :limit OFFSET :offset", given)
-        return [_invitation(row) for row in rows], self._count(where, given)
+        return [_invitation(row) for row in rows], self._number_of(where, given)
 
     def _one(self, condition: str, parameters: Mapping[str, object]) -> TrialInvitationRecord | None:
         row = self._db.execute(f"SELECT * FROM trial_invitation WHERE {condition}", parameters).one()  # noqa: S608 - constants
         return _invitation(row) if row else None
-
-    def _count(self, where: str, given: Mapping[str, object]) -> int:
-        row = self._db.execute(f"SELECT count(*) AS n{where}", given).one()
-        return int(row["n"]) if row else 0
 
 
 def _invitation(row: Mapping[str, Any]) -> TrialInvitationRecord:

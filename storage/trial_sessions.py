@@ -80,7 +80,7 @@ class TrialSessionStore(Store):
         return TrialSessionRecord(**dict(row)) if row else None
 
     def count(self, trial: int) -> int:
-        return self._count(" FROM trial_session WHERE trial = :trial", {"trial": trial})
+        return self._number_of(" FROM trial_session WHERE trial = :trial", {"trial": trial})
 
     def page(
         self, trial: int, user: UserKey | None, *, ongoing: bool, offset: int, limit: int
@@ -116,7 +116,7 @@ class TrialSessionStore(Store):
 
     def _page(self, where: str, given: Mapping[str, object]) -> tuple[list[TrialSessionRecord], int]:
         rows = self._db.execute(f"SELECT *{where} ORDER BY key LIMIT :limit OFFSET :offset", given)
-        return [TrialSessionRecord(**dict(row)) for row in rows], self._count(where, given)
+        return [TrialSessionRecord(**dict(row)) for row in rows], self._number_of(where, given)
 
     # Documents
 
@@ -134,7 +134,7 @@ class TrialSessionStore(Store):
 
     def count_documents(self, trial: int, kind: str) -> int:
         given = {"trial": trial, "kind": kind}
-        return self._count(" FROM trial_document WHERE trial = :trial AND kind = :kind", given)
+        return self._number_of(" FROM trial_document WHERE trial = :trial AND kind = :kind", given)
 
     def page_of_documents(
         self, trial: int, kind: str, name: str | None, *, offset: int, limit: int
@@ -145,10 +145,7 @@ class TrialSessionStore(Store):
         )
         given = {"trial": trial, "kind": kind, "name": name, "offset": offset, "limit": limit}
         rows = self._db.execute(f"SELECT *{where} ORDER BY key LIMIT :limit OFFSET :offset", given)
-        return [TrialDocumentRecord(**dict(row)) for row in rows], self._count(where, given)
-
-    def _count(self, where: str, given: Mapping[str, object]) -> int:
-        return int(sure(self._db.execute(f"SELECT count(*) AS n{where}", given).one())["n"])
+        return [TrialDocumentRecord(**dict(row)) for row in rows], self._number_of(where, given)
 
 
 def _named(kind: str, values: Sequence[object], given: dict[str, object]) -> list[str]:

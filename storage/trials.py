@@ -1,6 +1,6 @@
 """Trials: their members, device types and connected devices. The caller holds the transaction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -70,7 +70,7 @@ class TrialStore(Store):
         return TrialRecord(**dict(row)) if row else None
 
     def count_of_owner(self, owner: UserKey) -> int:
-        return self._count(" FROM trial WHERE owner = :owner", {"owner": owner})
+        return self._number_of(" FROM trial WHERE owner = :owner", {"owner": owner})
 
     def tally(self, user: UserKey, *, day: int) -> int:
         """Count one more trial that the user created on this day; return how many there are."""
@@ -93,7 +93,7 @@ class TrialStore(Store):
         )
         given = {"user": user, "offset": offset, "limit": limit, **named}
         rows = self._db.execute(f"SELECT t.*{where} ORDER BY t.key LIMIT :limit OFFSET :offset", given)
-        return [TrialRecord(**dict(row)) for row in rows], self._count(where, given)
+        return [TrialRecord(**dict(row)) for row in rows], self._number_of(where, given)
 
     def of_owner(self, owner: UserKey) -> list[TrialRecord]:
         rows = self._db.execute("SELECT * FROM trial WHERE owner = :owner ORDER BY key", {"owner": owner})
@@ -214,14 +214,16 @@ class TrialStore(Store):
         return [TrialRecord(**dict(row)) for row in rows]
 
     def count_members(self, trial: int, role: str) -> int:
-        return self._count(" FROM trial_member WHERE trial = :trial AND role = :role", {"trial": trial, "role": role})
+        return self._number_of(
+            " FROM trial_member WHERE trial = :trial AND role = :role", {"trial": trial, "role": role}
+        )
 
     def page_of_members(self, trial: int, role: str, *, offset: int, limit: int) -> tuple[list[UserRecord], int]:
         """A page of the users with this role, in the order in which they came, and the number of all."""
         where = " FROM trial_member AS m JOIN user AS u ON u.key = m.user WHERE m.trial = :trial AND m.role = :role"
         given = {"trial": trial, "role": role, "offset": offset, "limit": limit}
         rows = self._db.execute(f"SELECT u.*{where} ORDER BY m.key LIMIT :limit OFFSET :offset", given)
-        return [user_record(row) for row in rows], self._count(where, given)
+        return [user_record(row) for row in rows], self._number_of(where, given)
 
     # Device types
 
@@ -282,12 +284,12 @@ class TrialStore(Store):
         )
 
     def is_connected(self, trial: int, device: DeviceKey) -> bool:
-        return self._count(f"{_CONNECTED} AND t.device = :device", {"trial": trial, "device": device}) > 0
+        return self._number_of(f"{_CONNECTED} AND t.device = :device", {"trial": trial, "device": device}) > 0
 
     def count_devices(self, trial: int, user: UserKey | None = None) -> int:
         """Of the user or of all, also deleted ones."""
         where = " FROM trial_device WHERE trial = :trial" + ("" if user is None else " AND user = :user")
-        return self._count(where, {"trial": trial, "user": user})
+        return self._number_of(where, {"trial": trial, "user": user})
 
     def devices(self, trial: int) -> list[TrialDeviceRow]:
         """All devices, in the order in which they were connected."""
@@ -303,8 +305,4 @@ class TrialStore(Store):
         rows = self._db.execute(
             f"SELECT t.device, t.user, t.connected_on{where} ORDER BY t.key LIMIT :limit OFFSET :offset", given
         )
-        return [TrialDeviceRow(**dict(row)) for row in rows], self._count(where, given)
-
-    def _count(self, where: str, given: Mapping[str, object]) -> int:
-        row = self._db.execute(f"SELECT count(*) AS n{where}", given).one()
-        return int(row["n"]) if row else 0
+        return [TrialDeviceRow(**dict(row)) for row in rows], self._number_of(where, given)
