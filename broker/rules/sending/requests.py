@@ -159,8 +159,8 @@ class RequestQueue:
             self._finished.add(request.key)
             self._wakeup.set()
         finally:
-            if not places.taken and not places.waiting:
-                self._hosts.pop(host, None)
+            if not places.taken and not places.waiting and self._hosts.get(host) is places:  # not those of a later one
+                del self._hosts[host]
 
     async def _send(
         self, port: RuleRequests, problems: ProblemReporter, request: RuleRequest, content: HttpContent

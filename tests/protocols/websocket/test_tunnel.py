@@ -18,9 +18,12 @@ from wsproto.events import (
     TextMessage,
 )
 
+from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.limits import MQTT_OPEN_PACKET_BYTES
 from config.settings import Mqtt, Settings
+from protocols.websocket.tunnel import Tunnel
+from protocols.websocket.wire import encode_close_frame, encode_frame
 from tests.factories import KITCHEN
 from tests.protocols.mqtt.peers import ACCEPTED, DISCONNECT, PINGREQ, PINGRESP, connect, puback, publish
 from tests.protocols.websocket.peers import Peers
@@ -184,3 +187,38 @@ async def test_a_connection_that_is_lost_takes_the_device_offline(peers: Peers, 
     await stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
     assert not services.routing.connections.is_online(kitchen.key)
+
+
+class SlowStream(trio.abc.Stream):
+    """Takes what is sent when `opened` is set."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.opened = trio.Event()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.opened.wait()
+        self.sent.append(bytes(data))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.opened.wait()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        raise AssertionError(max_bytes)
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_two_that_close_at_one_moment_send_one_close_frame() -> None:
+    """RFC 6455, 5.5.1: nothing follows the close frame."""
+    stream = SlowStream()
+    tunnel = Tunnel(stream, b"", Overhead().pace())
+    async with trio.open_nursery() as both:
+        both.start_soon(tunnel.send_all, b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        both.start_soon(tunnel.send_eof)
+        both.start_soon(tunnel.send_eof)
+        await trio.testing.wait_all_tasks_blocked()
+        stream.opened.set()
+    assert stream.sent == [encode_frame(b"x"), encode_close_frame(1000, "")]

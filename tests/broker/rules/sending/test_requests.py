@@ -101,3 +101,32 @@ async def test_every_request_is_sent_once_and_those_of_one_user_in_their_order(
     assert [url for url in post.receivers.begun if url != QUICK] == sent
     assert post.receivers.begun.count(QUICK) == 1
     assert await post.services.core.database.read(lambda tx: tx.rules.waiting_requests(of_one=9, limit=9)) == []
+
+
+async def test_the_end_of_a_request_leaves_the_places_of_its_host_to_later_ones(
+    post: Post, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its outcome is stored after its place is free: the host has been idle by then, and others have new places."""
+    finish, stored, released = post.queue._finish, list[int](), trio.Event()
+
+    async def finish_the_first_one_late(key: int) -> None:
+        stored.append(key)
+        if len(stored) == 1:
+            await released.wait()
+        await finish(key)
+
+    monkeypatch.setattr(post.queue, "_finish", finish_the_first_one_late)
+    host = "https://slow.example.org"
+    await post.add(1, f"{host}/first")
+    await post.add(2, f"{host}/second")
+    with trio.fail_after(2 * HANG_SECONDS):
+        while len(stored) < 2:  # noqa: ASYNC110 - the worker tells nobody
+            await trio.sleep(HANG_SECONDS / 4)
+    await wait_all_tasks_blocked()
+    for owner in range(3, 3 + RULE_REQUESTS_TO_ONE_HOST):
+        await post.add(owner, f"{host}/{owner}")
+    assert len(post.receivers.under_way) == RULE_REQUESTS_TO_ONE_HOST
+    released.set()
+    await wait_all_tasks_blocked()
+    await post.add(99, f"{host}/99")
+    assert len(post.receivers.under_way) == RULE_REQUESTS_TO_ONE_HOST
