@@ -19,7 +19,7 @@ class Changes:
         self.count = 0
 
     def note(self) -> None:
-        """Something that may have been read already has changed."""
+        """Note a change of data that may have been read already."""
         self.count += 1
 
     async def settled(self, read: Callable[[], Awaitable[_T]]) -> _T:

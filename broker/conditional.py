@@ -41,7 +41,7 @@ def expecting(tags: Collection[str]) -> Iterator[None]:
 
 
 def require_unchanged(tag: str) -> None:
-    """Called in the transaction of a change, with the tag of the object as it is there. Raises ChangedMeanwhile."""
+    """Check the tag of an object in the transaction that changes it. Raises ChangedMeanwhile."""
     expected = _expected.get()
     if expected is not None and tag not in expected and ANY not in expected:
         raise ChangedMeanwhile

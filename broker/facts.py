@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that happened and cannot be refused any more."""
+    """An event that has happened and cannot be refused any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class BackupProgressed(WorkProgressed):
 
 
 class FactPhase(IntEnum):
-    """When a handler is called with a fact. Every handler of one phase is called before any handler of the next."""
+    """Phase of a handler. All handlers of one phase are called with a fact before any handler of the next."""
 
     #: Bring up to date what the broker knows: caches, permissions, registries, quotas, presence.
     STATE = 1

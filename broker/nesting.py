@@ -77,7 +77,7 @@ def check_nesting(text: bytes | str) -> None:
 
 
 def check_value_nesting(value: object) -> None:
-    """The same for a value that is decoded already. Raises NestedTooDeeplyError."""
+    """Check the nesting of a value that is decoded already. Raises NestedTooDeeplyError."""
     level = [value]
     for _ in range(JSON_NESTING_MAX + 1):
         containers = [item for item in level if isinstance(item, Mapping | list | tuple)]

@@ -20,5 +20,5 @@ async def run_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLi
 
 
 async def finish_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
-    """As `run_in_thread`, but a caller that is cancelled waits for the end: the function works on its objects."""
+    """As `run_in_thread`, but a cancelled caller waits for the end: the function works on its objects."""
     return await trio.to_thread.run_sync(sync_fn, limiter=limiter)

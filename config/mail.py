@@ -61,13 +61,13 @@ def folded_address(text: str) -> str:
 
 
 def caseless(text: str) -> str:
-    """Without regard to case and composition (Unicode 3.13, canonical caseless matching)."""
+    """The text without regard to case and composition (Unicode 3.13, canonical caseless matching)."""
     folded = unicodedata.normalize("NFD", text).casefold()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", folded).casefold())
 
 
 def _ascii_domain(domain: str) -> str | None:
-    """In lower case, with labels of other alphabets as `xn--`; None when the text is no domain."""
+    """The domain in lower case, with labels of other alphabets as `xn--`; None if the text is no domain."""
     if domain.isascii():
         return domain.lower()
     if len(domain) > _DOMAIN_CHARACTERS:

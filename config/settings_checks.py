@@ -145,7 +145,7 @@ def _of_monitoring(settings: "Settings") -> Iterator[str]:
 
 
 def _of_providers(providers: "Sequence[IdentityProvider]") -> Iterator[str]:
-    """By the rules of config/providers.py."""
+    """Check the providers by the rules of config/providers.py."""
     names = {"local"}
     for index, provider in enumerate(providers):
         for key, problem in provider_problems(

@@ -329,7 +329,7 @@ def _tls(tls: Tls) -> ssl.SSLContext:
 
 
 def _tls_with_peers(tls: Tls, *, required: bool) -> PeerContext:
-    """For listeners that ask their peers for certificates, too."""
+    """A TLS context for listeners that ask their peers for certificates, too."""
     try:
         return PeerContext(*(tls.first or (Path(), Path())), required=required, second=tls.second)
     except OSError as error:

@@ -98,7 +98,7 @@ class AccountStore(Store):
         return self._user("id = :value", id_)
 
     def user_by_email(self, email: str) -> UserRecord | None:
-        """By the address as it is written in the account, else by its form for comparison (reference 5.1)."""
+        """The user with this address as written in the account, else with its form for comparison (reference 5.1)."""
         return self._user("email = :value", email) or self._user("email_key = :value", folded_address(email))
 
     def without_address_key(self, *, limit: int) -> list[tuple[UserRecord, UserRecord | None]]:

@@ -55,7 +55,7 @@ class ApplicationEndStore(Store):
         return [row["hash"] for row in rows]
 
     def end(self, application: ApplicationRecord, *, secret: bytes, now_ms: int) -> None:
-        """From now on nothing finds the application, and `OWN_ROWS` are gone. `secret` takes the place of its own."""
+        """Hide the application from all queries and delete its `OWN_ROWS`. `secret` replaces its own."""
         given = {"application": application.key, "id": application.id}
         for table in OWN_ROWS:
             self._db.execute(f"DELETE FROM {table} WHERE application = :application", given)  # noqa: S608 - constants

@@ -1,4 +1,4 @@
-"""When a commit is worth waiting for: PostgreSQL's `commit_delay`, found out by itself.
+"""Self-tuning commit delay, like PostgreSQL's `commit_delay`: when it pays to wait before a commit.
 
 Clients that wait for an acknowledgement before they send again fall into two halves: while the rows of one half are
 written to the disk, those of the other half wait. A commit for both costs hardly more than a commit for one. So on a
@@ -38,7 +38,7 @@ class CommitDelay:
         self._enough = waiting + rows * 4 // 5
 
     def until(self, rows: int, now: float) -> float | None:
-        """Until when to wait before `rows` are committed; None: do not wait. After a wait, call `waited`."""
+        """The time until which a commit of `rows` should wait; None: commit now. After a wait, call `waited`."""
         if now >= self._until or self.is_enough(rows):
             return None
         if self._skip:

@@ -191,7 +191,7 @@ class ConnectorStore(Store):
         return int(row["count"]) if row else 0
 
     def put_sub_device(self, device: DeviceKey, *, holder: DeviceKey) -> None:
-        """From now on the link of `holder` is used for `device`."""
+        """Use the link of `holder` for `device`."""
         values = {"device": device, "holder": holder}
         self._insert("connector_sub_device", values, "ON CONFLICT (device) DO UPDATE SET holder = excluded.holder")
 

@@ -124,7 +124,7 @@ class DeliveryStore(Store):
         return [_record(row) for row in rows]
 
     def due_of(self, subscription: int, now_ms: int, *, too_far_ms: int, limit: int) -> list[NotificationRecord]:
-        """The same of one subscription."""
+        """The due notifications of one subscription."""
         rows = self._db.execute(
             f"SELECT * FROM notification WHERE subscription = :subscription AND {_DUE} ORDER BY key LIMIT :limit",  # noqa: S608 - a constant
             {
@@ -196,7 +196,7 @@ class DeliveryStore(Store):
         return sum(1 for _ in rows)
 
     def give_up_orphans(self) -> int:
-        """The same for subscriptions that are removed or suspended; their cursors are deleted, too."""
+        """Give up the notifications of removed or suspended subscriptions, and delete their cursors."""
         ended = "SELECT key FROM subscription WHERE removed_on IS NULL AND status IN ('ACTIVE', 'PAUSED')"
         self._db.execute(f"DELETE FROM subscription_cursor WHERE subscription NOT IN ({ended})")  # noqa: S608 - constants
         rows = self._db.execute(

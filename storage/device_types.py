@@ -39,7 +39,7 @@ _TAGGED = "EXISTS (SELECT 1 FROM device_type_tag AS g WHERE g.device_type = t.ke
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """For whom types are listed: the keys of a token's user, application and application's organization."""
+    """The viewer of a list of types: the keys of a token's user, application and application's organization."""
 
     user: UserKey | None
     application: ApplicationKey | None

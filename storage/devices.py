@@ -260,7 +260,7 @@ class DeviceStore(Store):
         return found
 
     def those_stored(self, devices: Sequence[DeviceKey]) -> set[DeviceKey]:
-        """Those of the devices that have a row, also deleted ones."""
+        """The devices among these that have a row, also deleted ones."""
         rows = self._db.execute(
             f"SELECT key FROM device WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants
             {"keys": json.dumps(list(devices))},

@@ -71,7 +71,7 @@ class FairPlaces:
             self.give_back(key, since)
 
     async def take(self, key: Hashable) -> float:
-        """As `of`, where a context manager costs too much: `give_back` gets what this answers.
+        """Take a place as `of` does, where a context manager costs too much: `give_back` gets what this answers.
 
         A cancelled caller holds no place.
         """

@@ -42,7 +42,7 @@ class Journal:
     def append_messages(
         self, device: DeviceKey, stamps: Iterable[Milliseconds], cts: Milliseconds, mv: int, texts: Sequence[str]
     ) -> Sequence[Position]:
-        """As `append_message` for each of the texts, which have these ts; returns their positions."""
+        """Append messages with these texts and times; return their positions. See `append_message`."""
         positions = range(self._head + 1, self._head + 1 + len(texts))
         self._head = Position(positions[-1])
         group = self._database.open_group

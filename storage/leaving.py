@@ -75,7 +75,7 @@ class LeavingRecord:
 
 class LeavingStore(Store):
     def begin(self, user: UserRecord, *, now_ms: int) -> None:
-        """From now on no query finds the user, and address and user name are free for others."""
+        """Hide the user from all queries, and free the address and the user name for others."""
         names = {"id": user.id, "email": user.email, "name": user.name, "full_name": user.full_name}
         self._db.execute(
             "INSERT INTO leaving_user (user, id, email, name, full_name, began_on)"

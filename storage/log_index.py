@@ -179,7 +179,7 @@ class LogIndex:
         descending: bool = False,
         rows: int = _GROUP_MOST,
     ) -> Iterator[str]:
-        """As `by_time`, in the order of positions: those after `behind` up to `until`, and some beside them."""
+        """Positions as of `by_time`, in their own order: all after `behind` up to `until`, and some others."""
         conditions = " AND last_ts >= :start" if start_ms is not None else ""
         conditions += " AND first_ts <= :end" if end_ms is not None else ""
         conditions += " AND upto <= :step" if until is not None else ""

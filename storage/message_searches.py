@@ -136,11 +136,11 @@ class MessageSearches:
         return list(self._search(_ACTIONS, devices, search))
 
     def some(self, devices: Sequence[DeviceKey], search: Range, *, most: int) -> Part[MessageRow]:
-        """As `page`, with a look at about `most` rows: a few of each device are looked at in any case."""
+        """As `page`, but look at about `most` rows only, though at least at a few of each device."""
         return self._some(_MESSAGES, devices, search, most)
 
     def some_actions(self, devices: Sequence[DeviceKey], search: Range, *, most: int) -> Part[ActionRow]:
-        """As `action_page`, with a look at about `most` rows."""
+        """As `action_page`, but look at about `most` rows only."""
         return self._some(_ACTIONS, devices, search, most)
 
     def after_of(self, devices: Collection[DeviceKey], position: Position) -> list[MessageRow]:
@@ -175,7 +175,7 @@ class MessageSearches:
         return self.page(devices, search) if field_path is None else self.some(devices, search, most=most).rows
 
     def _among_newest(self, devices: Sequence[DeviceKey], match: FieldMatch, limit: int) -> list[MessageRow]:
-        """Those of `latest` that are among the last positions of the log."""
+        """The rows of `latest` that are among the last positions of the log."""
         conditions = "".join(f" AND {condition}" for condition in _matching(self._db, match))
         names = {f"device_{index}": device for index, device in enumerate(devices)}
         rows = self._db.execute(

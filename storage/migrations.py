@@ -109,7 +109,7 @@ def unknown_steps(db: sqlite3.Connection) -> set[str]:
 
 
 def unknown_names(steps: Iterable[str]) -> set[str]:
-    """Those of these steps that this version does not have."""
+    """The names among these of steps that this version does not have."""
     return set(steps) - _FILES.keys()
 
 

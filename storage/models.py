@@ -113,7 +113,7 @@ class ModelStore(Store):
         return int(sure(row)["n"])
 
     def due(self, now_ms: int, *, latest_ms: int) -> list[ModelRecord]:
-        """Of each user the model whose training is due, the longest waiting first. A training is due, too, when it was
+        """The model of each user whose training is due, the longest waiting first. A training is due, too, when it was
         set for later than `latest_ms`: the clock was wrong then."""
         return self._all(
             "m.key IN (SELECT key FROM (SELECT key, row_number() OVER"

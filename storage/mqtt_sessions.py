@@ -49,7 +49,7 @@ class DeliveryRecord:
 
     @property
     def size(self) -> int:
-        """In bytes, of all that a device has chosen: a topic and properties may be larger than the payload."""
+        """Bytes of everything that the device has chosen: a topic and properties may be larger than the payload."""
         return len(self.topic) + len(self.payload) + len(self.properties)
 
 

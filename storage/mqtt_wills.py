@@ -24,7 +24,7 @@ class WillRecord:
 
     @property
     def size(self) -> int:
-        """In bytes, of all that the device has chosen."""
+        """Bytes of everything that the device has chosen."""
         return len(self.topic) + len(self.payload) + len(self.properties)
 
 

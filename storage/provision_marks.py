@@ -34,7 +34,7 @@ class ProvisionMarkStore(Store):
         )
 
     def put_all(self, kind: str, objects: Mapping[str, str]) -> None:
-        """As `put`, for objects by their names."""
+        """Put marks of several objects, by their names; see `put`."""
         rows = [(kind, name, object_) for name, object_ in objects.items()]
         self._db.put_many("provision_mark", ("kind", "name", "object"), ("kind", "name"), rows)
 

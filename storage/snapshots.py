@@ -24,7 +24,7 @@ class SnapshotStore(Store):
         self._db.put_many("snapshot", _NAMES, ("device",), snapshots)
 
     def existing(self, devices: Collection[DeviceKey]) -> set[DeviceKey]:
-        """Those of the devices that were not removed."""
+        """The devices among these that were not removed."""
         found = (
             self._db.execute("SELECT key FROM device WHERE key = :device", {"device": device}).one()
             for device in devices

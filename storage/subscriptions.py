@@ -107,14 +107,14 @@ class SubscriptionStore(Store):
         return [_record(row) for row in rows]
 
     def keys_of(self, user: UserKey) -> list[int]:
-        """All that the user has, of any application."""
+        """The keys of all subscriptions of the user, in all applications."""
         rows = self._db.execute(
             "SELECT key FROM subscription WHERE user = :user AND removed_on IS NULL ORDER BY key", {"user": user}
         )
         return [row["key"] for row in rows]
 
     def of_application(self, application: ApplicationKey) -> list[SubscriptionRecord]:
-        """Those of every user that are not removed."""
+        """The application's subscriptions of all users that are not removed."""
         rows = self._db.execute(
             "SELECT * FROM subscription WHERE removed_on IS NULL AND application = :application ORDER BY key",
             {"application": application},
@@ -197,7 +197,7 @@ class SubscriptionStore(Store):
         return Position(row["position"]) if row else None
 
     def forget_reader(self) -> None:
-        """Without subscriptions, no row of the log waits for its reader."""
+        """Delete the reader's position: without subscriptions, no row of the log waits for it."""
         self._db.execute("DELETE FROM consumer WHERE name = :name", {"name": CONSUMER})
 
     def cursor(self, subscription: int) -> CursorRecord | None:

@@ -222,7 +222,7 @@ class TaskStore(Store):
         return {row["status"]: row["n"] for row in rows}
 
     def started(self, task: int) -> list[tuple[int, str]]:
-        """When entries of a task began, and their statuses; the first to begin first."""
+        """Times at which entries of a task began, and their statuses, in the order of the times."""
         rows = self._db.execute(
             "SELECT started_on, status FROM device_task WHERE task = :task AND started_on IS NOT NULL"
             " ORDER BY started_on, key",
@@ -295,7 +295,7 @@ class TaskStore(Store):
         )
 
     def repeat_history(self, entry: TaskHistoryRecord) -> None:
-        """The same happened again: the newest row with this status and error gets the new time and number."""
+        """Repeat the newest row with this status and error: it gets the new time and number."""
         self._db.execute(
             "UPDATE task_history SET ts = :ts, attempts = :attempts, error_message = :error_message WHERE key ="
             " (SELECT max(key) FROM task_history WHERE task = :task AND device = :device AND status = :status"

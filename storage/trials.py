@@ -242,7 +242,7 @@ class TrialStore(Store):
         )
 
     def types(self, trial: int) -> list[DeviceTypeKey]:
-        """In the order in which they came."""
+        """The device types of a trial, in the order in which they were added."""
         rows = self._db.execute(
             "SELECT device_type FROM trial_device_type WHERE trial = :trial ORDER BY key", {"trial": trial}
         )
@@ -287,7 +287,7 @@ class TrialStore(Store):
         return self._number_of(f"{_CONNECTED} AND t.device = :device", {"trial": trial, "device": device}) > 0
 
     def count_devices(self, trial: int, user: UserKey | None = None) -> int:
-        """Of the user or of all, also deleted ones."""
+        """The number of devices of the user, or of all participants, also deleted ones."""
         where = " FROM trial_device WHERE trial = :trial" + ("" if user is None else " AND user = :user")
         return self._number_of(where, {"trial": trial, "user": user})
 

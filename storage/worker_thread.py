@@ -40,7 +40,7 @@ class Worker(Protocol):
 
 
 class _ThreadJob(Generic[T]):
-    """It does not hold the function, which may hold this object."""
+    """A job of the thread. It does not refer to the function, which may refer to this object."""
 
     __slots__ = ("_result", "_task", "idle_seconds", "seconds")
 

@@ -124,7 +124,7 @@ class Authorize:
         return await self._tokens.change(lambda issuance: _complete(issuance, request, user, agreed))
 
     async def deny(self, request: AuthorizationRequest) -> Redirect:
-        """Nothing is stored but that the person refused."""
+        """Refuse the request. Only the refusal is stored."""
         await self._tokens.change(
             lambda issuance: note(
                 issuance.tx,

@@ -20,7 +20,7 @@ TOO_COMMON: Final = Finding(
 
 
 def is_common_password(password: str) -> bool:
-    """Without regard to case. Takes some tens of milliseconds the first time."""
+    """Whether a password is common, without regard to case. Takes some tens of milliseconds the first time."""
     return password.lower() in _common_passwords()
 
 

@@ -51,7 +51,7 @@ class Confirmations:
         await self._database.write(lambda tx: self._mails.add(tx, letter))
 
     async def confirm(self, user: UserRecord, code: str) -> None:
-        """From now on the address is proved. Raises LinkOver: the code is for another account, or too old."""
+        """Mark the address as proved. Raises LinkOver: the code is for another account, or too old."""
         now_ms = self._clock.now_ms()
         try:
             found = msgspec.json.decode(self._vault.open(code.encode()), type=_Code)

@@ -53,7 +53,7 @@ class GrantedApplications:
         self._permissions = permissions
 
     async def of(self, caller: Caller, user: UserKey) -> list[GrantedApplication]:
-        """In the order in which the applications came to be."""
+        """The granted applications, in the order of their creation."""
         only = None if (await self._permissions.reach(caller)).writes_profile(user) else caller.application
         return await self._database.read(lambda tx: self._granted(tx, _grants(tx, user, only)))
 

@@ -57,7 +57,7 @@ class Organizations:
         self._vault = vault
 
     async def of(self, caller: Caller) -> list[Membership]:
-        """By name, those in which the caller may act."""
+        """The organizations in which the caller may act, by name."""
         user = caller.user
         if caller.kind is not TokenKind.USER or user is None:
             return []
@@ -87,7 +87,7 @@ class Organizations:
     # Applications
 
     async def applications(self, organization: OrganizationKey) -> list[ApplicationRecord]:
-        """By name. Those of trials are their trials' (reference 14.2), and not listed."""
+        """The applications by name, except applications of trials, which belong to their trials (reference 14.2)."""
         return await self._database.read(lambda tx: _applications(tx, organization))
 
     async def application(self, caller: Caller, id_: str) -> ApplicationRecord:
@@ -169,7 +169,7 @@ class Organizations:
 
 
 def application_tag(application: ApplicationRecord) -> str:
-    """Of what a call can change of an application."""
+    """The tag of the changeable members of an application."""
     about = (application.methods, application.redirect_uris, application.permissions)
     return tag_of(application.name, *about, application.any_loopback_port, application.manages_organization)
 

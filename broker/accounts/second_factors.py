@@ -93,7 +93,7 @@ class SecondFactors:
         return self._shown(_Offered(session.user.key, secret, expires_on), session, issuer)
 
     def offer_again(self, session: Session, sealed: str, *, issuer: str) -> AuthenticatorOffer:
-        """The same offer once more, after a wrong code; a new one if it is over."""
+        """Repeat an offer after a wrong code; make a new one if it has expired."""
         try:
             return self._shown(self._offered(session, sealed), session, issuer)
         except OfferOver:

@@ -77,13 +77,13 @@ class Caller:
                 return f"device {self.device_id}"
 
     def act(self) -> None:
-        """From now on the task works for this caller."""
+        """Have the current task work for this caller."""
         acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", self.payer)
 
     @property
     def payer(self) -> str:
-        """For whom it acts, where that is somebody else. A user can make a hundred trials, so the applications of an
-        organization's trials act for one payer."""
+        """The party that the caller's use is charged to, if it is not the caller. A user can make a hundred trials, so
+        the applications of an organization's trials act for one payer."""
         if self.device_owner is not None:
             return f"user {self.device_owner}"
         if self.trial_organization is not None and self.kind is TokenKind.APPLICATION:
@@ -92,7 +92,7 @@ class Caller:
 
 
 def trials_of(organization: OrganizationKey) -> str:
-    """On whose account the applications of trials work together (`broker/trace/origin.py: Origin`)."""
+    """The account on which the applications of trials work together (`broker/trace/origin.py: Origin`)."""
     return f"trials of organization {organization}"
 
 
@@ -254,7 +254,7 @@ class Tokens:
         return result
 
     def issuance(self, tx: Transaction, now_ms: int) -> Issuance:
-        """For a transaction of somebody else, who publishes what it collects after the commit."""
+        """Issue tokens in another component's transaction, which publishes the collected facts after the commit."""
         return Issuance(tx, self._lifetimes, now_ms)
 
     def _tell(self, issuance: Issuance) -> None:
@@ -325,7 +325,7 @@ def _application_of_device(tx: Transaction, caller: Caller) -> str | None:
 
 
 def _resolve(tx: Transaction, hashes: Collection[bytes]) -> dict[bytes, _Resolved]:
-    """Those of the tokens that there are."""
+    """The tokens among these that exist."""
     found: dict[bytes, _Resolved] = {}
     for hashed in hashes:
         if (device := tx.devices.by_token(hashed)) is not None:

@@ -79,7 +79,7 @@ class WrongTokens:
 
 
 def _source() -> str:
-    """By what guesses are counted. Forged datagrams must not lock an address out of protocols that cannot be forged."""
+    """The key by which guesses count. Forged datagrams must not lock an address out of unforgeable protocols."""
     origin = current_origin()
     key = address_key(origin.address)
     return f"{key} in datagrams" if origin.is_forgeable else key

@@ -41,7 +41,7 @@ class BackupError(Exception):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a backup has, and which versions can restore it."""
+    """Contents of a backup, and the versions that can restore it."""
 
     format: int
     version: str  # of Trunkline
@@ -104,7 +104,7 @@ class _Hashing(io.RawIOBase):
 
 
 def read_manifest(path: Path) -> BackupManifest:
-    """What the backup says of itself. Raises BackupError, OSError."""
+    """The manifest of a backup. Raises BackupError, OSError."""
     with _reading(path) as tar:
         return _first(tar, path)
 

@@ -1,4 +1,4 @@
-"""At most so many bytes a second, so that a backup leaves the disk to the daemon."""
+"""Limits the bytes per second of a backup, so that it leaves the disk to the daemon."""
 
 import time
 from collections.abc import Callable

@@ -24,7 +24,7 @@ def seal_key(key: bytes, passphrase: str) -> bytes:
 
 
 def open_key(sealed: bytes, passphrase: str) -> bytes:
-    """What `seal_key` sealed. Raises WrongPassphraseError."""
+    """Open a key that `seal_key` sealed. Raises WrongPassphraseError."""
     salt, content = sealed[:_SALT_BYTES], sealed[_SALT_BYTES:]
     if len(salt) < _SALT_BYTES:
         raise WrongPassphraseError

@@ -49,7 +49,7 @@ class PluginFailedError(Exception):
 
 
 class AnswerNotReadError(PluginFailedError):
-    """The same for a hook that had to read an answer, which was a refusal: its status says why."""
+    """A hook failed to read an answer that was a refusal: the status of the answer says why."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)

@@ -68,11 +68,11 @@ class ConnectorLinks:
     _standing: WeakValueDictionary[DeviceKey, trio.Lock] = field(default_factory=WeakValueDictionary, init=False)
 
     def lock(self, device: DeviceKey) -> trio.Lock:
-        """To be held while the contents of a device's link are read and changed, also over a renewal of its token."""
+        """The lock for reading and changing the contents of a device's link, also over a renewal of its token."""
         return _lock_in(self._contents, device)
 
     def standing(self, device: DeviceKey) -> trio.Lock:
-        """To be held while readings are stored for a device, and while its link begins or ends."""
+        """The lock for storing readings of a device, and for beginning or ending its link."""
         return _lock_in(self._standing, device)
 
     async def of_device(self, device: DeviceKey) -> ConnectorLink | None:

@@ -77,7 +77,7 @@ class Problems:
         self._unsaved.add(type_)
 
     def note_error(self, type_: DeviceTypeKey, device: DeviceKey, doing: Doing, error: Exception) -> None:
-        """The same for what a call raised; nothing for what is no fault of the connector."""
+        """Note the error that a call raised; errors that are no fault of the connector are ignored."""
         if (sentence := sentence_of(error)) is not None:
             self.note(type_, device, doing, sentence)
 
@@ -92,7 +92,7 @@ class Problems:
                 self.note_success(type_, device, doing)
 
     def of(self, type_: DeviceTypeKey) -> list[Problem]:
-        """At most `CONNECTOR_PROBLEMS` of each kind, the latest first."""
+        """Up to `CONNECTOR_PROBLEMS` problems of each kind, the latest first."""
         since_ms = self._clock.now_ms() - KEPT_MS
         return [one for one in reversed(self._known.get(type_, {}).values()) if one.last_on >= since_ms]
 

@@ -33,7 +33,7 @@ class _Stored(msgspec.Struct, array_like=True):
     tags: dict[str, int] = {}
 
     def trimmed(self, most: int) -> "_Stored":
-        """With the newest tags only. Whatever is not newer than a tag that is left out counts as stored."""
+        """The progress with the newest tags only. Readings that are not newer than a dropped tag count as stored."""
         by_time = sorted(self.tags.items(), key=lambda tag: tag[1])
         left_out = by_time[: max(0, len(by_time) - most)]
         floor = max((self.floor, *(ts for _, ts in left_out)))
@@ -69,7 +69,7 @@ class SeriesProgress:
     series: dict[str, _Series]
 
     def since(self, now_ms: int) -> dict[str, int]:
-        """For each series, the `ts` after which readings are to be fetched."""
+        """The `ts` after which readings are to be fetched, by series."""
         return {name: one.asked_since(now_ms) for name, one in self.series.items()}
 
     def is_known(self, record: Record) -> bool:
@@ -105,7 +105,7 @@ class SeriesProgress:
         return self.series.setdefault(series, _Series())
 
     def text(self) -> str:
-        """For the store, within the bounds."""
+        """The text for the store, within the bounds."""
         latest = list(self.series.items())[-_SERIES:]
         return msgspec.json.encode({name: one.trimmed() for name, one in latest}).decode()
 

@@ -17,7 +17,7 @@ async def open_connectors(
     messages: MessagesRoom,
     third_party: ThirdParty | None,
 ) -> Connectors:
-    """Without a `third_party`, cloud connectors rest: nothing is fetched and no Action is sent."""
+    """Open cloud connectors. Without a `third_party` they rest: nothing is fetched and no Action is sent."""
     connectors = Connectors(core, device_types.catalog, devices, limits, messages.ingest, third_party)
     await connectors.catalog.reload()
     await connectors.problems.load()

@@ -74,7 +74,7 @@ class ConnectorStatus:
 
 
 class Connectors:
-    """Without a `third_party`, nothing is fetched and no Action is sent."""
+    """Cloud connectors. Without a `third_party`, nothing is fetched and no Action is sent."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def fill_template(template: Any, values: Mapping[str, Any]) -> Any:
 
 
 def fill_url(template: str, values: Mapping[str, Any]) -> str:
-    """The same for an address; values are percent-encoded. Raises ValueError."""
+    """Fill the template of an address; values are percent-encoded. Raises ValueError."""
     return _PLACE.sub(_substitute(values, lambda text: quote(text, safe="")), template)
 
 

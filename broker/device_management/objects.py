@@ -168,7 +168,7 @@ class ObjectMap:
     """Properties by name and by resource, in both directions."""
 
     def __init__(self, models: Iterable[ObjectModel] = ()) -> None:
-        """Of several models of an object the first one counts."""
+        """Describe objects by models. Of several models of an object the first one counts."""
         self._models: dict[int, ObjectModel] = {}
         self._numbers = {name: number for number, (name, _) in _MAPPED.items()}
         for model in models:

@@ -87,7 +87,7 @@ class Rollout:
         return len(self._begun)
 
     def next_minute(self, now_ms: int) -> int | None:
-        """When the rate lets the next device begin; None when it does so now."""
+        """The time at which the rate allows the next device to begin; None: now."""
         if self.plan.devices_per_minute is None or self._in_this_minute(now_ms) < self.plan.devices_per_minute:
             return None
         return self._begun[0] + _MINUTE_MS

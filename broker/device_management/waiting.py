@@ -172,7 +172,7 @@ def _when(presence: PresenceRecord) -> str:
 
 
 def _earlier(tx: Transaction, task: int, devices: Sequence[DeviceKey]) -> dict[DeviceKey, str]:
-    """For each device the id of another task that is under way on it."""
+    """The id of another task that is under way, by device."""
     found = {}
     for device in devices:
         for entry in tx.tasks.entries_of_device(device, OPEN, limit=10):

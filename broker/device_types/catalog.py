@@ -111,7 +111,7 @@ class DeviceTypes:
         return await self._load(lambda tx: tx.device_types.device_type(key))
 
     async def find(self, id_or_name: str) -> DeviceType:
-        """By id or unique name. Raises DeviceTypeNotFound."""
+        """Find a type by id or unique name. Raises DeviceTypeNotFound."""
         return await self._load(lambda tx: tx.device_types.by_id_or_name(id_or_name))
 
     async def _load(self, choose: _Choice) -> DeviceType:

@@ -167,5 +167,5 @@ def _changed(known: DeviceTypeRecord, wanted: TypeChanges) -> DeviceTypeRecord:
 
 
 def manifest_tag(newest: ManifestRecord | None) -> str:
-    """Of what an upload replaces: the newest version of a type's Manifest."""
+    """The tag of the object that an upload replaces: the newest version of a type's Manifest."""
     return tag_of(None if newest is None else newest.version)

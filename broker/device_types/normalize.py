@@ -59,7 +59,7 @@ class Normalizer:
         return self.normalize_leniently(payload) if self._has_groups and b"{}" in normalized else normalized
 
     def normalize_fitting(self, payload: bytes) -> bytes | None:
-        """As `normalize`; None also when something does not fit, or it is no JSON. A fit costs no more than with
+        """As `normalize`, but None also if a value does not fit, or if it is no JSON. A fit costs no more than with
         `normalize`: the decoder refuses unknown fields."""
         try:
             if len(payload) > JSON_NESTING_MAX:
@@ -73,7 +73,7 @@ class Normalizer:
         return None if has_empty_group or len(normalized) == 2 else normalized
 
     def normalize_noting(self, payload: bytes, dropped: list[DroppedField]) -> bytes | None:
-        """As `normalize`; `dropped` gets the fields that are not kept."""
+        """Normalize and add the fields that are not kept to `dropped`; else as `normalize`."""
         if (fitting := self.normalize_fitting(payload)) is not None:
             return fitting
         kept = self.normalize(payload)
@@ -82,7 +82,7 @@ class Normalizer:
         return kept
 
     def normalize_leniently(self, payload: bytes) -> bytes | None:
-        """As `normalize`, without the fast path."""
+        """Normalize without the fast path; else as `normalize`."""
         try:
             check_nesting(payload)
             data = _JSON.decode(payload.decode())

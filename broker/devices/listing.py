@@ -107,7 +107,7 @@ class DeviceLists:
     async def _readable(
         self, caller: Caller, user: UserKey, types: Iterable[DeviceTypeKey]
     ) -> Collection[DeviceTypeKey]:
-        """Those of the types that the user granted for reading."""
+        """The types among these that the user granted for reading."""
         reach = await self._permissions.reach(caller)
         found = [await self._types.get(key) for key in set(types)]
         return {type_.key for type_ in found if reach.allows_type(user, type_.record, Permission.READ)}

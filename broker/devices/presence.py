@@ -218,7 +218,7 @@ def _put(records: Sequence[PresenceRecord], tx: Transaction) -> None:
 
 
 def _past(record: PresenceRecord, now_ms: int) -> PresenceRecord:
-    """Without times that have not come: they were noted while the clock was ahead."""
+    """The times that are not in the future: future ones were noted while the clock was ahead."""
     seen_on, online_on = record.last_seen_on, record.last_time_online
     if (seen_on or 0) <= now_ms and (online_on or 0) <= now_ms:
         return record

@@ -98,13 +98,13 @@ class Devices:
         self._changes = Changes()
 
     async def find(self, device_id: str) -> Device:
-        """By id. Raises DeviceNotFound."""
+        """Find a device by id. Raises DeviceNotFound."""
         if (known := self._live.get(self._keys.get(device_id, DeviceKey(-1)))) is not None:
             return known
         return await self._load(partial(_by_id, device_id), device_id)
 
     async def find_all(self, device_ids: Iterable[str]) -> dict[str, Device | None]:
-        """By ids; None: there is no such device."""
+        """Find devices by ids; None for an unknown id."""
         found: dict[str, Device | None] = {}
         for device_id in device_ids:
             try:
@@ -114,11 +114,11 @@ class Devices:
         return found
 
     async def get(self, key: DeviceKey) -> Device:
-        """By key. Raises DeviceNotFound."""
+        """The device with this key. Raises DeviceNotFound."""
         return self._live.get(key) or await self._load(partial(_by_key, key), "")
 
     def get_nowait(self, key: DeviceKey) -> Device | None:
-        """By key, if the device is in memory. It is while it is in use, and for some time after its last use."""
+        """The device with this key, if it is in memory: while it is in use, and for some time after its last use."""
         return self._live.get(key)
 
     async def id_of(self, key: DeviceKey) -> str | None:
@@ -149,7 +149,7 @@ class Devices:
         return await self.get_all(await self._database.read(lambda tx: tx.devices.keys_of_owner(user)))
 
     async def get_all(self, keys: Iterable[DeviceKey]) -> list[Device]:
-        """By keys, in their order, without deleted devices."""
+        """The devices with these keys, in their order, without deleted ones."""
         found = []
         for key in keys:
             with suppress(DeviceNotFound):
@@ -200,7 +200,7 @@ class Devices:
         return device
 
     def by_token_nowait(self, token: str) -> tuple[Device, Caller] | None:
-        """The same without waiting; None unless token and device are in memory, as after a recent request."""
+        """Look up a token without waiting; None unless token and device are in memory, as after a recent request."""
         caller = self._tokens.caller_nowait(token)
         device = None if caller is None or caller.device is None else self._live.get(caller.device)
         return None if caller is None or device is None else (device, caller)

@@ -281,7 +281,7 @@ def _of_device(tx: Transaction, device: DeviceKey, share_id: str) -> ShareRecord
 
 
 def _is_for(tx: Transaction, share: ShareRecord, user: UserKey, code: str) -> bool:
-    """By the account of the share if it has one; else by the address of the account, which must be proved."""
+    """Whether a share is for the user: by its account if it has one, else by the user's proved address."""
     if share.user is not None:
         return share.user == user
     holder = tx.accounts.user_by_email(share.email)

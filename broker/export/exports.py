@@ -197,7 +197,7 @@ class Exports:
         return export, self._path(export.record)
 
     async def file_name(self, export: Export) -> str:
-        """Of its archive, without extension: its id; of csv2, for people, of which device, and from when to when."""
+        """The name of an export's archive, without extension: its id; for csv2 the device and the range of times."""
         request = export.request
         if request.format != "csv2":
             return export.record.id
@@ -353,7 +353,7 @@ class Exports:
         await self._succeed(writer.record, request, plan.recipients)
 
     def _put_step(self, record: ExportRecord, tx: Transaction) -> bool:
-        """As `_put`. Raises OSError when the archives of the owner or the organization have become too large."""
+        """Put a step as `_put` does. Raises OSError if the archives of the owner or the organization are too large."""
         size = self._path(record).stat().st_size
         for budget, most in zip(
             _budgets(tx, record), (EXPORT_BYTES_OF_USER, EXPORT_BYTES_OF_ORGANIZATION), strict=True
@@ -427,7 +427,7 @@ def _budgets(tx: Transaction, record: ExportRecord) -> tuple[ExportsOf, ExportsO
 
 
 def _step(writer: ArchiveWriter, folder: Path, tx: Transaction) -> None:
-    """In a thread. Raises OSError."""
+    """One step of writing, in a thread. Raises OSError."""
     if room_in(folder) < 0:
         raise _TooLargeError(_NEARLY_FULL)
     writer.step(tx)

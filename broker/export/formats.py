@@ -117,7 +117,7 @@ def plain_file_name(name: str) -> str:
 
 
 def device_labels(devices: Iterable[Device]) -> dict[str, str]:
-    """By id, how the names of files call each device: its name, and as much of its id as tells it from the others.
+    """Labels of devices in names of files, by id: the name, and as much of the id as makes it unique.
 
     Names that differ in upper and lower case only are the same in some file systems.
     """

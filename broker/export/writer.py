@@ -85,7 +85,7 @@ class ArchiveWriter:
 
     @property
     def size(self) -> int:
-        """Of the file, in bytes."""
+        """Bytes of the file."""
         return self._written.size
 
     def _opened(self) -> Archive:

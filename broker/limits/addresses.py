@@ -44,7 +44,7 @@ class AddressLimit:
         window.add(now_ms)
 
     def renew(self, limit: int) -> None:
-        """From now on this limit counts. Where nothing is counted, nothing changes."""
+        """Replace the limit. Without a limit at the start, nothing changes."""
         if self._limit is not None:
             self._limit = limit
 

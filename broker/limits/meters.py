@@ -197,7 +197,7 @@ class Meters:
     """One meter for each caller and channel."""
 
     def __init__(self, rates: Rates | None, ledger: Ledger, clock: Clock, refusals: Refusals) -> None:
-        """Without `rates`, nothing is counted."""
+        """Count calls against `rates`; None: count nothing."""
         self._refusals = refusals
         self._rates = rates
         self._ledger = ledger
@@ -274,7 +274,7 @@ class Meters:
         )
 
     def renew(self, rates: Rates) -> None:
-        """From now on these rates count, also for meters in use. Where nothing is counted, nothing changes."""
+        """Replace the rates, also of meters in use. Without rates at the start, nothing changes."""
         if self._rates is None:
             return
         self._rates = rates

@@ -97,7 +97,7 @@ class Overhead:
         trio.lowlevel.current_trio_token().run_sync_soon(self._end_turn, now)
 
     def _end_turn(self, began_at: float) -> None:
-        """Called in the next turn of the loop."""
+        """End the turn of a peer; called in the next turn of the loop."""
         now = trio.current_time()
         if now - began_at >= _LONG_TURN_SECONDS:
             self._rested_at = now + (now - began_at)

@@ -162,7 +162,7 @@ class Quotas:
         raise self._refusal(device, self._organization(device.type_organization, now_ms), now_ms)
 
     def try_charge_message(self, device: Device, size: int, now_ms: int) -> bool:
-        """As `charge_message`, but False instead of a refusal, which is neither counted nor told."""
+        """As `charge_message`, but return False instead of raising; such a refusal is neither counted nor reported."""
         daily = self._messages_of(device) if self._devices else None
         if daily is not None and not daily.has_room(1, now_ms):
             return False
@@ -278,7 +278,7 @@ class Quotas:
         return {key: one.usage(now_ms).used for key, one in self._organizations.items()}
 
     def limit_of(self, kind: str, key: int) -> int | None:
-        """Of an organization in the month, or of a device on a plan on the day; None when nothing is charged to it."""
+        """Monthly limit of an organization, or daily limit of a device on a plan; None if nothing is charged to it."""
         held: Mapping[Any, Allowance] = self._organizations if kind == "organization" else self._devices
         found = held.get(key)
         return None if found is None else found.limit

@@ -39,7 +39,7 @@ class LimitsRoom:
     overview: LimitsOverview
 
     def renew(self, limits: Limits) -> None:
-        """From now on these rates and numbers count; switching rate limits or quotas on or off needs a restart."""
+        """Replace the rates and numbers. Switching rate limits or quotas on or off needs a restart."""
         self.meters.renew(rates_of(limits))
         self.addresses.renew(limits.calls_per_address)
         self.strangers.renew(

@@ -45,7 +45,7 @@ class SocketStatistics:
 
 
 def holders_of(caller: Caller) -> tuple[Holder, ...]:
-    """For whom a connection counts that shows the caller's token."""
+    """The holders that a connection with the caller's token counts for."""
     if caller.kind is TokenKind.DEVICE:
         return holders_of_device(caller.device_id or "", caller.device_owner or "")
     return _holders_of_token(caller)
@@ -63,7 +63,7 @@ def _holders_of_token(caller: Caller) -> tuple[Holder, ...]:
 
 
 def holders_of_device(device: str, owner: str) -> tuple[Holder, ...]:
-    """For whom a connection counts that a device has, by the ids of both: anybody makes many devices."""
+    """The holders that a connection of a device counts for. The owner is one: anybody can make many devices."""
     return ("device", device), ("owner", owner)
 
 
@@ -88,7 +88,7 @@ class Sockets:
         self.renew(limits)
 
     def renew(self, limits: Limits) -> None:
-        """From now on these numbers count. Connections beyond them stay."""
+        """Replace the numbers. Connections beyond them stay."""
         most: dict[_Kind, int] = {
             "token": limits.connections_per_token,
             "user": limits.connections_per_user,

@@ -60,7 +60,7 @@ class Place:
         self._strangers.forget(self)
 
     def pass_on(self, end: Callable[[], None]) -> None:
-        """From now on, this ends the connection. It may be called once more when the connection has ended."""
+        """Set the function that ends the connection. It may be called once more when the connection has ended."""
         self._end = end
 
     def end_connection(self) -> None:
@@ -116,7 +116,7 @@ class Strangers:
         return next(iter(of_address)).since + _POLITE_SECONDS
 
     def _share(self, key: str) -> int:
-        """Of this address, of all places."""
+        """The share of an address in all places."""
         return max(self._in_all // (len(self._by_address) + (key not in self._by_address)), 1)
 
     def _has_share(self, key: str) -> bool:
@@ -164,7 +164,7 @@ class Strangers:
         return self._waiting < self._waiting_max
 
     async def wait_place(self, address: str | None, end: Callable[[], None]) -> Place | None:
-        """As `enter`, and where all places of the address are taken, wait for one. None when that takes too long, when
+        """Enter, and wait for a place of the address if all are taken; see `enter`. None if that takes too long, when
         too many wait already, or when there is no place in all."""
         key = _key(address)
         if (place := self.enter(address, end)) is not None:
@@ -200,7 +200,7 @@ class Strangers:
             del self._lines[key]
 
     async def _wait_turn(self, key: str, one: _Waiting) -> None:
-        """Until the connection has a place, or its address has lost all of its places to others.
+        """Wait until the connection has a place, or its address has lost all of its places to others.
 
         Only the first in the line looks at the clock: hundreds that did would all wake up at the same moment.
         """
@@ -234,7 +234,7 @@ class Strangers:
         place.end_connection()
 
     def forget(self, place: Place) -> None:
-        """For `Place.leave`."""
+        """Forget a place; called by `Place.leave`."""
         if place not in self._places:
             return
         self._remove(place)

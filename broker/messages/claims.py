@@ -48,7 +48,7 @@ class UnprovedClaims:
             self.note_unproven(device_id, f"{channel}: {WRONG}")
 
     def note_unproven(self, device_id: str, text: str) -> None:
-        """As `note`, in these words."""
+        """Note a claim with this text; see `note`."""
         if is_id(device_id):
             with suppress(trio.WouldBlock):  # strangers send more of them than anybody reads
                 self._send.send_nowait(_Claim(device_id, text, current_origin().address))

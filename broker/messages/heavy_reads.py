@@ -20,6 +20,6 @@ class HeavyReads:
         self._places = FairPlaces(_AT_ONCE, of_one=1)
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
-        """As `Database.read`."""
+        """Run `work` in a read transaction; see `Database.read`."""
         async with self._places.of(on_whose_account()):
             return await self._database.read(work)

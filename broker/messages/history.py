@@ -217,7 +217,7 @@ class _Statements(Generic[_Row]):
     def rows(
         self, tx: Transaction, *, limit: int, beyond: SortKey | None, backwards: bool, most: int
     ) -> tuple[list[_Row], SortKey | None]:
-        """At most `limit` rows beyond a place, nearest first; with `backwards`, against the order of the search.
+        """Up to `limit` rows beyond a place, nearest first; with `backwards`, against the order of the search.
 
         The place up to which all rows were looked at, if about `most` of them were not enough.
         """

@@ -80,7 +80,7 @@ class Ingest:
         quotas: Quotas | None = None,
         last_cts: Milliseconds = Milliseconds(0),
     ) -> None:
-        """From now on every commit of the journal is published through the router.
+        """Publish every later commit of the journal through the router.
 
         Args:
             quotas: charges what is accepted; None charges nothing.

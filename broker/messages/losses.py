@@ -59,7 +59,7 @@ class LostField:
 
 
 class LostFields:
-    """In memory, for the last devices that lost some. MQTT and CoAP senders do not ask, so samples are looked at."""
+    """Lost fields of recent devices, in memory. MQTT and CoAP senders do not ask for them, so samples are checked."""
 
     def __init__(self) -> None:
         self._next: dict[DeviceKey, Milliseconds] = {}

@@ -46,7 +46,7 @@ class RefusedMessages:
         known.append(RefusedMessage(at_ms, error.status, text, origin.actor, origin.address))
 
     def note_claim(self, device: Device, text: str, address: str) -> None:
-        """Somebody named this device with wrong credentials. Of these, the last few are kept."""
+        """Note an attempt to act as this device with wrong credentials. The last few are kept."""
         known = self._entries(device)
         claims = [one for one in known if not one.actor and one.status == Unauthorized.status]
         if len(claims) >= _CLAIMS:

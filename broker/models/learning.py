@@ -54,7 +54,7 @@ def _features(job: TrainingJob, last: dict[str, float], ts: int) -> list[float] 
 
 
 def _ahead(job: TrainingJob) -> Iterator[Sample]:
-    """With the value that the target has `ahead_ms` later. Its last value is taken to stay when history is short."""
+    """Rows with the target's value `ahead_ms` later. Its last value is taken to stay when history is short."""
     target = job.series[job.target]
     times = [ts for ts, _ in target]
     long_enough = bisect_right(times, times[-1] - job.ahead_ms) >= len(times) // 2

@@ -47,7 +47,7 @@ def next_training(now_ms: int) -> Milliseconds:
 
 
 def _soon(record: ModelRecord, now_ms: int) -> Milliseconds:
-    """When the history of a model with too few values is looked at again: ever later, at the latest at 03:00 GMT."""
+    """The time of the next attempt for a model with too few values: ever later, at the latest 03:00 GMT."""
     wait_ms = max(MODEL_RETRY_SECONDS * 1000, now_ms - record.created_on)
     return min(Milliseconds(now_ms + wait_ms), next_training(now_ms))
 
@@ -117,7 +117,7 @@ class Training:
         await repeat(self.train, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="models_not_trained")
 
     async def check_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep what is in memory true; beside the training, which may take its time."""
+        """Keep the models in memory up to date, concurrently with the training, which may take long."""
         await self.check()
         task_status.started()
         await repeat(self.check, wakeup=self._changes, failure="models_not_checked", retry_seconds=_RETRY_SECONDS)

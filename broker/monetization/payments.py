@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False)
 class ProcessorUnavailable(DomainError):
-    """It is unknown whether the money has moved, so the payment cannot be decided yet."""
+    """The processor did not answer: it is unknown whether money has moved, so the payment stays undecided."""
 
     status = 503
     template = "The payment service does not answer. Please try again later."

@@ -28,7 +28,7 @@ async def open_monetization(
     limits: LimitsRoom,
     processor: Processor | None,
 ) -> MonetizationRoom:
-    """Without a `processor`, the operator confirms payments."""
+    """Open monetization. Without a `processor`, the operator confirms payments."""
     database, clock, router = core.database, core.clock, core.router
     tiers = Tiers(database, clock, router, limits.quotas)
     await tiers.resume()

@@ -46,8 +46,8 @@ class PreparedToken:
 
 
 def prepare_tokens(vault: Vault, entries: Sequence[tuple[EntryLocation, Any]]) -> dict[int, PreparedToken]:
-    """By the index of each device: to seal a token takes as long as all else that is done for a device, and nobody else
-    writes during the transaction."""
+    """Seal the tokens, by the index of the device, before the transaction: sealing doubles the work per device, and
+    nobody else writes during the transaction."""
     texts = {at.index: entry.token or new_id() for at, entry in entries}
     return {index: PreparedToken(text, token_hash(text), vault.seal(text)) for index, text in texts.items()}
 
@@ -239,7 +239,7 @@ class DeviceTables:
         return [ChangedKey("key", former, entry.key)]
 
     def point_out_renames(self) -> None:
-        """Of each new device without an id: which other one may have had its entry before. After the last entry."""
+        """Note for each new device without an id which other one may have had its entry. Call after the last entry."""
         devices = self._run.tx.devices
         left: dict[tuple[UserKey, DeviceTypeKey], list[DeviceRecord]] = {}
         for owner in {device.owner for _, device in self._made}:
@@ -272,7 +272,7 @@ class DeviceTables:
         return True
 
     def _newest_version(self, device_type: DeviceTypeKey) -> int:
-        """Of one that has devices in the file: no Manifest comes behind them."""
+        """The newest version of a type that has devices in the file: no later entry adds a Manifest."""
         if device_type not in self._newest:
             self._newest[device_type] = self._run.tx.device_types.newest_version(device_type)
         return self._newest[device_type]

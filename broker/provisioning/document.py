@@ -34,7 +34,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OrganizationEntry(_Entry, frozen=True, kw_only=True):
-    """Whose device types and applications these are, and how many messages its devices may send in a month."""
+    """An owner of device types and applications, and how many messages its devices may send in a month."""
 
     id: _Id | None = None
     name: Annotated[str, forms.NAME, about("Identifies the organization if there is no id")]

@@ -49,7 +49,7 @@ class ChangedObject:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that the file leaves open, or that stays although the file says otherwise; `text` says what to do."""
+    """An open point of the file, or an object that stays although the file says otherwise; `text` says what to do."""
 
     table: str
     name: str

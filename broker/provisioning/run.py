@@ -183,7 +183,7 @@ class ProvisioningRun:
         return homonyms[0]
 
     def device_of(self, at: EntryLocation, key: str, text: str) -> DeviceRecord:
-        """By its id or its key in the file."""
+        """Find a device by its id or its key in the file."""
         id_ = self.tx.provision_marks.object_of(DEVICE_KEY, text) or text
         found = self.tx.devices.by_id(id_)
         if found is None:
@@ -300,7 +300,7 @@ _LISTED_MAX: Final = 1_000  # of one table
 
 
 def not_in_file(run: ProvisioningRun) -> dict[str, list[str]]:
-    """By table: the names of objects for which no entry of this run stands. They stay (reference 26.3)."""
+    """The names of objects without an entry in this run, by table. These objects stay (reference 26.3)."""
     found = {
         table: [
             name

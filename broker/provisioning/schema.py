@@ -11,7 +11,7 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def document_schema() -> dict[str, Any]:
-    """For editors and checks of the file. What refers to other objects, only `trunkline provision` can check."""
+    """JSON Schema for editors and checks of the file. Only `trunkline provision` checks references to objects."""
     tables, definitions = msgspec.json.schema_components(TABLES.values(), ref_template="#/$defs/{name}")
     for kind in {inner for entry in TABLES.values() for inner in structs_in(entry)}:
         _add_forms(kind, definitions[kind.__name__])

@@ -37,7 +37,7 @@ class Admission:
         return True
 
     def check(self, device: Device, shown: ClientCertificate | None) -> None:
-        """The same for a device that is loaded already. Raises PermissionDenied."""
+        """Check a device that is loaded already. Raises PermissionDenied."""
         if not device.type.record.rsp:
             return
         registered = device.record.certificate

@@ -54,7 +54,7 @@ class ClientCertificate:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Bytes of the certificates."""
         return len(self.leaf) + sum(map(len, self.intermediates))
 
 

@@ -42,7 +42,7 @@ class _Subscriber(Protocol):
 
 
 def close_with_facts(router: Router, subscribers: Iterable[_Subscriber]) -> None:
-    """From now on, close each of the subscribers when its token is revoked, when a device that it names is deleted, and
+    """Close a subscriber when its token is revoked, when a device that it names is deleted, and
     when such a device is no longer its caller's to read."""
 
     def token_revoked(fact: TokenRevoked) -> None:

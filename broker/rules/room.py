@@ -48,7 +48,7 @@ async def open_rules(
     requests: RuleRequests | None,
     of_models: ModelsRoom,
 ) -> RulesRoom:
-    """Without `requests`, HTTP requests of rules stay in the queue."""
+    """Open rules. Without `requests`, HTTP requests of rules stay in the queue."""
     database, clock, life, router = core.database, core.clock, core.life, core.router
     models = ConditionModels(of_models.models)
     index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, clock)

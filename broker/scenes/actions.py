@@ -215,7 +215,7 @@ class Resolver:
 
 
 def named_in(tx: Transaction, actions: Sequence[SceneAction]) -> NamedObjects:
-    """The same as `Resolver.named`, as an open transaction sees it."""
+    """The named objects as an open transaction sees them; see `Resolver.named`."""
     devices: dict[str, Device | None] = {}
     for id_ in (one.device for one in actions if one.device):
         record = tx.devices.by_id(id_)

@@ -305,7 +305,7 @@ def _place(finding: Finding) -> list[tuple[bool, int, str]]:
 
 
 def scene_tag(scene: SceneRecord) -> str:
-    """Of what a call can change of a scene."""
+    """The tag of the changeable members of a scene."""
     return tag_of(scene.name, scene.description, scene.actions)
 
 

@@ -94,7 +94,7 @@ class Outlet:
 
     @property
     def wants_more(self) -> bool:
-        """It is behind, and has room for many rows."""
+        """Whether it is behind and has room for many rows."""
         return self.is_behind and self.is_active and len(self.waiting) * 2 <= self._most_waiting
 
     def take(self, row: Row, device: Device, now: float) -> bool:
@@ -125,7 +125,7 @@ class Outlet:
         return NOTIFICATIONS_IN_FLIGHT - self.in_flight
 
     def ready_at(self, now: float) -> float:
-        """When the next notification may be formed; infinity: after something else has happened."""
+        """The time at which the next notification may be formed; infinity: only after a further event."""
         if not self.waiting or not self.is_active or self.free <= int(self.has_due_retry):
             return _NEVER
         if self.failures >= FAILURES_IN_A_ROW:

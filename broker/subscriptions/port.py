@@ -41,7 +41,7 @@ class CallbackNotification:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """Of one attempt: the status of an answer, or an error. `excerpt` is the beginning of a refusal."""
+    """Outcome of one attempt: the status of an answer, or an error. `excerpt` is the beginning of a refusal."""
 
     http_status: int | None = None
     error: str | None = None

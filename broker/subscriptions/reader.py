@@ -131,7 +131,7 @@ class Reader:
             self._outlets.remove(key)
 
     def look_at(self, outlet: Outlet) -> None:
-        """Something about the outlet has changed: it may be able to form a notification."""
+        """Look at an outlet that has changed: it may be able to form a notification."""
         if not outlet.is_closed:
             self._to_look_at[outlet] = None
             self._wakeup.set()
@@ -278,7 +278,7 @@ class Reader:
         self._send(formed)
 
     def _give_back(self, formed: list[Formed]) -> None:
-        """Nothing of it was stored: the rows wait again."""
+        """Give back the rows of a notification that was not stored: they wait again."""
         for one in reversed(formed):
             outlet = one.outlet
             outlet.waiting.extendleft(reversed(one.taken))

@@ -44,8 +44,8 @@ async def open_subscriptions(
     callbacks: Callbacks | None,
     streams: Streams | None,
 ) -> SubscriptionsRoom:
-    """Without `callbacks`, nothing is delivered and no handshake is made; what is due stays in the log. Without
-    `streams`, no subscription to a stream can be made.
+    """Open subscriptions. Without `callbacks`, nothing is delivered and no handshake is made; what is due stays in the
+    log. Without `streams`, no subscription to a stream can be made.
     """
     database, clock, settings = core.database, core.clock, core.settings
     creation = Creation(

@@ -20,7 +20,7 @@ _REMEMBERED: Final = 1_000
 
 
 def new_webhook_secret() -> str:
-    """As Standard Webhooks writes secrets: 32 random bytes."""
+    """A secret in the format of Standard Webhooks: 32 random bytes."""
     return "whsec_" + b64encode(secrets.token_bytes(32)).decode()
 
 

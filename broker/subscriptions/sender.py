@@ -73,7 +73,7 @@ class NotificationSender:
         callbacks: Callbacks | None,
         streams: Streams | None,
     ) -> None:
-        """Without `callbacks` or `streams`, every attempt on them fails."""
+        """Send notifications. Without `callbacks` or `streams`, every attempt on them fails."""
         self._database = database
         self._clock = clock
         self._router = router
@@ -313,7 +313,7 @@ class NotificationSender:
             await self._retry(due, full)
 
     async def _retry_of(self, outlets: Iterable[Outlet]) -> None:
-        """The same for the oldest notifications of some outlets. Raises StoreError."""
+        """Retry the oldest notifications of some outlets. Raises StoreError."""
         now_ms = self._clock.now_ms()
         for outlet in outlets:
             outlet.has_due_retry = False

@@ -116,7 +116,7 @@ class Subscriptions:
         await self._permissions.require_user(caller, record.user)
 
     def of_application(self, application: ApplicationKey, user: UserKey | None) -> list[Subscription]:
-        """In the order of their creation."""
+        """The subscriptions of an application, in the order of their creation."""
         return [
             one
             for one in self._by_key.values()
@@ -270,7 +270,7 @@ class Subscriptions:
     # Ends of subscriptions
 
     def end(self, keys: Iterable[int], reason: str) -> bool:
-        """From now on these are gone for every caller; `forget` removes them from the store. Return whether any is."""
+        """Hide these from every caller; `forget` removes them from the store. Return whether any was hidden."""
         known = [subscription for key in keys if (subscription := self._by_key.get(key)) is not None]
         for subscription in known:
             self.ended[subscription.key] = reason
@@ -350,7 +350,7 @@ class Subscriptions:
 
 
 def _shown(record: SubscriptionRecord) -> str:
-    """By what a person recognizes a subscription."""
+    """The members by which a person recognizes a subscription."""
     return record.description or record.callback_url or record.stream_name or record.id
 
 

@@ -134,7 +134,7 @@ class QueuedBytes:
         return self._held.get(self._user, 0) > MQTT_QUEUED_BYTES
 
     def add(self, size: int) -> None:
-        """So many bytes more wait; fewer, when it is negative."""
+        """Add to the number of waiting bytes; a negative `size` takes away."""
         self._held[self._user] = held = self._held.get(self._user, 0) + size
         if not held:
             del self._held[self._user]
@@ -178,11 +178,11 @@ class TopicSpace:
         return known
 
     def arriving(self, device: Device) -> Arriving:
-        """For the packets of a connection of this device."""
+        """The memory for the packets of a connection of this device."""
         return Arriving(self._arriving, device.owner)
 
     def queued(self, device: Device) -> QueuedBytes:
-        """For what waits to be sent on a connection of this device."""
+        """The memory for deliveries that wait on a connection of this device."""
         return QueuedBytes(self._queued, device.owner)
 
     # --- Subscriptions ---
@@ -264,7 +264,7 @@ class TopicSpace:
     # --- Messages ---
 
     def distribute(self, message: TopicMessage, source: DeviceKey, owner: UserKey, pace: Pace) -> None:
-        """As `publish`; what it costs is spent from the pace. Raises TooManyRetained."""
+        """Publish as `publish` does, and charge the cost to the connection's allowance. Raises TooManyRetained."""
         if message.retain:
             pace.spend(_RETAINED_FRAMES + len(message.payload) // _RETAINED_BYTES_OF_A_FRAME)
         reached = self.publish(message, source, owner)

@@ -35,7 +35,7 @@ def current_origin() -> Origin:
 
 
 def enter(origin: Origin) -> None:
-    """From now on the task works for this origin."""
+    """Have the current task work for this origin."""
     _origin.set(origin)
 
 
@@ -45,7 +45,7 @@ def current_listener() -> str:
 
 
 def listening_as(name: str) -> None:
-    """From now on this task, and the tasks that it starts, work for this listener."""
+    """Have the current task, and the tasks that it starts, work for this listener."""
     _listener.set(name)
 
 

@@ -43,12 +43,12 @@ class TrialApplications:
         self._rename(tx, application, _METHODS)
 
     def close(self, tx: Transaction, application: ApplicationKey) -> None:
-        """From now on the application gets no tokens."""
+        """Stop the application from getting tokens."""
         tx.trials.set_methods(application, json.dumps(()))
 
     def retire(self, tx: Transaction, application: ApplicationKey) -> None:
-        """Nobody knows the id, the secret and the name of the application any more. Its row stays, because others refer
-        to it."""
+        """Replace the id, the secret and the name of the application by unknown ones. Its row stays, because others
+        refer to it."""
         self._rename(tx, application, ())
         tx.trials.name_application(application, name_of("deleted"))
 

@@ -43,7 +43,7 @@ class TrialExports:
         self._devices = devices
 
     async def scope(self, caller: Caller, trial_id: str) -> TrialScope:
-        """For administrators of the trial, and for its application.
+        """The scope of an export by an administrator of the trial, or by its application.
 
         While the trial goes on: the connected devices whose participants still grant its application READ. After its
         end: the devices that were connected at the end.
@@ -66,7 +66,7 @@ class TrialExports:
 
 
 def _is_readable(device: Device, found: _Found) -> bool:
-    """As `broker/accounts/permissions.py: Reach` decides for the trial's application."""
+    """Whether the trial's application may read a device, as `broker/accounts/permissions.py: Reach` decides."""
     if device.type_protected and device.type_organization != found.organization:
         return False
     return device.type_key in found.readable.get(device.owner, ())

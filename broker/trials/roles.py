@@ -60,7 +60,7 @@ def going(tx: Transaction, trial: TrialRecord) -> TrialRecord:
 
 
 def trial_tag(trial: TrialRecord) -> str:
-    """Of what a call can change of a trial."""
+    """The tag of the changeable members of a trial."""
     return tag_of(trial.name, trial.description, trial.ended_on)
 
 

@@ -31,7 +31,7 @@ class TrialSession:
 
 
 def uuid_of(id_: str) -> str:
-    """The same id with dashes."""
+    """The session's id with dashes."""
     return str(UUID(id_))
 
 
@@ -56,7 +56,7 @@ class TrialSessions:
         return await self._database.read(work)
 
     async def require_access(self, caller: Caller, trial: TrialRecord, participant: UserKey) -> None:
-        """For administrators, and for the participant whose session it is. Raises PermissionDenied."""
+        """Require an administrator, or the participant whose session it is. Raises PermissionDenied."""
         if caller.user == participant and await self._trials.has_role(trial, participant, TrialRole.PARTICIPANT):
             return
         await self._trials.require(caller, trial, _ADMINISTRATORS)

@@ -97,7 +97,7 @@ class Wills:
         await self._database.write(partial(_keep, will))
 
     def keep_with_next(self, will: WillRecord) -> None:
-        """As `keep`, in the next commit."""
+        """Keep a will in the next commit; see `keep`."""
         self._database.write_with_next(partial(_keep, will), size=will.size + WRITE_BYTES)
 
     def begun(self, device: DeviceKey, is_present: bool) -> None:
@@ -161,7 +161,7 @@ class Wills:
                 self._publish(device, one.will, None)
 
     def _publish(self, device: Device, will: WillRecord, meter: Meter | None) -> None:
-        """In the commit in which the caller has the will forgotten. Nobody is there to be told of a refusal."""
+        """Publish a will in the commit in which the caller forgets it. A refusal has nobody to be reported to."""
         try:
             if meter is not None:
                 meter.count()

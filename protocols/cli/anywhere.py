@@ -40,7 +40,7 @@ async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str,
 
 
 async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
-    """As `run_anywhere`, for a command that changes nothing on a running daemon: nothing is changed without one, too.
+    """Run as `run_anywhere`, for a command that changes nothing: neither on a running daemon nor without one.
 
     The command runs on a copy of the store without its log. The copy is outside the state directory, nobody else may
     read it, and it is removed.

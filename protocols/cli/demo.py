@@ -264,7 +264,7 @@ def _introduction(
     tokens: Mapping[str, str],
     link: str,
 ) -> list[str]:
-    """At most 25 lines, with the link to the console first and last. docs/first-steps.md goes on from here."""
+    """Up to 25 lines that begin and end with the link to the console. docs/first-steps.md goes on from here."""
     http, mqtt = addresses["http"], addresses["mqtt"]
     passwords = [one.value for one in report.generated if one.key == "password"]
     password = passwords[0] if passwords else "(was shown when this state directory was new)"

@@ -34,7 +34,7 @@ config_option = config_option_with("The daemon's configuration file.")
 
 
 def trusting(cafile: Path | None) -> ssl.SSLContext:
-    """For a client: trusts the authorities in `cafile`, without it those of the system. Raises CommandError."""
+    """A client's TLS context that trusts the authorities in `cafile`, by default the system's. Raises CommandError."""
     try:
         return ssl.create_default_context(cafile=cafile)
     except OSError as error:  # ssl.SSLError, too

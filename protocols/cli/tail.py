@@ -78,7 +78,7 @@ class _Printer:
 
 
 async def _print_forever(url: str, token: str, printer: _Printer, trust: ssl.SSLContext) -> None:
-    """Until enough was printed. A feed that was open once is opened again, at growing intervals."""
+    """Print until enough was printed. A feed that was open once is opened again, at growing intervals."""
     wait: float | None = None  # None: it has not been open yet, so an error is the caller's to correct
     while not printer.is_finished:
         try:

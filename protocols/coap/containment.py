@@ -62,7 +62,7 @@ async def contain_async(
     *arguments: *_Arguments,
     details: Mapping[str, object] = _NO_DETAILS,
 ) -> T | Failure:
-    """As `contain`, for an asynchronous function. A cancellation is raised.
+    """Contain the errors of an asynchronous function; see `contain`. A cancellation is raised.
 
     `details` are further fields of the log entry.
     """

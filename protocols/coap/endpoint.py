@@ -111,7 +111,7 @@ class CoapEndpoint(SessionEndpoint[CoapSession]):
         is_address_verified: bool = False,
         certificate: ClientCertificate | None = None,
     ) -> CoapSession:
-        """As `SessionEndpoint.open`, by default of an address that proves nothing."""
+        """Open a session, by default of an unproven address; see `SessionEndpoint.open`."""
         return super().open(
             key,
             send,
@@ -304,7 +304,7 @@ class CoapEndpoint(SessionEndpoint[CoapSession]):
             self._settle(session)
 
     def _created(self, session: CoapSession, incoming: Incoming, body: bytes) -> None:
-        """As `_reply` for most messages, at half the cost."""
+        """The reply to most messages, at half the cost of `_reply`."""
         guard = self._guard
         if guard is not None and not session.is_address_verified:
             response_bytes = 4 + len(incoming.token) + len(_JSON_OPTIONS) + 1 + len(body)

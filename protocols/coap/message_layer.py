@@ -217,7 +217,7 @@ class MessageLayer:
 
     @property
     def deadline(self) -> float:
-        """When `tick` has something to do; infinity when it has not."""
+        """The time of the next work of `tick`; infinity if there is none."""
         due = self._outgoing.deadline
         for first in self._unacknowledged.values():
             return min(due, first)

@@ -136,7 +136,7 @@ def _rejection(type_: int, message_id: int) -> bytes | None:
 
 
 def _repeated(datagram: bytes, start: int) -> tuple[tuple[tuple[int, bytes], ...], bytes] | None:
-    """As `split_options`, with a cache for options that a device sends again and again. None where that must decide."""
+    """Split options with a cache, for options that a device repeats. None: `split_options` must decide."""
     marker = datagram.find(b"\xff", start)
     if not 0 < marker - start <= _REPEATED_BYTES or marker + 1 == len(datagram):
         return None

@@ -133,7 +133,7 @@ class Observers:
             self.end(observer)
 
     def _end_all(self, session: CoapSession, reason: DomainError | None = None) -> None:
-        """One that fails does not keep the others. Raises what the last one raised that failed."""
+        """End all observations, also if ending one fails. Raises the last error."""
         with ExitStack() as stack:
             for observer in reversed(session.observers.values()):  # the stack turns them around again
                 stack.callback(self.end, observer, reason)

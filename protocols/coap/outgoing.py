@@ -149,7 +149,7 @@ class Outgoing:
 
     @property
     def deadline(self) -> float:
-        """When `tick` has something to do; infinity when it has not."""
+        """The time of the next work of `tick`; infinity if there is none."""
         due = inf if self.current is None else self.current.deadline
         if self._promised:
             due = min(due, *(expires for _, expires in self._promised.values()))

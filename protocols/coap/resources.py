@@ -90,7 +90,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 def _warnings(lost: list[DroppedField]) -> bytes:
-    """As JSON; of many, as many as a small answer takes, and how many more there are."""
+    """The warnings as JSON: as many as fit into a small answer, and how many more there are."""
     room, found = _WARNINGS_BYTES, list[DroppedField]()
     for one in lost:
         room -= len(msgspec.json.encode(one))
@@ -186,7 +186,7 @@ class Resources:
             self._serve(session, incoming, request, *known, now)
 
     def post(self, session: CoapSession, incoming: Incoming, usual: UsualPost, now: float) -> None:
-        """As `handle`, for a request of which this much is known."""
+        """Handle a POST whose common parts are known; see `handle`."""
         if usual.token in self._unknown or not self._is_current(usual.caller):
             session.usual = None
             self.handle(session, incoming, usual.request, now)

@@ -58,7 +58,7 @@ class UsualPost:
         self.origin: Origin | None = None  # of its session, with the device; from the first message on
 
     def read(self, datagram: bytes) -> CoapMessage | None:
-        """As `decode_message`; None for any other datagram than the usual one."""
+        """Decode the usual datagram; None for any other, which `decode_message` decodes."""
         size = len(datagram)
         if size < 4 or (first := datagram[0]) not in _FIRST or datagram[1] != _POST:
             return None

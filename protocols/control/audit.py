@@ -35,7 +35,7 @@ AUDIT_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitab
 
 
 def enter_operator(stream: trio.SocketStream) -> None:
-    """From now on the task works for the user of the operating system at the other end of the control socket."""
+    """Have the current task work for the operating system's user at the other end of the control socket."""
     sent = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _pid, uid, _gid = _CREDENTIALS.unpack(sent)
     enter(Origin("control socket", f"operator {uid}"))

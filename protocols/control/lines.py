@@ -47,7 +47,7 @@ class ApplicationLine(msgspec.Struct, frozen=True):
 
 
 class LimitLine(msgspec.Struct, frozen=True):
-    """As `broker/limits/overview.py: UsedLimit`."""
+    """A line of the answer about limits; see `broker/limits/overview.py: UsedLimit`."""
 
     what: str
     whose: str

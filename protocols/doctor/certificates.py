@@ -138,7 +138,7 @@ def _key_problem(path: Path, patient: Patient) -> str:
 
 
 def mode_allows(status: os.stat_result, uid: int, gid: int, bit: int) -> bool:
-    """By the mode alone; `bit` is that of the owner."""
+    """Whether the mode alone allows it; `bit` is the owner's."""
     if uid == 0:
         return True
     if status.st_uid == uid:

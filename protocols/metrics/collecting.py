@@ -105,7 +105,7 @@ def _requests(vitals: Vitals) -> Iterator[Metric]:
 
 
 def _process() -> Iterator[Metric]:
-    """As prometheus_client's own collector, which finds nothing where /proc has processes only (ProcSubset=pid)."""
+    """Metrics of the process. prometheus_client's collector finds none if /proc has only processes (ProcSubset=pid)."""
     yield CounterMetricFamily("process_cpu_seconds", "Processor time of the daemon.", value=time.process_time())
     yield GaugeMetricFamily("process_start_time_seconds", "When the daemon started, since the epoch.", value=_STARTED)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

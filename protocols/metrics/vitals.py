@@ -49,7 +49,7 @@ class Vitals:
         self._refusal, self._refused_at = "", float("-inf")
 
     def renew(self, settings: Settings) -> None:
-        """From now on these settings count."""
+        """Replace the settings."""
         self.allowed = settings.metrics.networks
         self.hosts = _hosts(settings)
 

@@ -90,12 +90,12 @@ class PacketReader:
         self.is_behind = False  # more packets may have arrived: feed the reader nothing to get them
 
     def admit(self, *, maximum_packet_size: int, most_filters: int, arriving: ArrivingPackets) -> None:
-        """From now on, larger packets with more filters may come, because the peer is known. `arriving` bounds the
+        """Allow larger packets with more filters, because the peer is authenticated. `arriving` bounds the
         memory for those over the usual size."""
         self._maximum, self._most_filters, self._arriving = maximum_packet_size, most_filters, arriving
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Note the end of the bytes."""
         if self._held and self._arriving is not None:
             self._arriving.give_back(self._held)
             self._held = 0

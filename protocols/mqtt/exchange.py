@@ -282,7 +282,7 @@ class MqttExchange:
             await self._ingest.wait_committed()
 
     def _publish_all(self, packets: Sequence[Publish]) -> None:
-        """As `_publish` for each of them, which are messages of the device, in their order."""
+        """Publish several messages of the device, in their order; see `_publish`."""
         if len(packets) == 1:
             self._publish(packets[0])
             return

@@ -101,7 +101,7 @@ class Flow:
         return self._fill()
 
     def _bound(self) -> None:
-        """Of too many that wait, drop the oldest. One may be as large as a packet may be."""
+        """Drop the oldest waiting deliveries beyond the bound. A single one may be as large as a packet."""
         while len(self._waiting) > 1 and (
             len(self._waiting) > MQTT_WAITING_MESSAGES or self._waiting_bytes > MQTT_WAITING_BYTES
         ):

@@ -44,7 +44,7 @@ def will_record(will: Will, device: DeviceKey, topic: bytes, delay_seconds: int)
 
 
 def _forwarded(properties: Properties) -> bytes:
-    """Those for the receivers, encoded [MQTT-3.3.2-4, -15, -16, -17, -20]."""
+    """The properties for the receivers, encoded [MQTT-3.3.2-4, -15, -16, -17, -20]."""
     forwarded = Properties(
         payload_format=properties.payload_format,
         content_type=properties.content_type,

@@ -173,7 +173,7 @@ class Disconnect(msgspec.Struct, frozen=True, gc=False):
 
 
 class Auth(msgspec.Struct, frozen=True, gc=False):
-    """Of 5.0. No authentication method is served, so that no AUTH is ever in its place."""
+    """AUTH of 5.0. No authentication method is served, so no AUTH is ever valid."""
 
     reason: int = 0
     properties: Properties = NO_PROPERTIES
@@ -222,7 +222,7 @@ class ProtocolError(Exception):
         return f"{self.reason} [{self.clause}]" if self.clause else self.reason
 
     def again(self) -> Self:
-        """The same error for a later call, without the packets."""
+        """This error for a later call, without the packets."""
         return type(self)(self.reason, self.clause, code=self.code, is_of_connect=self.is_of_connect)
 
 

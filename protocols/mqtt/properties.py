@@ -161,5 +161,5 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def changed(properties: Properties, **changes: Any) -> Properties:
-    """The same properties with these changes."""
+    """These properties with changes."""
     return msgspec.structs.replace(properties, **changes)

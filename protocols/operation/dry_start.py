@@ -42,7 +42,7 @@ async def dry_start(settings: Settings) -> None:
 
 
 def _elsewhere(settings: Settings, state_dir: Path) -> Settings:
-    """The same listeners and certificates at free ports, another state, and nobody to send anything to."""
+    """Settings with the same listeners and certificates at free ports, another state, and no receivers."""
     changed: dict[str, Any] = {"state_dir": state_dir, "outbound": Outbound(), "log": Log(level="warning")}
     for listener in settings.listeners:
         table, _, key = listener.partition(".")

@@ -145,6 +145,6 @@ class DaemonMachine:
 
 
 def _available(folder: Path) -> int:
-    """On the disk of the folder, or of the one above in which it will be made."""
+    """Bytes available on the disk of the folder, or of the one above in which it will be made."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     return available_bytes(there)

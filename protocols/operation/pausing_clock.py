@@ -44,7 +44,7 @@ class PausingClock(trio.abc.Clock):
         return now - self._missing if now >= self._stands_until else self._stands_at
 
     def _pause(self, now: float) -> None:
-        """Nothing ran since the last look, or nearly as long."""
+        """Exclude a pause: (nearly) nothing ran since the last look."""
         ran_until = self._looked_at
         if ran_until < self._stands_until + (_RUNNING_SECONDS if self.pauses else 0.0):
             return

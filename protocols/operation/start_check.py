@@ -59,7 +59,7 @@ def _check_tracing(settings: Settings) -> None:
 
 
 def _check_certificates(settings: Settings) -> None:
-    """As the daemon does, for the listeners of streams and of datagrams."""
+    """Load the certificates as the daemon does, for the listeners of streams and of datagrams."""
     if not any(name.endswith(("tls_bind", "dtls_bind")) for name in settings.listeners):
         return
     for chain in filter(None, (settings.tls.first, settings.tls.second)):

@@ -56,7 +56,7 @@ def open_state(settings: Settings, *, key_path: Path | None = None) -> Iterator[
 
 @contextmanager
 def lock_state(settings: Settings) -> Iterator[Path]:
-    """As `open_state`, but neither read nor make a key: for who puts a store there, or takes a copy."""
+    """Lock the state as `open_state` does, without reading or making a key: to put a store there, or take a copy."""
     directory = settings.state_dir
     with ExitStack() as held:
         try:
@@ -85,7 +85,7 @@ def _give_away(directory: Path, owner: os.stat_result) -> None:
 
 
 def _close_to_others(directory: Path) -> None:
-    """Nobody else may read messages and secrets. A directory that holds other things too is not ours to change."""
+    """Keep other users from reading messages and secrets. The mode of a directory with other files is not changed."""
     mode = directory.stat().st_mode
     if not mode & 0o077:
         return

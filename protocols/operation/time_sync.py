@@ -10,7 +10,7 @@ _BYTES: Final = 512
 
 
 def is_clock_synchronized() -> bool:
-    """Also False where the question is not allowed or not known."""
+    """Whether the clock is synchronized; False also if the system cannot tell."""
     try:
         asked = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):

@@ -58,7 +58,7 @@ async def resolve(host: str, port: int, *, allow_private: bool) -> Sequence[IpAd
 
 
 async def _looked_up(host: str, port: int) -> Sequence[tuple[Any, ...]]:
-    """As `socket.getaddrinfo` answers. Raises OSError, UnicodeError."""
+    """Look up a host by `socket.getaddrinfo`. Raises OSError, UnicodeError."""
     numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=numeric)

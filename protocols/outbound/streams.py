@@ -129,7 +129,7 @@ class CloudStreams:
             raise StreamFailed(_one_line(error) or type(error).__name__) from error
 
     def _client(self, target: StreamTarget) -> KinesisClient:
-        """Called in worker threads. A client that is forgotten here may still be in use in another thread."""
+        """The client of a stream, for worker threads. A forgotten client may still be in use in another thread."""
         with self._lock:
             client = self._clients.get(target)
             if client is None:

@@ -88,11 +88,11 @@ class MessageTraces:
         self._committed_at = self._routed_at = 0.0
 
     def before_routing(self, database: Database) -> None:
-        """To be called before others follow the commits of the database."""
+        """Follow the commits of the database first. Call it before other followers are added."""
         database.on_commit(self._committed)
 
     def after_routing(self, database: Database, names: MessageNames) -> None:
-        """To be called when all others follow the commits."""
+        """Follow the commits of the database last. Call it after all other followers are added."""
         self._names = names
         database.on_commit(self._routed)
 

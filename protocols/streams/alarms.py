@@ -1,4 +1,4 @@
-"""When to wake the connections: one task for all, because a task for each would be a sixth of what an idle one holds.
+"""Alarms that wake connections: one task for all, because a task for each would be a sixth of what an idle one holds.
 
 Each connection is an alarm, which rings at a time that the connection sets, and when the daemon begins to stop.
 """

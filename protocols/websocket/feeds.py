@@ -57,7 +57,7 @@ class RecentMids:
 
 @lru_cache(maxsize=1)
 def recent_mids(ingest: Ingest) -> RecentMids:
-    """Those of all connections."""
+    """The recent mids of all connections."""
     return RecentMids(ingest.mid)
 
 

@@ -110,7 +110,7 @@ class Members(msgspec.Struct, gc=False):
 
 
 class _UntypedMembers(msgspec.Struct, gc=False):
-    """The same members undecoded, for the second decoding."""
+    """The members undecoded, for the second decoding."""
 
     type: Raw = Raw()
     sdid: Raw = Raw()

@@ -25,7 +25,7 @@ def copy_without_log(store: Path, target: Path) -> None:
 
 
 def copy_schema(store: Path, target: Path) -> None:
-    """As `copy_without_log`, but without anybody's data: for a start that does nothing for anybody."""
+    """Copy the schema of a store without any user's data, for a trial start of the daemon."""
     _make(store, target, _OF_SCHEMA.__contains__)
 
 

@@ -71,12 +71,12 @@ class Budget:
         self._is_ended = False
 
     def begin(self) -> None:
-        """From now on, in the thread that calls this."""
+        """Begin the simulation in the calling thread."""
         self._processor_ends = time.thread_time() + RULE_HISTORY_SECONDS
         self._ends = time.monotonic() + RULE_HISTORY_WAIT_SECONDS
 
     def end(self) -> None:
-        """Nobody waits for the simulation any more; any thread may say so."""
+        """Cancel the simulation; any thread may call this."""
         self._is_ended = True
 
     def check(self) -> None:

@@ -67,7 +67,7 @@ class UnfitValueError(Exception):
 
 
 class Parameter(Protocol):
-    """Something that has the value of a parameter when the Action is sent."""
+    """Source of a parameter's value when the Action is sent."""
 
     def read(self, view: View, bound: Bound) -> NestedValue:
         """Its value now. Raises UnknownValueError."""
@@ -151,7 +151,7 @@ class ThenAction:
 
     @property
     def is_static(self) -> bool:
-        """It has neither `matched` nor `valueFrom` (reference 12.1)."""
+        """Whether it has neither `matched` nor `valueFrom` (reference 12.1)."""
         return self.choice is not Choice.MATCHED and not any(self.last_values())
 
     def last_values(self) -> Iterator[LastValue]:

@@ -261,7 +261,7 @@ class TimeCondition(Condition):
     known: tuple[Milliseconds, Milliseconds | None] | None = attribute(default=None, init=False)
 
     def next_after(self, after_ms: Milliseconds) -> Milliseconds | None:
-        """As of the schedule. It may take a millisecond, so the answer is kept for as long as it stays the same."""
+        """The next time of the schedule. It may take a millisecond, so the answer is kept while it stays the same."""
         if self.known is not None:
             since_ms, found_ms = self.known
             if since_ms <= after_ms and (found_ms is None or after_ms < found_ms):

@@ -36,7 +36,7 @@ from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Whose messages concern a rule: one device's, or those of the owner's devices of a type. `fields` are looked at.
+    """A source of messages for a rule: one device, or the owner's devices of a type, and the `fields` it evaluates.
 
     A message of such a device counts whatever fields it has: each one triggers the rule while all conditions hold.
     """
@@ -135,7 +135,7 @@ class CompiledRule:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """Whose messages concern it; empty when only times do."""
+        """The sources of its messages; empty if it depends on times only."""
         fields: dict[tuple[DeviceKey | None, DeviceTypeKey | None], set[str]] = {}
         for condition in self.conditions.all:
             if condition.field:
@@ -242,7 +242,7 @@ def _one(condition: Condition, view: View, device: DeviceKey, bound: Bound, time
 
 
 def _every(conditions: Conditions, condition: Condition, view: View, bound: Bound, timers: Timers) -> ConditionReport:
-    """On a condition with `every`: one report on all devices of the type."""
+    """The report on a condition with `every`: one for all devices of the type."""
     reports = [_one(condition, view, device, bound, timers) for device in conditions.every_device(condition, view)]
     reports.sort(key=lambda report: _ORDER.index(report.held))
     if not reports:

@@ -36,7 +36,7 @@ _ORDERED: Final[Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]]
 
 
 class Schedule(Protocol):
-    """When a `datetime` condition is evaluated, and whether it holds at a time."""
+    """Times at which a `datetime` condition is evaluated, and whether it holds at a time."""
 
     def holds(self, operator: str, now_ms: Milliseconds) -> bool:
         """Whether the condition with this operator (`<`, `<=`, `=`, `>`, `>=`) holds."""
@@ -319,7 +319,7 @@ class SunTime:
         return self._events[day]
 
     def _computed(self, day: date) -> int | None:
-        """As NOAA's solar calculator, whose formulas astral has.
+        """Times by the formulas of NOAA's solar calculator, which astral implements.
 
         astral itself looks for one event in a UTC day, and so misses one a year where sunrise passes midnight UTC.
         """

@@ -72,7 +72,7 @@ class View(Protocol):
 
 
 class _NoView:
-    """Nothing was ever sent, and nobody has a device."""
+    """View of an empty service: no messages and no devices."""
 
     now_ms: Final = Milliseconds(0)
     message: Final = None
@@ -150,7 +150,7 @@ def is_finite(value: float) -> bool:
 
 
 class Operand(Protocol):
-    """Something that has a value at the time of an evaluation."""
+    """An expression with a value at the time of an evaluation."""
 
     @property
     def kind(self) -> ValueKind:

@@ -201,7 +201,7 @@ class Evaluator:
             self.schedule(running, running.minute or now_ms)
 
     def forget_rule(self, key: RuleKey) -> None:
-        """It does not run any more."""
+        """Forget a rule that does not run any more."""
         self.timers.drop_all_of(key)
         self._loops.forget(key)
 

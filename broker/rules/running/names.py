@@ -115,7 +115,7 @@ class NameResolver:
 
 
 def resolve_in(tx: Transaction, owner: UserKey, body: Any) -> ResolvedNames:
-    """The same as `NameResolver.resolve`, as an open transaction sees it."""
+    """Resolve names within an open transaction; see `NameResolver.resolve`."""
     names, devices, types, unshared = names_in(body), {}, {}, set[str]()
     read: dict[DeviceTypeKey, DeviceType] = {}  # each once: a rule may name many devices of one type
 

@@ -24,7 +24,7 @@ _TIMEZONE: Final = (3, 0, 15)
 
 
 class State(IntEnum):
-    """Of the firmware update (resource /5/0/3)."""
+    """State of the firmware update (resource /5/0/3)."""
 
     IDLE = 0
     DOWNLOADING = 1
@@ -33,7 +33,7 @@ class State(IntEnum):
 
 
 class Result(IntEnum):
-    """Of the firmware update (resource /5/0/5)."""
+    """Result of the firmware update (resource /5/0/5)."""
 
     INITIAL = 0
     SUCCESS = 1
@@ -57,7 +57,7 @@ class Board:
     _began: float = field(default_factory=time.monotonic)
 
     def resources(self) -> Mapping[tuple[int, int, int], str | float | bool]:
-        """All that can be read."""
+        """All readable resources."""
         running = time.monotonic() - self._began
         return {
             (1, 0, 0): 1,

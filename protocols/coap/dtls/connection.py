@@ -312,7 +312,7 @@ class DtlsConnection:
         return is_done
 
     def go_on(self, record: bytes | None) -> bool:
-        """As `shake_hands`, without sending anything: call `handshake_went_on` next, whatever this returns or raises.
+        """Continue the handshake without sending: call `handshake_went_on` next, whatever this returns or raises.
 
         Most of a handshake's time is spent here. This may run in a thread, for one connection of the context at a time.
         """

@@ -199,7 +199,7 @@ class RegisteredDevice:
     # --- Requests ----------------------------------------------------------------------------------------------------
 
     async def read(self, path: ResourcePath) -> Readings:
-        """As ManagedSession. Values of unknown types are asked for in a format that says them."""
+        """Implements ManagedSession. Values of unknown types are asked for in a format that names the types."""
         if self._typed and path[0] in self._untyped and (typed := await self._read_typed(path)) is not None:
             return typed
         format_, readings = await self._read(path)

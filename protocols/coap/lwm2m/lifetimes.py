@@ -67,7 +67,7 @@ class RegistrationTable:
 
     @property
     def next_end(self) -> float:
-        """When `due` has something to do; infinity without registrations."""
+        """The time of the next work of `due`; infinity without registrations."""
         return self._ends[0][0] if self._ends else inf
 
     def due(self, now: float) -> list[RegisteredDevice]:

@@ -33,7 +33,7 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
 
     @routes.get("/go")
     async def show() -> Response:
-        """With `prompt=login`, a person who is signed in may sign in with another account."""
+        """Show the page. With `prompt=login`, a person who is signed in may sign in with another account."""
         session, query = await browsers.session(), Query.of_request()
         login_wanted = query.text("prompt") == "login"
         if session is None or login_wanted:

@@ -221,7 +221,7 @@ class MonetizationCalls(RestCalls):
         return type_, True
 
     async def _owned_device(self, caller: Caller, did: str) -> Device:
-        """Only the owner decides what a device costs (reference 6.3)."""
+        """The device, for its owner: only the owner decides what a device costs (reference 6.3)."""
         device = await self._devices.find(did)
         if caller.user != device.owner:
             raise PermissionDenied(f"ownership of device {device.id}")

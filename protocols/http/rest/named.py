@@ -41,7 +41,7 @@ class Named:
         return await self.type_for(caller, dtid, ADMINISTRATORS)
 
     async def type_for(self, caller: Caller, dtid: str, roles: Collection[Role]) -> DeviceType:
-        """The same for other roles. Raises DeviceTypeNotFound, PermissionDenied."""
+        """The type for callers with other roles. Raises DeviceTypeNotFound, PermissionDenied."""
         type_ = await self._device_types.find(dtid)
         await self._permissions.require_role(caller, type_.record, roles)
         return type_

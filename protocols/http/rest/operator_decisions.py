@@ -116,7 +116,7 @@ class OperatorDecisionCalls(RestCalls):
         await self._operators.require(caller)
 
     def _note(self, command: str, object_: str) -> None:
-        """As the commands of the shell that do the same are noted."""
+        """Note the decision in the audit log, as the shell command that does the same."""
         self._audit.put(entry_of(AuditEvent.COMMAND, object_, now_ms=self._clock.now_ms(), command=command))
 
     @RestCall("GET", "/operator/waiting", tokens=USER, on=_operator, summary="What waits for a decision")

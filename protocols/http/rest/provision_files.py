@@ -18,7 +18,7 @@ def provision_answers(kind: Any, example: str) -> Answers:
 
 
 def provision_answer(text: str) -> Answer:
-    """As `application/toml`, or as `text/plain` for who prefers it."""
+    """The answer as `application/toml`, or as `text/plain` for clients that prefer it."""
     accepted = parse_accept_header(this_request().header(b"accept"), MIMEAccept)
     chosen = accepted.best_match([_TOML, _PLAIN], default=_TOML)
     return Answer(text.encode(), headers=(NO_SNIFF,), content_type=f"{chosen}; charset=utf-8")

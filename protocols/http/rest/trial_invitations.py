@@ -102,7 +102,7 @@ class TrialInvitationCalls(RestCalls):
         return trial, invitation
 
     async def _of_either(self, caller: Caller, tid: str, iid: str) -> _Found:
-        """For administrators of the trial, and for the invited user."""
+        """The invitation, for administrators of the trial and for the invited user."""
         trial = await self._trials.find(tid)
         invitation = await self._invitations.find(trial, iid)
         if not await self._invitations.is_for(caller.user, invitation):

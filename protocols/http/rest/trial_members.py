@@ -114,7 +114,7 @@ class TrialMemberCalls(RestCalls):
         return trial, user
 
     async def _shown_participant(self, caller: Caller, tid: str, uid: str) -> _Found:
-        """For administrators, and for the participant."""
+        """The participant, for administrators and for the participant."""
         trial, user = await self._trials.find(tid), await self._users.find(uid, caller)
         if caller.user == user.key and await self._trials.has_role(trial, user.key, TrialRole.PARTICIPANT):
             return trial, user
