@@ -1,6 +1,7 @@
 """The wheel holds the four packages with their data, and nothing shadows them."""
 
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -61,5 +62,5 @@ def test_constraints_pin_every_requirement() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {*project["dependencies"], *project["optional-dependencies"]["test"]}
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
-    names = {requirement.partition(">")[0].strip().lower() for requirement in wanted}
+    names = {re.split("[>=]", requirement)[0].strip().lower() for requirement in wanted}
     assert {name for name in names if f"\n{name}==" not in f"\n{pins}"} == set()

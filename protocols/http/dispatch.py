@@ -28,10 +28,9 @@ from protocols.http.calls import FORM, AfterCommit, Counted, InQuery, Nothing, R
 from protocols.http.conditional import expected_tags
 from protocols.http.errors import forget_frames
 from protocols.http.guard import Guard, token_in_header
-from protocols.http.peers import require_certificate
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
 from protocols.http.rest.named import Named
-from protocols.http.this_request import ThisRequest, this_request
+from protocols.http.this_request import ThisRequest, require_certificate, this_request
 from storage.ballast import making_room
 from storage.conditions import UnderConditions
 from storage.fair_places import FairPlaces

@@ -8,7 +8,6 @@ requests before; then Hypercorn gives the connection back.
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from http import HTTPStatus
 from typing import Final
 
 import trio
@@ -23,14 +22,11 @@ from protocols.http.application import build_accounts_app, build_app, short_way
 from protocols.http.direct import DirectCalls
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import (
-    HEAD_BYTES,
     HEAD_SECONDS,
+    has_refused,
     headers_of,
     is_websocket_upgrade,
-    is_whole,
     read_head,
-    refuse_fragment,
-    refuse_head,
     split_head,
 )
 from protocols.http.hypercorn_adapter import HypercornAdapter
@@ -141,21 +137,14 @@ class FrontDoor:
         head = bytearray()
         with self._adapter.timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
             await read_head(stream, head)
-        if not head:
-            return
-        if scope.cancelled_caught:
-            await refuse_head(stream, HTTPStatus.REQUEST_TIMEOUT, self._refusals)
-            return
-        if len(head) >= HEAD_BYTES and not is_whole(head):
-            await refuse_head(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, self._refusals)
-            return
-        if not is_whole(head):
-            await refuse_fragment(stream)
-            return
         upgrade = bytes(head)
+        if await has_refused(upgrade, stream, self._refusals, is_late=scope.cancelled_caught):
+            return
         if self._direct is not None:
             upgrade = await self._direct.serve(upgrade, stream)
-        if not upgrade or (self._long_forms is not None and await self._long_forms.refuse(upgrade, stream)):
+            if await has_refused(upgrade, stream, self._refusals):
+                return
+        if self._long_forms is not None and await self._long_forms.refuse(upgrade, stream):
             return
         if self._websocket is None or not is_websocket_upgrade(upgrade):
             upgrade = await self._adapter.serve_connection(upgrade, stream)

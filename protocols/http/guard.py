@@ -8,7 +8,6 @@ from broker.errors import PermissionDenied, Unauthorized
 from broker.limits.meters import Channel, Meters
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.admission import Admission
-from protocols.http.peers import request_certificate
 from protocols.http.this_request import ThisRequest, this_request
 from protocols.streams.peers import authenticated
 
@@ -67,7 +66,7 @@ class Guard:
         refusal = None if channel is None else self.count(caller, channel)
         if caller.kind not in accepted:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")
-        await self._admission.check_caller(caller, request_certificate())
+        await self._admission.check_caller(caller, request.certificate)
         return caller, refusal
 
     def admitted_nowait(self, request: ThisRequest) -> Caller | None:

@@ -97,6 +97,23 @@ async def refuse_head(stream: Stream, status: HTTPStatus, refusals: Refusals) ->
         await end_gently(stream)
 
 
+async def has_refused(head: bytes, stream: Stream, refusals: Refusals, *, is_late: bool = False) -> bool:
+    """Answer what is no head, too long, or late, and close; nothing is to be said about an empty one. Returns whether
+    the connection has ended so: then these bytes begin no request."""
+    end = _END.search(head)
+    if not head:
+        return True
+    if is_late:
+        await refuse_head(stream, HTTPStatus.REQUEST_TIMEOUT, refusals)
+    elif (len(head) >= HEAD_BYTES) if end is None else (end.end() > HEAD_BYTES):
+        await refuse_head(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, refusals)
+    elif end is None:
+        await refuse_fragment(stream)
+    else:
+        return False
+    return True
+
+
 async def refuse_fragment(stream: Stream) -> None:
     """Answer what is no head and will not become one, with the bytes that Hypercorn would send, and close.
 

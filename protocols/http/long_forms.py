@@ -19,7 +19,7 @@ from protocols.http.accounts.token import ENDPOINTS, refusal_answer
 from protocols.http.direct import SEND_SECONDS
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import date_line
-from protocols.http.hypercorn_stream import linger
+from protocols.http.hypercorn_connection import linger
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import plain_request
 from protocols.metrics.vitals import Traffic

@@ -11,6 +11,7 @@ from typing import Final
 
 from config.limits import UNCOUNTED_BODY_BYTES
 from protocols.http.forwarded import Headers
+from protocols.http.heads import HEAD_BYTES
 from protocols.roots import usual_root
 
 _PATH_BYTES: Final = 200
@@ -43,7 +44,7 @@ def plain_request(received: bytes, *, longest_body: int | None = UNCOUNTED_BODY_
     """The request that these bytes begin with, whose body may be missing yet; None for one that is not plain, or whose
     body is longer than so many bytes."""
     match = _HEAD.match(received)
-    if match is None:
+    if match is None or match.end() > HEAD_BYTES:
         return None
     method, path, query, lines = match.groups(b"")
     if len(path) > _PATH_BYTES:

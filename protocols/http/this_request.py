@@ -10,7 +10,7 @@ from typing import Final
 
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
-from broker.errors import BodyTooLarge
+from broker.errors import BodyTooLarge, PermissionDenied
 from broker.limits.meters import Channel
 from broker.limits.refusals import Standing
 from broker.registration.certificates import ClientCertificate
@@ -46,12 +46,23 @@ class ThisRequest:
         return next((value.decode("latin-1") for one, value in self.headers if one == name), "")
 
 
+def require_certificate() -> ClientCertificate:
+    """The certificate of the TLS handshake, which is always there on the secure listener. Raises PermissionDenied."""
+    shown = this_request().certificate
+    if shown is None:
+        raise PermissionDenied("a client certificate")
+    return shown
+
+
 async def within(body: bytes, limit: int) -> bytes:
     """A body that is there, as `read_body` gives it. Raises BodyTooLarge."""
     if len(body) > limit:
         raise BodyTooLarge
     return body
 
+
+#: The key of the client certificate in ASGI's `state`, which the requests of one connection share.
+CERTIFICATE_KEY: Final = "client_certificate"
 
 _current: Final[ContextVar[ThisRequest | None]] = ContextVar("this_request", default=None)
 

@@ -5,14 +5,13 @@ from quart import request
 from broker.registration.certificates import ClientCertificate
 from broker.trace.origin import Origin, enter
 from protocols.http.bodies import body_within
-from protocols.http.peers import STATE_KEY
-from protocols.http.this_request import ThisRequest, answering
+from protocols.http.this_request import CERTIFICATE_KEY, ThisRequest, answering
 
 
 def begin() -> None:
     """Call this before all others: they may use `this_request`."""
     address = request.remote_addr or ""
-    shown = request.scope.get("state", {}).get(STATE_KEY)
+    shown = request.scope.get("state", {}).get(CERTIFICATE_KEY)
     answering(
         ThisRequest(
             method=request.method,

@@ -28,7 +28,7 @@ from config.limits import (
 from config.settings import Address
 from protocols.http import dispatch, reading
 from protocols.http.bodies import HeldBody
-from protocols.http.hypercorn_stream import HypercornStream
+from protocols.http.hypercorn_connection import HypercornConnection
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.rest.nouns import NOUNS
 from tests.factories import ADA_TOKEN
@@ -189,19 +189,15 @@ async def test_a_connection_that_two_tasks_end_at_once_sends_its_answer_and_is_c
     ours, theirs = trio.socket.socketpair()
     with theirs:
         await theirs.send(b"x" * 5_000)
-        ending = HypercornStream(
+        ending = HypercornConnection(
             b"", trio.SocketStream(ours), PeerTimeouts(grace_seconds=1), Overhead(), new_refusals()
         )
-        ending.is_idle, ending.held = False, HeldBody(BodyBudget(), None)
-        await ending.send_all(b"HTTP/1.1 401 \r\n\r\n")
-
-        async def end() -> None:
-            await ending.send_eof()
-            await ending.aclose()
+        ending._requests.held = HeldBody(BodyBudget(), None)
+        await ending.send(b"HTTP/1.1 401 \r\n\r\n")
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(end)
-            nursery.start_soon(end)
+            nursery.start_soon(ending._end)
+            nursery.start_soon(ending._end)
             assert await theirs.recv(1_000) == b"HTTP/1.1 401 \r\n\r\n"
             theirs.shutdown(trio.socket.SHUT_WR)
         assert await theirs.recv(1_000) == b""

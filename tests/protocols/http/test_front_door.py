@@ -1,4 +1,5 @@
 import json
+import re
 import socket
 import ssl
 import struct
@@ -25,9 +26,9 @@ from config.settings import Address
 from protocols.http.front_door import FrontDoor, serve_http
 from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS
 from protocols.http.hypercorn_adapter import HypercornAdapter
+from protocols.http.hypercorn_connection import REQUEST_FRAMES
 from protocols.http.parked import KEEP_ALIVE_SECONDS
 from protocols.http.peer_timeouts import PeerTimeouts
-from protocols.http.pipelining import REQUEST_FRAMES
 from protocols.streams.listeners import serve_tcp
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import new_refusals
@@ -276,6 +277,40 @@ async def test_a_long_head_is_431(raw: Raw) -> None:
     assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
     error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
     assert (error["code"], error["message"]) == (431, "Request Header Fields Too Large")
+
+
+def head_of(length: int, path: str = "/v1.1/users/self", more: str = "") -> bytes:
+    """A head of this length, which is whole."""
+    begin = f"GET {path} HTTP/1.1\r\nHost: a\r\n{more}X: ".encode()
+    return begin + b"x" * (length - len(begin) - 4) + b"\r\n\r\n"
+
+
+NOT_PLAIN = GET_DEVICE.replace(b" HTTP/1.1", b"/ HTTP/1.1")
+DEVICE_POSTS = POST + BODY
+
+
+@pytest.mark.parametrize("first", [GET_DEVICE, NOT_PLAIN, DEVICE_POSTS], ids=["plain", "not plain", "read by the hub"])
+async def test_a_later_head_has_the_limit_of_the_first(door: Address, first: bytes) -> None:
+    for length, path, status in (
+        (HEAD_BYTES, "/v1.1/users/self", b"401"),
+        (HEAD_BYTES, "/v1.1/users/self/", b"401"),
+        (HEAD_BYTES + 1, "/v1.1/users/self", b"431"),
+        (2 * HEAD_BYTES, "/v1.1/users/self", b"431"),
+        (2 * HEAD_BYTES, "/v1.1/users/self/", b"431"),
+    ):
+        async with await trio.open_tcp_stream(door.host, door.port) as stream:
+            for _ in range(2):
+                await stream.send_all(first)
+                assert (await receive_answer(stream)).startswith(b"HTTP/1.1 200")
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(head_of(length, path))
+            assert (await receive_answer(stream))[9:12] == status, (length, path)
+
+
+@pytest.mark.parametrize(("length", "status"), [(HEAD_BYTES, b"401"), (HEAD_BYTES + 1, b"431"), (33_000, b"431")])
+async def test_a_head_that_was_sent_ahead_has_the_limit_of_the_first(raw: Raw, length: int, status: bytes) -> None:
+    answers = await raw(NOT_PLAIN + head_of(length, more="Connection: close\r\n"))
+    assert re.findall(rb"HTTP/1.1 ([0-9]+) ", answers) == [b"200", status]
 
 
 async def test_a_slow_head_is_408(stream: trio.SocketStream, autojump_clock: MockClock) -> None:

@@ -1,55 +1,81 @@
-"""The details of Hypercorn that the adapter relies on, though Hypercorn does not document them."""
+"""What the long way relies on of Hypercorn, though Hypercorn documents none of it.
 
-import hashlib
+protocols/http/hypercorn_connection.py uses `H11Protocol` as a part of its own connection. Each use is named here, and
+pyproject.toml allows no version but the one that the suite has passed with.
+"""
+
 import inspect
+import re
+import tomllib
+from collections.abc import Sequence
 from importlib.metadata import version
-from types import ModuleType
+from pathlib import Path
+from typing import Any, Final
 
-import hypercorn.app_wrappers
-import hypercorn.logging
-import hypercorn.protocol
-import hypercorn.protocol.h11
-import hypercorn.protocol.http_stream
-import hypercorn.trio.tcp_server
-import hypercorn.trio.worker_context
+import pytest
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.logging import Logger
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.worker_context import WorkerContext
 
-# What each module is needed for, and the digest of its source in Hypercorn 0.18.0.
-RELIED_ON: list[tuple[ModuleType, str, str]] = [
-    (
-        hypercorn.trio.tcp_server,
-        "`_Server` overrides `run` and `protocol_send`, and `HypercornStream` answers TCPServer's calls to its stream",
-        "fbec50b5df48e46d",
-    ),
-    (
-        hypercorn.trio.worker_context,
-        "the adapter sets `terminated`, and a stream stops TCPServer's `idle_task`",
-        "431948d8c2f013ce",
-    ),
-    (hypercorn.protocol, "`_Http1` takes the place of ProtocolWrapper", "c34f9d102bb59741"),
-    (
-        hypercorn.protocol.h11,
-        "`_Http1` replaces `connection`, a head begins with `HTTP/1.1 `, and requests are apart by `Updated`",
-        "5d2cfe635578adc6",
-    ),
-    (hypercorn.protocol.http_stream, "`_Requests` wraps the application's `receive` and `send`", "b28bb59de67f2f28"),
-    (hypercorn.app_wrappers, "ASGIWrapper calls the application", "73b5284c21881692"),
-    (hypercorn.logging, "`_Log` overrides `access`, `exception` and `warning`", "7947f4d8c23963f9"),
-]
+from protocols.http.hypercorn_connection import _Requests
+
+ROOT: Final = Path(__file__).parents[3]
+#: Of what H11Protocol takes for the h11.Connection.
+OF_REQUESTS: Final = {
+    "next_event",
+    "our_state",
+    "receive_data",
+    "send",
+    "start_next_cycle",
+    "their_state",
+    "they_are_waiting_for_100_continue",
+    "trailing_data",
+}
 
 
-def test_the_inside_of_hypercorn_is_as_the_adapter_expects_it() -> None:
-    changed = [
-        f"- {module.__name__}: {purpose}. Its digest is now {digest(module)!r}."
-        for module, purpose, expected in RELIED_ON
-        if digest(module) != expected
-    ]
-    advice = (
-        f"Hypercorn {version('hypercorn')} differs from 0.18.0 in code that protocols/http/hypercorn_adapter.py and"
-        " hypercorn_stream.py rely on. Read what has changed, adapt both files, then update the digests here and the"
-        " upper bound in pyproject.toml:"
-    )
-    assert not changed, "\n".join((advice, *changed))
+def test_only_the_tested_version_can_be_installed() -> None:
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (wanted,) = [one for one in required if one.startswith("hypercorn")]
+    assert wanted == f"hypercorn=={version('hypercorn')}"
 
 
-def digest(module: ModuleType) -> str:
-    return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:16]
+def test_the_protocol_object_uses_nothing_of_a_connection_that_requests_lack() -> None:
+    used = set(re.findall(r"self\.connection\.(\w+)", inspect.getsource(H11Protocol)))
+    assert used == OF_REQUESTS
+    assert not used - {name for name in vars(_Requests) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("used", "parameters"),
+    [
+        (
+            H11Protocol.__init__,
+            ["app", "config", "context", "task_group", "connection_state", "ssl", "client", "server", "send"],
+        ),
+        (H11Protocol.handle, ["event"]),
+        (ASGIWrapper.__init__, ["app"]),
+        (WorkerContext.__init__, ["max_requests"]),
+        (TaskGroup.__init__, []),
+        (RawData.__init__, ["data", "address"]),
+        (Updated.__init__, ["idle"]),
+        (Closed.__init__, []),
+        (Logger.access, ["request", "response", "request_time"]),
+        (Logger.exception, ["message", "args", "kwargs"]),
+        (Logger.warning, ["message", "args", "kwargs"]),
+    ],
+)
+def test_each_call_has_the_parameters_that_are_given(used: Any, parameters: Sequence[str]) -> None:
+    assert list(inspect.signature(used).parameters)[1:] == list(parameters)
+
+
+def test_each_attribute_that_is_set_or_read_is_there() -> None:
+    config = Config()
+    for name in ("logger_class", "accesslog", "errorlog", "include_server_header", "keep_alive_max_requests"):
+        assert hasattr(config, name), name
+    assert hasattr(WorkerContext(None), "terminated")
+    assert "self.connection: h11.Connection" in inspect.getsource(H11Protocol.__init__)  # which is replaced
+    assert "Updated(idle=True)" in inspect.getsource(H11Protocol)  # by which a request is known to be answered

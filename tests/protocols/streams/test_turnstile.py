@@ -11,7 +11,7 @@ from broker.limits.overhead import Overhead
 from broker.limits.strangers import Place, Strangers
 from broker.trace.origin import Origin, enter
 from config.limits import STRANGERS_PER_TURN
-from protocols.http.hypercorn_stream import HypercornStream
+from protocols.http.hypercorn_connection import HypercornConnection
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.streams.peers import Peer, set_peer
 from protocols.streams.turnstile import Turnstile
@@ -101,10 +101,10 @@ async def test_hypercorn_gets_what_strangers_send_one_by_one(nursery: trio.Nurse
         ours, theirs = trio.socket.socketpair()
         with ours, theirs:
             set_peer(Peer(place=place))
-            stream = HypercornStream(
+            stream = HypercornConnection(
                 b"head", trio.SocketStream(ours), PeerTimeouts(grace_seconds=1), Overhead(), new_refusals(), turnstile
             )
-            assert await stream.receive_some() == b"head"
+            assert await stream.receive() == b"head"
             passed.append(turn)
 
     for _ in range(20):
