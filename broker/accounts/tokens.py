@@ -91,6 +91,17 @@ class Caller:
         return ""
 
 
+def user_through(
+    user: UserKey | None,
+    user_id: str | None,
+    application: ApplicationKey,
+    application_id: str,
+    organization: OrganizationKey,
+) -> Caller:
+    """A user through an application, without a token: the daemon acts for the user."""
+    return Caller(TokenKind.USER, b"", None, user, user_id, application, application_id, organization)
+
+
 def trials_of(organization: OrganizationKey) -> str:
     """The account on which the applications of trials work together (`broker/trace/origin.py: Origin`)."""
     return f"trials of organization {organization}"

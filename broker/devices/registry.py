@@ -266,6 +266,14 @@ class Devices:
         return device
 
 
+def device_in(tx: Transaction, record: DeviceRecord | None) -> Device | None:
+    """A device as an open transaction sees it; None for None, and for a device whose type is gone."""
+    type_ = None if record is None else tx.device_types.device_type(record.device_type)
+    if record is None or type_ is None:
+        return None
+    return Device(record, DeviceType(type_, tx.device_types.manifests(type_.key)))
+
+
 def _by_id(device_id: str, tx: Transaction) -> DeviceRecord | None:
     return tx.devices.by_id(device_id)
 

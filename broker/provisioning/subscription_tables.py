@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from broker.accounts.permissions import Grants, Permission, Reach
-from broker.accounts.tokens import Caller, TokenKind
-from broker.device_types.catalog import DeviceType
-from broker.devices.registry import Device
+from broker.accounts.tokens import user_through
+from broker.devices.registry import device_in
 from broker.errors import Conflict
 from broker.ids import new_id
 from broker.provisioning.document import SubscriptionEntry
@@ -90,16 +89,7 @@ class SubscriptionTables:
         """The objects that the entry names. Raises ValidationFailed unless the application may read them."""
         tx = self._run.tx
         grants = Grants(tx.accounts.grants(application.key, owner.key))
-        caller = Caller(
-            kind=TokenKind.USER,
-            token=b"",
-            expires_on=None,
-            user=owner.key,
-            user_id=owner.id,
-            application=application.key,
-            application_id=application.id,
-            application_organization=application.organization,
-        )
+        caller = user_through(owner.key, owner.id, application.key, application.id, application.organization)
         reach = Reach(caller, grants)
         if not grants.of(owner.key):
             raise at.refusal("application", f"{owner.email} has granted {application.name} nothing: see [[grants]]")
@@ -117,14 +107,12 @@ class SubscriptionTables:
     def _device(self, at: EntryLocation, key: str, id_: str | None, reach: Reach) -> DeviceKey | None:
         if id_ is None:
             return None
-        tx = self._run.tx
-        record = tx.devices.by_id(id_)
-        type_ = None if record is None else tx.device_types.device_type(record.device_type)
-        if record is None or type_ is None:
+        device = device_in(self._run.tx, self._run.tx.devices.by_id(id_))
+        if device is None:
             raise at.refusal(key, f"there is no device {id_!r}")
-        if not reach.allows(Device(record, DeviceType(type_, tx.device_types.manifests(type_.key))), Permission.READ):
+        if not reach.allows(device, Permission.READ):
             raise at.refusal(key, "the application may not read this device for the owner")
-        return record.key
+        return device.key
 
     def _known(
         self, at: EntryLocation, entry: SubscriptionEntry, record: SubscriptionRecord

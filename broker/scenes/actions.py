@@ -12,7 +12,7 @@ import msgspec
 
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.device_types.manifest import DeclaredAction, Field, Manifest, ValueClass
-from broker.devices.registry import Device, Devices
+from broker.devices.registry import Device, Devices, device_in
 from broker.errors import (
     BOOLEAN_ONLY,
     NUMERIC_ONLY,
@@ -26,7 +26,6 @@ from broker.errors import (
 from config.limits import MAX_DATA_BYTES, SCENE_ACTIONS_MAX
 from storage.database import Transaction
 from storage.keys import UserKey
-from storage.records import DeviceTypeRecord
 
 EVERY: Final = "every"
 _LEVELS_MAX: Final = 20  # of groups in a parameter
@@ -218,15 +217,9 @@ def named_in(tx: Transaction, actions: Sequence[SceneAction]) -> NamedObjects:
     """The named objects as an open transaction sees them; see `Resolver.named`."""
     devices: dict[str, Device | None] = {}
     for id_ in (one.device for one in actions if one.device):
-        record = tx.devices.by_id(id_)
-        type_ = None if record is None else tx.device_types.device_type(record.device_type)
-        devices[id_] = None if record is None or type_ is None else Device(record, _with_manifests(tx, type_))
+        devices[id_] = device_in(tx, tx.devices.by_id(id_))
     types: dict[str, DeviceType | None] = {}
     for name in (one.every for one in actions if one.every):
         found = tx.device_types.by_id_or_name(name)
-        types[name] = None if found is None else _with_manifests(tx, found)
+        types[name] = None if found is None else DeviceType(found, tx.device_types.manifests(found.key))
     return NamedObjects(devices, types)
-
-
-def _with_manifests(tx: Transaction, record: DeviceTypeRecord) -> DeviceType:
-    return DeviceType(record, tx.device_types.manifests(record.key))

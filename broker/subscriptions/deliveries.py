@@ -7,7 +7,7 @@ from functools import partial
 import trio
 
 from broker.accounts.permissions import Permissions
-from broker.accounts.tokens import Caller, TokenKind
+from broker.accounts.tokens import user_through
 from broker.clock import Clock
 from broker.loops import Wakeup, repeat
 from broker.subscriptions.endings import Endings
@@ -156,16 +156,7 @@ class DeliveryWorkers:
     async def _outlet(self, subscription: Subscription, cursor: CursorRecord, pending: int) -> Outlet:
         record, names = subscription.record, subscription.names
         # A subscription sees the devices that its user granted the application, whoever created it (reference 11.2).
-        caller = Caller(
-            kind=TokenKind.USER,
-            token=b"",
-            expires_on=None,
-            user=record.user,
-            user_id=names.user_id,
-            application=record.application,
-            application_id=names.application_id,
-            application_organization=names.organization,
-        )
+        caller = user_through(record.user, names.user_id, record.application, names.application_id, names.organization)
         position = cursor.position if cursor.is_behind else max(cursor.position, self._reader.position)
         return Outlet(
             subscription,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from broker.accounts.consent import sign_in_grant
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import READ_AND_WRITE, Grants, Reach
-from broker.accounts.tokens import Caller, TokenKind
+from broker.accounts.tokens import user_through
 from broker.facts import ApplicationGrantsChanged, DeviceChanged
 from broker.trials.roles import TrialRole
 from storage.database import Transaction
@@ -105,15 +105,7 @@ def _may_give(tx: Transaction, user: UserKey, through: ApplicationKey | None, de
     application, type_ = tx.accounts.application(through), tx.device_types.device_type(device_type)
     if application is None or type_ is None:
         return False
-    caller = Caller(
-        kind=TokenKind.USER,
-        token=b"",
-        expires_on=None,
-        user=user,
-        application=through,
-        application_id=application.id,
-        application_organization=application.organization,
-    )
+    caller = user_through(user, None, through, application.id, application.organization)
     reach = Reach(caller, Grants(tx.accounts.grants(through, user)))
     return all(reach.allows_type(user, type_, permission) for permission in READ_AND_WRITE)
 

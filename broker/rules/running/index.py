@@ -1,13 +1,13 @@
 """The rules that run, and which of them a message concerns (reference 12.4)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import msgspec
 
 from broker.accounts.permissions import Reach
-from broker.accounts.tokens import Caller, TokenKind
+from broker.accounts.tokens import Caller, user_through
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
 from broker.rules.language.conditions import FixedValueCondition, Test
@@ -105,15 +105,8 @@ def remembered(state: RuleState) -> tuple[dict[TimerKey, Timer], Milliseconds | 
 
 def acting(record: RuleRecord) -> Caller:
     """The rule as a caller: its owner, through the application that made it."""
-    return Caller(
-        kind=TokenKind.USER,
-        token=b"",
-        expires_on=None,
-        user=record.owner,
-        user_id=record.owner_id,
-        application=record.application,
-        application_id=record.application_id,
-        application_organization=record.application_organization,
+    return user_through(
+        record.owner, record.owner_id, record.application, record.application_id, record.application_organization
     )
 
 
@@ -125,9 +118,6 @@ def through(caller: Caller, record: RuleRecord) -> Caller:
         application_id=caller.application_id,
         application_organization=caller.application_organization,
     )
-
-
-NO_TIMERS: Final[Mapping[TimerKey, Timer]] = {}
 
 
 _DEVICES_REMEMBERED: Final = 100_000

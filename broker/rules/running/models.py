@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from broker.device_types.catalog import DeviceType
-from broker.devices.registry import Device
+from broker.devices.registry import device_in
 from broker.models.definition import ModelType
 from broker.models.models import Models, RuleModel
 from broker.rules.language.rule import Transformer
@@ -86,7 +85,7 @@ def _wanted(tx: Transaction, owner: UserKey, transformer: Transformer) -> Iterat
     if transformer.device_type is not None:
         keys += members_of(tx, owner, transformer.device_type)
     for key in keys:
-        if (device := _device(tx, key)) is not None:
+        if (device := device_in(tx, tx.devices.device(key))) is not None:
             ahead = transformer.predict_in_seconds
             yield RuleModel(
                 transformer.condition,
@@ -96,11 +95,3 @@ def _wanted(tx: Transaction, owner: UserKey, transformer: Transformer) -> Iterat
                 None if ahead is None else ceil(ahead),
                 transformer.sensitivity,
             )
-
-
-def _device(tx: Transaction, key: DeviceKey) -> Device | None:
-    record = tx.devices.device(key)
-    type_ = None if record is None else tx.device_types.device_type(record.device_type)
-    if record is None or type_ is None:
-        return None
-    return Device(record, DeviceType(type_, tx.device_types.manifests(type_.key)))
