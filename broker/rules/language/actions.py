@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -66,16 +66,6 @@ class UnfitValueError(Exception):
 # Values of parameters
 
 
-class Parameter(Protocol):
-    """Source of a parameter's value when the Action is sent."""
-
-    def read(self, view: View, bound: Bound) -> NestedValue:
-        """Its value now. Raises UnknownValueError."""
-
-    def operands(self) -> Iterator[Operand]:
-        """All operands inside it."""
-
-
 @dataclass(frozen=True, slots=True)
 class FixedParameter:
     """A value without `valueFrom` and operations."""
@@ -104,7 +94,7 @@ class OperandParameter:
 class CompoundParameter:
     """`{"value": {member: …}}`"""
 
-    members: Mapping[str, Parameter]
+    members: Mapping[str, "Parameter"]
 
     def read(self, view: View, bound: Bound) -> NestedValue:
         return {name: member.read(view, bound) for name, member in self.members.items()}
@@ -118,7 +108,7 @@ class CompoundParameter:
 class ListParameter:
     """An array of values, such as the headers of `httpRequest`."""
 
-    items: tuple[Parameter, ...]
+    items: tuple["Parameter", ...]
 
     def read(self, view: View, bound: Bound) -> NestedValue:
         return [item.read(view, bound) for item in self.items]  # type: ignore[misc] # of compound values, too
@@ -127,6 +117,12 @@ class ListParameter:
         for item in self.items:
             yield from item.operands()
 
+
+Parameter = FixedParameter | OperandParameter | CompoundParameter | ListParameter
+"""Source of a parameter's value when the Action is sent.
+
+`read` returns its value now (it raises UnknownValueError), and `operands` all operands inside it.
+"""
 
 # Actions
 

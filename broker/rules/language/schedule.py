@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from math import acos, cos, degrees, radians, sin
 from operator import ge, gt, le, lt
-from typing import Final, Protocol
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from astral import refraction_at_zenith
@@ -33,22 +33,6 @@ _WEEKDAYS: Final = {name[:length]: number for number, name in enumerate(_DAYS) f
 _ORDERED: Final[Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]]] = {
     "<": lt, "<=": le, ">": gt, ">=": ge,
 }  # fmt: skip
-
-
-class Schedule(Protocol):
-    """Times at which a `datetime` condition is evaluated, and whether it holds at a time."""
-
-    def holds(self, operator: str, now_ms: Milliseconds) -> bool:
-        """Whether the condition with this operator (`<`, `<=`, `=`, `>`, `>=`) holds."""
-
-    def next_after(self, after_ms: Milliseconds) -> Milliseconds | None:
-        """The next beginning of a matching minute, later than `after_ms`, or an earlier time to ask again.
-
-        None: there is none.
-        """
-
-    def missing(self, now_ms: Milliseconds) -> str:
-        """An event that does not happen on the local date of a time, in words; empty for a cron expression."""
 
 
 class InvalidScheduleError(ValueError):
@@ -114,6 +98,7 @@ class Cron:
             raise InvalidScheduleError(text)
 
     def holds(self, operator: str, now_ms: Milliseconds) -> bool:
+        """Whether the condition with this operator (`<`, `<=`, `=`, `>`, `>=`) holds."""
         local = datetime.fromtimestamp(now_ms // 1000, self._zone)
         if operator == "=":
             return self._minute.has(local.minute) and self._hour.has(local.hour) and self._has_date(local)
@@ -122,6 +107,7 @@ class Cron:
         return _ORDERED[operator](tuple([units[index] for index in self._fixed]), bound)
 
     def next_after(self, after_ms: Milliseconds) -> Milliseconds | None:
+        """The next beginning of a matching minute, later than `after_ms`; None: there is none."""
         at = after_ms // MINUTE_MS + 1
         while True:
             local = datetime.fromtimestamp(at * 60, self._zone)
@@ -283,6 +269,7 @@ class SunTime:
         return now.time() > max(times) or (operator == ">=" and now.time() == max(times))
 
     def next_after(self, after_ms: Milliseconds) -> Milliseconds | None:
+        """As `Cron.next_after`, or an earlier time to ask again."""
         day = datetime.fromtimestamp(after_ms // 1000, self._zone).date()
         for _ in range(_DAYS_AHEAD):
             for point in self._points(day):
@@ -350,3 +337,7 @@ def _degrees(text: str, most: int, *, positive: str, negative: str) -> float:
     if degrees > most:
         raise InvalidScheduleError(text)
     return -degrees if found["sign"] == "-" or found["side"] == negative else degrees
+
+
+Schedule = Cron | SunTime
+"""Times at which a `datetime` condition is evaluated, and whether it holds at a time."""

@@ -149,20 +149,6 @@ def is_finite(value: float) -> bool:
     return math.isfinite(value) if isinstance(value, float) else -_LARGEST < value < _LARGEST
 
 
-class Operand(Protocol):
-    """An expression with a value at the time of an evaluation."""
-
-    @property
-    def kind(self) -> ValueKind:
-        """The kind of its values."""
-
-    def read(self, view: View, bound: Bound) -> Value:
-        """Its value now. Raises UnknownValueError."""
-
-    def parts(self) -> Iterator["Operand"]:
-        """Itself and all operands inside it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Constant:
     """`{"value": …}`"""
@@ -176,7 +162,7 @@ class Constant:
     def read(self, view: View, bound: Bound) -> Value:  # noqa: ARG002
         return self.value
 
-    def parts(self) -> Iterator[Operand]:
+    def parts(self) -> Iterator["Operand"]:
         yield self
 
 
@@ -200,7 +186,7 @@ class LastValue:
             raise UnknownValueError(f'{self.name} has not sent "{self.field}"')
         return value
 
-    def parts(self) -> Iterator[Operand]:
+    def parts(self) -> Iterator["Operand"]:
         yield self
 
 
@@ -210,15 +196,23 @@ class Operation:
 
     calculate: Callable[[Sequence[Value]], Value]
     kind: ValueKind
-    operands: tuple[Operand, ...]
+    operands: tuple["Operand", ...]
 
     def read(self, view: View, bound: Bound) -> Value:
         return self.calculate([operand.read(view, bound) for operand in self.operands])
 
-    def parts(self) -> Iterator[Operand]:
+    def parts(self) -> Iterator["Operand"]:
         yield self
         for operand in self.operands:
             yield from operand.parts()
+
+
+Operand = Constant | LastValue | Operation
+"""Something that has a value at the time of an evaluation.
+
+`kind` is the kind of its values, `read` returns its value now (it raises UnknownValueError), and `parts` itself and all
+operands inside it.
+"""
 
 
 def seen_by(operand: Operand, view: View, bound: Bound) -> list[Seen]:
