@@ -20,7 +20,7 @@ Exchange = Callable[[], None]
 SLOWDOWN_ALLOWED = 3.0
 GROWTH_ALLOWED_MIB = 64.0
 RECOVERY_SECONDS = 5.0
-_PAUSE_SECONDS = 0.005
+PAUSE_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ def damage_of(
     attackers: int = 1,
     innocent: Callable[[Daemon], Exchange] | None = None,
     on_another: Callable[[], None] | None = None,
+    pause: float = PAUSE_SECONDS,
 ) -> Damage:
     """Measure an innocent client before, during and `RECOVERY_SECONDS` after an attack.
 
@@ -95,19 +96,20 @@ def damage_of(
         attackers: how many processes run `attack`.
         innocent: opens the innocent client's connection; without it, one that reads a device over REST.
         on_another: the attack on another process, whose share of the processors an innocent client feels, too.
+        pause: seconds from an answer to the next exchange.
     """
     connect = reads_a_device if innocent is None else innocent
-    alone = waits_of(connect, daemon, seconds)
+    alone = waits_of(connect, daemon, seconds, pause)
     beside = None
     if on_another is not None:
         with running(on_another, attackers):
-            beside = waits_of(connect, daemon, seconds)
+            beside = waits_of(connect, daemon, seconds, pause)
     memory = _Memory(daemon)
     with memory.watched():
         with running(attack, attackers):
-            during = waits_of(connect, daemon, seconds)
+            during = waits_of(connect, daemon, seconds, pause)
         time.sleep(RECOVERY_SECONDS)
-    after = waits_of(connect, daemon, seconds / 2)
+    after = waits_of(connect, daemon, seconds / 2, pause)
     return Damage(
         alone, during, after, memory.highest_mib - memory.first_mib, memory.now_mib() - memory.first_mib, beside
     )
@@ -149,10 +151,12 @@ def reads_a_device(daemon: Daemon) -> Exchange:
     return exchange
 
 
-def waits_of(connect: Callable[[Daemon], Exchange], daemon: Daemon, seconds: float) -> Waits:
+def waits_of(
+    connect: Callable[[Daemon], Exchange], daemon: Daemon, seconds: float, pause: float = PAUSE_SECONDS
+) -> Waits:
     """The innocent client runs in a process of its own, so that it does not wait for Python code of the test."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=_measure, args=(connect, daemon, seconds, theirs), daemon=True)
+    process = multiprocessing.Process(target=_measure, args=(connect, daemon, seconds, pause, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -162,13 +166,15 @@ def waits_of(connect: Callable[[Daemon], Exchange], daemon: Daemon, seconds: flo
     return Waits(tuple(waits))
 
 
-def _measure(connect: Callable[[Daemon], Exchange], daemon: Daemon, seconds: float, report: Connection) -> None:
+def _measure(
+    connect: Callable[[Daemon], Exchange], daemon: Daemon, seconds: float, pause: float, report: Connection
+) -> None:
     exchange, waits = connect(daemon), list[float]()
     end = time.perf_counter() + seconds
     while (begin := time.perf_counter()) < end:
         exchange()
         waits.append(time.perf_counter() - begin)
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(pause)
     report.send(waits)
 
 

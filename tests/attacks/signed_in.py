@@ -8,6 +8,7 @@ Bound: p99 of Ada's answers at most 3 times that alone, or 50 ms. A case is one 
 
 import argparse
 import json
+import multiprocessing
 import socket
 import tempfile
 import time
@@ -30,7 +31,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from tests.attacks.flooding import ask_each
 from tests.attacks.lwm2m_device import answer_with_tlv
-from tests.attacks.measuring import Damage, Exchange, damage_of
+from tests.attacks.measuring import PAUSE_SECONDS, Damage, Exchange, damage_of
 from tests.daemon import DASHBOARD, LIGHT_TYPE, USER_TOKEN, Daemon, command_output, device_id
 from tests.stores import make_index
 
@@ -388,23 +389,39 @@ def _approved_lists(world: World) -> Callable[[], None]:
 
 
 def _hanging_requests(world: World) -> Callable[[], None]:
-    """Rules of four users, each with a request to a server of its own that does not answer."""
-    users = [(EVE_TOKEN, EVES_DEVICES[2]), *zip(_OTHER_TOKENS, _OTHER_DEVICES, strict=True)]
+    """Rules of users, each with a request to a server of its own that does not answer. Others have rules whose requests
+    are answered: `has_a_request_sent` measures them."""
+    users = [_asker(number) for number in range(_ATTACKING_USERS + _ASKING_USERS)]
+    file = world.daemon.state.parent / "askers.toml"
+    file.write_text("".join(_OTHERS.format(number=100 + n, token=one, device=of) for n, (one, of) in enumerate(users)))
+    command_output("provision", file, "--config", world.daemon.config)
+    answering = socket.create_server(("127.0.0.1", 0))
+    _ANSWERING[world.daemon.host_port("http")] = answering
     messages = []
-    for number, (token, device) in enumerate(users, start=1):
-        hanging = socket.create_server((f"127.0.0.{number}", 0))
-        _HANGING.append(hanging)
-        host, port = hanging.getsockname()[:2]
+    for number, (token, device) in enumerate(users):
+        one = answering
+        if number < _ATTACKING_USERS:
+            one = socket.create_server((f"127.0.1.{1 + number}", 0))
+            _HANGING.append(one)
+        host, port = one.getsockname()[:2]
         asking = {
             "action": "httpRequest",
             "parameters": {"method": {"value": "GET"}, "url": {"value": f"http://{host}:{port}/"}},
         }
         condition = {"sdid": device, "field": "intensity", "operator": ">=", "operand": {"value": 0}}
-        body = {"name": "Hangs", "rule": {"if": {"and": [condition]}, "then": [asking]}}
+        body = {"name": "Asks", "rule": {"if": {"and": [condition]}, "then": [asking]}}
         assert "data" in world.call("POST", "/rules", body, token)
-        sent = {"sdid": device, "type": "message", "data": {"intensity": 1}}
-        messages.append(request("POST", "/messages", sent, token))
-    return partial(ask_each, world.daemon.host_port("http"), messages)
+        messages.append(_told(device, token))
+    return partial(ask_each, world.daemon.host_port("http"), messages[:_ATTACKING_USERS])
+
+
+def _asker(number: int) -> tuple[str, str]:
+    """The token and the device of a user with a rule that sends requests."""
+    return f"{0x3F00 + number:032x}", device_id(0x9200 + number)
+
+
+def _told(device: str, token: str) -> bytes:
+    return request("POST", "/messages", {"sdid": device, "type": "message", "data": {"intensity": 1}}, token)
 
 
 def _long_tlv(world: World) -> Callable[[], None]:
@@ -423,6 +440,12 @@ OTHER_CASES: Final[Mapping[str, Callable[[World], Callable[[], None]]]] = {
 }
 #: Sockets on which nobody answers.
 _HANGING: Final[list[socket.socket]] = []
+#: Where rules of innocent users send their requests, by the address of their daemon.
+_ANSWERING: Final[dict[tuple[str, int], socket.socket]] = {}
+#: A user's rules send 5 requests a minute. Those who attack hold 4 places each, nearly all that there are.
+_ATTACKING_USERS, _ASKING_USERS = 15, 40
+_PAUSE_OF_ASKERS: Final = 0.1
+_ASKED: Final = multiprocessing.Value("i", 0)
 
 
 def attack_of(name: str, world: World) -> Callable[[], None]:
@@ -469,9 +492,34 @@ def gets_a_token(daemon: Daemon) -> Exchange:
     return exchange
 
 
+def has_a_request_sent(daemon: Daemon) -> Exchange:
+    """From a message to the request of a rule about it: each time of another user, because of the limit of requests."""
+    server = _ANSWERING[daemon.host_port("http")]
+    server.settimeout(30)
+    connection = socket.create_connection(daemon.host_port("http"), timeout=30)
+
+    def exchange() -> None:
+        with _ASKED.get_lock():
+            token, device = _asker(_ATTACKING_USERS + _ASKED.value % _ASKING_USERS)
+            _ASKED.value += 1
+        connection.sendall(_told(device, token))
+        answer = connection.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
+        asked, _address = server.accept()
+        with asked:
+            assert asked.recv(65_536).startswith(b"GET / ")
+            asked.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    return exchange
+
+
 INNOCENT: Final[Mapping[str, Callable[[Daemon], Exchange]]] = {
     "reads": reads_last_messages,
     "signs in": gets_a_token,
+}
+#: What other cases harm.
+OTHER_INNOCENT: Final[Mapping[str, Mapping[str, Callable[[Daemon], Exchange]]]] = {
+    "requests-to-hanging-servers": {"has a request sent": has_a_request_sent},
 }
 
 
@@ -502,8 +550,15 @@ def main() -> None:
                     _show_alone(one, wanted)
             attack, on_another = attack_of(name, one), None if other is None else attack_of(name, other)
             damages = []
-            for what, innocent in INNOCENT.items():
-                damage = damage_of(one.daemon, attack, seconds=given.seconds, innocent=innocent, on_another=on_another)
+            for what, innocent in OTHER_INNOCENT.get(name, INNOCENT).items():
+                damage = damage_of(
+                    one.daemon,
+                    attack,
+                    seconds=given.seconds,
+                    innocent=innocent,
+                    on_another=on_another,
+                    pause=PAUSE_SECONDS if name not in OTHER_INNOCENT else _PAUSE_OF_ASKERS,
+                )
                 damage.show(f"{name}: Ada {what}: {'bounded' if is_bounded(damage) else 'OUT OF BOUNDS'}")
                 damages.append(damage)
             rows.append(_row_of_table(name, damages))
