@@ -131,6 +131,14 @@ class DeviceStore(Store):
     def keys_of_owner(self, owner: UserKey) -> list[DeviceKey]:
         return [row["key"] for row in self._db.execute(_KEYS_OF_OWNER, {"owner": owner})]
 
+    def some_keys(self, owner: UserKey, device_type: DeviceTypeKey, *, limit: int) -> list[DeviceKey]:
+        """Of devices of a user and a type, in no order."""
+        rows = self._db.execute(
+            _KEYS_OF_OWNER + " AND device_type = :device_type LIMIT :limit",
+            {"owner": owner, "device_type": device_type, "limit": limit},
+        )
+        return [row["key"] for row in rows]
+
     def listed(
         self,
         user: UserKey,

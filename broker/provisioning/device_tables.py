@@ -240,21 +240,22 @@ class DeviceTables:
 
     def point_out_renames(self) -> None:
         """Note for each new device without an id which other one may have had its entry. Call after the last entry."""
-        devices = self._run.tx.devices
-        left: dict[tuple[UserKey, DeviceTypeKey], list[DeviceRecord]] = {}
-        for owner in {device.owner for _, device in self._made}:
-            for key in devices.keys_of_owner(owner):
-                other = None if self._run.has_seen("devices", key) else devices.device(key)
-                if other is not None:
-                    left.setdefault((owner, other.device_type), []).append(other)
+        left = {made: self._left(*made) for made in {(device.owner, device.device_type) for _, device in self._made}}
         for at, device in self._made:
-            if others := left.get((device.owner, device.device_type)):
-                named = " or ".join(f"{other.name} (id {other.id})" for other in others[:_RENAMES_SHOWN])
+            if others := left[device.owner, device.device_type]:
+                named = " or ".join(f"{other.name} (id {other.id})" for other in others)
                 self._run.notice(
                     at,
                     device.name,
                     f"is a new device. If it is {named} with another name, give its entry that id before you apply it",
                 )
+
+    def _left(self, owner: UserKey, device_type: DeviceTypeKey) -> list[DeviceRecord]:
+        """Some devices of a user and a type that the file does not have; the user may have tens of thousands."""
+        devices = self._run.tx.devices
+        some = devices.some_keys(owner, device_type, limit=len(self._tokens) + _RENAMES_SHOWN)
+        left = [key for key in some if not self._run.has_seen("devices", key)]
+        return [found for key in left[:_RENAMES_SHOWN] if (found := devices.device(key)) is not None]
 
     def _restore(self, at: EntryLocation, entry: DeviceEntry, known: DeviceRecord) -> bool:
         """Restore a device if it was deleted: its messages are there again, its former token is not."""
