@@ -4,16 +4,21 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, Never
 
-from quart import Response
+from quart import Response, request
 from quart.routing import QuartRule
 from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioRequest
+from werkzeug.exceptions import MethodNotAllowed
 
+from broker.registration.certificates import ClientCertificate
 from broker.services import Services
+from broker.trace.origin import Origin, enter
 from config.limits import MAX_BODY_BYTES
 from protocols.http import answers, errors
 from protocols.http.accounts import install_accounts
 from protocols.http.allowances import Allowances, paths_by_address
+from protocols.http.answers import REST_ROOT
+from protocols.http.bodies import body_within
 from protocols.http.console.pages import console_blueprint
 from protocols.http.direct import DirectCalls
 from protocols.http.dispatch import Dispatcher
@@ -23,8 +28,7 @@ from protocols.http.health import health_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.rest.named import Named
-from protocols.http.through_quart import begin
-from protocols.http.websocket_paths import answer_other_methods
+from protocols.http.this_request import CERTIFICATE_KEY, ThisRequest, answering
 from protocols.metrics.vitals import Traffic, Vitals
 from protocols.roots import usual_root
 from protocols.streams.hub import Hub
@@ -37,6 +41,8 @@ _BODY_SECONDS: Final = 30
 _PLAIN: Final = "plain_calls"
 _ALLOWANCES: Final = "allowances"
 _ANSWER_SECONDS: Final = 60
+#: front_door.py gives the upgrades of these paths to the WebSocket server, so Quart has no routes for them.
+_WEBSOCKET_PATHS: Final = frozenset({f"{REST_ROOT}/websocket", f"{REST_ROOT}/live", f"{REST_ROOT}/events", "/mqtt"})
 
 
 class _Route(QuartRule):
@@ -121,9 +127,9 @@ def _new_app(services: Services, *, has_websockets: bool = False) -> QuartTrio:
 
     # One function before and one after all requests: Quart takes 10 µs for each of them.
     async def before() -> Response | None:
-        begin()
+        _begin()
         allowances.count_tokenless()  # also what is answered here
-        return answers.answer_preflight() or (answer_other_methods() if has_websockets else None)
+        return answers.answer_preflight() or (_answer_other_methods() if has_websockets else None)
 
     async def after(answer: Response) -> Response:
         answers.add_cors(answer)
@@ -148,3 +154,34 @@ def _request_class(image_max_bytes: int) -> type[TrioRequest]:
             super().__init__(method, scheme, path, *more, max_content_length=max_content_length, **named)
 
     return Request
+
+
+def _begin() -> None:
+    """A request that Quart has read, for the rules that do not know Quart: they may use `this_request`."""
+    address = request.remote_addr or ""
+    shown = request.scope.get("state", {}).get(CERTIFICATE_KEY)
+    answering(
+        ThisRequest(
+            method=request.method,
+            address=address,
+            authorization=request.headers.get("Authorization", ""),
+            query=request.query_string,
+            certificate=shown if isinstance(shown, ClientCertificate) else None,
+            read_body=body_within,
+            headers=request.scope["headers"],
+        )
+    )
+    enter(Origin(address))  # what the request leads to, comes from its client
+
+
+def _answer_other_methods() -> Response | None:
+    """Answer requests for WebSocket paths that ask for none (reference 19.1): other methods than GET with 405, and
+    OPTIONS as on any REST path (reference 1.4).
+
+    A GET or HEAD without an upgrade is 404, as for any path without a route. Raises MethodNotAllowed.
+    """
+    if request.method in {"GET", "HEAD"} or request.path.rstrip("/") not in _WEBSOCKET_PATHS:
+        return None
+    if request.method == "OPTIONS":
+        return answers.preflight_answer()
+    raise MethodNotAllowed(["GET"])

@@ -3,18 +3,19 @@
 Every error has a fresh id that the caller and the log both see.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import structlog
 from quart import Quart, Response, current_app, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from broker.errors import BodyTooLarge, DomainError
+from broker.errors import BodyTooLarge, DomainError, ValidationFailed
 from broker.ids import new_id
+from broker.scenes.sending import SceneInvalid
 from broker.trace.refusals import Refusals
-from protocols.http.answers import Answer, plain_answer
+from protocols.http.answers import REST_ROOT, Answer, plain_answer
 from protocols.http.conditional import PreconditionFailed
-from protocols.http.scene_errors import scene_members
 from protocols.refusals import (
     error_id_of,
     note_refusal,
@@ -31,6 +32,9 @@ _log = structlog.get_logger(__name__)
 
 
 _REFUSALS = "REFUSALS"
+#: Of scenes (reference 12.5).
+SCENE_ERROR_TYPES: Final = ("ValidationError", "PermissionDenied", "NotFound", "SceneInvalid")
+_BY_STATUS: Final = {400: "ValidationError", 403: "PermissionDenied", 404: "NotFound"}
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -58,7 +62,7 @@ def refusal_answer(error: DomainError | StoreError, refusals: Refusals, method: 
     headers = rest_refusal_headers(error)
     if error.status == 503:
         headers["Retry-After"] = str(_RETRY_SECONDS)
-    body = rest_refusal_body(error, error_id, scene_members(route, error))
+    body = rest_refusal_body(error, error_id, _scene_members(route, error))
     if isinstance(error, PreconditionFailed):
         headers["ETag"] = f'"{error.tag}"'
         body = b"%s,%s" % (body[:-1], plain_answer({"data": error.present}).body[1:])
@@ -123,3 +127,18 @@ def route_of_request() -> str:
     Paths and queries as they were sent may have a token in them, also where none belongs.
     """
     return "" if request.url_rule is None else str(request.url_rule.rule)
+
+
+def _scene_members(route: str, error: DomainError) -> Mapping[str, str]:
+    """`errorType` and `errorMessage` of a refusal on this route. Refusals of other kinds have none."""
+    path = route.removeprefix(REST_ROOT)
+    if not path.startswith("/scenes") and not (path.startswith("/users/") and path.endswith("/scenes")):
+        return {}
+    kind = "SceneInvalid" if isinstance(error, SceneInvalid) else _BY_STATUS.get(error.status)
+    return {} if kind is None else {"errorType": kind, "errorMessage": _scene_message(error)}
+
+
+def _scene_message(error: DomainError) -> str:
+    if not isinstance(error, ValidationFailed) or not error.findings:
+        return str(error)
+    return "; ".join(f"{one.field}: {', '.join(one.messages)}" for one in error.findings)

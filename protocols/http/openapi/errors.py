@@ -17,8 +17,8 @@ from broker.errors import (
 )
 from broker.limits.refusals import TooManyRequests
 from protocols.http.calls import RestCall
+from protocols.http.errors import SCENE_ERROR_TYPES
 from protocols.http.openapi import samples
-from protocols.http.scene_errors import ERROR_TYPES
 from protocols.http.schema import Id, Shape, about, integer, one_of, text
 
 USUAL_REASONS: Final = {
@@ -53,7 +53,7 @@ class _Error(Shape, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
-    error_type: Annotated[str, one_of(ERROR_TYPES, "Of scenes")] | UnsetType = UNSET
+    error_type: Annotated[str, one_of(SCENE_ERROR_TYPES, "Of scenes")] | UnsetType = UNSET
     error_message: Annotated[str, about("Of scenes: all that is wrong in one text")] | UnsetType = UNSET
 
 

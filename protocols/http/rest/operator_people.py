@@ -1,6 +1,7 @@
 """/operator/users, organizations, devices, connections and samples: who uses this service (reference 27.21)."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -66,6 +67,9 @@ class _Organization(Shape):
     members: Amount
     types: Amount
     applications: Amount
+
+
+F = TypeVar("F", bound=Shape)
 
 
 class _Organizations(Shape):
@@ -192,13 +196,19 @@ class OperatorPeopleCalls(RestCalls):
     async def _operator(self, caller: Caller) -> None:
         await self._accounts.operators.require(caller)
 
+    async def _found(
+        self, query: _Search, search: Callable[[Any], Callable[..., tuple[Iterable[Any], int]]], kind: type[F]
+    ) -> NumberedPage[list[F]]:
+        """A page of what a search of the store finds, each as one of `kind`."""
+        found, total = await self._core.database.read(
+            lambda tx: search(tx)(query.search.strip(), offset=query.offset, limit=query.count)
+        )
+        entries = [msgspec.convert(one, kind, from_attributes=True) for one in found]
+        return NumberedPage(entries, total, query.offset, len(entries))
+
     @RestCall("GET", "/operator/users", tokens=USER, on=_operator, summary="Who has an account")
     async def users(self, query: _Search) -> NumberedPage[list[PersonObject]]:
-        found, total = await self._core.database.read(
-            lambda tx: tx.operating.people(query.search.strip(), offset=query.offset, limit=query.count)
-        )
-        entries = [msgspec.convert(one, PersonObject, from_attributes=True) for one in found]
-        return NumberedPage(entries, total, query.offset, len(entries))
+        return await self._found(query, lambda tx: tx.operating.people, PersonObject)
 
     @RestCall(
         "POST",
@@ -249,11 +259,7 @@ class OperatorPeopleCalls(RestCalls):
 
     @RestCall("GET", "/operator/devices", tokens=USER, on=_operator, summary="The devices of everybody")
     async def devices(self, query: _Search) -> NumberedPage[list[_Device]]:
-        found, total = await self._core.database.read(
-            lambda tx: tx.operating.devices(query.search.strip(), offset=query.offset, limit=query.count)
-        )
-        entries = [msgspec.convert(one, _Device, from_attributes=True) for one in found]
-        return NumberedPage(entries, total, query.offset, len(entries))
+        return await self._found(query, lambda tx: tx.operating.devices, _Device)
 
     @RestCall(
         "GET",
