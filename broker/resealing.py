@@ -26,7 +26,7 @@ def reseal(store: EngineConnection, vault: Vault, *, columns: tuple[SealedColumn
     """Seal every secret with the newest key of `vault`, in small transactions. A second run changes nothing.
 
     Raises:
-        StoreError: the store cannot be read or written. What was committed before stays.
+        StoreError: the store cannot be read or written. Earlier commits stay.
     """
     done = Resealing()
     for column in columns:

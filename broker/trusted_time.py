@@ -1,7 +1,7 @@
-"""Whether the clock may be believed when old things are to be deleted (reference 27.7).
+"""Decides whether the clock can be trusted to delete by age (reference 27.7).
 
-A machine without a battery begins in 1970, a time server corrects years at once, and operators mistype dates. What was
-deleted because a wrong clock took it for old cannot be brought back, so sweeps wait after a jump that nothing explains:
+A machine without a battery begins in 1970, a time server corrects years at once, and operators mistype dates. Data that
+a wrong clock took for old cannot be brought back, so sweeps wait after an unexplained jump:
 until the kernel says that the clock is synchronised, or until the operator confirms the clock.
 """
 

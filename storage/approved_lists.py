@@ -131,7 +131,8 @@ class ApprovedListStore(Store):
         )
 
     def forget_uploads(self, device_type: DeviceTypeKey, *, keep: int, keep_of_organization: int) -> None:
-        """Remove the oldest finished uploads, but keep so many of the type, and of its organization."""
+        """Remove the oldest finished uploads, but keep `keep` of the type and `keep_of_organization` of its
+        organization."""
         of_organization = (
             "(SELECT key FROM device_type WHERE organization = (SELECT organization FROM device_type WHERE key = :key))"
         )

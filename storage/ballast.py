@@ -1,7 +1,8 @@
-"""Room on the disk that is kept for deleting, so that it works on a full disk, too.
+"""Disk space that is reserved for deleting, so that it works on a full disk, too.
 
-What deletes must be written before it makes room. A file takes some of the disk from the start. When the disk is full
-and somebody wants to delete, the writer gives the room of the file up, commits what deletes, alone, and takes it again.
+A deletion must be written before it frees space. So a file takes some of the disk from the start. When the disk is
+full and something is to be deleted, the writer frees the space of the file, commits the deletion alone, and reserves
+the space again.
 """
 
 import os

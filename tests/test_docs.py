@@ -18,6 +18,20 @@ from tests.test_security import broken_links
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "config" / "example.toml"
 
+#: Phrases that a stranger has to read twice, and the most lines of the product with each. Write instead what the
+#: thing is or does ("Result of …", "Up to `limit` rows", "unless it has changed since"). Never raise a number.
+PUZZLING_PHRASES = (
+    (r'"""(What|Who|Whose|Whom|Those|From now on|The same) ', 41),
+    (r"#:? (What|Who|Whose|Whom|Those) ", 17),
+    (r"[.:;] (What|Who|Those) ", 40),
+    (r"\bthose (that|who|which)\b", 22),
+    (r"\bso many\b", 21),
+    (r"\b[Mm]eanwhile\b", 20),
+    (r"\banew\b", 9),
+    (r"\b(short|long) way\b", 18),
+    (r"\bin turns with\b", 2),
+)
+
 
 def settings_keys(kind: type, prefix: str = "") -> Iterator[str]:
     for field in msgspec.structs.fields(kind):
@@ -124,6 +138,18 @@ def test_a_shown_command_exists(line: str) -> None:
 def test_links_lead_to_files_and_headings(path: Path) -> None:
     found = broken_links(path, path.read_text(encoding="utf-8"))
     assert [link for link in found if not link.startswith(("/docs/api/", "/docs/lwm2m-objects"))] == []
+
+
+@each_row(("phrase", "most"), PUZZLING_PHRASES)
+def test_the_words_are_plain(phrase: str, most: int) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for package in ("broker", "protocols", "storage", "config")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(phrase, line)
+    ]
+    assert len(found) <= most, "\n".join(found)
 
 
 def test_the_readme_is_short() -> None:

@@ -60,7 +60,7 @@ class ApplicationEnds:
         return [table for table, _ in self._enders]
 
     async def consequences(self, application: ApplicationRecord) -> Consequences:
-        """What deleting the application would end. Raises NotFound: it is already deleted."""
+        """The consequences of deleting the application. Raises NotFound: it is already deleted."""
 
         def work(tx: Transaction) -> Consequences:
             known = _present(tx, application)

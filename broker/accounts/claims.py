@@ -1,7 +1,7 @@
 """Claims: an address that nobody had proved to own is proved (reference 4.2), by a reset mail, an identity provider or
 an invitation, or an operator gives it to its owner.
 
-Whoever opened an account with the address may have been anybody. So the person who proves it gets a new account, and
+Anybody may have opened an account with the address. So the person who proves it gets a new account, and
 the former one is closed: it loses the address, cannot be signed in to, and everything of it ends in the transaction of
 the claim. A new account has a new key, so that what a capability forgot to end still does not reach the new holder.
 """

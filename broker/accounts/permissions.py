@@ -20,7 +20,8 @@ from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import GrantRecord
 
-#: Whose grants are remembered: of applications, all that their users granted; of user tokens, one user's each.
+#: Numbers of holders whose grants are kept in memory: an application has the grants of all its users, a user token one
+#: user's.
 _APPLICATIONS_REMEMBERED: Final = 100
 _USERS_REMEMBERED: Final = 5_000
 

@@ -1,8 +1,8 @@
 """Sends the Actions for devices of connectors through the plug-in's action hook to the third party.
 
-Actions are taken up once they are durable, and the position in the log is saved. What a stop or a crash leaves unsent
-is sent after the restart, unless it is older than `_WANTED_MS`; so an Action may be sent twice, but it is not lost. An
-Action for a device without a link is dropped (reference 9.1).
+Actions are taken up once they are durable, and the position in the log is saved. Actions that a stop or a crash leaves
+unsent are sent after the restart, unless older than `_WANTED_MS`; so an Action may be sent twice, but it is not lost.
+An Action for a device without a link is dropped (reference 9.1).
 """
 
 from collections import Counter, OrderedDict

@@ -49,7 +49,7 @@ class LinkEndedError(Exception):
     """The link was ended or replaced during the call."""
 
     def __str__(self) -> str:
-        return "the link was ended or replaced meanwhile"
+        return "the link was ended or replaced during the call"
 
 
 #: The expected failures of a call. The caller logs them and continues.

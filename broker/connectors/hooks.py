@@ -160,7 +160,7 @@ class Hooks:
 
 
 def guarded(hook: Callable[[], T], name: str) -> T:
-    """Call a hook. Whatever it raises, SystemExit included, becomes a PluginFailedError."""
+    """Call a hook. Any exception of it, SystemExit included, becomes a PluginFailedError."""
     try:
         return hook()
     except PluginFailedError as error:
@@ -236,7 +236,7 @@ def _action(definition: ActionDefinition) -> dict[str, object]:
 
 
 def _record(payload: object, about: Event | ActionDefinition, *, is_action: bool, series: str = "") -> Record:
-    """The record. What comes from the third party and cannot be stored becomes a record with its problem."""
+    """The record of a payload. A payload that cannot be stored becomes a record with its problem."""
     if about.sub_device is not None and not _is_text(about.sub_device, _ID_CHARACTERS):
         return _unreadable(payload, "a sub-device id that is no text of 1 to 128 characters", series)
     data = msgspec.json.encode(payload)

@@ -209,8 +209,8 @@ class ProviderAuth:
                 return
         await self._unsubscribe(connector, link)
         if is_revoked:
-            raise AuthorizationRefusedError("access_denied", "the authorization was taken back meanwhile")
-        raise AuthorizationRefusedError("server_error", "the device was deleted meanwhile")
+            raise AuthorizationRefusedError("access_denied", "the authorization was revoked during the sign-in")
+        raise AuthorizationRefusedError("server_error", "the device was deleted during the sign-in")
 
     async def _subscribe(self, connector: Connector, link: ConnectorLink) -> None:
         for request in await connector.hooks.subscribe(link.device()):

@@ -1,6 +1,6 @@
 """Takes tasks from their creation to their end (reference 15.2).
 
-The store is the truth. What waits for a time (schedules, expiries, polls, roll-outs) waits in `Timers`; the work for
+The store has the state. Work at a later time (schedules, expiries, polls, roll-outs) waits in `Timers`; work for
 registered devices is in `DeviceWork`.
 """
 

@@ -1,6 +1,6 @@
 """The expressions of Advanced Manifests: JMESPath with a few functions for payloads, and a bound on what one may cost.
 
-JMESPath has no recursion and no loops but those over the elements of a list. What is left is growth: `[@,@][]` doubles
+JMESPath has no recursion, and loops only over the elements of a list. The remaining risk is growth: `[@,@][]` doubles
 a list. So the interpreter counts steps, one for each node it visits and one for each element or 16 characters that
 functions and comparisons read, and stops at `MAX_STEPS`. An expression cannot be interrupted otherwise: it runs on the
 event loop, and a thread that runs Python cannot be ended. JSONata (recursion) and CEL (nested loops inside a native

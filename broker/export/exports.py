@@ -65,8 +65,8 @@ class TooManyExports(TryLater):
     template = "Too many exports. Try again in {retry_seconds} seconds"
 
 
-#: Whose turn an export takes: that of the user, or of the application that asks for itself; those of one user's trials
-#: are one.
+#: The owner in whose turn an export runs: a user, or an application that asks for itself. The applications of one
+#: user's trials share a turn.
 _Owner = UserKey | str
 
 

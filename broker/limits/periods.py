@@ -1,7 +1,7 @@
 """Counters of the current day or month of the UTC calendar.
 
 The machine's clock may be wrong and may be set. When the clock goes forward into another period, the count restarts, as
-it does in every new period. When it is set back, the count stays. What was used in the period before is remembered, and
+it does in every new period. When it is set back, the count stays. The use of the period before is remembered, and
 counts again when the clock comes back to it: so a jump there and back gives nothing. A caller is locked out at most
 until the end of the period that the clock shows (reference 27.7).
 """

@@ -1,8 +1,8 @@
 """Message quotas: units by month for organizations, messages by day for devices on a plan (reference 21.2).
 
-A unit is every started 1,024 bytes of `data`. What devices and applications send is charged to the organization of the
-source's type; what is delivered to a device on its own channel, to the organization of the destination's type. Only
-what is accepted is charged, so `Ingest` checks the quota last. An Action to a connected device needs quota for its
+A unit is every started 1,024 bytes of `data`. A message from a device or application is charged to the organization of
+the source's type, a delivery to a device on its own channel to the organization of the destination's type. Only
+accepted messages are charged, so `Ingest` checks the quota last. An Action to a connected device needs quota for its
 delivery, too; a delivery without quota is dropped.
 
 Monetization puts devices on plans: `set_device_limit`. For devices of cloud connectors, requests to the external cloud

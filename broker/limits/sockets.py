@@ -53,7 +53,7 @@ def holders_of(caller: Caller) -> tuple[Holder, ...]:
 
 @lru_cache(maxsize=1024)  # a token may have thousands of connections, and each would hold its own
 def _holders_of_token(caller: Caller) -> tuple[Holder, ...]:
-    # Those of one user's trials are one, as anybody makes many.
+    # The applications of one user's trials count as one, because anybody can make many.
     application: Holder = ("application", caller.payer or caller.application_id or "")
     token: Holder = ("token", caller.token)
     if caller.kind is TokenKind.APPLICATION:

@@ -93,7 +93,7 @@ class DeviceShareInvitation(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTransferOffer(Mail):
-    """Whoever gets it answers in the console. The cause is the owner."""
+    """Offer of a device. The receiver answers in the console. The cause is the owner."""
 
     kind = "device_transfer_offer"
     device: str

@@ -215,8 +215,8 @@ class Models:
     def create_for_rule(
         self, tx: Transaction, rule: int, user: UserKey, application: ApplicationKey, wanted: Sequence[RuleModel]
     ) -> None:
-        """Make the models of a rule that it does not have yet, and remove those that it does not want any more, in a
-        transaction. Call `rules_changed` after the commit.
+        """Make the missing models of a rule and remove the ones that it does not need any more, in a transaction.
+        Call `rules_changed` after the commit.
 
         Raises LearningNotInstalled; Conflict when the user's rules have too many models.
         """

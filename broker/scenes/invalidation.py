@@ -1,6 +1,6 @@
 """Marks scenes as invalid when a device that they name was deleted or is no longer shared (reference 12.5).
 
-The mark has its time from here. What this worker has not come to, or forgot at a stop, reading the scene finds.
+This worker sets the time of the mark. If it has not come to a scene, or was stopped, reading the scene finds the same.
 """
 
 from dataclasses import dataclass

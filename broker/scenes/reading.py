@@ -27,7 +27,7 @@ class SceneForm:
 
 
 def read_scene(members: Mapping[str, Any], findings: list[Finding], *, is_new: bool) -> SceneForm:
-    """Read the members of a scene; null is an absent member. What is wrong is added to `findings`."""
+    """Read the members of a scene; null is an absent member. Problems are added to `findings`."""
     name = _text("name", members.get("name"), findings, required=is_new)
     description = _text("description", members.get("description"), findings, required=False)
     given = members.get("actions")

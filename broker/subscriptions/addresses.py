@@ -85,7 +85,7 @@ def _top(host: str) -> tuple[str, ...]:
 
 
 def _is_local(host: str) -> bool:
-    """Written as an address of this machine or a private network. What a name stands for is checked later."""
+    """Whether the text names this machine or a private network. The addresses behind a name are checked later."""
     if host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost"):
         return True
     return _is_ip(host) and not ip_address(host).is_global

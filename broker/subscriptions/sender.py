@@ -317,7 +317,8 @@ class NotificationSender:
         now_ms = self._clock.now_ms()
         for outlet in outlets:
             outlet.has_due_retry = False
-            # Those under way are due in the store, too; one more than have room says whether others still wait.
+            # Notifications under way are due in the store, too. One row beyond the room tells whether others still
+            # wait.
             limit = len(self._under_way) + NOTIFICATIONS_IN_FLIGHT + 1
             due = await self._database.read(partial(_due_of, outlet.key, now_ms, limit))
             await self._retry(due, set())

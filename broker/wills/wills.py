@@ -1,7 +1,7 @@
 """Wills: what is published for a device that has gone without a word (reference 16.2, 16.5, 16.6).
 
 A will is stored before its CONNACK is sent. It is published and removed in one commit, so that it is published once,
-however often the daemon is killed. What a killed daemon leaves are the wills of connections that were open, which ended
+however often the daemon is killed. After a kill the store has the wills of connections that were open, which ended
 then, and wills that wait for their delay.
 """
 

@@ -48,7 +48,7 @@ _FIRST_SENTENCES = {
     "token": "Tokens for scripts.",
     "limits": "List what devices, users, applications and organizations have used on this day and in this month.",
     "key": "The key that seals the secrets in the store.",
-    "retention": "What is deleted for being old.",
+    "retention": "Control deletion by age.",
     "migrate": "Bring the store of a stopped daemon to this version, as the daemon does when it starts.",
     "store": "The file that holds everything.",
     "simulate": "Send plausible messages as a device and print the Actions it receives.",

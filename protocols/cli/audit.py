@@ -37,7 +37,7 @@ _NEVER_MS: Final = 2**62
     "--object", "object_", default="", help="About this: the id, as it is printed, or a user's e-mail address."
 )
 @click.option("--outcome", type=click.Choice(["done", "refused", "failed"]))
-@click.option("--limit", type=click.IntRange(1, AUDIT_MAX), default=100, show_default=True, help="The latest so many.")
+@click.option("--limit", type=click.IntRange(1, AUDIT_MAX), default=100, show_default=True, help="Number of entries.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @config_option
 def audit(

@@ -103,7 +103,7 @@ def backup(
     click.echo(f"{made.path}: {made.size / MIB:,.1f} MiB, {_TOLD[made.key]}")
     click.echo(f"SHA-256 {made.sha256}")
     if made.deleted_images:
-        click.echo(f"firmware images that were deleted meanwhile, and are left out: {made.deleted_images}")
+        click.echo(f"firmware images that were deleted during the backup, and are left out: {made.deleted_images}")
     if keep is not None:
         _remove_older(file, keep)
 

@@ -229,7 +229,7 @@ async def _device_token(services: Services, device_id: str) -> str:
     device = await services.devices.registry.find(device_id)
     token = await services.core.database.read(lambda tx: tx.devices.token_of(device.key))
     if token is None:
-        raise CommandError(f"the demo's device {device_id} has no token: delete the state directory to begin anew")
+        raise CommandError(f"the demo's device {device_id} has no token: delete the state directory to start over")
     return services.core.vault.open(token.sealed)
 
 

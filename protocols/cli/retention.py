@@ -13,7 +13,7 @@ from protocols.cli.options import config_option
 
 @click.group()
 def retention() -> None:
-    """What is deleted for being old."""
+    """Control deletion by age."""
 
 
 @retention.command()

@@ -43,8 +43,8 @@ def tail(url: str, field: str | None, count: int | None, cafile: Path | None) ->
     """Print each message of the live feed as it is stored, one line of JSON each.
 
     A user, application or device token is read from the environment variable TRUNKLINE_TOKEN. Filters such as
-    `?sdids=…` belong to the URL. When the connection is lost, it is made again: what was stored meanwhile is not shown,
-    and `trunkline history` has it.
+    `?sdids=…` belong to the URL. When the connection is lost, it is made again: messages stored in between are not
+    shown, and `trunkline history` has them.
     """
     token = os.environ.get("TRUNKLINE_TOKEN")
     if not token:

@@ -1,4 +1,4 @@
-"""`trunkline user`: invites people to open an account, and helps those who cannot sign in any more."""
+"""`trunkline user`: invites people to open an account, and helps users who cannot sign in any more."""
 
 from functools import partial
 from pathlib import Path

@@ -81,7 +81,7 @@ class Blockwise:
 
         Raises:
             BadRequest: the payload does not fill its block.
-            RequestIncomplete: a block before this one is missing. What came of the body is forgotten.
+            RequestIncomplete: a block before this one is missing. The received part is dropped.
             BodyTooLarge: the body has more than `most` bytes.
         """
         self.forget(now)

@@ -36,7 +36,7 @@ _ADDRESSES: Final = 4_096
 _WAITING: Final = 256  # requests for another chunk
 #: After that, the address is looked up again: it may be gone, and so may the image.
 _FRESH_SECONDS: Final = 5.0
-#: Blocks to one address. What comes beyond is charged to the session, as whatever is no message.
+#: Blocks to one address. Further ones are charged to the session, like all packets that are no messages.
 _BLOCKS_AT_ONCE, _BLOCKS_PER_SECOND = 1_024, 1_024.0
 #: To all together: each takes the event loop some 0.1 ms, and messages go first.
 _TOGETHER_PER_SECOND: Final = 4_096.0

@@ -1,7 +1,7 @@
 """The POST that a device sends again and again: the same options, and another message id, token and payload.
 
-What follows from the options alone is worked out once for a session: the request, the device, and its meter. To read,
-look up and check them for each message took a third of the time from the datagram to its submission.
+The values that follow from the options alone are computed once per session: the request, the device, and its meter.
+Reading, looking up and checking them for each message took a third of the time from the datagram to its submission.
 """
 
 from typing import Final

@@ -199,7 +199,7 @@ class MqttExchange:
             self._fail(ProtocolError("over the receive maximum", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))
 
     def _in_turn(self, packets: Sequence[Packet]) -> Iterator[Packet]:
-        """The packets up to where their deliveries have taken a turn; `left` has those that wait for the next one."""
+        """The packets of this turn: until their deliveries fill it. `left` has the packets for the next turn."""
         self._search()
         for index, packet in enumerate(packets):
             if self.pace.owed > _DELIVERIES_OF_A_TURN or self.deliveries.is_searching:

@@ -19,7 +19,7 @@ from protocols.operation import systemd
 
 #: Tables and keys that are taken; every other one needs a restart.
 _TAKEN: Final = ("tls", "log", "limits", "metrics", "grace_seconds")
-#: Those of them that need a restart all the same: connections hold what these switch off.
+#: Keys of these tables that need a restart all the same: connections hold the objects that they switch off.
 KEPT_LIMITS: Final = ("rate_limits", "quotas")
 
 Load = Callable[[], Settings]

@@ -96,7 +96,7 @@ class CloudStreams:
         self._threads = trio.CapacityLimiter(_THREADS)
 
     async def put(self, target: StreamTarget, entries: Sequence[Entry]) -> None:
-        """Write a record for each entry. What the stream could not take is written again, three times.
+        """Write a record for each entry. Refused records are written again, three times.
 
         Together with a record that was not taken, the later ones of its device are written again: so the order of each
         device is kept, and some records come twice.

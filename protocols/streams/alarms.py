@@ -91,7 +91,7 @@ class Alarms:
             self._nap.deadline = at
 
     def unset(self, alarm: Alarm) -> None:
-        """Do not ring. What the alarm held is free at once, also before the time that was set."""
+        """Cancel the alarm and free its references at once, not only at the time that was set."""
         entry, alarm.alarm_entry = alarm.alarm_entry, None
         if entry is None:
             return

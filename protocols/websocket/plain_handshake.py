@@ -1,8 +1,8 @@
 """Opening handshakes that are read and answered without wsproto: the form that nearly every client uses, and no others.
 
-wsproto and h11 take ten times as long as all else that a handshake needs, and strangers open connections too. What is
-plain here, wsproto reads and accepts in the same way. Everything else is not plain: folded or non-ASCII lines, hosts
-that need IDNA, headers twice of which there is one, bodies, and all that is wrong.
+wsproto and h11 take ten times as long as all else that a handshake needs, and strangers open connections too. A
+handshake that is plain here is read and accepted by wsproto in the same way. Everything else is not plain: folded or
+non-ASCII lines, hosts that need IDNA, headers twice of which there is one, bodies, and all that is wrong.
 """
 
 import re

@@ -117,7 +117,7 @@ class StreamReader:
 
 
 def _unmasked(content: bytes | bytearray, mask: bytes | bytearray) -> bytes:
-    """XOR of two long integers: one operation for all bytes. What the mask is longer than the content is cut off."""
+    """XOR of two long integers: one operation for all bytes. The mask is cut to the length of the content."""
     size = len(content)
     whole = int.from_bytes(mask * ((size + 3) >> 2), "little")
     return (int.from_bytes(content, "little") ^ whole).to_bytes(size + 3, "little")[:size]

@@ -117,7 +117,7 @@ class Tunnel(trio.abc.HalfCloseableStream):
         self._is_over = self._is_over or is_over
         if not self._said_close:
             async with self._sending:
-                if self._said_close:  # by another task, meanwhile
+                if self._said_close:  # by another task, in between
                     return
                 self._said_close = True
                 await self._stream.send_all(encode_close_frame(code, reason))

@@ -142,8 +142,8 @@ class FrameReader:
             if end < begin + length:
                 break
             at = begin + length
-            # XOR of two long integers: one operation for the whole payload. What the mask is longer than the payload
-            # is cut off.
+            # XOR of two long integers: one operation for the whole payload. The mask is cut to the length of the
+            # payload.
             mask = from_bytes(buffer[mask_at:begin] * ((length + 3) >> 2), "little")
             payload = (from_bytes(buffer[begin:at], "little") ^ mask).to_bytes(length + 3, "little")[:length]
             if first == _WHOLE_TEXT:

@@ -1,6 +1,6 @@
 """A simulated LWM2M device over DTLS with a pre-shared key: registers, answers, notifies, and updates its firmware.
 
-What it sends of its own are updates and notifications; each that the daemon acknowledges counts as a message.
+On its own it sends updates and notifications; each one that the daemon acknowledges counts as a message.
 """
 
 import os

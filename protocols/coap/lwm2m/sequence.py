@@ -94,7 +94,7 @@ class Sequence:
             await self._noted(registered, path, partial(self._store, registered, path, registered.read))
 
     async def _instances(self, registered: RegisteredDevice) -> list[ResourcePath]:
-        """The object instances to read. Those of an object that is listed without any are discovered."""
+        """The object instances to read. The instances of an object that is listed without any are discovered."""
         found: list[ResourcePath] = []
         for path in registered.instances():
             if path[0] in _NOT_READ:

@@ -27,7 +27,7 @@ _AVAILABILITY: Final = {"type": "string", "enum": list(_AVAILABILITIES)}
 
 
 class _StatusData(Shape, kw_only=True):
-    """What never happened is left out"""
+    """Times of events that never happened are left out"""
 
     last_message_ts: Annotated[int, time_ms("The last message")] | UnsetType = UNSET
     last_action_ts: Annotated[int, time_ms("The last Action")] | UnsetType = UNSET

@@ -69,7 +69,7 @@ class _Usage(Shape):
     used: Amount
     limit: Annotated[int, about("-1 is unlimited")]
     since: Timestamp
-    until: Annotated[Timestamp, about("When counting begins anew")]
+    until: Annotated[Timestamp, about("When counting restarts")]
 
 
 class _Quota(Shape):

@@ -152,7 +152,7 @@ class _Wanted(Shape):
     object: Annotated[_Text, about("An id, word and id, or the e-mail address of a user")] = ""
     event: _Text = ""
     outcome: Literal["", "done", "refused", "failed"] = ""
-    count: Annotated[int, Meta(ge=1, le=_ENTRIES_MAX, description="The latest so many")] = _ENTRIES
+    count: Annotated[int, Meta(ge=1, le=_ENTRIES_MAX, description="Number of latest entries")] = _ENTRIES
 
 
 class _Check(Shape):

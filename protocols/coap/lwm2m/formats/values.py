@@ -167,7 +167,8 @@ class Collected:
             raise UnreadablePayload(f"has more than {MAX_VALUES} values")
 
     def readings(self) -> Readings:
-        """The values by their times. Those of now and later have none: a clock that is ahead keeps no value out.
+        """The values by their times. The time of present and future values is None, so that a clock that is ahead does
+        not keep them out.
 
         An instance of a resource that has several stays what it was before until a later record names it.
         """
