@@ -5,10 +5,9 @@ A step is a file in `storage/schema/`; the store remembers its name without the 
 
 import secrets
 import sqlite3
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable
 from importlib.resources import files
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from config import build
 from config.mail import folded_address
@@ -40,6 +39,9 @@ def fold_addresses(db: _Connection) -> None:
             db.execute(f"UPDATE {table} SET email_key = ? WHERE email = ?", (folded, email))  # noqa: S608 - constants
 
 
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
 _FILES: Final = {
     file.name.removesuffix(".sql"): file
     for file in sorted((files("storage") / "schema").iterdir(), key=lambda found: found.name)
@@ -47,13 +49,6 @@ _FILES: Final = {
 }
 #: This version as operators see it, in refusals and backups: "0.1.0 (4f2c1ab6d0, schema 0041)".
 VERSION: Final = f"{build.VERSION} ({', '.join(filter(None, (build.commit(), f'schema {max(_FILES)[:4]}')))})"
-#: As sqlite-utils made them for the first versions.
-_TABLE: Final = """
-CREATE TABLE IF NOT EXISTS "_sqlite_migrations" (
-    "id" INTEGER PRIMARY KEY, "migration_set" TEXT, "name" TEXT, "applied_at" TEXT
-);
-CREATE UNIQUE INDEX IF NOT EXISTS "idx__sqlite_migrations_migration_set_name"
-    ON "_sqlite_migrations" ("migration_set", "name")"""
 
 
 def applied(db: sqlite3.Connection) -> list[str]:
@@ -71,36 +66,31 @@ def pending(db: sqlite3.Connection) -> list[str]:
 
 
 def apply(db: sqlite3.Connection, *, stop_before: str | None = None) -> None:
-    """Apply the steps that this store lacks, all those before `stop_before`. Each is whole or undone. Raises
+    """Apply the steps that this store lacks, up to and without `stop_before`. Each is whole or undone. Raises
     sqlite3.Error."""
-    for sql in _TABLE.split(";\n"):
-        db.execute(sql)
-    for name in pending(db):
-        if name == stop_before:
-            return
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            _step(db, name)
-            db.execute(
-                "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('trunkline', ?, ?)",
-                (name, str(datetime.now(UTC))),
-            )
-        except BaseException:
-            if db.in_transaction:  # some errors have ended it
-                db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
+    if not pending(db):
+        return
+    # Imported for a new store or an upgrade alone: it takes a tenth of a start, and imports numpy where that is there.
+    from sqlite_utils import Database, Migrations  # noqa: PLC0415
+
+    steps = Migrations("trunkline")
+    for name in _FILES:
+        steps(name=name)(_step(name))
+    steps.apply(Database(db), stop_before=stop_before)
 
 
-def _step(db: sqlite3.Connection, name: str) -> None:
-    for statement in _FILES[name].read_text(encoding="utf-8").split(";\n"):
-        if statement.strip():
-            db.execute(statement)
-    if name == "0043_folded_addresses":
-        fold_addresses(db)
-    if name == "0001_the_main_job":
-        # The key of the message ids is in the store, so that messages keep their ids in a restored backup.
-        db.execute("INSERT INTO secret (name, value) VALUES ('mid', ?)", (secrets.token_bytes(32),))
+def _step(name: str) -> Callable[["Database"], None]:
+    def apply_step(store: "Database", /) -> None:
+        for statement in _FILES[name].read_text(encoding="utf-8").split(";\n"):
+            if statement.strip():
+                store.execute(statement)
+        if name == "0043_folded_addresses":
+            fold_addresses(store.conn)
+        if name == "0001_the_main_job":
+            # The key of the message ids is in the store, so that messages keep their ids in a restored backup.
+            store.execute("INSERT INTO secret (name, value) VALUES ('mid', ?)", (secrets.token_bytes(32),))
+
+    return apply_step
 
 
 def unknown_steps(db: sqlite3.Connection) -> set[str]:
