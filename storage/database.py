@@ -87,10 +87,6 @@ _AHEAD_ROWS = 100
 _log = structlog.get_logger(__name__)
 
 
-def _nobody() -> None:
-    return None
-
-
 class EngineConnection(StoreConnection, Protocol):
     def begin(self, *, write: bool) -> None: ...
     def commit(self) -> None: ...
@@ -240,7 +236,7 @@ class Database:
         *,
         worker: Callable[[str], Worker] = WorkerThread,
         readers: int = _READERS,
-        asked_by: Callable[[], Hashable] = _nobody,
+        asked_by: Callable[[], Hashable] = lambda: None,
         ballast: Ballast | None = None,
     ) -> None:
         """

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -185,21 +186,20 @@ class Connectors:
             await nursery.start(self._action_lanes.run_forever)
             await nursery.start(self._actions.save_forever)
             await nursery.start(self.fetches.pull_forever)
-            nursery.start_soon(self._clean_forever)
-            nursery.start_soon(self._save_problems_forever)
+            nursery.start_soon(
+                partial(
+                    repeat,
+                    self.clean_up,
+                    every=_CLEAN_SECONDS,
+                    wakeup=self._orphaned,
+                    at_once=True,
+                    failure="connector_links_not_cleaned",
+                )
+            )
+            nursery.start_soon(
+                partial(repeat, self.problems.save, every=_SAVE_SECONDS, failure="connector_problems_not_saved")
+            )
             task_status.started()
-
-    async def _clean_forever(self) -> None:
-        await repeat(
-            self.clean_up,
-            every=_CLEAN_SECONDS,
-            wakeup=self._orphaned,
-            at_once=True,
-            failure="connector_links_not_cleaned",
-        )
-
-    async def _save_problems_forever(self) -> None:
-        await repeat(self.problems.save, every=_SAVE_SECONDS, failure="connector_problems_not_saved")
 
     async def clean_up(self) -> None:
         """End the links of deleted devices. Raises StoreError."""

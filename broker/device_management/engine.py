@@ -138,7 +138,8 @@ class ManagementEngine:
         """A task was created: it begins now or at its time, and ends at the latest when it expires."""
         self._timers.set(("expiry", task.key), task.expires_on, partial(self._begin_expiry, task.key))
         if task.scheduled_on is not None and task.status == TaskStatus.SCHEDULED:
-            self._timers.set(("schedule", task.key), task.scheduled_on, partial(self._begin_scheduled, task.key))
+            begin = partial(self._start, ("schedule", task.key), partial(self._schedule_reached, task.key))
+            self._timers.set(("schedule", task.key), task.scheduled_on, begin)
         self._wakeup.set()
         self.progressed(task.key)
 
@@ -154,9 +155,6 @@ class ManagementEngine:
     def changed(self, moves: Sequence[Moved]) -> None:
         """Device tasks were changed by a call."""
         self._settled(moves)
-
-    def _begin_scheduled(self, task: int) -> None:
-        self._start(("schedule", task), partial(self._schedule_reached, task))
 
     async def _schedule_reached(self, task: int) -> None:
         now_ms = self._clock.now_ms()
@@ -248,12 +246,10 @@ class ManagementEngine:
         for task in await self._database.read(_unfinished):
             self.added(task)
             if task.status == TaskStatus.CANCELLED:
-                self._timers.set(("cancel", task.key), 0, partial(self._begin_cancel, task.key))
+                cancel = partial(self._start, ("cancel", task.key), partial(self.cancel_device_tasks, task.key))
+                self._timers.set(("cancel", task.key), 0, cancel)
             elif (rollout := await self.work.rollouts.of(task)) is not None and rollout.is_aborted:
                 self._timers.set(("stop", task.key), 0, partial(self._stop_rollout, task.key))
-
-    def _begin_cancel(self, task: int) -> None:
-        self._start(("cancel", task), partial(self.cancel_device_tasks, task))
 
     async def _queue_next(self) -> bool:
         """Queue the device tasks of the oldest task that has none yet."""

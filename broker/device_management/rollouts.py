@@ -17,7 +17,7 @@ from broker.device_management.queueing import Moved
 from broker.device_management.requests import RolloutPlan, unpacked
 from broker.device_management.states import BEGUN, ENDED, DeviceTaskStatus
 from broker.device_management.timers import Timers
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey
 from storage.tasks import TaskRecord
 
@@ -175,7 +175,9 @@ class Rollouts:
             return known
 
         async def read() -> tuple[int, list[tuple[int, str]]]:
-            return await self._database.read(partial(_progress, task.key))
+            return await self._database.read(
+                lambda tx: (sum(tx.tasks.counts(task.key).values()), tx.tasks.started(task.key))
+            )
 
         total, started = await self._changes.settled(read)
         now_ms = self._clock.steady_ms()
@@ -240,7 +242,3 @@ class Rollouts:
 
     def __len__(self) -> int:
         return len(self._known)
-
-
-def _progress(task: int, tx: Transaction) -> tuple[int, list[tuple[int, str]]]:
-    return sum(tx.tasks.counts(task).values()), tx.tasks.started(task)

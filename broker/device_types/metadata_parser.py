@@ -12,10 +12,6 @@ def _is_text(value: MetadataScalar) -> bool:
     return isinstance(value, str)
 
 
-def _is_boolean(value: MetadataScalar) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_number(value: MetadataScalar) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
 
@@ -25,7 +21,7 @@ def _is_text_or_number(value: MetadataScalar) -> bool:
 
 
 _NUMERIC = (_is_number, NUMERIC_ONLY)
-_BOOLEAN = (_is_boolean, BOOLEAN_ONLY)
+_BOOLEAN = (lambda value: isinstance(value, bool), BOOLEAN_ONLY)
 _NUMERIC_CLASSES = ("DOUBLE", "FLOAT", "INTEGER", "LONG")
 
 # For each type, the check of a value and the finding when it fails; for VALUES_ they apply to each item.

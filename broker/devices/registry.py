@@ -1,7 +1,7 @@
 """The devices in use: one shared object for each, so that a change reaches every open connection."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -101,7 +101,7 @@ class Devices:
         """Find a device by id. Raises DeviceNotFound."""
         if (known := self._live.get(self._keys.get(device_id, DeviceKey(-1)))) is not None:
             return known
-        return await self._load(partial(_by_id, device_id), device_id)
+        return await self._load(lambda tx: tx.devices.by_id(device_id), device_id)
 
     async def find_all(self, device_ids: Iterable[str]) -> dict[str, Device | None]:
         """Find devices by ids; None for an unknown id."""
@@ -238,7 +238,9 @@ class Devices:
             device.refresh(replace(record, enabled=False, shared_with=frozenset()), device.type)
         self._router.publish(DeviceChanged(record.key))
 
-    async def _read(self, choose: "partial[DeviceRecord | None]") -> tuple[DeviceRecord, DeviceType] | None:
+    async def _read(
+        self, choose: Callable[[Transaction], DeviceRecord | None]
+    ) -> tuple[DeviceRecord, DeviceType] | None:
         """The current record of a device, and its type; None when there is no such device."""
 
         async def read() -> tuple[DeviceRecord, DeviceType] | None:
@@ -247,7 +249,7 @@ class Devices:
 
         return await self._changes.settled(read)
 
-    async def _load(self, choose: "partial[DeviceRecord | None]", device_id: str) -> Device:
+    async def _load(self, choose: Callable[[Transaction], DeviceRecord | None], device_id: str) -> Device:
         found = await self._read(choose)
         if found is None:
             raise DeviceNotFound(device_id)
@@ -272,10 +274,6 @@ def device_in(tx: Transaction, record: DeviceRecord | None) -> Device | None:
     if record is None or type_ is None:
         return None
     return Device(record, DeviceType(type_, tx.device_types.manifests(type_.key)))
-
-
-def _by_id(device_id: str, tx: Transaction) -> DeviceRecord | None:
-    return tx.devices.by_id(device_id)
 
 
 def _by_key(key: DeviceKey, tx: Transaction) -> DeviceRecord | None:

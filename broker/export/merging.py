@@ -33,7 +33,9 @@ class MergedRows:
     ) -> None:
         self._start_ms, self._end_ms, self._head = start_ms, end_ms, head
         self._descending = descending
-        self._key: _Key = _falling if descending else sort_key
+        self._key: _Key = sort_key
+        if descending:
+            self._key = lambda row: (Milliseconds(-row.ts), Position(-row.position))
         self._rows_at_once = max(_LEAST_ROWS, _HELD_ROWS // max(1, len(devices)))
         self._places: dict[DeviceKey, SortKey | None] = dict.fromkeys(
             devices, place
@@ -93,7 +95,3 @@ class MergedRows:
             rows = [row for row in found if row.position <= self._head]
         if rows:
             self._runs[device] = self._runs.get(device, []) + rows
-
-
-def _falling(row: MessageRow) -> SortKey:
-    return Milliseconds(-row.ts), Position(-row.position)

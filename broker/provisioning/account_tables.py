@@ -359,8 +359,5 @@ class AccountTables:
 
 
 def _expiry(before: TokenRecord, after: TokenRecord) -> ChangedKey:
-    return ChangedKey("expires", *(_time(one.expires_on) for one in (before, after)))
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+    times = (datetime.fromtimestamp(one.expires_on / 1000, UTC) for one in (before, after))
+    return ChangedKey("expires", *(time.isoformat(timespec="seconds") for time in times))

@@ -114,11 +114,12 @@ class DeliveryWorkers:
                 await nursery.start(self._sender.send_forever)
                 nursery.start_soon(self._reader.read_forever)
                 nursery.start_soon(self._handshakes.shake_forever)
-                nursery.start_soon(self._open_forever)
+                nursery.start_soon(
+                    partial(
+                        repeat, self.open_new, wakeup=self._wakeup, failure="subscriptions_not_opened", retry_seconds=1
+                    )
+                )
             task_status.started()
-
-    async def _open_forever(self) -> None:
-        await repeat(self.open_new, wakeup=self._wakeup, failure="subscriptions_not_opened", retry_seconds=1)
 
     async def _resume(self) -> None:
         now_ms = self._clock.now_ms()

@@ -347,7 +347,8 @@ class TopicSpace:
             if (refusal := self._lacks_room(wanted, owner)) is not None:
                 raise refusal
         self._keep(wanted)
-        self._database.write_with_next(partial(_retain, wanted), size=_size(wanted) + WRITE_BYTES)
+        size = _size(wanted) + WRITE_BYTES
+        self._database.write_with_next(lambda tx: tx.mqtt_topics.retain(wanted), size=size)
 
     def _lacks_room(self, wanted: RetainedRecord, owner: UserKey) -> TooManyRetained | None:
         """Which bound a message would exceed, with what is kept of its topic taken away."""
@@ -436,10 +437,6 @@ def _size(message: RetainedRecord) -> int:
 
 def _has_expired(message: RetainedRecord, now_ms: int) -> bool:
     return message.expires_on is not None and message.expires_on <= now_ms
-
-
-def _retain(message: RetainedRecord, tx: Transaction) -> None:
-    tx.mqtt_topics.retain(message)
 
 
 def _forget(topic: bytes, tx: Transaction) -> None:

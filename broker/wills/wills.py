@@ -121,7 +121,7 @@ class Wills:
             self._publish(device, will, meter)
 
     def _forget(self, device: DeviceKey, *, is_away: bool) -> None:
-        self._database.write_with_next(partial(_forget, device, is_away), size=WRITE_BYTES)
+        self._database.write_with_next(lambda tx: tx.mqtt_wills.forget(device, is_away=is_away), size=WRITE_BYTES)
 
     # --- Publication ---
 
@@ -207,7 +207,3 @@ def _keep(will: WillRecord, tx: Transaction) -> None:
 
 def _wait(device: DeviceKey, due_on: Milliseconds, tx: Transaction) -> None:
     tx.mqtt_wills.wait(device, due_on)
-
-
-def _forget(device: DeviceKey, is_away: bool, tx: Transaction) -> None:
-    tx.mqtt_wills.forget(device, is_away=is_away)

@@ -193,7 +193,7 @@ class BodyReader(DocumentReader):
         name = f"the {selector} device of type {type_.id}"
         return RuleSource(type_.manifest, name, device_type=type_.key, selector=selector or "")
 
-    def check_matched(self, chosen: frozenset[DeviceTypeKey]) -> None:
+    def check_matched(self, chosen: Collection[DeviceTypeKey]) -> None:
         """Refuse each `matched` of a type without an `any`."""
         for type_, path in self._matched:
             if type_ not in chosen:

@@ -33,7 +33,7 @@ def compile_rule(body: object, names: ResolvedNames, *, key: int) -> CompiledRul
     reader = BodyReader(names)
     conditions = ConditionParser(reader, key).conditions(_conditions(reader, body.get("if"), "rule.if"))
     actions = ActionParser(reader).actions(_entries(reader, body.get("then"), "rule.then", RULE_ACTIONS_MAX))
-    reader.check_matched(conditions.chosen_types)
+    reader.check_matched({group.device_type for group in conditions.groups})
     reader.check()
     return CompiledRule(key, conditions, actions)
 

@@ -174,11 +174,6 @@ class Conditions:
         changes: dict[TimerKey, Timer | None] = {due: replace(timer, elapsed=True)}
         return self._outcome(view, after(timers, changes), changes, self.cause_of_timer(due))
 
-    @property
-    def chosen_types(self) -> frozenset[DeviceTypeKey]:
-        """The types with an `any`."""
-        return frozenset(group.device_type for group in self.groups)
-
     def cause(self, message: CurrentMessage) -> Cause:
         if message.owner != self.owner:  # selectors choose from the owner's devices
             return _TIME

@@ -208,7 +208,7 @@ class Operation:
 
 
 Operand = Constant | LastValue | Operation
-"""Something that has a value at the time of an evaluation.
+"""An expression with a value at the time of an evaluation.
 
 `kind` is the kind of its values, `read` returns its value now (it raises UnknownValueError), and `parts` itself and all
 operands inside it.

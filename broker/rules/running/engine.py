@@ -205,16 +205,13 @@ class RuleEngine:
                 if not evaluator.skips(row):
                     await evaluator.evaluate(row)
                 if len(evaluator.pending.firings) >= _STEP_FIRINGS:
-                    self._requeue(rows[done + 1 :])
+                    if self._follows:
+                        self._held.extendleft(reversed(rows[done + 1 :]))
                     return True
                 if trio.current_time() > turn_ends:
                     await trio.lowlevel.checkpoint()
                     turn_ends = trio.current_time() + _TURN_SECONDS
         return bool(self._held) or not self._follows
-
-    def _requeue(self, rows: Sequence[MessageRow]) -> None:
-        if self._follows:
-            self._held.extendleft(reversed(rows))
 
     async def _commit(self) -> None:
         """Write the pending effects together with the position, if there are any or it is time to save the position."""

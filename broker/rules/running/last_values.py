@@ -111,10 +111,6 @@ def merge_message(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> N
             fields[path] = (ts, position, value, cts)
 
 
-def _unbounded() -> None:
-    return None
-
-
 def values_at(
     tx: Transaction,
     device: DeviceKey,
@@ -122,7 +118,7 @@ def values_at(
     *,
     since_ms: Milliseconds = FIRST_MS,
     upto_ms: Milliseconds = LAST_MS,
-    check: Callable[[], object] = _unbounded,
+    check: Callable[[], object] = lambda: None,
 ) -> Fields:
     """The values that were the last ones when the log ended with `position`.
 
