@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 from tests.rows import each_row
@@ -18,6 +19,32 @@ _PLACEHOLDERS = {"NNNN_x.": "[0-9]*_*.", "_x.": "_*.", "/x.": "/*.", "/x/": "/*/
 def test_systemd_folder_holds_no_python() -> None:
     """It would shadow the binding of that name."""
     assert list((ROOT / "systemd").rglob("*.py")) == []
+
+
+def test_each_protocol_is_in_the_contracts_of_protocols() -> None:
+    """A package of `protocols/` that has a listener; "Add a protocol" says so."""
+    serving = {
+        f"protocols.{path.relative_to(ROOT / 'protocols').parts[0]}"
+        for path in (ROOT / "protocols").rglob("*.py")
+        if re.search(r"(?m)^from protocols\.streams\.(connection|listeners) import ", path.read_text(encoding="utf-8"))
+    } - {"protocols.streams"}
+    assert len(serving) >= 4
+    contracts = {
+        contract["name"]: {
+            *contract.get("modules", ()),
+            *contract.get("source_modules", ()),
+            *contract.get("forbidden_modules", ()),
+        }
+        for contract in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+            "contracts"
+        ]
+    }
+    names = (
+        "Protocols do not know each other",
+        "Connections know no protocol",
+        "Protocols reach data through the broker",
+    )
+    assert {name: serving - contracts[name] for name in names} == {name: set() for name in names}
 
 
 def test_what_the_architecture_names_exists() -> None:
