@@ -69,7 +69,7 @@ class TokenEndpoints:
         self._terms = terms
 
     def at(self, root: AccountsRoot) -> "TokenEndpoints":
-        """The same endpoints at another root: addresses in their responses begin with that root."""
+        """These endpoints at another root: addresses in their responses begin with that root."""
         return TokenEndpoints(self._tokens, self._vault, replace(self._terms, root=root))
 
     async def token(self, request: TokenRequest) -> TokenResponse:

@@ -23,7 +23,7 @@ class SubDevices:
     async def of(self, holder: Device, eids: Collection[str]) -> dict[str, Device]:
         """The sub-devices of a linked device, by external id; missing ones are created.
 
-        They have the owner and the type of `holder`. Those beyond `CONNECTOR_SUB_DEVICES` are left out.
+        They have the owner and the type of `holder`. Further ones than `CONNECTOR_SUB_DEVICES` are left out.
         """
         if not eids:
             return {}

@@ -1,6 +1,6 @@
 """Handing a device over to another user for good (reference 6.5): offered, then accepted, declined or withdrawn.
 
-What the device is and has sent stays with it. What its former owner gave to others ends: shares, connections to trials.
+The device's properties and messages stay with it. Access that its former owner gave to others ends: shares, trials.
 """
 
 from collections.abc import Sequence

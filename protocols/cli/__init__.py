@@ -57,7 +57,7 @@ _FIRST_SENTENCES = {
     "history": "Print the latest messages of a device (id or name), one line of JSON each, oldest first.",
     "type": "Device types of the running daemon and their Manifests.",
     "plans": "List the plans that are not decided yet.",
-    "payments": "List the payments that have to be refunded, and those that are not decided yet.",
+    "payments": "List the payments that have to be refunded, and the undecided ones.",
     "rule": "Rules of the running daemon.",
     "statistics": "Print the counters of the running daemon: the store, refusals, limits, ingest, "
     "connections, disk use, mails.",

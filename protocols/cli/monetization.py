@@ -75,7 +75,7 @@ def reject_plan(device_type: str, version: int, comments: str, config: Path | No
 @config_option
 @click.pass_context
 def payments(context: click.Context, *, as_json: bool, config: Path | None) -> None:
-    """List the payments that have to be refunded, and those that are not decided yet."""
+    """List the payments that have to be refunded, and the undecided ones."""
     if context.invoked_subcommand is None:
         found = ask_daemon(config, "payments", {}, list[OperatorsPayment])
         print_lines(found, _payment_line, as_json=as_json)

@@ -1,4 +1,4 @@
-"""What callers are told of their limits: headers on every counted answer (reference 21).
+"""Headers about limits, on every counted answer (reference 21).
 
 The guard counts calls that come with a token. Other requests are counted here, by address.
 """

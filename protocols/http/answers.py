@@ -1,4 +1,4 @@
-"""What REST answers look like: compact JSON, its headers, and the CORS rules (reference 1.4)."""
+"""Format of REST answers: compact JSON, its headers, and the CORS rules (reference 1.4)."""
 
 import time
 from typing import Any, Final, NamedTuple
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
     content_type: str = _JSON
 
     def response(self) -> Response:
-        """The same for Quart."""
+        """This answer as Quart's response."""
         answer = Response(self.body, self.status, content_type=self.content_type)
         answer.headers.extend(self.headers)
         return answer
@@ -85,7 +85,7 @@ def add_cors(answer: Response) -> None:
 
 
 async def add_hsts(seconds: int, answer: Response) -> Response:
-    """Tell browsers to come back over TLS only, for so long (RFC 6797). For TLS listeners."""
+    """Tell browsers to come back over TLS only, for this time (RFC 6797). For TLS listeners."""
     answer.headers["Strict-Transport-Security"] = f"max-age={seconds}"
     return answer
 

@@ -1,4 +1,4 @@
-"""What a REST call is: one declaration, beside the handler that it belongs to.
+"""Declarations of REST calls, each beside its handler.
 
 From it come the route, the order of checks (`dispatch`), the reading of query and body (`reading`), what the call
 counts against, and its part of the OpenAPI document (`openapi/`). `tokens` and `on` have no defaults: each declaration
@@ -64,7 +64,7 @@ _CAPITAL: Final = re.compile(r"(?=[A-Z])")
 
 
 class Counted(Enum):
-    """What a call counts against (reference 21.1). The values are the rows of the rate limits."""
+    """The rate limit that a call counts against (reference 21.1). The values are the rows of the rate limits."""
 
     REST = "REST"
     MESSAGES = "POST /messages"
@@ -122,7 +122,7 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """What the document says of a body that is not just one struct in JSON: types by content type, and one example."""
+    """Description of a body that is not just one struct in JSON: types by content type, and one example."""
 
     types: Mapping[str, Any]
     example: object
@@ -131,7 +131,7 @@ class Accepts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What the document says of the answer beside the type that the handler returns."""
+    """Description of the answer, in addition to the type that the handler returns."""
 
     about: str = "Success"
     type: Any = None  # of a handler that returns a `Response` with a body
@@ -154,7 +154,7 @@ class CalledBack:
 
 
 class AfterCommit(NamedTuple, Generic[A]):
-    """What a handler returns that has submitted to the log: `answer` makes its answer once that is durable.
+    """Result of a handler that has submitted to the log: `answer` makes the answer once the log is durable.
 
     Nothing is awaited between the submission and the end of the handler.
     """
@@ -163,7 +163,7 @@ class AfterCommit(NamedTuple, Generic[A]):
     answer: Callable[[], A]
 
 
-#: The body of the current request while it comes, of so many bytes at most: `bodies.py: chunks_within`.
+#: Reads the body of the current request in chunks, up to a number of bytes: `bodies.py: chunks_within`.
 Chunks = Callable[[int], AsyncGenerator[bytes, None]]
 
 _JSON: Final = Answers()
@@ -184,7 +184,7 @@ class RestCall:
     - one more: the object that `on` found.
 
     It returns a struct, which is rendered as JSON, such a struct `AfterCommit`, or an `Answer` or a `Response` that
-    `answers` describes. Only a `Response` may be a stream. Handlers that return one, and those that read `Chunks`, are
+    `answers` describes. Only a `Response` may be a stream. Handlers that return one or read `Chunks` are
     only called through Quart.
 
     Raises TypeError where declaration and handler do not fit.
@@ -307,9 +307,9 @@ class RestCall:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the handler takes a whole body, or none, and gives a whole answer: then the call has a short way.
+        """Whether the handler takes a whole body, or none, and gives a whole answer: then direct.py can answer it.
 
-        This is decided by the types of the handler alone. What they do not show is read from `this_request`, which
+        This is decided by the types of the handler alone. Everything else is read from `this_request`, which
         both ways make.
         """
         return not self.is_body_streamed and self.hints["return"] is not Response
@@ -344,7 +344,7 @@ class RestCalls:
     #: Shapes of the document that no struct can state, by name.
     components: ClassVar[Mapping[str, Any]] = {}
     #: Names that stand in the paths of this noun only: the type and an example of each. `openapi/path_names.py` has
-    #: those that several nouns use.
+    #: the names that several nouns use.
     path_names: ClassVar[Mapping[str, tuple[Any, str]]] = {}
 
     async def body_refused(self, caller: Caller, error: DomainError) -> None:

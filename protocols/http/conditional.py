@@ -48,7 +48,7 @@ def expected_tags(header: str) -> frozenset[str]:
 
 @asynccontextmanager
 async def or_present(present: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
-    """Answer a change of what was changed meanwhile with the present object, which `present` tags, too."""
+    """Refuse a change of an object that has changed, with the present object as the answer. `present` tags it, too."""
     try:
         yield
     except ChangedMeanwhile as error:

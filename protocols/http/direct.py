@@ -1,12 +1,12 @@
-"""The short way of REST calls: from the front door to the handler and back, past Hypercorn and Quart.
+"""Answers plain REST calls directly: from the front door to the handler and back, past Hypercorn and Quart.
 
 Those two take ten times as long as most calls. So a connection begins here, and comes back here after each answer of
-theirs. What is not a plain request for a plain call, goes the long way, from its first byte on: nothing has been done
-about it here. Both ways read the same declarations, check in the same order (`dispatch`), and
+theirs. Any request that is not a plain one for a plain call goes to Hypercorn from its first byte on: nothing has been
+done about it here. Both ways read the same declarations, check in the same order (`dispatch`), and
 answer with the same bytes; tests/protocols/http/test_direct.py compares them.
 
-A connection has one request in flight here. A client that sends its next request before the answer has come, goes the
-long way, where it waits in line (reference 21.5).
+A connection has one request in flight here. If a client sends its next request before the answer has come, the
+connection goes to Hypercorn, where the request waits in line (reference 21.5).
 """
 
 import time
@@ -41,7 +41,7 @@ from protocols.streams.tls import peer_certificate
 from storage.sql import StoreError
 
 SEND_SECONDS: Final = 30.0
-#: A body that takes longer to come goes the long way, where it has more time.
+#: A request whose body takes longer to come goes to Hypercorn, where it has more time.
 _BODY_SECONDS: Final = 1.0
 _ROUTES_KEPT: Final = 4096
 
@@ -98,7 +98,7 @@ class DirectCalls:
             The bytes of the first request that is not, as far as they have come; empty at the connection's end.
         """
         peer, certificate, send_now = current_peer(), peer_certificate(stream), sender_at_once(stream)
-        # A connection that comes back from the long way is also one of Hypercorn's, which may close it.
+        # A connection that comes back from Hypercorn is also Hypercorn's, which may close it.
         may_park = begin is None and not peer.is_proxy
         parked: ParkedConnection | None = None
         head, asked, route = b"", None, None
@@ -252,7 +252,7 @@ class DirectCalls:
         return b""
 
     async def _following_parked(self, parked: ParkedConnection | None, stream: Stream) -> bytes:
-        """The same for a connection of a device, whose messages are answered meanwhile."""
+        """The next head, as `_following`. A device's connection parks, and its messages are answered while waiting."""
         received = None if parked is None else await parked.wait(partial(self._send, stream=stream, send_now=None))
         if parked is None or received is None:
             return await self._following(stream)

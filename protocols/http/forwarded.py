@@ -1,7 +1,7 @@
-"""Who sent a request that came through a trusted proxy: `X-Forwarded-For` and `Forwarded` (RFC 7239; reference 25.4).
+"""The client behind a trusted proxy: `X-Forwarded-For` and `Forwarded` (RFC 7239; reference 25.4).
 
 Each proxy appends the address that it got the request from, so the list is read from its end: the client is the last
-address that is not itself a trusted proxy. What stands before that, the client may have written.
+address that is not itself a trusted proxy. The client may have written the addresses before it.
 
 A client may also send the header that the proxy does not write. Then the two headers name different clients, and
 neither counts.

@@ -14,7 +14,7 @@ from protocols.streams.proxies import plain_address
 
 _TEXT: Final = "text/plain; charset=utf-8"
 _NOT_STORED: Final = {"Cache-Control": "no-store"}
-#: What proxies add, each its own part of it.
+#: Headers that proxies add.
 _FORWARDED: Final = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 
 

@@ -43,7 +43,7 @@ class Endpoint(Protocol):
 
 
 class Listener(Protocol):
-    """What a parked connection needs of its listener: `direct.py: DirectCalls`."""
+    """Interface of a parked connection's listener: `direct.py: DirectCalls`."""
 
     timeouts: PeerTimeouts
 
@@ -141,7 +141,7 @@ class ParkedConnection:
                 return self._late()
 
     def _late(self) -> bytes:
-        """What lies in the socket although the time is over: the daemon was paused."""
+        """Bytes in the socket although the time is over: the daemon was paused."""
         try:
             return os.read(self._socket.fileno(), HEAD_BYTES)
         except OSError:
@@ -187,7 +187,7 @@ class ParkedConnection:
             committed = partial(self._committed, request, began, self._endpoint, begun)
             begun.ingest.after_commit(partial(_run, copy_context(), committed))
         finally:
-            # Who sent the message, has not sent what comes next. And thousands of connections may be idle.
+            # Forget the caller: the next request may be somebody else's, and an idle connection should hold nothing.
             enter(self._origin)
             answering(None)
         return True

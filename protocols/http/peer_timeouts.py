@@ -46,7 +46,7 @@ class PeerTimeouts:
         return self.until(trio.current_time() + seconds, in_flight=in_flight)
 
     def until(self, deadline: float, *, in_flight: bool) -> _Wait:
-        """The same at a time of trio's clock."""
+        """A time limit at a time of trio's clock."""
         grace = self._grace_seconds if in_flight else 0.0
         deadline = min(deadline, self._stopped_at + grace)
         return _Wait(self._scopes, trio.CancelScope(deadline=deadline), grace)

@@ -50,7 +50,7 @@ _untyped = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode = msgspec.json.Decoder().decode
 
 
-# What is checked of a member, beside its type and the bounds in its `Meta`
+# Checks of a member, in addition to its type and the bounds in its `Meta`
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ _WRONG: Final[dict[Any, str]] = {
 
 
 def _wrong(kind: Any) -> str:
-    """What is said of a value of another type."""
+    """The text about a value of another type."""
     if kind in _WRONG:
         return _WRONG[kind]
     plain = get_origin(kind) or kind
@@ -347,7 +347,7 @@ def boolean_of(text: str) -> bool | None:
 
 
 class Query:
-    """The parameters of a request. What is wrong with them is collected, and raised by `check`."""
+    """The parameters of a request. Problems with them are collected, and raised by `check`."""
 
     def __init__(self, query_string: bytes) -> None:
         self._values: dict[str, list[str]] = {}

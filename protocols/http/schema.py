@@ -47,7 +47,7 @@ class Shape(msgspec.Struct, rename="camel", gc=False):
 
 
 def about(description: str, *, example: object = None, **keywords: Any) -> Meta:
-    """`keywords` are keywords of JSON Schema; those that are None are left out. `type` replaces that of the member."""
+    """Describe a member. `keywords` are keywords of JSON Schema, except None; `type` replaces the member's type."""
     if "type" in keywords:
         keywords[OTHER_TYPE] = keywords.pop("type")
     given = {keyword: value for keyword, value in keywords.items() if value is not None}

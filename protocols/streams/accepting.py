@@ -59,7 +59,7 @@ async def accept_forever(
         admit: called before the next connection is accepted; None refuses the connection.
         protocol: the name in log entries.
         connections: the nursery in which connections are served.
-        wait_room: waits until the connection that was accepted can be admitted. No other one is accepted meanwhile.
+        wait_room: waits until the accepted connection can be admitted. Until then no other one is accepted.
     """
     async with trio.open_nursery() as nursery:
         for listener in listeners:

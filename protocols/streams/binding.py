@@ -1,7 +1,7 @@
 """Opens the addresses of a listener: what a `bind` means, for TCP and UDP alike (reference 25.1).
 
 `*` is every address of the machine, IPv4 and IPv6; `0.0.0.0` is IPv4 alone, `::` IPv6 alone. A name is every address
-that it has. What one entry means has one port, also when the port is 0. A machine without IPv6 has IPv4 alone.
+that it has. All addresses of one entry have one port, also if the port is 0. A machine without IPv6 has IPv4 alone.
 """
 
 import errno
@@ -35,7 +35,7 @@ async def places(bind: Address, kind: socket.SocketKind) -> list[Place]:
 
 
 async def open_sockets(bind: Address, kind: socket.SocketKind, *, backlog: int = 0) -> list[socket.socket]:
-    """Sockets bound to all addresses of a listener, which do not block. Those of TCP listen, with this backlog.
+    """Non-blocking sockets bound to all addresses of a listener. TCP sockets listen with this backlog.
 
     Raises:
         OSError: one cannot be bound; its `filename` is the entry.

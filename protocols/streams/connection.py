@@ -7,7 +7,7 @@ this class. It meets the need in the one loop of `_converse`, and calls `take` a
 - READ: it waits for bytes. A plain socket with an authenticated peer is parked: the hub (hub.py) reads, and calls
   `take` in its own turn for as long as that needs nothing but bytes. Else the connection's task reads.
 - STORE, DRAIN, PACE: it waits until the store has room (`wait_store`), until the peer has read what waits for it, and
-  for what the peer owes in overhead. Nothing is read meanwhile: that is the back-pressure.
+  for what the peer owes in overhead. Nothing is read during a wait: that is the back-pressure.
 - TURN: others have their turn. There are bytes left.
 - TASK: it awaits `work`, which may do anything.
 - END: nothing more is read.
@@ -15,8 +15,8 @@ this class. It meets the need in the one loop of `_converse`, and calls `take` a
 `end` does the same from outside: the broker, the store or the writer ends the connection. A `take` under way goes on to
 its return, and the `work` that it asks for then is done; whatever else the connection waits for is over.
 
-A connection has one task. What it sends goes through its outbox, and a second task writes as soon as the operating
-system has not taken all at once. What comes with time (silence, pings, the time limit of a stranger) is an alarm
+A connection has one task. It sends through its outbox, and a second task writes as soon as the operating
+system has not taken all at once. Each time limit (silence, pings, the limit of a stranger) is an alarm
 (alarms.py): `due` says when, and `beat` runs then in a task that lasts as long as that takes. `stop` is called when the
 daemon stops.
 
@@ -50,7 +50,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Need(Enum):
-    """What a conversation needs before it goes on; see above."""
+    """The need of a conversation before it goes on; see above."""
 
     READ = auto()
     STORE = auto()
@@ -149,7 +149,7 @@ class StreamConnection(Outbox):
         return Need.END
 
     async def work(self) -> None:
-        """Do what `take` has asked for by Need.TASK. Cancelled when the connection ends meanwhile."""
+        """Do what `take` has asked for by Need.TASK. Cancelled if the connection ends."""
 
     async def wait_store(self) -> None:
         """Wait until the store has room."""
@@ -264,7 +264,7 @@ class StreamConnection(Outbox):
         return self.need
 
     async def receive(self) -> bytes | bytearray:
-        """What has come, at least one byte; nothing at the end. Raises BrokenResourceError, ClosedResourceError."""
+        """The received bytes, at least one; empty at the end. Raises BrokenResourceError, ClosedResourceError."""
         if self._socket is None:
             received = await self.stream.receive_some(_READ_BYTES)
         else:
@@ -347,7 +347,7 @@ class StreamConnection(Outbox):
 
 
 async def _read_when_ready(socket: trio.socket.SocketType) -> bytes:
-    """What has come, at least one byte; nothing at the end.
+    """Wait for bytes and return them; empty at the end.
 
     A device mostly sends its next messages after the answers to its last ones. So this waits first, where
     `SocketStream.receive_some` tries to read, fails, waits, and reads: a third of its time.

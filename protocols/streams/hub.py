@@ -26,9 +26,9 @@ from protocols.streams.alarms import Alarms
 
 _READ_BYTES: Final = 16 * 1024
 _POLLED: Final = 512
-#: A connection whose task goes on counts for so many others: the task's turn takes longer than what the hub has called.
+#: Weight of a connection whose task goes on: the task's turn takes longer than the call of the hub.
 _CONNECTIONS_OF_A_TASK: Final = HUB_CONNECTIONS_PER_TURN // HUB_TASKS_PER_TURN - 1
-#: What stops a connection may have taken long: searches, or deliveries. After so much of it, other tasks run.
+#: A connection that stops may have taken long, by searches or deliveries. After this time, other tasks run.
 _LONG_TURN_SECONDS: Final = 0.001
 
 Take = Callable[[bytes], bool]
@@ -68,7 +68,7 @@ class Hub:
 
     async def read(self, socket: trio.socket.SocketType, take: Take) -> bool:
         """Call `take` with what comes, in the context of this task, until it returns False; with nothing at the end of
-        the stream. What was read and not taken is never lost: cancelling keeps it in the socket.
+        the stream. No byte is lost: after a cancellation, unread ones stay in the socket.
 
         Only this task may close the socket, when this has returned or raised.
 

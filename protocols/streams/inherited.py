@@ -36,7 +36,7 @@ def inherited_sockets(
     """The sockets that systemd has passed to this process, by listener; from now on they belong to the caller.
 
     Args:
-        listeners: the names of those that the configuration has.
+        listeners: the names of the listeners in the configuration.
         environ: the variables; they are removed, so that child processes do not take the sockets for theirs.
         first: the number of the first descriptor.
 
@@ -68,12 +68,12 @@ def inherited_sockets(
 
 
 def hand_over(sockets: Sequence[socket.socket]) -> None:
-    """From now on this task, and those that it starts, open these; none: the address of the configuration."""
+    """Have this task, and the tasks that it starts, open these sockets; none: the addresses of the configuration."""
     _given.set(sockets)
 
 
 async def open_tcp(bind: Address, *, backlog: int) -> list[trio.SocketListener]:
-    """What was handed over, else the addresses. Raises OSError."""
+    """Open the sockets that were handed over, else the addresses. Raises OSError."""
     given = _given.get()
     if not given:
         given = await open_sockets(bind, socket.SOCK_STREAM, backlog=backlog)

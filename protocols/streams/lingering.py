@@ -21,10 +21,10 @@ from broker.life import Life
 from broker.limits.strangers import Place
 from config.limits import LINGERING_CONNECTIONS, LINGERING_PER_TURN, LINGERING_SECONDS
 
-#: What one peer may send until it closes.
+#: Most bytes that one peer may send until it closes.
 LINGERING_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 16 * 1024
-#: Behind so many bytes there is a pause: nobody needs what is thrown away, so nobody has to wait for that.
+#: Bytes after which there is a pause: discarding bytes is never urgent.
 _BYTES_AT_ONCE: Final = 64 * 1024
 _PAUSE_SECONDS: Final = 0.005
 
@@ -35,7 +35,7 @@ class _Ending:
     def __init__(self, until: float, place: Place | None) -> None:
         self.until = until
         self.place = place
-        self.unread = LINGERING_BYTES  # so many bytes may still come
+        self.unread = LINGERING_BYTES  # the number of bytes that may still come
 
 
 class Lingering:

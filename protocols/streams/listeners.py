@@ -1,4 +1,4 @@
-"""What all TCP listeners share: bind, accept, admit, TLS handshake, and containing the errors of one connection."""
+"""Common parts of TCP listeners: bind, accept, admit, TLS handshake, and containing the errors of a connection."""
 
 import os
 import ssl
@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """Whom the listeners admit, and whom they believe about a client's address."""
+    """Peers that the listeners admit, and proxies that they trust about a client's address."""
 
     strangers: Strangers
     proxies: TrustedProxies
@@ -50,7 +50,7 @@ class Entrance:
         return cls(strangers, TrustedProxies.of(settings), sockets)
 
     def admit(self, stream: trio.SocketStream) -> Peer | None:
-        """Who has connected; None when the connection has no place, or is not one of a proxy and must be."""
+        """The peer that has connected; None if the connection has no place, or does not come from a proxy and must."""
         try:
             address, port = stream.socket.getpeername()[:2]
         except OSError:  # the peer has gone
@@ -73,7 +73,7 @@ class Entrance:
         await self.strangers.wait_room(None if self.proxies.trusts(address) else address)
 
     async def client(self, proxy: Peer, stream: trio.SocketStream) -> Peer | None:
-        """Whom a proxy speaks for, else who has connected; None when there is no place, or no valid header. Waits for a
+        """The client that a proxy speaks for, else the peer; None if there is no place, or no valid header. Waits for a
         place while too many of the address are unauthenticated. Raises TooSlowError."""
         if not self.proxies.send_header:
             return proxy if await self._has_place(proxy, stream) else None
@@ -223,7 +223,7 @@ async def _shake_hands(stream: TlsStream, protocol: str, refusals: Refusals) -> 
 
 
 def _fault_of(error: trio.BrokenResourceError) -> str:
-    """What the peer has done wrong; empty when it has gone."""
+    """The peer's fault as a text; empty if the peer has just gone."""
     cause = error.__cause__
     is_fault = isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
     return str(cause.args[-1]) if cause is not None and is_fault else ""
@@ -238,7 +238,7 @@ def sender_at_once(stream: trio.abc.Stream) -> Callable[[bytes], int] | None:
 
 
 def sending_at_once(stream: trio.SocketStream) -> Callable[[bytes], int]:
-    """The same for a stream that can."""
+    """A function that sends at once on this stream."""
     return partial(_send_at_once, stream.socket)
 
 

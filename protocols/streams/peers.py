@@ -1,4 +1,4 @@
-"""Who is at the other end of the connection that the current task serves.
+"""The peer of the connection that the current task serves.
 
 All tasks of a connection share one `Peer`: a listener sets it before the connection's first byte is read.
 """
@@ -24,7 +24,7 @@ class Peer:
     is_proxy: bool = False
     #: The place that the connection takes until the peer is authenticated; None afterwards.
     place: Place | None = None
-    #: What the listener's connections share.
+    #: Shared by the listener's connections.
     turnstile: Turnstile | None = None
     lingering: Lingering | None = None
     #: Where the connection is counted, and as whose it counts once somebody is authenticated on it.
@@ -42,7 +42,7 @@ def current_peer() -> Peer:
 
 
 def set_peer(peer: Peer) -> None:
-    """For listeners: `peer` is who this task and those that it starts serve."""
+    """Set the peer that this task, and the tasks that it starts, serve. For listeners."""
     _current.set(peer)
 
 

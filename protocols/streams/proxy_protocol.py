@@ -1,8 +1,8 @@
-"""The PROXY protocol, versions 1 and 2: before its first byte, a proxy says on whose behalf it has connected.
+"""The PROXY protocol, versions 1 and 2: before the client's first byte, a proxy names the client.
 
-Source: https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt. What a header may contain is little, and what a
-wrong one can do is much, so this parser takes the documented forms only. It never reads a byte beyond the header,
-because those behind it belong to TLS or to the protocol of the listener.
+Source: https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt. A header has few forms, and a wrong one
+can do much harm, so this parser takes the documented forms only. It never reads a byte beyond the header, because
+later bytes belong to TLS or to the protocol of the listener.
 """
 
 import struct

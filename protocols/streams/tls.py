@@ -10,7 +10,7 @@ peer holds the key of its certificate, and nothing else; `broker/registration` d
 `ssl.SSLObject`.
 
 Sessions are resumed with tickets (RFC 5077; RFC 8446, 2.2). A ticket has the peer's certificate, without the
-intermediate ones: `_Shown` remembers these. Whether they are trusted is decided at each connection anew.
+intermediate ones: `_Shown` remembers these. Whether they are trusted is decided for each connection.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ from broker.limits.overhead import TokenBucket
 from broker.trace.origin import address_key, current_origin
 from config.limits import STRANGERS_PER_TURN
 
-#: Turns may be long because of others. Strangers do not wait for so many of those.
+#: Seconds after which strangers go on without waiting for more turns: turns may be long because of others.
 _PAUSE_SECONDS: Final = 0.1
 
 
@@ -25,11 +25,11 @@ class Turnstile:
     def __init__(
         self, connections: trio.Nursery, *, at_once: int = STRANGERS_PER_TURN, turns: int = 1, per_second: float = 4_000
     ) -> None:
-        """In so many `turns` of the loop, so many go on `at_once`, when more than `per_second` come."""
+        """Let `at_once` connections go on in each `turns` turns of the loop, if more than `per_second` come."""
         self._connections = connections
         self._at_once, self._turns = at_once, turns
         self._few = TokenBucket(at_once=STRANGERS_PER_TURN, per_second=per_second)
-        #: Those who wait, by address; the address that had a turn last is the last.
+        #: Waiting connections, by address; the address that had a turn last is the last.
         self._waiting: OrderedDict[str, trio.lowlevel.ParkingLot] = OrderedDict()
 
     async def enter(self) -> None:

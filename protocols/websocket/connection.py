@@ -43,8 +43,8 @@ _SETTLE_SECONDS: Final = 3.0  # for the last answers, which wait for their commi
 _REPLY_SECONDS: Final = 1.0  # for the peer's close frame
 
 # A busy daemon may commit more than WEBSOCKET_BACKLOG messages at once, so the number of waiting frames alone does not
-# show a slow peer. A peer is too slow when so many frames wait and it has read nothing for this time, or when far more
-# frames wait.
+# show a slow peer. A peer is too slow when that many frames wait and it has read nothing for this time, or when far
+# more frames wait.
 SLOW_READER_SECONDS: Final = 1.0
 MAX_WAITING_FRAMES: Final = 20 * WEBSOCKET_BACKLOG
 _TOO_SLOW: Final = (TRY_AGAIN_LATER, "reads too slowly")
@@ -101,7 +101,7 @@ class WebSocket(StreamConnection):
         """The peer has sent a protocol-level Ping, which has been answered."""
 
     def heard_overhead(self, frames: int, pings: int) -> None:
-        """The peer has sent so many frames that are no messages: Pings, Pongs and fragments; `pings` are Pings."""
+        """Count frames of the peer that are no messages: Pings, Pongs and fragments; `pings` of them are Pings."""
 
     # --- Receiving ---------------------------------------------------------------------------------------------------
 

@@ -273,7 +273,7 @@ class DeviceChannel:
         """Process frames that are no messages: Pings, Pongs and fragments. `pings` of them are Pings, which count.
 
         Pings beyond the rate limit change nothing, because a device that has used it up still needs their Pongs. Only a
-        flood of them closes the channel: `floods` says whether so many more are one.
+        flood of them closes the channel: `floods` says whether this number of further ones is a flood.
         """
         if self._closed:
             return ()
@@ -398,7 +398,7 @@ class DeviceChannel:
     def registration_accepted(self, sdid: str, meter: Meter | None = None) -> tuple[ChannelEvent, ...]:
         """The device is connected, and `meter` counts its frames.
 
-        A channel that has closed meanwhile unregisters the device at once.
+        A channel that is already closed unregisters the device at once.
         """
         if self._closed:
             return (DeviceUnregistered(sdid),)

@@ -88,7 +88,7 @@ class DeviceConversation(WebSocket):
         self._channel = channel
         self._registrations: dict[str, _Registration] = {}
         self._destinations: dict[tuple[str, str], Device] = {}
-        #: What must wait, and the messages behind it.
+        #: The message that has to wait, and the messages behind it.
         self._left: tuple[ActionOffered | RegistrationRequested, Iterator[str | bytes]] | None = None
         #: reference 21.3: a device must register within 30 s.
         self._registers_until = trio.current_time() + REGISTRATION_SECONDS
@@ -209,7 +209,7 @@ class DeviceConversation(WebSocket):
         device = await self._rooms.devices.registry.find(sdid)
         await self._rooms.registration.admission.check_caller(caller, self._shown)
         reach = await self._rooms.accounts.permissions.reach(caller)
-        await tokens.caller(token)  # it may have been revoked meanwhile
+        await tokens.caller(token)  # it may have been revoked since
         if not _may_speak_for(reach, device):
             raise PermissionDenied(f"READ and WRITE on device {sdid}")
         if not device.enabled:
@@ -307,7 +307,7 @@ class DeviceConversation(WebSocket):
     def _send_action(self, offer: ActionOffered, destination: Device) -> Position | DomainError:
         try:
             source = self._registrations.get(offer.sdid)
-            if source is None:  # it has ended meanwhile
+            if source is None:  # it has ended since
                 raise DeviceNotRegistered
             if not source.reach.allows(destination, Permission.WRITE):
                 raise PermissionDenied(f"WRITE on device {offer.ddid}")

@@ -163,7 +163,7 @@ class DeveloperCalls(RestCalls):
         tokens=USER,
         on=_administered,
         summary="Tasks that failed on devices",
-        about="Tasks and roll-outs of all device types of the organization: those that have not ended, and those that "
+        about="Tasks and roll-outs of all device types of the organization: open ones, and ones that "
         f"changed in the last {FAILED_KEPT_DAYS} days, the latest first. For administrators.",
     )
     async def tasks(self, membership: Membership, query: Paging) -> NumberedPage[list[TaskObject]]:

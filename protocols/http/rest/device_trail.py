@@ -91,8 +91,7 @@ def _of_owner(what: str, summary: str, about_it: str) -> RestCall:
 class DeviceTrailCalls(RestCalls):
     chapter = Chapter(
         "Lost messages",
-        "What became of messages that no search shows: those that failed, and those that were refused; and how much of "
-        "the quotas is used.",
+        "What became of messages that no search shows: failed and refused ones; and how much of the quotas is used.",
     )
 
     def __init__(self, messages: MessagesRoom, limits: LimitsRoom) -> None:

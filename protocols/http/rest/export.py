@@ -293,7 +293,7 @@ def _created(export_id: str, wanted: ExportRequest) -> _Created:
 
 
 def _result_members(export: Export) -> dict[str, Any]:
-    """The members of an export's state. Those of the archive are absent until the export has succeeded."""
+    """The members of an export's state. The archive's members are absent until the export has succeeded."""
     record = export.record
     members: dict[str, Any] = {
         "export_id": record.id,

@@ -171,8 +171,8 @@ class MessageCalls(RestCalls):
         tokens=ANY_TOKEN,
         on=InQuery(_chosen),
         summary="Find messages",
-        about="One by its id, or those of a device or a user between two times, page by page. Messages that come "
-        "meanwhile never move others to another page. With `fieldPresence` or `filter` each call looks at about 10,000 "
+        about="One by its id, or those of a device or a user between two times, page by page. New messages "
+        "never move others to another page. With `fieldPresence` or `filter` each call looks at about 10,000 "
         "messages, so a page may be short or empty and still have `next`.",
         is_timed=True,
     )
