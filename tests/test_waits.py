@@ -40,6 +40,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "StreamConnection.run _scope",
         "Tokens.end_expired _swept_until",
         "Tunnel._receive_turn _early",
+        "Uploads._process_some _rows",
         "UsageDays.note _noted",
         "UsageDays.note _noted_on",
     ),

@@ -20,7 +20,8 @@ from config.limits import APPROVED_ROWS_MAX
 from storage.database import Database, Transaction
 from storage.records import ApprovedUploadRecord
 
-_ROWS_AT_ONCE: Final = 500
+#: They take 5 ms of the writer, in which nobody else writes.
+_ROWS_AT_ONCE: Final = 200
 _STORE_SECONDS: Final = 5.0
 _HEADER: Final = "vdid"
 _VDID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -67,6 +68,7 @@ class Uploads:
         self._clock = clock
         self._router = router
         self._wakeup = Wakeup()
+        self._rows: tuple[int, list[str]] = 0, []  # of the upload with this key, whose turn it was last
         self._served: dict[int, int] = {}  # by organization: the turn that it had last
         self._files = self._refused = self._taken = self._rejected = 0
 
@@ -98,7 +100,10 @@ class Uploads:
 
     async def _process_some(self, upload: ApprovedUploadRecord) -> None:
         try:
-            rows = await trio.to_thread.run_sync(read_rows, upload.content or b"")
+            known, rows = self._rows
+            if known != upload.key:
+                rows = await trio.to_thread.run_sync(read_rows, upload.content or b"")
+                self._rows = upload.key, rows
         except BadList as refusal:
             _log.info("approved_list_refused", upload_id=upload.id, reason=str(refusal))
             await self._save(replace(upload, status="Failed"))
@@ -112,6 +117,7 @@ class Uploads:
         if upload.succeeded + upload.failed < len(rows):
             return
         await self._save(replace(upload, status="Completed"))
+        self._rows = 0, []
         self._files += 1
         self._taken += upload.succeeded
         self._rejected += upload.failed
