@@ -64,7 +64,7 @@ return field !== null && document.activeElement === field && !field.readOnly;
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the pages did since the last look."""
+    """Requests and complaints of the pages since the last look."""
 
     urls: tuple[str, ...]  # each with its fragment, in order, redirects too
     answers: tuple[tuple[int, str], ...]  # status and URL of each
@@ -152,7 +152,7 @@ class Chromium:
         self.wait(lambda: self._page() not in {None, before})
 
     def wait(self, condition: Callable[[], T | None]) -> T:
-        """What the condition gives once it is true."""
+        """Wait until the condition is true; return its value."""
         waiting = WebDriverWait(self.driver, PATIENCE_SECONDS, poll_frequency=_LOOK_EVERY_SECONDS)
         return waiting.until(lambda _driver: condition() or False)
 
@@ -179,7 +179,7 @@ class Chromium:
 
     @property
     def alert(self) -> str:
-        """What a screen reader says at once."""
+        """The text that a screen reader says at once."""
         return self.driver.find_element(By.CSS_SELECTOR, "[role=alert]").text
 
     @property
@@ -197,7 +197,7 @@ class Chromium:
         return {cookie["name"]: cookie for cookie in cookies}
 
     def take_cookies(self, origin: str, cookies: httpx.Cookies) -> None:
-        """What a server has set at another client is in the browser, too."""
+        """Copy cookies that a server has set at another client into the browser."""
         for one in cookies.jar:
             self._tell("Network.setCookie", url=origin, name=one.name, value=one.value, path=one.path, httpOnly=True)
 

@@ -191,7 +191,7 @@ def run_command(
 
 
 def command_output(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    """What a `trunkline` command prints that must succeed."""
+    """Run a `trunkline` command that must succeed; return its output."""
     done = run_command(*arguments, environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -40,7 +40,7 @@ class OtherRoot:
         return ["nsenter", *namespaces, "chroot", self.path, *clean, "DEBIAN_FRONTEND=noninteractive", *words]
 
     def run(self, *words: str | Path, status: int = 0, text: str = "") -> str:
-        """What a command prints, also on stderr. It must end with `status`."""
+        """Run a command that must end with `status`; return its output, stderr included."""
         done = subprocess.run(
             self.command(*words),
             input=text,

@@ -99,7 +99,7 @@ def new_refusals(clock: Clock | None = None) -> Refusals:
 
 
 class OnTheLoop:
-    """What runs blocking work on the event loop: reads and writes follow each other (tests/builders.py)."""
+    """Runs blocking work on the event loop: reads and writes follow each other (tests/builders.py)."""
 
 
 class HeldRunner(OnTheLoop):

@@ -30,7 +30,7 @@ _REPORT = 3  # the descriptors of a request: standard input, output and error, a
 
 
 class ForkedProcess:
-    """What tests use of `subprocess.Popen`, for a process that the server forked."""
+    """The part of `subprocess.Popen` that tests use, for a process that the server forked."""
 
     def __init__(self, report: socket.socket, stdout: IO[str]) -> None:
         self._report = report

@@ -58,7 +58,7 @@ async def add_zoe(services: Services, world: World) -> UserRecord:
 
 
 class Life:
-    """What Zoe did with the service."""
+    """Zoe's use of the service."""
 
     def __init__(self, services: Services, api: httpx.AsyncClient) -> None:
         self._services = services

@@ -21,7 +21,7 @@ def register_profiles() -> None:
 
 
 def examples(count: int) -> int:
-    """What a test asks for that needs more or fewer examples than the others."""
+    """Settings of a test that needs more or fewer examples than the others."""
     default = hypothesis.settings.default
     assert default is not None
     return max(1, count * default.max_examples // _FULL)

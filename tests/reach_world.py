@@ -25,7 +25,7 @@ TYPES: Final = ("ours", "theirs", "protected")
 TYPE_IDS: Final = {"ours": LIGHT_TYPE, "theirs": "dt-theirs", "protected": "dt-protected"}
 TOKENS: Final = {"user": ADA_TOKEN, "application": APPLICATION_TOKEN}
 
-#: What Ada granted her application: type, READ, WRITE. With `trials`, it manages her trials.
+#: Ada's grants to her application: type, READ, WRITE. With `trials`, it manages her trials.
 GRANTS: Final[Mapping[str, tuple[tuple[str, bool, bool], ...]]] = {
     "none": (),
     "own organization": (("sign-in", False, False),),

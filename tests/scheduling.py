@@ -1,7 +1,7 @@
 """Which worker of pytest-xdist runs which tests.
 
 Tests with other programs often wait, the others never do. So half of the workers begin with those that have other
-programs and the other half with those that have none: no processor waits while there are tests of both kinds, and
+programs and the other half with tests that have none: no processor waits while there are tests of both kinds, and
 fewer workers start the daemons and the browser that such tests share.
 """
 
@@ -11,7 +11,7 @@ from xdist.workermanage import WorkerController
 
 #: Folders whose files share what takes seconds to start: one worker runs all of them.
 _IN_ONE_PIECE = ("tests/e2e/accounts/", "tests/e2e/console/")
-#: Files of these folders with a daemon of their own: another worker may run them meanwhile.
+#: Files of these folders with a daemon of their own: another worker may run them at the same time.
 _APART = ("tests/e2e/console/test_every_page.py",)
 
 

@@ -82,7 +82,7 @@ def test_what_is_missing_is_found(path: str, name: str, is_there: bool) -> None:
 
 
 def missing(path: str, name: str) -> str:
-    """What does not exist of a file, or of a function, class or method in it; empty when everything does.
+    """The missing part of a reference to a file, or to a function, class or method in it; empty if it exists.
 
     Args:
         path: from the root of the repository; a folder ends with a slash.

@@ -1,4 +1,4 @@
-"""What tests/builders.py and tests/stores.py replace still refuses what the product refuses."""
+"""The replacements in tests/builders.py and tests/stores.py still refuse what the product refuses."""
 
 from contextlib import closing
 from pathlib import Path

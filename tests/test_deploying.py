@@ -269,7 +269,7 @@ find "$DESTDIR/etc/systemd" "$DESTDIR/opt" "$DESTDIR/usr/local/bin" -maxdepth 2 
 def test_a_disk_that_fills_when_the_version_was_switched_changes_nothing_about_it(
     machine: Machine, tmp_path: Path
 ) -> None:
-    """What the switch needs on the disk was written before it."""
+    """Everything that the switch needs on the disk was written before it."""
     machine.root.mkdir()
     (tmp_path / "filling").mkdir()
     shim = tmp_path / "filling/mv"

@@ -1,4 +1,4 @@
-"""What is written for readers is true: the example configuration and the commands in the README."""
+"""Documents are true, the example configuration and the commands in the README, and comments have plain words."""
 
 import re
 import tomllib
@@ -72,7 +72,7 @@ def test_example_configuration_has_every_key() -> None:
 
 
 def stated_defaults() -> dict[str, str]:
-    """What the comment before each setting says its default is."""
+    """The default of each setting according to the comment before it."""
     table, comment, stated = "", "", {}
     for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
         if (header := re.fullmatch(r"\[(\w+)\]", line)) is not None:

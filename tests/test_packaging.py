@@ -58,7 +58,7 @@ def test_wheel_installs_the_command(wheel: zipfile.ZipFile) -> None:
 
 
 def test_constraints_pin_every_requirement() -> None:
-    """What CI runs is what constraints.txt says, and nothing that the project asks for is missing there."""
+    """CI runs the versions of constraints.txt, which has all dependencies of the project."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {*project["dependencies"], *project["optional-dependencies"]["test"]}
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()

@@ -76,7 +76,7 @@ def _line(text: str, match: re.Match[str]) -> int:
 
 
 def tracked_files() -> list[str]:
-    """Paths of the repository's files, also of those that will be committed next."""
+    """Paths of the repository's files, also of files that will be committed next."""
     asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [path for path in listed if (ROOT / path).is_file()]

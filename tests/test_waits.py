@@ -100,7 +100,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class _Steps(ast.NodeVisitor):
-    """What a coroutine does with attributes of `self`, in the order in which it does it."""
+    """The uses of attributes of `self` in a coroutine, in their order."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, str]] = []

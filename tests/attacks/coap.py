@@ -122,7 +122,7 @@ def wrong_post(number: int) -> bytes:
     return post(number, f"{number:032x}")
 
 
-#: What attacks, the listener, and the innocent device.
+#: Attack, listener and innocent device.
 CASES: dict[str, tuple[Callable[[tuple[str, int]], None], str, Callable[[Daemon], Exchange]]] = {
     "strangers-post": (partial(flood_from_strangers, datagram=wrong_post), "coap", posts_messages),
     "strangers-ping": (partial(flood_from_strangers, datagram=ping), "coap", posts_messages),

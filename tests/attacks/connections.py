@@ -26,7 +26,7 @@ _UPGRADE = (
     "GET /v1.1/websocket HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
-#: What each connection sends: the begin of something that the daemon has to remember.
+#: Bytes that each connection sends: the beginning of something that the daemon has to remember.
 BEGINNINGS = {
     "http": b"GET / HTTP/1.1\r\nX-Padding: " + b"x" * 16_000,
     "websocket": _UPGRADE.encode() + b"\x81\xfe\xff\xff" + b"x" * 65_000,

@@ -1,4 +1,4 @@
-"""What attacks over TCP share: many connections that send the same bytes again and again."""
+"""Common parts of attacks over TCP: many connections that send the same bytes again and again."""
 
 import os
 import selectors

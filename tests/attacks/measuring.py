@@ -1,4 +1,4 @@
-"""What an attack does to an innocent client and to the daemon's memory: before, during, and five seconds after."""
+"""Effect of an attack on an innocent client and on the daemon's memory: before, during, and five seconds after."""
 
 import multiprocessing
 import os
@@ -43,7 +43,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What an attack did. `beside`: the same attack on another process of this machine."""
+    """Effect of an attack. `beside`: the same attack on another process of this machine."""
 
     alone: Waits
     during: Waits

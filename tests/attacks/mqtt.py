@@ -22,7 +22,7 @@ DEVICES = [connect(device_id(number), device_token(number)) for number in range(
 DEVICES_5 = [connect(device_id(number), device_token(number), level=5) for number in range(SOCKETS)]
 STRANGERS = [connect(device_id(0), "00" * 16)] * SOCKETS
 
-#: What attacks: the CONNECT of each connection, and the bytes that follow.
+#: Attacks: the CONNECT of each connection, and the bytes that follow.
 CASES: dict[str, tuple[list[bytes], bytes]] = {
     "one-device-pings": (DEVICES[:1], PINGREQ * 30_000),
     "devices-ping": (DEVICES, PINGREQ * 30_000),

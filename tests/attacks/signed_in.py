@@ -235,7 +235,7 @@ def request(method: str, path: str, body: Mapping[str, Any] | bytes | None = Non
     return head.encode() + content
 
 
-# What Eve does: the bytes of one request for each connection
+# Eve's attacks: the bytes of one request for each connection
 
 
 def _range(world: World) -> str:
@@ -356,7 +356,7 @@ CASES: Final[Mapping[str, Callable[[World], list[bytes]]]] = {
 }
 
 
-# What Eve does otherwise: each is called in a process of its own, and never returns
+# Eve's other attacks: each is called in a process of its own, and never returns
 
 
 def _provisioning(world: World) -> Callable[[], None]:
@@ -442,20 +442,20 @@ OTHER_CASES: Final[Mapping[str, Callable[[World], Callable[[], None]]]] = {
 _HANGING: Final[list[socket.socket]] = []
 #: Where rules of innocent users send their requests, by the address of their daemon.
 _ANSWERING: Final[dict[tuple[str, int], socket.socket]] = {}
-#: A user's rules send 5 requests a minute. Those who attack hold 4 places each, nearly all that there are.
+#: A user's rules send 5 requests a minute. The attackers hold 4 places each, nearly all places.
 _ATTACKING_USERS, _ASKING_USERS = 15, 40
 _PAUSE_OF_ASKERS: Final = 0.1
 _ASKED: Final = multiprocessing.Value("i", 0)
 
 
 def attack_of(name: str, world: World) -> Callable[[], None]:
-    """What never returns."""
+    """The attack's function, which never returns."""
     if (other := OTHER_CASES.get(name)) is not None:
         return other(world)
     return partial(ask_each, world.daemon.host_port("http"), CASES[name](world))
 
 
-# What Ada does
+# Ada's requests
 
 
 def _kept(daemon: Daemon, path: str) -> Exchange:
@@ -471,7 +471,7 @@ def _kept(daemon: Daemon, path: str) -> Exchange:
 
 
 def reads_last_messages(daemon: Daemon) -> Exchange:
-    """What needs a reader of the store."""
+    """A request that needs a reader of the store."""
     return _kept(daemon, f"/messages/last?sdids={device_id(0)}&count=1")
 
 
@@ -517,7 +517,7 @@ INNOCENT: Final[Mapping[str, Callable[[Daemon], Exchange]]] = {
     "reads": reads_last_messages,
     "signs in": gets_a_token,
 }
-#: What other cases harm.
+#: The innocent requests of other cases.
 OTHER_INNOCENT: Final[Mapping[str, Mapping[str, Callable[[Daemon], Exchange]]]] = {
     "requests-to-hanging-servers": {"has a request sent": has_a_request_sent},
 }

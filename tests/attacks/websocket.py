@@ -32,7 +32,7 @@ STRANGER = [hello("websocket")] * SOCKETS
 DEVICE = [hello(f"websocket?ack=true&authorization={device_token(number)}") for number in range(SOCKETS)]
 LIVE = [hello(f"live?authorization={USER_TOKEN}")] * SOCKETS
 
-#: What attacks: who says hello, and the bytes that follow.
+#: Attacks: the opening of each connection, and the bytes that follow.
 CASES: dict[str, tuple[list[bytes], bytes]] = {
     "strangers-ping": (STRANGER, PING * 10_000),
     "strangers-say-nothing": (STRANGER, EMPTY_TEXT * 10_000),

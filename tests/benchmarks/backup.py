@@ -1,4 +1,4 @@
-"""What a backup costs ingest while it runs: MQTT QoS 1 with and without one, in turns on one daemon.
+"""Cost of a running backup for ingest: MQTT QoS 1 with and without one, alternating on one daemon.
 
     python -m tests.benchmarks.backup [--seconds 2] [--rounds 4] [--rate 16]
 

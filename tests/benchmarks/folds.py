@@ -1,4 +1,4 @@
-"""What snapshots and rollups cost each message, in processor time of the whole process, beside the same without them.
+"""Cost of snapshots and rollups per message, in processor time of the process, compared with a run without them.
 
     python -m tests.benchmarks.folds [--seconds 1] [--rounds 5] [--write-seconds 60]
 

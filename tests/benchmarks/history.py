@@ -73,7 +73,7 @@ class Questions:
             print(f"  {what:<44} {asked}   CPU {cpu * 1000:5.1f} ms   {target}")
 
     def questions(self) -> Iterator[Question]:
-        """What is asked, how fast it shall be, and the question."""
+        """The name of each question, its time limit, and the question."""
         now = self.now
         all_devices = ",".join(device_id(number) for number in range(DEVICES))
         month, year = self.month, {"startDate": now - 364 * DAY_MS, "endDate": now}

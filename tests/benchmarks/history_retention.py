@@ -1,4 +1,4 @@
-"""Retention on a generated store: how fast it deletes, and what that costs those who send and ask meanwhile.
+"""Retention on a generated store: how fast it deletes, and its cost for concurrent senders and readers.
 
     python -m tests.benchmarks.history_retention [--messages 10000000] [--seconds 10] [--folder DIR]
 

@@ -1,4 +1,4 @@
-"""What rate limits and quotas cost, beside the same ingest without them in the same run.
+"""Cost of rate limits and quotas, compared with ingest without them in the same run.
 
     python -m tests.benchmarks.limits [--seconds 2] [--rounds 6]
 
@@ -128,7 +128,7 @@ def side(folder: Path, *, on: bool) -> Iterator[Side]:
 
 
 def over(channel: str, seconds: float, rounds: int) -> float:
-    """What limits cost of the daemon's time. Both daemons are there all the while and take turns."""
+    """The share of limits in the daemon's time. Both daemons run all the time and are measured alternately."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         without, with_limits = (stack.enter_context(side(Path(name), on=on)) for on in (False, True))
         for number in range(rounds):

@@ -44,7 +44,7 @@ class Publisher:
     def __init__(
         self, connected: socket.socket, packets: Sequence[bytes], window: int, acknowledgements: Callable[[bytes], int]
     ) -> None:
-        """`acknowledgements` counts those that a piece of what has come completes. All packets are equally long."""
+        """`acknowledgements` counts the acknowledgements that received bytes complete. All packets are equally long."""
         self.socket = connected
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)

@@ -32,7 +32,7 @@ from tests.benchmarks.websocket import resident_kib
 from tests.daemon import LIGHT_TYPE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
 
 SPARE = 8  # devices that register before anything is measured, so that code and caches are in memory
-FAILING = 20  # one device in so many
+FAILING = 20  # one device in this number
 ABORT_PERCENT = 2
 BATCH = 100  # devices under way at once in a roll-out with a bound of failures (reference 18.5)
 PATIENCE_SECONDS = 300
@@ -88,7 +88,7 @@ class Operator:
 async def _register(
     operator: Operator, dtls: Address, first: int, devices: int, at_once: int, nursery: trio.Nursery
 ) -> float:
-    """Register devices, so many at once, and wait until each was read. Returns the seconds."""
+    """Register devices, a number at once, and wait until each was read. Returns the seconds."""
     begin = time.perf_counter()
     started = done = 0
     with trio.fail_after(PATIENCE_SECONDS):

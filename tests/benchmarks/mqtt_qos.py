@@ -4,7 +4,7 @@
 
 One generator for all: it publishes with QoS 0, 1 and 2 on 1 and 50 connections, 1 and 20 messages in flight on each. A
 message of QoS 2 counts when its PUBCOMP has come. QoS 0 has no acknowledgement: there a tenth message has QoS 1, whose
-PUBACK counts for ten, and so many tens are in flight. The daemon and aedes acknowledge behind their commit; mosquitto
+PUBACK counts for ten, and the window counts tens. The daemon and aedes acknowledge behind their commit; mosquitto
 stores nothing.
 """
 
@@ -81,7 +81,7 @@ def _dialled(port: int) -> socket.socket:
 
 
 class _Publisher:
-    """One device that keeps so many messages, or tens of them, in flight."""
+    """One device that keeps a number of messages, or tens of them, in flight."""
 
     def __init__(self, port: int, number: int, qos: int, window: int) -> None:
         self.socket = _connected(port, number)

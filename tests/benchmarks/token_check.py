@@ -1,4 +1,4 @@
-"""What it costs to know who is calling, beside the least that it could cost.
+"""Cost of identifying the caller, compared with the least possible cost.
 
     python -m tests.benchmarks.token_check [--seconds 2]
 

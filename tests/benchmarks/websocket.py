@@ -41,7 +41,7 @@ def resident_kib(process: int) -> int:
 
 
 def cpu_seconds(process: int) -> float:
-    """What it has used so far, user and system; on a shared machine this says more than rates."""
+    """Processor seconds of a process so far, user and system; on a shared machine this says more than rates."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -199,7 +199,7 @@ class Soak:
 
 
 def soak(daemon: Daemon, seconds: float, *, sockets: int = 2000, window: int = 4, steps: int = 10) -> Soak:
-    """What the readers got, how those that stopped reading were let go, and the daemon's memory over time."""
+    """Messages of the readers, ends of the connections that stopped reading, and the daemon's memory over time."""
     port = daemon.port("http")
     assert daemon.process is not None
     parked = [connect(port, LIVE + f"&sdids={device_id(_DEVICES + n % 10)}") for n in range(sockets - _DEVICES - 20)]
@@ -257,7 +257,7 @@ def main() -> None:
                 found = soak(daemon, max(options.seconds, 10.0))
                 missed = [found.acknowledged - got for got in found.received]
                 print(f"soak    {found.acknowledged:,} messages; missed by the 15 readers: {max(missed)}")
-                print(f"        those that stopped reading: {', '.join(found.ends)}")
+                print(f"        connections that stopped reading: {', '.join(found.ends)}")
                 print("        memory " + ", ".join(f"{kib / 1024:,.0f}" for kib in found.resident_kib) + " MiB")
     finally:
         shutil.rmtree(folder)

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.websocket_crowd [--subscribers 1000] [--rate 100] [--seconds 10]
 
-Ten devices send together so many messages a second. All subscribers watch all of them, so each must get the same bytes:
+Ten devices together send at a given rate. All subscribers watch all of them, so each must get the same bytes:
 one is read frame by frame, of the others a checksum is compared with it. Runs end before the first ping.
 """
 
@@ -30,7 +30,7 @@ _TEXT = 1
 
 
 class _Subscriber:
-    """What one subscriber has got. `numbers` are those of the messages, of a subscriber whose frames are read."""
+    """Messages of one subscriber. `numbers`: the messages' numbers, of a subscriber whose frames are read."""
 
     def __init__(self, opened: socket.socket, *, reads: bool) -> None:
         self.socket = opened

@@ -1,4 +1,4 @@
-"""What the store's writer would gain as a process of its own: the same commits in a thread and in a process, in turns.
+"""Gain of a writer in a process of its own: the same commits in a thread and in a process, alternating.
 
     .venv/bin/python -m tests.benchmarks.writer_process [--rounds 5] [--seconds 3]
 

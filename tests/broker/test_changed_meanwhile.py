@@ -1,4 +1,4 @@
-"""What changes between a read and what follows from it is not lost: the read is held, and the change comes first."""
+"""A change between a read and its consequence is not lost: the read is held, and the change comes first."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ class Store:
         self.together = ReadsTogether(self.read, self.changes)
         self.found: dict[int, str | None] = {}
         self.failed: list[int] = []
-        self.changes_after: int | None = None  # something changes when so many have what they looked up
+        self.changes_after: int | None = None  # something changes after this number of look-ups
 
     async def read(self, keys: Collection[int]) -> dict[int, str]:
         self.reads.append(sorted(keys))

@@ -1,4 +1,4 @@
-"""What a provisioning run says it did, and what it leaves to those who changed something since (reference 26.3)."""
+"""Report of a provisioning run, and later changes by people, which it keeps (reference 26.3)."""
 
 from dataclasses import replace
 from typing import Any
@@ -153,7 +153,7 @@ async def test_a_manifest_that_was_approved_since_is_superseded_with_force_only(
         assert await latest() == 2
         assert report.changes == []
         assert ["keeps version 2" in text for text in noticed(report)] == [True]
-    # What was approved is in the file now: the next change of the file follows it.
+    # The approved Manifest is in the file now: the next change of the file follows it.
     assert (await services.provisioning.apply(lamp_type(_OTHER_MANIFEST))).notices == []
     report = await services.provisioning.apply(lamp_type(_THIRD_MANIFEST))
     assert report.changes == [

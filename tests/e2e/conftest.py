@@ -91,7 +91,7 @@ def rest(daemon: Daemon) -> Iterator["Rest"]:
 
 
 class Rest:
-    """What an application of the devices' owner sees and does."""
+    """Client of an application of the devices' owner."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client

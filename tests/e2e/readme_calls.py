@@ -1,4 +1,4 @@
-"""What the blocks of the README and docs/ about messages, devices, rules, scenes and models do."""
+"""Results of the blocks of the README and docs/ about messages, devices, rules, scenes and models."""
 
 import json
 import tomllib
@@ -111,7 +111,7 @@ def subscriptions(gateway: Gateway, code: str) -> None:
 
 
 def board_names() -> str:
-    """What the first block about devices sets for those after it."""
+    """The variables that the first block about devices sets for the later ones."""
     return BLOCKS["device-management: Properties 1"].code.partition("\n")[0] + "\n"
 
 

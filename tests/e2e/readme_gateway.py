@@ -107,7 +107,7 @@ BLOCKS: Final = dict(_found())
 
 
 def eventually(read: Callable[[], Any], holds: Callable[[Any], bool], pause: float = 1.0) -> Any:
-    """What `read` gives once it holds; the last thing that it gave after a minute.
+    """The value of `read` once it holds; after a minute, its last value.
 
     Calls of REST are counted, also here: a hundred in a minute.
     """
@@ -133,7 +133,7 @@ class Gateway:
     printed: str  # by the demo
 
     def said(self, pattern: str) -> str:
-        """What the demo printed where the pattern has a group."""
+        """The part of the demo's output in the pattern's group."""
         found = re.search(pattern, self.printed)
         assert found is not None, self.printed
         return found[1]
@@ -165,7 +165,7 @@ class Gateway:
         return dict(word.split("=", 1) for word in shlex.split(self.said(r"(?m)^export (.*)$")))
 
     def paste(self, code: str, *, below: str = "root", **variables: str) -> str:
-        """What a shell prints. Every line has to succeed."""
+        """Run lines in a shell and return the output. Every line has to succeed."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", self._here(code, below)],
             capture_output=True,

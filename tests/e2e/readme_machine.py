@@ -1,4 +1,4 @@
-"""What the blocks of docs/ do that describe, run and watch a gateway."""
+"""Results of the blocks of docs/ that describe, run and watch a gateway."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def checked(gateway: Gateway, code: str) -> None:
 
 
 def credentials(_gateway: Gateway, code: str) -> None:
-    """What systemd hands over is what the block behind names."""
+    """The credentials of the unit are the ones that the next block names."""
     unit = ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(code)

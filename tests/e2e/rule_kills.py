@@ -95,7 +95,7 @@ def _sent(client: httpx.Client) -> dict[str, int]:
 
 
 def run(folder: Path, kills: int) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Actions that must be, those that are, and what the rules count, by sink."""
+    """Expected Actions, actual Actions, and the rules' counts, by sink."""
     chance = random.Random(20_261_122)  # noqa: S311 - the moments are random
     daemon = Daemon(folder / "state")
     daemon.configure(devices=3 * SOURCES)

@@ -23,7 +23,7 @@ DELETED: Final = "deleted application"
 HOUR_MS: Final = 3_600_000
 
 
-#: What some calls do to a trial leaves nothing for the calls after them: these have a trial of their own.
+#: Calls that leave a trial unusable for later calls: each has a trial of its own.
 OWN_TRIALS: Final = (
     ("delete", "/trials/{tid}"),
     ("put", "/trials/{tid}/invitations/{iid}"),
@@ -37,7 +37,7 @@ OWN_TRIALS: Final = (
 
 
 def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
-    """What the examples are about, as the owner would make it; by what stands for it in the document."""
+    """Make the objects of the examples, as the owner would; by their ids in the document."""
 
     def made(method: str, path: str, **body: Any) -> Any:
         return client.request(method, path, **body).raise_for_status().json()["data"]
@@ -161,7 +161,7 @@ def about_this_world(document: str, world: Mapping[str, str]) -> str:
 
 
 def close_answers(document: dict[str, Any]) -> None:
-    """Answers may have no members but those that the document names. (The document itself lets others come later.)"""
+    """Forbid members of answers that the document does not name. (The document itself lets others come later.)"""
     seen = set()
 
     def close(part: Any) -> None:
@@ -279,7 +279,7 @@ database = "none"
 [checks.negative_data_rejection]
 enabled = false
 
-# What fits the schemas may still be wrong: an end before its start, a time in the future, a tag too many.
+# Values that fit the schemas may still be wrong: an end before its start, a time in the future, a tag too many.
 [checks.positive_data_acceptance]
 enabled = false
 

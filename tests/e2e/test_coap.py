@@ -31,7 +31,7 @@ from tests.protocols.coap.dtls.client import make_certificate
 PSK_CLIENTS = ("coap-client-openssl", "coap-client-gnutls")
 
 
-#: What a client prints of the response to its registration.
+#: Client output for the response to its registration.
 REGISTERED = r"2\.05 [^\n]*Observe:\d+,"
 
 

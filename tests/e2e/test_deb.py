@@ -73,7 +73,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
 
 @contextmanager
 def serving(root: OtherRoot) -> Iterator[None]:
-    """What the unit starts, as the user of the unit; the folder is what systemd makes for StateDirectory."""
+    """Run the unit's command as the unit's user, with the folder that systemd makes for StateDirectory."""
     root.run("install", "-d", "-m", "0700", "-o", "trunkline", "-g", "trunkline", "/var/lib/trunkline")
     unit = root.run("cat", "/lib/systemd/system/trunkline.service")
     user, start = (re.search(rf"(?m)^{key}=(.*)$", unit) for key in ("User", "ExecStart"))

@@ -22,7 +22,7 @@ from tests.programs import require_dtls, require_program
 from tests.protocols.coap.firmware import Offered, content_of, offer
 
 SIZE = 256 * 1024 + 5
-#: What issue 44 asks for, in bytes a second.
+#: The rate that issue 44 requires, in bytes a second.
 RATE = 64 * 1024
 ANYWHERE = Address("127.0.0.1", 0)
 

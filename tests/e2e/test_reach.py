@@ -1,4 +1,4 @@
-"""What a user token reaches on the real daemon, while an operator grants and the user revokes (reference 4.7)."""
+"""Reach of a user token on the real daemon, while an operator grants and the user revokes (reference 4.7)."""
 
 import json
 from collections.abc import Iterator

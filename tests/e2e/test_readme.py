@@ -50,7 +50,7 @@ from tests.e2e.readme_machine import (
 from tests.programs import require_dtls, require_program
 
 _PACKAGE: Final = "needs root and an editor; tests/e2e/test_deb.py installs the package in a root of its own"
-#: What is done with each block, in this order; a text says why nothing is.
+#: Handlers of the blocks, in this order; a text says why a block is not run.
 HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "README: Try it 1": "`make run` is the demo of this test",
     "README: Try it 2": try_it,

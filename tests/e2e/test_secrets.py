@@ -31,11 +31,12 @@ from tests.protocols.outbound.smtp_servers import Received, smtp_server
 
 CALLBACK = "https://app.example.org/callback"
 WEB, PAGE = "e1" * 16, "e2" * 16
-#: What a redirect to the application must carry (RFC 6749, 4.1.2 and 4.2.2).
+#: Parameters of a redirect to the application (RFC 6749, 4.1.2 and 4.2.2).
 _REDIRECTED = {"code", "access_token", "refresh_token"}
-#: What the link of a mail must carry (reference 22).
+#: Parameters of the link in a mail (reference 22).
 _MAILED = {"code"}
-#: What people type into the page of a device's code (RFC 8628, 6.1), so the store finds it; it is valid for 30 minutes.
+#: Codes that people type into the page of a device's code (RFC 8628, 6.1), so the store finds it; it is valid for 30
+#: minutes.
 _KEPT = {("user code", "store")}
 
 

@@ -103,7 +103,7 @@ def strangers(authority: Authority, tmp_path_factory: pytest.TempPathFactory) ->
     return [[], *(list(other.files(folder, str(number))) for number, other in enumerate(others))]
 
 
-#: What each listener answers before it knows who asks: a request, an unknown level of MQTT, a ping of RFC 8323.
+#: Answers of each listener before authentication: to a request, an unknown level of MQTT, a ping of RFC 8323.
 _ANSWERED: Final = {
     "https": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "secure": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -173,7 +173,7 @@ class TestMqtt:
 
 class TestMqttOverWebSocket:
     def heard(self, daemon: Daemon, certificate: Path, board: Board, shown: list[Path]) -> list[bytes]:
-        """What the server says to CONNECT and a message of QoS 1, up to PUBACK or its end."""
+        """The server's packets after CONNECT and a message of QoS 1, up to PUBACK or its end."""
         context = ssl.create_default_context(cafile=str(certificate))
         chain, key = shown
         context.load_cert_chain(chain, key)

@@ -88,7 +88,7 @@ def eventually(holds: Callable[[], object], seconds: float = 60) -> None:
 
 
 def notifications(path: Path) -> list[dict[str, Any]]:
-    """What the callbacks printed, without a line that a kill cut off."""
+    """The output of the callbacks, without a line that a kill cut off."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
@@ -122,7 +122,7 @@ def test_kills_of_the_daemon_and_of_the_callback_lose_no_message(tmp_path: Path)
             send(10)
 
             def all_came() -> bool:
-                # What waits for a retry gets it now: the next one would be due in minutes.
+                # Waiting notifications are retried now: the next attempt would be due in minutes.
                 waiting = [one["id"] for one in asked(daemon, "GET", f"{path}/deliveries?status=PENDING")]
                 if waiting:
                     asked(daemon, "POST", f"{path}/deliveries/replay", json={"ids": waiting})

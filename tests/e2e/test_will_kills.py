@@ -70,7 +70,7 @@ class Device:
 
 @contextmanager
 def watching(daemon: Daemon) -> Iterator["queue.Queue[tuple[str, str]]"]:
-    """What paho hears of all devices, also what has waited for it."""
+    """The messages of all devices that paho gets, also ones that waited for it."""
     heard: queue.Queue[tuple[str, str]] = queue.Queue()
     client = Client(CallbackAPIVersion.VERSION2, "watcher", clean_session=False, protocol=MQTTProtocolVersion.MQTTv311)
     client.username_pw_set(device_id(WATCHER), device_token(WATCHER))

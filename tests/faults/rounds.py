@@ -59,7 +59,7 @@ class Fleet:
         self.noted(device, number)
 
     def wait_for(self, more: int) -> None:
-        """Return when so many more messages are acknowledged."""
+        """Wait until `more` further messages are acknowledged."""
         until, deadline = len(self.acknowledged) + more, time.monotonic() + 30
         while len(self.acknowledged) < until:
             if time.monotonic() > deadline:
@@ -137,7 +137,7 @@ def _stores_again(daemon: Daemon) -> float:
 
 @contextmanager
 def shimmed(folder: Path, **variables: str) -> Iterator[None]:
-    """Daemons that start meanwhile have the shim; the variables tell it what to do."""
+    """Daemons that start within the block have the shim; the variables configure it."""
     library = folder / "shim.so"
     compiler = shutil.which("cc") or "cc"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, _SHIM, "-ldl"], check=True, timeout=60)
@@ -244,7 +244,7 @@ def _replay(steps: list[_Step], image: Path, chance: random.Random) -> None:
 
 
 def stopped_with_backlog(folder: Path, rows: int) -> Row:
-    """SIGTERM while so many rows wait for the snapshots and rollups."""
+    """SIGTERM while `rows` rows wait for the snapshots and rollups."""
     row = Row(f"SIGTERM with a backlog of {rows:,} rows", "nothing; the next start goes on", 1)
     with fleet_of(folder) as fleet:
         fleet.daemon.start()

@@ -1,4 +1,4 @@
-"""What the daemon writes in a day, beside raw SQLite with the same durability (/proc/PID/io, write_bytes)."""
+"""Bytes that the daemon writes in a day, compared with equally durable raw SQLite (/proc/PID/io, write_bytes)."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a fuzzer drives: the decoder, and the whole MQTT front end on a store, from bytes that it makes up.
+"""Targets of a fuzzer: the decoder, and the whole MQTT front end on a store, from bytes that it makes up.
 
 The input chooses a service (with its own topics only, with lasting sessions, with open topics), and then steps: bytes
 and packets of two devices, connections that end, time that passes. Whatever they are, the server's tasks end without
@@ -221,7 +221,7 @@ class _Line:
         await self._ours.aclose()
 
     def said(self) -> bytes:
-        """What has come since the last call: whole packets of a server."""
+        """The whole packets of a server since the last call."""
         received = bytes(self._received)
         self._received.clear()
         self._said += len(received)

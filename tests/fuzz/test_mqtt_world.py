@@ -1,4 +1,4 @@
-"""What the fuzzer drives runs: some inputs that need no engine."""
+"""The fuzzer's targets run: some inputs that need no engine."""
 
 import random
 from pathlib import Path

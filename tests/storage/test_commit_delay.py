@@ -1,4 +1,4 @@
-"""A commit waits for those who were just answered, where the disk is slow and they do come."""
+"""A commit waits for the senders that were just answered, if the disk is slow and they do send again."""
 
 from storage.commit_delay import CommitDelay
 

@@ -66,7 +66,7 @@ async def test_with_many_rows_that_wait_the_next_commit_begins_before_the_callba
 
 
 async def test_with_few_rows_that_wait_the_callbacks_come_first(database: Database, writer: Writer) -> None:
-    """What the callbacks lead to goes with the next commit."""
+    """Writes that the callbacks make go with the next commit."""
     told: list[bool] = []
 
     def append_more(_error: StoreError | None) -> None:

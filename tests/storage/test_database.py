@@ -478,7 +478,7 @@ async def test_a_closed_store_has_no_threads_of_readers(engine: SqliteEngine) ->
         await database.read(lambda _: None)
     for thread in begun:
         thread.join(10)
-    assert readers() <= before  # those of other tests may end meanwhile
+    assert readers() <= before  # readers of other tests may end
 
 
 async def test_a_read_cannot_write(database: Database) -> None:

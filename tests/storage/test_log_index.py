@@ -289,7 +289,7 @@ def test_an_entry_is_of_one_device_and_ten_seconds_and_of_few_rows(connection: S
 
 
 def test_entries_that_do_not_follow_the_last_ones_are_made_of_the_log(connection: SqliteConnection) -> None:
-    """Those before them were lost with a failed write."""
+    """The entries before them were lost with a failed write."""
     everything = Range(None, None)
     with Log(connection) as log:
         log.append("message", [(1, 1), (2, 2)])
@@ -303,7 +303,7 @@ def test_entries_that_do_not_follow_the_last_ones_are_made_of_the_log(connection
 
 
 def test_rows_have_one_entry_when_entries_come_late(connection: SqliteConnection) -> None:
-    """The store has made them meanwhile."""
+    """The store has made them since."""
     with Log(connection) as log:
         log.append("message", [(1, 1)])
         late = log.entries.made

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.suite [--rounds 3] [--seconds 4] [--only WORD] [--growth MESSAGES ...]
 
 Each row has the daemon and its references. All of a row take turns, so ratios hold where rates move. `--growth` adds
-rows for stores of so many messages, which take a minute to build for each ten million, and for more types, users and
-subscribers.
+rows for stores of these sizes in messages, which take a minute to build for each ten million, and for more types, users
+and subscribers.
 """
 
 import argparse
@@ -99,7 +99,9 @@ def main() -> None:
         default=0.0,
         help="also measure for so long what a day writes to the disk; snapshots are written once a minute",
     )
-    parser.add_argument("--growth", type=int, nargs="*", default=[], help="rows for so many stored messages, and more")
+    parser.add_argument(
+        "--growth", type=int, nargs="*", default=[], help="rows for these numbers of stored messages, and more"
+    )
     options = parser.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))

@@ -1,4 +1,4 @@
-"""What connections cost: idle WebSockets and DTLS sessions, and a crowd of live subscribers."""
+"""Costs of connections: idle WebSockets and DTLS sessions, and a crowd of live subscribers."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def idle_sockets() -> Iterator[Measure]:
 
 @contextmanager
 def dtls_sessions() -> Iterator[Measure]:
-    """What the daemon's resident memory grows by, with the sessions of a certificate that wait for their devices."""
+    """Growth of the daemon's resident memory by the sessions of a certificate that wait for their devices."""
     with TemporaryDirectory(dir="/var/tmp") as folder:
         certificate, key = make_certificate(Path(folder), "ecdsa")
         settings = f'[coap]\ndtls_bind = "127.0.0.1:0"\n[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'
@@ -77,7 +77,7 @@ def _open_sessions(port: int, process: int, _seconds: float) -> Sample:
 
 @contextmanager
 def crowd() -> Iterator[Measure]:
-    """Who gets every message once and in order, of all who watch the same devices."""
+    """The subscribers of the same devices that get every message once and in order."""
     devices = websocket_crowd.DEVICES
     with (
         TemporaryDirectory(dir="/var/tmp") as folder,

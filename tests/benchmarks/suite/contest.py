@@ -21,7 +21,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one turn has shown. The rate is in messages or calls a second, or what the name of the row says instead."""
+    """Result of one turn. The rate is in messages or calls a second, or what the name of the row says instead."""
 
     rate: float
     p99_ms: float | None = None
@@ -62,7 +62,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Used:
-    """What the processes of a server use while something is measured."""
+    """Resources that the processes of a server use during a measurement."""
 
     processes: Sequence[int]
     seconds: float = 0.0

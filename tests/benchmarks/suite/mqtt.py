@@ -60,7 +60,7 @@ def _published(port: int, devices: int, window: int, *processes: int) -> Measure
 def ours(devices: int, window: int, *, known: int = 0) -> Iterator[Measure]:
     """The daemon: each message is authenticated, normalised and committed before its acknowledgement.
 
-    `known`: how many devices it has, if more than those that send.
+    `known`: how many devices it has, if more than the senders.
     """
     number = max(devices, known)
     with TemporaryDirectory(dir="/var/tmp") as folder, running_daemon(Path(folder), devices=number) as daemon:

@@ -1,4 +1,4 @@
-"""What snapshots and rollups cost the ingest of the whole daemon, and how soon all is as before after a large fleet.
+"""Cost of snapshots and rollups for the ingest of the whole daemon, and how soon all is as before after a large fleet.
 
     python -m tests.benchmarks.suite.projections serve --config FILE
 

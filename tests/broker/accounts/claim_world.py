@@ -25,7 +25,7 @@ ADDRESS: Final = "boss@corp.example"
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """What the stranger has: the account, a token of the Dashboard, a browser session, a device and its token."""
+    """The stranger's objects: the account, a token of the Dashboard, a browser session, a device and its token."""
 
     user: UserRecord
     token: str
@@ -35,7 +35,7 @@ class Former:
 
 
 async def open_unproved(services: Services, email: str = ADDRESS) -> UserRecord:
-    """What sign-up does."""
+    """Open an account without proof, as sign-up does."""
 
     def work(tx: Transaction) -> UserRecord:
         return add_account(tx, email, full_name="Boss", password_hash="x", now_ms=1, email_verified=False)
@@ -75,7 +75,7 @@ async def give_everything(services: Services, world: World, user: UserRecord) ->
 
 
 async def make_rule_and_subscription(services: Services, ada: UserRecord) -> None:
-    """What the Dashboard makes for Ada: a rule, and a subscription to its device."""
+    """Make what the Dashboard makes for Ada: a rule, and a subscription to its device."""
     await _watch(services, await services.accounts.tokens.caller(ADA_TOKEN), ada, KITCHEN)
 
 

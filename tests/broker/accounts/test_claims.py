@@ -173,7 +173,7 @@ async def _nothing_is_left(services: Services, user: UserRecord) -> None:
 
 
 async def test_an_application_of_the_former_holder_does_not_reach_what_the_owner_adds(oauth: OAuthWorld) -> None:
-    """What the issue reproduced: the application reads and sends with client credentials."""
+    """The case of the issue: the application reads and sends with client credentials."""
     services = oauth.services
     await oauth.change_methods(WEB, "authorization_code", "client_credentials")
     stranger = await open_unproved(services)
@@ -225,7 +225,7 @@ async def test_many_devices_are_deleted_in_steps_and_have_no_token_at_once(servi
     assert (devices.count, len(devices.names)) == (250, 100)
 
 
-# Who may be given something by an address
+# Receivers that are named by an address
 
 
 async def provisioned(services: Services, document: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ async def test_the_screen_comes_again_only_for_more_than_was_agreed(
     assert not await is_asked(oauth)
     await oauth.ask_for(WEB, wanted)
     assert await is_asked(oauth) is again
-    # What another user agreed to does not count.
+    # Another user's consent does not count.
     asked = await oauth.read(client_id=WEB, response_type="code")
     needs_screen = any(one["device_type"] not in {LIGHT_TYPE, PROTECTED_TYPE} for one in wanted)
     screen = await oauth.services.accounts.authorize.consent_needed(asked, oauth.bob.key)

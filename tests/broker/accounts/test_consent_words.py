@@ -70,7 +70,7 @@ async def test_what_a_person_agreed_to_is_what_the_list_says(
     found = await oauth.services.accounts.granted.of(caller, oauth.ada.key)
     (granted,) = [one for one in found if one.key == asked.application.key]
     assert granted.sentences == screen.sentences
-    await oauth.services.accounts.granted.revoke(oauth.ada.key, granted.key)  # the next row begins anew
+    await oauth.services.accounts.granted.revoke(oauth.ada.key, granted.key)  # so that the next row starts without it
     assert granted.how_long == how_long(28, works_alone=asked.application.allows(Method.CLIENT_CREDENTIALS))
 
 

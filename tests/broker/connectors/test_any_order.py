@@ -52,7 +52,7 @@ CONNECTOR: Final[dict[str, Any]] = {
     },
 }
 SENSORS: Final = (None, "cellar", "attic")
-#: What may be wrong at the third party during one pull.
+#: Faults of the third party during one pull.
 TROUBLES: Final = ("silent", "busy", "token refused", "token endpoint busy", "client refused")
 
 Step = tuple[str, int, int]
@@ -71,7 +71,7 @@ STEPS = st.lists(
 class Cloud:
     """A third party: readings of sensors whose clocks may be wrong.
 
-    `sends_all`: an answer has all readings. Otherwise it has those that are newer than what it is asked for.
+    `sends_all`: an answer has all readings. Otherwise it has only readings newer than the requested time.
     """
 
     def __init__(self, clock: FakeClock, *, sends_all: bool) -> None:
@@ -88,7 +88,7 @@ class Cloud:
         self.readings.append({"at": at, "number": len(self.readings), "who": SENSORS[sensor]})
 
     def set_clock(self, sensor: int, seconds: int) -> None:
-        # Who is asked for newer readings only cannot send those of a clock that is slow (reference 23.4).
+        # A service that is asked for newer readings only cannot send readings of a slow clock (reference 23.4).
         self.offsets[sensor] = seconds if self._sends_all else abs(seconds)
 
     async def send(self, request: Request) -> Response:
@@ -271,7 +271,7 @@ class Story:
         await self._check_failed()
 
     async def _check_failed(self) -> None:
-        """What cannot be read is among the failed messages."""
+        """Unreadable readings are among the failed messages."""
         found = await self.services.device_types.manifests.failures(LIGHT_TYPE, limit=1_000)
         numbers = {msgspec.json.decode(one.payload).get("number") for one in found if "noon" in one.payload}
         assert numbers == {one["number"] for one in self.cloud.readings if one["at"] == "noon"}

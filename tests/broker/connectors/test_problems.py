@@ -1,4 +1,4 @@
-"""What fails at a connector: kept within bounds, in words without a message's content (reference 27.21)."""
+"""Failures of a connector: kept within bounds, in words without a message's content (reference 27.21)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What devices say of their resources (reference 15.1 and 18.4)."""
+"""Reports of devices on their resources (reference 15.1 and 18.4)."""
 
 import json
 import math

@@ -24,7 +24,7 @@ async def statuses(fleet: Fleet, task_key: int) -> dict[str, int]:
 
 
 def working(sessions: list[FakeSession]) -> list[FakeSession]:
-    """Those that download. Which devices of those that are connected begin first, is left open."""
+    """The downloading devices. It is left open which connected devices begin first."""
     return [session for session in sessions if session.values[STATE] == 1]
 
 

@@ -171,7 +171,7 @@ async def test_a_device_that_is_lost_ends_failed_with_its_attempts_counted(
 
 
 async def test_a_value_that_cannot_be_sent_fails_at_once(fleet: Fleet, autojump_clock: MockClock) -> None:
-    """What the session refuses to send is not tried again at each registration."""
+    """A value that the session refuses to send is not tried again at each registration."""
     session = await fleet.register(fleet.devices[0])
     session.cannot_send = True
     task = await fleet.task(OFFSET, "W", value="x")

@@ -130,7 +130,7 @@ def stamps(found: Entries) -> dict[str, list[int]]:
     return {name: [message["ts"] for message in one["data"]] for name, one in loaded.items()}
 
 
-# What is exported
+# Contents
 
 
 async def test_an_entry_holds_what_a_search_answers(services: Services, ada: Caller, kitchen: Device) -> None:
@@ -266,7 +266,7 @@ async def test_an_application_exports_what_it_was_granted(services: Services, ad
     assert (await services.export.history(application, trial=None, offset=0, count=9))[1] == 1
 
 
-# What is refused
+# Refusals
 
 
 @each_row(
@@ -511,7 +511,7 @@ async def test_exports_of_a_user_that_wait_are_bounded(
     services: Services, ada: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exports, "EXPORTS_WAITING_OF_USER", 2)
-    async with trio.open_nursery() as nursery:  # of ten at once; the worker may end some meanwhile
+    async with trio.open_nursery() as nursery:  # of ten at once; the worker may end some before
         refused: list[int] = []
 
         async def create() -> None:

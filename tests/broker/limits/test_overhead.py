@@ -92,7 +92,7 @@ async def test_a_peer_that_leaves_is_not_waited_for(autojump_clock: MockClock) -
 
 
 async def test_peers_that_are_due_together_go_on_one_in_each_turn(mock_clock: MockClock) -> None:
-    """What each of them has sent next may take longer than what it has waited for."""
+    """The next frames of each may take longer than it has waited."""
     line, turn, went_on = Overhead(per_second=1e9), 0, list[int]()
 
     async def flood() -> None:

@@ -8,7 +8,7 @@ DAY_MS = 86_400_000
 
 
 def at(tally: PeriodUsage, now_ms: int, used: int = 0) -> int:
-    """What counts as used at this time, after `used` more."""
+    """The counted use at this time, after `used` more."""
     if not tally.since_ms <= now_ms < tally.until_ms:
         tally.turn(now_ms)
     tally.used += used

@@ -1,4 +1,4 @@
-"""Whose connections are counted, and when one is too many (reference 21.8)."""
+"""Holders of connections, and when a connection is too many (reference 21.8)."""
 
 import pytest
 

@@ -16,7 +16,7 @@ NEW = "192.0.2.200"  # an address without a place
 
 
 class Connections:
-    """Those that have entered, and those that had to go."""
+    """The connections that have entered, and the ones that had to go."""
 
     def __init__(self, strangers: Strangers) -> None:
         self.strangers = strangers

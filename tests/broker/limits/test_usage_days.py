@@ -1,4 +1,4 @@
-"""What an organization used on each day (reference 27.21)."""
+"""Daily usage of an organization (reference 27.21)."""
 
 from broker.limits.usage_days import KEPT_DAYS, UsageDays
 from broker.services import Services

@@ -118,7 +118,7 @@ async def test_a_local_october_is_no_longer_than_a_month(services: Services, kit
             assert (found.start_ms, found.end_ms) == (start, end)
 
 
-# What counts
+# Messages that count
 
 
 async def test_only_messages_that_are_a_minute_old_count(services: Services, kitchen: Device) -> None:
@@ -222,7 +222,7 @@ async def test_numbers_at_the_limits_of_a_double_do_not_stop_the_projections(
     assert found.aggregate.count == 4
 
 
-# What is refused
+# Refusals
 
 
 @each_row("interval", Interval)

@@ -277,7 +277,7 @@ async def test_cts_stands_still_while_the_clock_is_a_little_behind(
 async def test_a_clock_that_was_ahead_poisons_nothing(
     services: Services, kitchen: Device, fake_clock: FakeClock
 ) -> None:
-    """What comes after has the time that the clock shows then; `ts` is bounded by this time, too."""
+    """Later messages have the time of the clock; `ts` is bounded by this time, too."""
     ingest, hour_ms = services.messages.ingest, 3_600_000
     fake_clock.advance(hour_ms)
     sent = [ingest.submit(kitchen, STATE)]

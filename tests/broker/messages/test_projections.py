@@ -179,7 +179,7 @@ LIGHTS = ("11" * 16, "12" * 16, "13" * 16)
 async def test_devices_are_written_in_parts_and_the_position_follows(
     services: Services, world: World, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
-    """Those that wait longest come first, and nothing up to the written position is missing in the store."""
+    """The devices that wait longest come first, and nothing up to the written position is missing in the store."""
     monkeypatch.setattr(projections, "_WRITE_DEVICES", 1)
     kitchen, hall, bobs = await all_lights(services)
     for device in (hall, kitchen, hall, bobs, hall):
@@ -457,7 +457,7 @@ async def test_what_is_written_already_is_not_written_again(held: Services) -> N
 async def test_nothing_is_added_to_folds_that_lack_rows_of_the_log(
     held: Services, runner: HeldRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that came while the log was read are after those that are not read yet."""
+    """Rows that came while the log was read are after the unread ones."""
     monkeypatch.setattr(projections, "_HELD_ROWS", 3)
     monkeypatch.setattr(projections, "_READ_ROWS", 2)
     kitchen, projector = await kitchen_of(held), held.messages.projector
@@ -721,7 +721,7 @@ async def test_very_many_rows_of_a_device_are_added_piece_by_piece(
             services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % index, NOW_MS - HOUR_MS - index)
         await services.messages.ingest.wait_committed()
         position, found = projector.captured([kitchen.key])
-        assert (position, found[kitchen.key].position) == (before, before)  # a read leaves so many to the log
+        assert (position, found[kitchen.key].position) == (before, before)  # a read leaves this number to the log
     turns = 0
 
     async def count_turns() -> None:
@@ -1009,7 +1009,7 @@ async def test_a_device_on_a_damaged_page_stops_no_other_device(
 
 
 async def test_after_a_message_from_the_future_every_earlier_one_counts(opener: ServicesOpener) -> None:
-    """Its buckets are the newest for an hour: those of all that comes meanwhile are written already, or never were."""
+    """Its buckets are the newest for an hour: buckets of all later messages are written already, or never were."""
     start = NOW_MS - NOW_MS % MINUTE_MS - HOUR_MS
     for run in range(3):
         async with opener() as services:

@@ -47,7 +47,7 @@ RANGE: Final[dict[str, Any]] = {
     "start_ms": Milliseconds(FIRST_MS - 9 * MINUTE_MS),
     "end_ms": Milliseconds(FIRST_MS + 9 * MINUTE_MS),
 }
-#: What the bounds of the projector and of the folds are drawn from.
+#: Values of the bounds of the projector and of the folds.
 BOUNDS: Final = (
     (projections, "_HELD_ROWS", (5, 20, 50_000)),
     (projections, "_READ_ROWS", (1, 3, 50)),
@@ -72,7 +72,7 @@ class Sent:
     data: dict[str, Any]
 
 
-# What the messages of a device come to
+# Expected snapshots and rollups
 
 
 def snapshot(sent: Sequence[Sent]) -> dict[str, tuple[Milliseconds, Position, Any]]:
@@ -135,7 +135,7 @@ class Slow(OnTheLoop):
 
 @dataclass
 class Model:
-    """What was sent, and one daemon after the other on the same store."""
+    """The sent messages, and one daemon after the other on the same store."""
 
     chance: random.Random
     engine: BreakableEngine

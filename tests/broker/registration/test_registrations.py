@@ -455,7 +455,7 @@ async def test_registrations_that_were_not_completed_are_deleted_after_a_month(
         await steps.status(begun)
 
 
-# What the device record says
+# The device record
 
 
 def test_certificate_info_and_signature(authority: Authority) -> None:

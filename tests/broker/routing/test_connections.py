@@ -297,7 +297,7 @@ def test_a_link_that_raises_does_not_harm_the_others(connections: Connections, r
         assert peer.closed == [CloseReason.TOKEN_REVOKED, CloseReason.SHUTDOWN]
 
 
-# What ends a connection
+# Ends of connections
 
 
 def test_a_revoked_token_ends_the_links_that_came_with_it(

@@ -28,7 +28,7 @@ from tests.mail_queue import waiting_mails
 
 
 def of(callbacks: FakeCallbacks, name: str) -> list[int]:
-    """What the callback whose address ends with this name got."""
+    """The positions that the callback with this last part of its address got."""
     return positions([one for one in callbacks.received if one.url.endswith(name)])
 
 

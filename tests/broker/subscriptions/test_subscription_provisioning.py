@@ -28,7 +28,7 @@ STREAM: dict[str, Any] = {
 
 
 async def provision(services: Services, *entries: dict[str, Any], dry_run: bool = False) -> str:
-    """What was done to the entries. No secret is in the report."""
+    """The changes of the entries. No secret is in the report."""
     report = await services.provisioning.apply({"subscriptions": list(entries)}, dry_run=dry_run)
     assert b"/secret" not in msgspec.json.encode(report)
     counts = report.tables["subscriptions"]

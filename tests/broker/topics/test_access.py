@@ -1,4 +1,4 @@
-"""Who may use which open topics: rules of the provision file (reference 16.6 and 26.2)."""
+"""Access to open topics: rules of the provision file (reference 16.6 and 26.2)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who pays for the work of a task."""
+"""The payer of a task's work."""
 
 import pytest
 

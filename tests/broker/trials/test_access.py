@@ -1,4 +1,4 @@
-"""What a trial's application reaches, and what ends with the trial (reference 14.1 and 14.2)."""
+"""Reach of a trial's application, and its end with the trial (reference 14.1 and 14.2)."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

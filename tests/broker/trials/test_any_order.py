@@ -75,7 +75,7 @@ class Invited:
 
 @dataclass
 class Model:
-    """What is expected of the trial. A device is named by its owner and its type; each owner has one of each."""
+    """Expected state of the trial. A device is named by its owner and its type; each owner has one of each."""
 
     now_ms: int = NOW_MS
     there: bool = True

@@ -34,7 +34,7 @@ def installed_programs(sources: Path = _SOURCES) -> Path:
         done = subprocess.run([npm, *_INSTALL], cwd=fresh, capture_output=True, text=True, check=False, timeout=100)
         if done.returncode != 0:
             skip_without(str(sources / "package.json"), f"npm could not install it: {done.stderr}")
-        with suppress(OSError):  # another process installed them meanwhile
+        with suppress(OSError):  # another process installed them
             fresh.rename(folder)
     return folder
 

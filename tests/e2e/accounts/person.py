@@ -1,4 +1,4 @@
-"""What a person does on the pages, in Chromium."""
+"""A person's actions on the pages, in Chromium."""
 
 import ssl
 import time

@@ -24,7 +24,7 @@ LOOKS: Final = {
 }
 # The rules of the Web Content Accessibility Guidelines, and the best practices of the authors of axe.
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-#: Those that look at colors. Nothing else differs in the dark, says tests/protocols/http/accounts/test_style.py.
+#: The rules about colors. Nothing else differs in the dark, says tests/protocols/http/accounts/test_style.py.
 COLOR_RULES: Final = ["color-contrast", "link-in-text-block"]
 #: Of the rules that a page passes, their number is enough: axe describes no element of them.
 _FIND: Final = """

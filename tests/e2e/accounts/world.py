@@ -50,7 +50,7 @@ class Site:
         return answer.raise_for_status().json()["data"]
 
     def forget_agreements(self) -> None:
-        """Revoke Ada's applications, except the one of her token: the consent page comes again. Those that ask for
+        """Revoke Ada's applications, except the one of her token: the consent page comes again. Ones that ask for
         nothing stay: after a revocation they are shown it, too, which they are not at a first sign-in."""
         for one in self.of_ada("GET", "/users/self/applications")["applications"]:
             if one["aid"] != DASHBOARD and one["permissions"]:

@@ -109,7 +109,7 @@ def _provision(content: Content, folder: Path) -> None:
 
 
 class _Ada:
-    """What Ada makes, at her console."""
+    """Makes Ada's objects, at her console."""
 
     def __init__(self, content: Content, client: httpx.Client) -> None:
         self.content, self.site, self.ids = content, content.site, content.ids
@@ -134,7 +134,7 @@ class _Ada:
         self.operating()
         self.call("DELETE", f"/devices/{GONE}")
         site = self.site
-        # What is refused, by somebody unknown and by a device; and a message without a known field
+        # Refusals of somebody unknown and of a device; and a message without a known field
         for path in ("/users/self", f"/devices/{WIDE}"):
             httpx.get(site.daemon.base_url + path, headers=bearer("9" * 32))
         self.send(WIDE, {"unknownMeasurementOfTheStation": 1}, status=200)

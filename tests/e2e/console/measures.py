@@ -1,4 +1,4 @@
-"""What is wrong with the layout of a page: broken words, buttons of a row in two lines, endless pages."""
+"""Faults in the layout of a page: broken words, buttons of a row in two lines, endless pages."""
 
 from typing import Final
 
@@ -56,7 +56,7 @@ measure(...arguments).catch((error) => arguments[3]([[String(error)], 0]));
 
 
 def measured(browser: Chromium) -> list[str]:
-    """What is wrong at each of the widths."""
+    """The faults at each of the widths."""
     wrong = []
     for size in WIDTHS:
         browser.show(size, dark=False)

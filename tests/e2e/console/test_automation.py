@@ -103,7 +103,7 @@ def test_what_happened_before_a_rule_is_named_so_and_no_entry_stands_twice(ada: 
 
 
 def entries(user: User) -> list[str]:
-    """What is explained on the page of a rule: the newest message, then the list."""
+    """The explanations on the page of a rule: the newest message, then the list."""
     return [text for text in user.browser.texts("#now section, #why section") if text]
 
 

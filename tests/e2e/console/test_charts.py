@@ -13,7 +13,7 @@ from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
 
 HOUR_MS: Final = 3_600_000
-#: What a module of the page gives.
+#: Calls a function of a module of the page.
 _CALL: Final = """
 const [module, source, done] = [arguments[0], arguments[1], arguments[arguments.length - 1]];
 const failed = (error) => done(String(error));

@@ -96,7 +96,7 @@ def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: 
 
 
 def refusals(person: User) -> list[str]:
-    """What the pages since the last look asked for and may not have."""
+    """The refused requests of the pages since the last look."""
     return [f"{status} {url}" for status, url in person.browser.traffic().answers if status == 403]
 
 

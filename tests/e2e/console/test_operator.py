@@ -12,7 +12,7 @@ from tests.e2e.console.world import BOB_EMAIL, Site
 
 
 def test_the_first_questions_of_an_incident(ada: User, site: Site) -> None:
-    """What is refused and from where, who lags, which disk fills, what changed, what the doctor says."""
+    """Refusals and their origins, lagging readers, full disks, changes, and the doctor's findings."""
     httpx.get(f"{site.daemon.base_url}/users/self", headers={"Authorization": "Bearer " + "9" * 32})
     ada.click("Operator")
     ada.sees("Runs since", "#page")

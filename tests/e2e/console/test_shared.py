@@ -83,7 +83,7 @@ def test_a_page_that_is_open_during_an_upgrade_says_so_by_itself(ada: User, site
     site.start()
     ada.sees("another version now", "#outdated")
     assert ada.browser.labelled("Search").get_property("value") == "Light 1", "what was typed is still there"
-    ada.browser.traffic()  # what did not load meanwhile
+    ada.browser.traffic()  # forget requests that did not load
 
 
 def test_a_share_is_left_on_the_page_of_the_account(bob: User, site: Site) -> None:

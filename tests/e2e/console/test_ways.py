@@ -127,7 +127,7 @@ def test_an_update_waits_for_the_owner(ada: User, site: Site, program: Path) -> 
         ada.click("Install it")
         ada.sees_no("An update waits for you")
         assert tasks_of(site, did)[0]["acceptanceStatus"] == "ACCEPTED"
-        # What the device says of itself, with the units of the registry (issue 44, 5).
+        # The device's own properties, with the units of the registry (issue 44, 5).
         site.of_ada("PUT", f"/devicemgmt/devicetypes/{LIGHT_TYPE}", json={"devicePropertiesEnabled": True})
         ada.eventually(lambda: "device" in properties_of(site, did))
         ada.browser.open(f"{ada.origin}/developer/types/{LIGHT_TYPE}/devices")
@@ -295,7 +295,7 @@ def test_signing_out_leaves_nothing_to_see(ada: User) -> None:
     assert ada.browser.heading == "Sign in"
     ada.browser.driver.back()
     ada.eventually(lambda: ada.browser.heading == "Sign in")
-    # What the page had asked for meanwhile was refused at once.
+    # Requests of the page in between were refused at once.
     complaints = ada.browser.traffic().complaints
     assert [one for one in complaints if "401" not in one and "HTTP Authentication failed" not in one] == []
 

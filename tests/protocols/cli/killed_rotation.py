@@ -2,7 +2,7 @@
 
 It reads lines `<state directory> <number>`. For each, a child process rotates the key of that state directory and kills
 itself before the operation of that number. The answer is a line with the signal; 0 when the rotation came to its end.
-The operations are those that a power cut can fall between: each call that changes a file, and each SQL statement.
+A power cut can fall between these operations: each call that changes a file, and each SQL statement.
 """
 
 import os

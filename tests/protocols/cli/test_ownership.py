@@ -1,4 +1,4 @@
-"""What root's commands make in the state directory of a service belongs to the service's user, who can open it."""
+"""Files that root's commands make in a service's state directory belong to the service's user, who can open them."""
 
 import os
 import sqlite3

@@ -43,7 +43,7 @@ def written(folder: Path, text: str) -> Path:
 def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """Everything in a folder, with mode and time of the last change.
 
-    Without the index of the write-ahead log, which has no data: SQLite makes it anew after a kill, also for a reader.
+    Without the index of the write-ahead log, which has no data: SQLite rebuilds it after a kill, also for a reader.
     """
     return {
         str(path.relative_to(folder)): (path.stat().st_mode, path.stat().st_mtime_ns, path.read_bytes())

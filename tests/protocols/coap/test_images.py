@@ -59,7 +59,7 @@ def block_of(answer: CoapMessage) -> BlockOption:
 
 
 async def fetch(peer: Peer, path: str, kept: bytes = b"", exponent: int = LARGEST, *, blocks: int = 10_000) -> bytes:
-    """Go on with what was kept, for so many blocks."""
+    """Go on with the kept state, for a number of blocks."""
     size = 16 << exponent
     while blocks:
         blocks -= 1
@@ -217,7 +217,7 @@ async def test_an_image_that_is_deleted_meanwhile_is_gone(
 async def test_a_download_is_neither_a_stranger_nor_overhead_and_holds_no_answers(
     offered: Offered, endpoint: CoapEndpoint, peer: Peer
 ) -> None:
-    """None of a thousand blocks is dropped, and a duplicate is answered anew."""
+    """None of a thousand blocks is dropped, and a duplicate is answered again."""
     blocks = SOURCE_AT_ONCE + OVERHEAD_AT_ONCE + MAX_REMEMBERED
     await fetch(peer, offered.path, exponent=3, blocks=blocks)
     statistics = endpoint.statistics()

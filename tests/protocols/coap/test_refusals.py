@@ -1,4 +1,4 @@
-"""What CoAP refuses leaves a line in the log with the peer's address."""
+"""Each refusal of CoAP leaves a line in the log with the peer's address."""
 
 from pathlib import Path
 

@@ -64,7 +64,7 @@ def test_every_tag_but_those_of_numbers_is_refused(value: bytes) -> None:
         (cbor2.CBORTag(5, [-1, 3]), "1.5"),
         (cbor2.CBORTag(5, [-2, cbor2.CBORTag(2, b"\x05")]), "1.25"),
         (cbor2.CBORTag(55_799, {"a": cbor2.CBORTag(55_799, 1)}), '{"a":1}'),
-        # What no number holds, as JSON has no number for it.
+        # Values that JSON has no number for.
         (cbor2.CBORTag(2, b"\xff" * 1000), '"Infinity"'),
         (cbor2.CBORTag(3, b"\xff" * 1000), '"-Infinity"'),
         (cbor2.CBORTag(4, [2**63, -1]), '"-Infinity"'),

@@ -72,7 +72,7 @@ async def processed(api: httpx.AsyncClient, upload_id: str) -> dict[str, Any]:
                 return status
 
 
-# Who may
+# Permissions
 
 
 #: Each call, and its status without a body, for a type without a list.

@@ -1,4 +1,4 @@
-"""What acts on a person's devices, and what ids stand for (reference 4.10 and 12.1)."""
+"""Rules and subscriptions on a person's devices, and names of ids (reference 4.10 and 12.1)."""
 
 from typing import Any
 

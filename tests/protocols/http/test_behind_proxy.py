@@ -1,4 +1,4 @@
-"""What a trusted proxy says about its clients (reference 25.4), and what browsers are told over TLS."""
+"""Headers of a trusted proxy about its clients (reference 25.4), and headers for browsers over TLS."""
 
 from functools import partial
 from pathlib import Path

@@ -255,7 +255,7 @@ def _is_long(value: object) -> bool:
 
 
 async def test_no_call_takes_a_body_whose_values_would_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder makes all values in one call, and nothing else runs meanwhile, also in a thread."""
+    """A decoder makes all values in one call, during which nothing else runs, also in a thread."""
     many = b'{"a":[' + b"[]," * BODY_VALUES_MAX + b"1]}"
 
     async def long_one(*, limit: int) -> bytes:

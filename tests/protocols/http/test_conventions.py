@@ -1,4 +1,4 @@
-"""What holds for every REST call: tokens, CORS, methods, errors (reference 1 and 3)."""
+"""Rules of every REST call: tokens, CORS, methods, errors (reference 1 and 3)."""
 
 import gzip
 import re

@@ -138,7 +138,7 @@ async def test_what_gives_an_application_rights_of_its_own_needs_an_administrato
         ("PUT", of_administrator, {"managesOrganization": False}),
         ("POST", f"{of_administrator}/secret", {}),
         ("POST", f"/developer/applications/{with_tokens['id']}/secret", {}),
-        # Who gets what an application may that manages the organization
+        # Callers with the rights of an application that manages the organization
         ("PUT", of_administrator, {"redirectUris": ["https://developer.example/"]}),
         ("PUT", of_administrator, {"methods": ["authorization_code", "pkce"]}),
         ("PUT", of_administrator, {"anyLoopbackPort": True}),

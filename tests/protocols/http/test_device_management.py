@@ -550,7 +550,7 @@ def _succeed(entry: int, tx: Transaction) -> None:
 async def test_the_counts_of_a_task_are_of_the_moment_of_its_statuses(
     ada: Client, services: Services, update: tuple[dict[str, Any], FakeSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entries and counts were read one after the other: PROCESSING beside a count of those that have ended."""
+    """Entries and counts were read one after the other: PROCESSING next to a count of ended ones."""
     task, _ = update
     explain = services.device_management.waiting.explain
 

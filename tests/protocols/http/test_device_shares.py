@@ -165,7 +165,7 @@ async def test_pages_of_shares(api: httpx.AsyncClient) -> None:
     assert (await call(api, "GET", f"{SHARES}?count=101", ADA_TOKEN))[0] == 400
 
 
-# Who may
+# Permissions
 
 
 @each_row(
@@ -246,7 +246,7 @@ async def test_who_has_the_address_later_may_answer(services: Services, world: W
     assert (await call(api, "DELETE", f"{SHARES}/{share}", BOB_TOKEN))[0] == 200
 
 
-# What an accepted share gives
+# Rights of an accepted share
 
 
 GIVEN = [

@@ -126,7 +126,7 @@ async def test_a_disabled_device_is_told_in_the_list(api: httpx.AsyncClient) -> 
 
 
 async def test_failures_and_refusals_are_the_owners(api: httpx.AsyncClient, world: World) -> None:
-    """Who shares the device sees how much is left, and no more."""
+    """A user with a share of the device sees how much is left, and no more."""
     await accept(api)
     for path, status in ((FAILURES, 403), (REFUSALS, 403), (DROPPED, 403), (QUOTA, 200)):
         assert (await api.get(path, headers=bearer(BOB_TOKEN))).status_code == status, path

@@ -125,7 +125,7 @@ async def test_provider_authentication_is_needed_exactly_when_it_is_missing(
     assert (answer["data"]["cloudAuthorization"], answer["data"]["needProviderAuth"]) == (stored, shown)
 
 
-# Who may, on every call about one device
+# Permissions of every call about one device
 
 
 CALLS = [

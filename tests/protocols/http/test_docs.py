@@ -133,7 +133,7 @@ def test_every_call_comes_with_a_command_to_paste(operation_id: str, curl: str) 
 
 
 def test_the_shell_hands_curl_the_example_of_each_call() -> None:
-    """Whose requests are right: tests/e2e/test_schemathesis.py makes each of them."""
+    """The examples' requests are right: tests/e2e/test_schemathesis.py makes each of them."""
     script = "curl() { printf '%s\\0' $# \"$@\"; }\n" + "\n".join(one.curl for one in calls())
     variables = {"TOKEN": "its token", "SECURE_URL": "https://secure"}
     done = subprocess.run(["bash", "-euc", script], capture_output=True, env=variables, check=True)

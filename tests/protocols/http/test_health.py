@@ -168,7 +168,7 @@ def test_prometheus_takes_the_file_of_alerts() -> None:
     subprocess.run([promtool, "check", "rules", ALERTS], capture_output=True, check=True, timeout=60)
 
 
-# Who may read them
+# Permissions
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ async def test_behind_a_trusted_proxy_the_client_counts(site: httpx.AsyncClient)
     assert await status_for(site, X_Forwarded_For="203.0.113.7") == 403
     assert await status_for(site, X_Forwarded_For="192.0.2.7") == 200
     assert await status_for(site, Forwarded='for="[2001:db8::7]"') == 200
-    # What names nobody: two headers that differ, a name that hides the address, and the proxy itself.
+    # Headers that name nobody: two that differ, a name that hides the address, and the proxy itself.
     assert await status_for(site, X_Forwarded_For="203.0.113.7", Forwarded="for=192.0.2.7") == 403
     assert await status_for(site, X_Forwarded_For="unknown") == 403
     assert await status_for(site, X_Forwarded_For="127.0.0.1") == 403

@@ -39,7 +39,7 @@ from tests.protocols.http.test_developer import ask, console_token, set_role
 from tests.protocols.http.test_order_of_checks import a_model, a_rule, a_scene, a_subscription, exported
 
 ONE: Final = f"/developer/applications/{DASHBOARD}"
-#: What `a_life` makes through the dashboard.
+#: Objects that `a_life` makes through the dashboard.
 LIFE: Final = {"users": 1, "tokens": 2, "rules": 1, "scenes": 1, "models": 1, "subscriptions": 1, "exports": 1}
 
 
@@ -121,7 +121,7 @@ async def test_everything_of_an_application_ends_at_once(
             for table in (*OWN_ROWS, *OBJECTS)
         }
     assert {table: count for table, count in left.items() if count} == {"subscription": 1}  # its log of 30 days
-    # What is others': the device, its token, the other application.
+    # Others' objects: the device, its token, the other application.
     message = {"sdid": KITCHEN, "data": {"state": True}}
     assert (await api.post("/messages", json=message, headers=bearer(KITCHEN_TOKEN))).status_code == 200
     assert (await api.get("/users/self", headers=bearer(BOB_TOKEN))).status_code == 200

@@ -287,7 +287,7 @@ def parsed(text: str) -> "Page":
 
 
 class Page(HTMLParser):
-    """What a page is made of. `anchors`: the method and path of each call, by its id."""
+    """Parts of a page. `anchors`: the method and path of each call, by its id."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

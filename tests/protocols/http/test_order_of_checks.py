@@ -250,7 +250,7 @@ PARAMETER: Final = re.compile(r"<[^>]+>|{[^}]+}")
 
 @dataclass(frozen=True)
 class Named:
-    """What a path may name: nothing there is, something that is not for Ada, and something that is."""
+    """Ids in a path: of no object, of an object that Ada may not use, and of one that she may."""
 
     unknown: str
     foreign: str
@@ -538,7 +538,7 @@ async def test_the_table_has_every_path_that_names_something(services: Services)
 async def test_where_the_path_names_nothing_the_limit_goes_before_all_else(
     api: httpx.AsyncClient, services: Services, named: dict[str, Named]
 ) -> None:
-    """What a query or a body names is looked up when they are read, and so after it."""
+    """Objects that a query or a body names are looked up when these are read, and so after it."""
     for path in ("/tags", "/messages"):
         await call(api, "GET" if path == "/tags" else "POST", path)
     wrong = []

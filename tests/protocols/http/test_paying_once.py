@@ -69,7 +69,7 @@ async def begin(services: Services, pages: httpx.AsyncClient, stripe: StripeStan
 
 
 async def tell(pages: httpx.AsyncClient, notification: bytes) -> None:
-    """What Stripe does."""
+    """Fake of Stripe."""
     answer = await pages.post(
         "/accounts/pricing/notifications", content=notification, headers=signed(notification, time.time())
     )
@@ -327,7 +327,7 @@ async def test_the_operator_decides_nothing_while_stripe_does_not_answer(
 async def test_money_for_what_another_payment_has_paid_is_shown_to_the_operator_until_it_is_sent_back(
     services: Services, pages: httpx.AsyncClient, stripe: StripeStandIn
 ) -> None:
-    """The operator gives up a payment whose money takes days, the owner pays anew, and then both come."""
+    """The operator gives up a payment whose money takes days, the owner pays again, and then both come."""
     first = await begin(services, pages, stripe)
     await tell(pages, first.pay("unpaid"))
     await services.monetization.payments.decide(first.reference, "declined")

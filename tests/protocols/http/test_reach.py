@@ -1,4 +1,4 @@
-"""What a token reaches, over REST: every call that names a device, and every list (reference 4.7).
+"""Reach of a token over REST: every call that names a device, and every list (reference 4.7).
 
 Each table is compared with the declarations of the calls, so a new call needs a row.
 """
@@ -39,7 +39,7 @@ from tests.reach_world import (
 from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
-#: What a call needs on the type of an own device, and of one that is shared with the user; None: it is refused.
+#: Permissions that a call needs on the type of an own device, and of a shared one; None: it is refused.
 Needs = tuple[Need | None, Need | None]
 READ: Final[Needs] = ("READ", "READ")
 WRITE: Final[Needs] = ("WRITE", "WRITE")
@@ -121,7 +121,7 @@ IN_QUERY_OR_BODY: Final[Mapping[str, tuple[Needs, tuple[dict[str, Any], ...]]]] 
     ),
     "PUT /devices/registrations/pin": (OWNER, ({"json": {"pin": "K7QW3MXA", "deviceId": "{did}"}},)),
 }
-#: What else shows devices or what is theirs: lists leave out what is not granted. The tests below have each of them.
+#: Other calls that show devices or their data: lists leave out what is not granted. The tests below have each of them.
 LISTS: Final = {
     "GET /devices/status",
     "GET /users/{uid}/devices",
@@ -419,7 +419,7 @@ async def test_scenes_need_what_their_devices_need(
 
 @pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
 async def test_models_need_read_on_their_sources(api: httpx.AsyncClient, reach: ReachWorld, grants: str) -> None:
-    """Those of own devices and of shared ones: made when all is granted, and shown as far as it still is."""
+    """Objects of own devices and of shared ones: made when all is granted, and shown as far as it still is."""
     wrong: list[tuple[object, ...]] = []
     for token in TOKENS.values():
         made = {}

@@ -1,4 +1,4 @@
-"""What an application reaches of the trials of its user, an administrator (reference 4.7 and 14.1)."""
+"""Reach of an application in the trials of its user, an administrator (reference 4.7 and 14.1)."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""What HTTP refuses leaves a line in the log, with the route and not with what was sent."""
+"""Each refusal of HTTP leaves a line in the log, with the route and without the sent data."""
 
 from pathlib import Path
 

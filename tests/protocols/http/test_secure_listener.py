@@ -118,7 +118,7 @@ def fields_of(error: Any) -> list[str]:
     return [finding["field"] for finding in error["errors"][0]]
 
 
-# Who gets in
+# Admission
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

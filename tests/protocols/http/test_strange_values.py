@@ -33,7 +33,7 @@ TOKENS: Final = {
     TokenKind.APPLICATION: APPLICATION_TOKEN,
     TokenKind.DEVICE: KITCHEN_TOKEN,
 }
-#: What a path names, by method and path, in the words of the fixture `named`.
+#: Objects that a path names, by method and path, in the words of the fixture `named`.
 NAMED: Final = {(method, PARAMETER.sub("{}", path)): PARAMETER.findall(path) for method, path, _ in rows()}
 BODIES: Final = [call for call in CALLS if call.takes_body and not call.needs_certificate]
 

@@ -98,7 +98,7 @@ async def test_who_may_make_which_call(
         fake_clock.advance(DAY_MS)  # no limit of mails and trials is reached
         made = await build_trial(services, world)
         at = path.format(tid=made.trial.record.id, iid=made.invitation.id)
-        # Who may not goes first: nothing must have happened before who may.
+        # Refused callers go first: nothing may have happened before the permitted call.
         order = sorted(zip(TOKENS, expected.split(), strict=True), key=lambda one: one[1] != "403")
         seen = {token: str((await call(api, token, method, at, body)).status_code) for token, _ in order}
         if [seen[token] for token in TOKENS] != expected.split():

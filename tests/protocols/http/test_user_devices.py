@@ -189,7 +189,7 @@ async def test_an_application_reaches_what_is_shared_with_its_user(
     assert (await api.put(device, headers=headers, json={"availability": "online"})).status_code == 403
 
 
-# What is offered
+# Offers
 
 
 async def test_an_offer_is_seen_and_answered_as_far_as_its_type_is_granted(

@@ -12,7 +12,7 @@ from protocols.metrics.collecting import members
 from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Metric
 from storage.damage import DamageStatistics
 
-#: What each listener counts, as `protocols/daemon.py` registers it.
+#: Counters of each listener, as `protocols/daemon.py` registers them.
 COUNTED = {
     "coap": EndpointStatistics,
     "coaps": EndpointStatistics,

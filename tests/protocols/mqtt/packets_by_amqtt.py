@@ -56,7 +56,7 @@ def decode_one(data: bytes, *, level: int = MQTT_3_1_1) -> Packet:
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:
-    """What amqtt's codec returns; over a buffer it never waits."""
+    """The result of amqtt's codec; over a buffer it never waits."""
     try:
         work.send(None)
     except StopIteration as stop:

@@ -70,7 +70,7 @@ MIXED = [
 
 
 class Met:
-    """What a device has met, and what is stored of it."""
+    """Packets that a device got, and the stored messages."""
 
     def __init__(self) -> None:
         self.errors: list[bytes] = []
@@ -164,7 +164,7 @@ async def test_errors_are_told_in_the_order_of_the_messages(tmp_path: Path) -> N
 async def test_few_messages_are_looked_at_twice(
     server: Server, monkeypatch: pytest.MonkeyPatch, unusual: Collection[int], looks: int
 ) -> None:
-    """Those at which messages that are accepted together end: after a few of them, the rest comes one by one."""
+    """The positions where messages that are accepted together end: after a few of them, the rest comes one by one."""
     ingest, tried = server.services.messages.ingest, list[int]()
     submit_usual = ingest._submit_usual
 

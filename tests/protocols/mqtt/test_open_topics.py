@@ -546,7 +546,7 @@ async def found(server: Server, device: str) -> Device:
 
 
 async def test_topics_are_short(server: Server) -> None:
-    """What a device makes the daemon remember is bounded: filters, aliases and what waits."""
+    """The memory that a device can occupy is bounded: filters, aliases and waiting messages."""
     long, deep = b"a" * (MQTT_TOPIC_BYTES_MAX + 1), b"a/" * MQTT_TOPIC_LEVELS_MAX
     peer = await dialled(server)
     await peer.send(publish_5(1, topic=long), publish_5(2, topic=deep), publish_5(3, topic=b"$SYS/x"))

@@ -1,4 +1,4 @@
-"""What MQTT refuses leaves a line in the log, with the device if there is one of that id, and never with a secret."""
+"""Each refusal of MQTT leaves a line in the log, with the device if one has that id, and never with a secret."""
 
 import json
 from pathlib import Path

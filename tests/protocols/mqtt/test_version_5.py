@@ -305,7 +305,7 @@ async def test_actions_and_errors_have_no_properties(server: Server) -> None:
 
 # --- The end --------------------------------------------------------------------------------------------------------
 
-# What broker fuzzers send; the same bytes close a connection of 3.1.1 without a word, unless they are right there.
+# Inputs of broker fuzzers; the same bytes close a connection of 3.1.1 without a word, unless they are right there.
 FAULTS = {
     "a second CONNECT": (connect(level=5), 0x82),
     "packet id 0": (publish_5(0), 0x81),

@@ -10,7 +10,7 @@ from tests.stores import make_store
 
 
 def make_sealed_state(folder: Path, secrets_each: int) -> Path:
-    """Make one with so many secrets in each column, sealed with its first key; return its folder."""
+    """Make a state with a number of secrets in each column, sealed with its first key; return its folder."""
     with open_state(Settings(state_dir=folder)) as state:
         make_store(state.database)
         for column in SEALED_COLUMNS:

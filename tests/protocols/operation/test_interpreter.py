@@ -1,4 +1,4 @@
-"""What the daemon asks of the interpreter and the C library."""
+"""The daemon's settings of the interpreter and the C library."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the daemon tells the operator's page of itself (reference 27.21)."""
+"""State of the daemon for the operator's page (reference 27.21)."""
 
 import tarfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What peers have sent while the process did not run is read before they are judged by the clock.
+"""Bytes that peers sent while the process did not run are read before deadlines count.
 
 The clock of these tests jumps while the bytes lie in the sockets: so it looks to the daemon after SIGSTOP and SIGCONT.
 """

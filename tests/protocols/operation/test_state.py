@@ -1,4 +1,4 @@
-"""What a state directory must look like before a daemon uses it (reference 27.6)."""
+"""Conditions on a state directory before a daemon uses it (reference 27.6)."""
 
 import shutil
 import sqlite3

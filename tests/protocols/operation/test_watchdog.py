@@ -31,7 +31,7 @@ def notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
 
 
 def read(notified: socket.socket) -> list[str]:
-    """What systemd has got since the last call."""
+    """The datagrams to systemd since the last call."""
     found = []
     while True:
         try:

@@ -203,7 +203,7 @@ def test_a_ca_file_that_cannot_be_used_is_an_error_of_the_settings(tmp_path: Pat
             transport_to(25, ca_file=str(path))
 
 
-# What a server answers
+# Answers of a server
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a `bind` means, for TCP and UDP alike (reference 25.1)."""
+"""Meaning of `bind`, for TCP and UDP alike (reference 25.1)."""
 
 import errno
 import socket
@@ -79,7 +79,7 @@ async def test_a_name_is_all_of_its_addresses(
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *families: socket.AddressFamily, number: int, times: int = 1000) -> None:
-    """Opening sockets of these families fails so many times."""
+    """Opening sockets of these families fails a number of times."""
     left = [times]
     really = binding._open
 

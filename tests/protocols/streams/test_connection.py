@@ -130,7 +130,7 @@ def _sockets() -> tuple[trio.abc.Stream, trio.abc.Stream]:
 
 
 async def _send_in_pieces(choices: random.Random, ours: trio.abc.Stream, sent: bytes, served: Lines) -> bool:
-    """Returns whether the connection was ended from outside meanwhile."""
+    """Return whether the connection was ended from outside."""
     is_ended, at = False, 0
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         while at < len(sent):

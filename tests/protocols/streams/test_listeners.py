@@ -170,7 +170,7 @@ async def test_strangers_who_leave_at_one_moment_end_a_few_in_each_turn(
     assert most <= 2 * STRANGERS_PER_TURN  # trio runs ready tasks in any order
 
 
-# Who may have a connection
+# Admission
 
 
 async def name_peer(stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""What a stranger has sent is freed when its connection ends, without waiting for the garbage collector.
+"""Memory for a stranger's bytes is freed when its connection ends, without waiting for the garbage collector.
 
 So are the objects of the connection: the collector stops the loop for a millisecond for each thousand of them.
 """

@@ -22,7 +22,7 @@ def block(command: int, family: int, content: bytes, *, length: int | None = Non
 
 
 async def received(sent: bytes, *, one_by_one: bool = False) -> tuple[Source | None, bytes]:
-    """What the parser says, and what it has left on the socket."""
+    """The parser's result, and the bytes that it has left on the socket."""
     ours, theirs = trio.socket.socketpair()
     chunks = [sent[index : index + 1] for index in range(len(sent))] if one_by_one else [sent]
 

@@ -1,4 +1,4 @@
-"""Whose connections take a place among the unauthenticated ones, over all TCP listeners (reference 21.6)."""
+"""Connections that take a place among the unauthenticated ones, over all TCP listeners (reference 21.6)."""
 
 import os
 import select

@@ -65,7 +65,7 @@ async def test_a_crowd_of_one_address_does_not_stand_before_another_address(
 
 
 async def turns_of_a_crowd(turnstile: Turnstile, nursery: trio.Nursery, between: Callable[[], None]) -> list[int]:
-    """In which turn of the loop each of 20 went on of those who had to wait; `between` is called in each turn."""
+    """The turns of the loop in which 20 waiting connections went on; `between` is called in each turn."""
     turn, passed = 0, list[int]()
 
     async def come() -> None:

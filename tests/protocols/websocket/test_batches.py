@@ -226,7 +226,7 @@ def without_mids(frames: Sequence[Any]) -> list[Any]:
 
 
 async def known(services: Services, world: World) -> list[object]:
-    """What is stored and kept of both devices, but for positions."""
+    """The stored and kept state of both devices, without positions."""
     ingest = services.messages.ingest
     await ingest.wait_committed()
     devices = [await services.devices.registry.get(key) for key in (world.kitchen, world.hall)]

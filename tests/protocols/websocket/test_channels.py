@@ -1,4 +1,4 @@
-"""What /websocket, /live and /events share: authentication, pings, and how connections end (reference 19.1)."""
+"""Common behaviour of /websocket, /live and /events: authentication, pings, ends of connections (reference 19.1)."""
 
 import json
 

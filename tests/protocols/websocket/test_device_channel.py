@@ -77,7 +77,7 @@ def ok(message: object = "OK", cid: str | None = None) -> dict[str, object]:
 
 
 def frames(events: Sequence[ChannelEvent]) -> list[object]:
-    """What the client reads, in order."""
+    """The frames that the client reads, in order."""
     return [
         json.loads(frame) if isinstance(frame, str) else msgpack.unpackb(frame)
         for event in events

@@ -240,7 +240,7 @@ async def test_a_slow_reader_is_closed_and_the_others_miss_nothing(
     await trio.sleep(SLOW_READER_SECONDS + 0.1)
     later = await store(services, KITCHEN)
     assert [(await said(good))["mid"] for _ in range(len(mids) + 1)] == mids + later
-    # What it was sent before is still there for it to read.
+    # Frames that were sent before can still be read.
     assert [(await slow.said())["mid"] for _ in mids] == mids
     assert await slow.close_code() == 1013
 

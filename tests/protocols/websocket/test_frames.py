@@ -1,4 +1,4 @@
-"""Frames of the device channel: those that clients may write, and those of the server, byte for byte."""
+"""Frames of the device channel: forms that clients may write, and the server's frames, byte for byte."""
 
 import json
 import math

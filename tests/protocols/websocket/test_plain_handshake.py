@@ -14,7 +14,7 @@ from tests.properties import examples
 from tests.rows import each_row
 
 _KEY: Final = b"dGhlIHNhbXBsZSBub25jZQ=="
-#: What the client of RFC 6455, 1.2 sends, in the order of its lines.
+#: Request of the client in RFC 6455, 1.2, in the order of its lines.
 _HEADERS: Final = {
     b"Host": b"server.example.com:8080",
     b"Upgrade": b"websocket",

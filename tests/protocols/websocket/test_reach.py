@@ -1,4 +1,4 @@
-"""What a token reaches, on open connections: /live, /events and the device channel (reference 4.7)."""
+"""Reach of a token on open connections: /live, /events and the device channel (reference 4.7)."""
 
 import json
 from collections.abc import Callable

@@ -43,7 +43,7 @@ async def test_a_message_that_comes_in_pieces_is_answered(peers: Peers) -> None:
 async def test_a_reader_that_pauses_again_and_again_gets_every_frame_once_and_in_order(
     peers: Peers, services: Services
 ) -> None:
-    assert _READS < WEBSOCKET_BACKLOG  # so many may wait for as long as they like
+    assert _READS < WEBSOCKET_BACKLOG  # this number may wait for as long as they like
     reader = await peers.connect_plain(_LIVE, sockets=True)
     device, ingest = await services.devices.registry.find(KITCHEN), services.messages.ingest
     before = trio.lowlevel.current_statistics().tasks_living

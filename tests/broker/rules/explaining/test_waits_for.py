@@ -1,4 +1,4 @@
-"""What a rule says that it waits for is true (reference 12.1)."""
+"""The reported waits of a rule are true (reference 12.1)."""
 
 from datetime import UTC, datetime
 

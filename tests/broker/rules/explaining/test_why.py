@@ -50,7 +50,7 @@ def _messages(chance: random.Random, count: int) -> Iterator[tuple[int, str, dic
 
 
 class _Reference:
-    """What the reference evaluator says of one rule at each message."""
+    """Results of the reference evaluator for one rule at each message."""
 
     def __init__(self, text: Mapping[str, Any], own: list[str]) -> None:
         self._rule = ReferenceRule(text)

@@ -1,4 +1,4 @@
-"""What rules mean, written once more: slowly, plainly, on the JSON of the body (reference 12.7 and 12.10).
+"""A second implementation of rules: slow, plainly, on the JSON of the body (reference 12.7 and 12.10).
 
 It knows no compiled form and shares no code with broker/rules. Devices are named by their ids, times are milliseconds.
 `datetime` conditions are read with single numbers and `*` only, in UTC.
@@ -58,7 +58,7 @@ class ReferenceRule:
         self.conditions: list[Body] = clauses.get("and", [clauses])
         self.running: dict[TimerKey, Running] = {}
 
-    # What may happen
+    # Events
 
     def message(self, moment: Moment) -> dict[str, str] | None:
         """A message came. The answer: the devices of `any` by type if the rule triggers."""
@@ -294,7 +294,7 @@ def number(value: Any) -> float:
     return float(value) if isinstance(value, float) else int(value)
 
 
-# What a condition names
+# Names in conditions
 
 
 def is_time(condition: Body) -> bool:

@@ -200,7 +200,7 @@ async def test_a_change_of_one_rule_resets_no_other_rules_timer(home: Home, auto
     await trio.sleep(30)
     await home.change(second, RuleChanges(body=b"%s" % second.body.replace("60", "70").encode()))
     await trio.sleep(31)
-    assert await home.count() == 1  # the first; the second has begun anew
+    assert await home.count() == 1  # the first; the second has restarted
     await trio.sleep(300)
     assert await home.count() == 1
 

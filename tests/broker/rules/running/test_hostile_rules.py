@@ -1,4 +1,4 @@
-"""What one user's rules cannot do to others: floods, processor time, new budgets (reference 12.4 and 12.9)."""
+"""One user's rules cannot harm others: floods, processor time, new budgets (reference 12.4 and 12.9)."""
 
 import threading
 from collections.abc import AsyncIterator, Callable

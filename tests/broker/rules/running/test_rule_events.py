@@ -1,4 +1,4 @@
-"""Who hears of rules and subscriptions on /events: their users through their applications, and these (reference 20)."""
+"""Receivers of events of rules and subscriptions: their users through their applications, and these (reference 20)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What was true before a position of the log, with little read."""
+"""State of a rule before a position of the log, with few reads."""
 
 import random
 from collections.abc import Sequence

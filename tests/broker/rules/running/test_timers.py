@@ -1,4 +1,4 @@
-"""Timers: the first one first, and no memory for those that were set anew or dropped."""
+"""Timers: the first one first, and no memory for replaced or dropped ones."""
 
 from broker.rules.running.evaluator import TimerHeap
 from storage.keys import DeviceKey, Milliseconds, RuleKey

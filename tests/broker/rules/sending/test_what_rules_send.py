@@ -1,4 +1,4 @@
-"""What leaves a rule: mails and HTTP requests within their budgets, problems, loops, and what the owner is told."""
+"""Output of rules: mails and HTTP requests within their budgets, problems, loops, and what the owner is told."""
 
 from collections.abc import AsyncIterator
 from typing import Any

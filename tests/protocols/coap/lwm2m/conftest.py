@@ -24,7 +24,7 @@ from tests.protocols.coap.lwm2m.device import PATIENCE_SECONDS, MemoryTransport,
 
 
 class Management:
-    """What the server tells device management."""
+    """Records the reports of the server to device management."""
 
     def __init__(self) -> None:
         self.observation = ObservationSettings(is_enabled=True, pmin=10, pmax=60)

@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 10
 OBJECTS = b"</1/0>,</3/0>,</5/0>"
 TEXT, LINKS, OPAQUE, TLV, LWM2M_JSON, SENML_JSON, SENML_CBOR = 0, 40, 42, 11542, 11543, 110, 112
 
-#: What a device answers: code, content-format and payload.
+#: Answer of a device: code, content-format and payload.
 Reply = tuple[aiocoap.Code, int | None, bytes]
 Answerer = Callable[[aiocoap.Message], aiocoap.Message | None]
 
@@ -247,7 +247,7 @@ class ScriptedDevice:
         return int(message.mid)
 
     async def wait_asked(self, what: str, *, times: int = 1) -> None:
-        """Wait until the daemon has asked something so many times."""
+        """Wait until the daemon has sent a number of requests."""
         with trio.fail_after(PATIENCE_SECONDS):
             while self.requests.count(what) < times:
                 await self._on_request.wait()

@@ -1,4 +1,4 @@
-"""What devices answer, in every format of reference 18.3, and what is malformed."""
+"""Answers of devices in every format of reference 18.3, and malformed ones."""
 
 import json
 import math
@@ -255,7 +255,7 @@ class TestTimes:
             (0, 2**28, 2**28 * 1000),
             (_NOW, -5, NOW_MS - 5_000),
             (_NOW, 0, None),
-            # What is ahead of the clock is of now: it keeps out nothing that comes later.
+            # A value ahead of the clock counts as present, and keeps no later one out.
             (0, 5, None),
             (0, 2**28 - 1, None),
             (253_402_300_799, 0, None),  # the year 9999

@@ -275,7 +275,7 @@ class TestUnknownTypes:
         session = await management.session()
         for _ in range(2):
             assert latest(await session.read((4242, 0))) == {(4242, 0, 1): 48, (4242, 0, 2): "M"}
-        # What the device has refused is not asked for again.
+        # A refused request is not repeated.
         assert self.accepts == [None, *asked, asked[-1]]
 
     async def test_stay_bytes_of_a_device_that_has_nothing_else(

@@ -41,7 +41,7 @@ class TestRegistration:
     async def test_the_first_is_durable_before_it_is_answered(
         self, device: ScriptedDevice, management: Management, services: Services, world: World
     ) -> None:
-        """Issue 44, 1. What the device proved may end meanwhile."""
+        """Issue 44, 1. The device's token may end during the wait."""
         management.may_admit = trio.Event()
         answers: list[aiocoap.Message] = []
 

@@ -1,4 +1,4 @@
-"""What follows a registration, notifications and Send (reference 18.2, 18.3)."""
+"""Steps after a registration, notifications and Send (reference 18.2, 18.3)."""
 
 from unittest.mock import AsyncMock
 
@@ -258,7 +258,7 @@ class TestNotifications:
         assert (management.values, observed.resets) == ({}, [message_id])
 
     async def test_a_flood_of_them_is_stored_together(self, observed: ScriptedDevice, management: Management) -> None:
-        """What comes while one is stored waits with its time of arrival, in its order."""
+        """A value that comes while another is stored waits with its time of arrival, in its order."""
         stored: list[list[Reading]] = []
         gate = trio.Event()
 

@@ -125,7 +125,7 @@ async def test_a_device_in_queue_mode_pulls_its_firmware(
     assert await operator.waits_for(task) == SLEEPS
     device.requests.clear()
     device.replies["GET /5/0/3"] = content(TEXT, b"2")
-    await device.update()  # it is observed and read anew: the observation says that the image is there
+    await device.update()  # it is observed and read again: the observation says that the image is there
     device.replies["GET /5/0"] = content(TLV, tlv((3, 3, b"\2"), (3, 5, b"\0")))
     await device.notify("/5/0", 2, device.replies["GET /5/0"])  # type: ignore[arg-type]
     await settle()

@@ -500,7 +500,7 @@ async def test_an_account_of_another_provider_is_not_touched(
 async def test_an_account_with_a_second_factor_is_not_taken_over(
     browser: Browser, provider: OpenIdProvider, services: Services, fake_clock: FakeClock
 ) -> None:
-    """Who owns the address only has neither the password nor the phone."""
+    """A person who has only the address has neither the password nor the phone."""
     await set_up(browser, fake_clock)
     browser.client.cookies.clear()
     answer = await come_back(browser, provider.agree(await leave(browser)))

@@ -1,4 +1,4 @@
-"""Every page of the accounts server is in the list of those that are looked at in a browser."""
+"""Every page of the accounts server is in the list of pages that are looked at in a browser."""
 
 from broker.services import Services
 from protocols.http.application import build_accounts_app

@@ -1,4 +1,4 @@
-"""What people do on the pages of the accounts server is in the audit log, and wrong attempts are in the log, too."""
+"""Actions on the pages of the accounts server are in the audit log, and wrong attempts are in the log, too."""
 
 from structlog.testing import capture_logs
 

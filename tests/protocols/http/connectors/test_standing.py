@@ -1,4 +1,4 @@
-"""What the developers of a type, and the operator, are told of its connector (reference 27.21)."""
+"""Status of a connector for the developers of its type and for the operator (reference 27.21)."""
 
 from typing import Any, Final
 

@@ -195,7 +195,7 @@ async def test_deleting_the_device_unsubscribes(
 
 
 class Events:
-    """What the event feed is told of devices, with `mid` where an event has one."""
+    """Events about devices on the feed, with `mid` where an event has one."""
 
     def __init__(self, services: Services) -> None:
         self.heard: list[tuple[str, str, str | None]] = []

@@ -1,4 +1,4 @@
-"""The words of the pages: those that a private idiom of this project had, and plainer ones for them."""
+"""The words of the pages: phrases of this project's former idiom, and plainer ones for them."""
 
 import re
 from importlib.resources import files
