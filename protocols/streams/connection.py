@@ -296,7 +296,7 @@ class StreamConnection(Outbox):
         """For `Alarms`."""
         if self.hub.life.stopping.is_set():
             self.stop()
-        elif self.state in _OPEN and self._task is not None:
+        elif self.state in _OPEN and not self.is_ended and self._task is not None:
             self._task.context.run(self.hub.connections.start_soon, self._beat)
 
     async def _beat(self) -> None:
@@ -309,7 +309,9 @@ class StreamConnection(Outbox):
             _log.exception("connection_failed", protocol=self.PROTOCOL)
             self.is_broken = True
             self.end()
-        if self.state in _OPEN:
+        if self.state is LifePhase.CLOSED:  # it has ended meanwhile, and `beat` may have begun something anew
+            self.leave()
+        elif self.state in _OPEN and not self.is_ended:
             self.set_alarm()
 
     # --- The outbox --------------------------------------------------------------------------------------------------
@@ -352,10 +354,10 @@ async def _read_when_ready(socket: trio.socket.SocketType) -> bytes:
     A device mostly sends its next messages after the answers to its last ones. So this waits first, where
     `SocketStream.receive_some` tries to read, fails, waits, and reads: a third of its time.
     """
-    while (number := socket.fileno()) >= 0:  # strangers lose their sockets when there are too many
+    while socket.fileno() >= 0:  # strangers lose their sockets when there are too many
         await trio.lowlevel.wait_readable(socket)
         try:
-            return os.read(number, _READ_BYTES)
+            return os.read(socket.fileno(), _READ_BYTES)  # closed meanwhile, its number may be another one's
         except BlockingIOError:
             continue
         except OSError as error:

@@ -124,8 +124,10 @@ class Outbox(ABC):
         return data
 
     async def wait_empty(self) -> None:
-        """Wait until all bytes so far were handed to the operating system."""
-        while self._waiting_bytes:
+        """Wait until all bytes so far were handed to the operating system, or discarded."""
+        while (
+            self._waiting_bytes > 0
+        ):  # less, when the sending task was about to note bytes that `discard` has forgotten
             if self._emptied is None:
                 self._emptied = trio.Event()
             await self._emptied.wait()
@@ -135,6 +137,7 @@ class Outbox(ABC):
         self._waiting.clear()
         self._count(-self._waiting_bytes)
         self._shared = None
+        self._note_empty()
 
     async def send_forever(self) -> None:
         """Send until cancelled; run by one task. Raises the stream's error when the peer has gone."""
@@ -148,6 +151,9 @@ class Outbox(ABC):
             self._count(-len(data))
             if not self._waiting:
                 self._is_wanted = False
-                if self._emptied is not None:
-                    self._emptied.set()
-                    self._emptied = None
+                self._note_empty()
+
+    def _note_empty(self) -> None:
+        if self._emptied is not None:
+            self._emptied.set()
+            self._emptied = None

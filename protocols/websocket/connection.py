@@ -146,8 +146,7 @@ class WebSocket(StreamConnection):
         self.heard_overhead(overhead, len(pings))
 
     def _feed(self, data: bytes | bytearray) -> Received:
-        if data:
-            self._heard = trio.current_time()
+        self._heard = trio.current_time()
         try:
             return self._reader.feed(data)
         except WireError as fault:

@@ -1,9 +1,10 @@
 """The life of a connection on a stream, with a conversation that needs everything: a model test and single cases."""
 
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from broker.life import Life
 from broker.limits.overhead import Overhead
+from protocols.streams import connection
 from protocols.streams.connection import MOVES, LifePhase, Need, StreamConnection
 from protocols.streams.hub import Hub
 
@@ -108,6 +110,9 @@ class Lines(StreamConnection):
 
     def leave(self) -> None:
         self.left_times += 1
+
+
+L = TypeVar("L", bound=Lines)
 
 
 @pytest.fixture
@@ -208,10 +213,10 @@ async def test_any_bytes_stops_slow_peers_and_errors(
 
 
 @asynccontextmanager
-async def conversing(hub: Hub, *, has_socket: bool) -> AsyncIterator[tuple[Lines, trio.abc.Stream]]:
+async def conversing(hub: Hub, kind: type[L], *, has_socket: bool) -> AsyncIterator[tuple[L, trio.abc.Stream]]:
     ours, theirs = _sockets() if has_socket else memory_stream_pair()
     async with ours, trio.open_nursery() as tasks:
-        served = Lines(theirs, hub, Overhead())
+        served = kind(theirs, hub, Overhead())
         tasks.start_soon(served.run)
         await wait_all_tasks_blocked()
         assert hub.parked == has_socket
@@ -224,7 +229,7 @@ async def conversing(hub: Hub, *, has_socket: bool) -> AsyncIterator[tuple[Lines
 async def test_what_a_turn_asked_for_is_done_although_it_ended_the_connection(
     hub: Hub, autojump_clock: MockClock, has_socket: bool
 ) -> None:
-    async with conversing(hub, has_socket=has_socket) as (served, peer):
+    async with conversing(hub, Lines, has_socket=has_socket) as (served, peer):
         begin = trio.current_time()
         await peer.send_all(b"a\ne\nt1\n")
         assert await _read(peer, 10) == b"a\ne\nt1\nbye"
@@ -236,7 +241,7 @@ async def test_what_a_turn_asked_for_is_done_although_it_ended_the_connection(
 async def test_an_end_from_outside_waits_for_nothing_but_the_goodbye(
     hub: Hub, autojump_clock: MockClock, has_socket: bool, needed: bytes
 ) -> None:
-    async with conversing(hub, has_socket=has_socket) as (served, peer):
+    async with conversing(hub, Lines, has_socket=has_socket) as (served, peer):
         if needed:
             await peer.send_all(needed + b"\n")
             await wait_all_tasks_blocked()
@@ -253,7 +258,7 @@ async def test_an_end_from_outside_waits_for_nothing_but_the_goodbye(
 async def test_a_turn_that_ends_the_connection_ends_it_at_once(
     hub: Hub, autojump_clock: MockClock, has_socket: bool
 ) -> None:
-    async with conversing(hub, has_socket=has_socket) as (_, peer):
+    async with conversing(hub, Lines, has_socket=has_socket) as (_, peer):
         begin = trio.current_time()
         await peer.send_all(b"a\ne\n")
         assert await _read(peer, 8) == b"a\ne\nbye\n"
@@ -261,12 +266,84 @@ async def test_a_turn_that_ends_the_connection_ends_it_at_once(
 
 
 async def test_a_peer_that_does_not_read_is_not_read_from(hub: Hub, autojump_clock: MockClock) -> None:
-    async with conversing(hub, has_socket=True) as (served, peer):
+    async with conversing(hub, Lines, has_socket=True) as (served, peer):
         with trio.move_on_after(5):
             while True:
                 await peer.send_all(b"a" * 99 + b"\n")
         assert (served.state, served.need) == (LifePhase.WAITING, Need.DRAIN)
         assert hub.parked == 0
+
+
+class Checked(Lines):
+    """Its beat takes time, and begins something that `leave` ends."""
+
+    __slots__ = ("beats", "is_subscribed")
+
+    def __init__(self, stream: trio.abc.Stream, hub: Hub, overhead: Overhead) -> None:
+        super().__init__(stream, hub, overhead)
+        self.beats, self.is_subscribed = 0, False
+
+    async def beat(self, now: float) -> None:  # noqa: ARG002 - as the driver calls it
+        self.beats += 1
+        if self.beats > 1:
+            raise AssertionError("the first beat has put nothing off")
+        await trio.sleep(_SLOW_SECONDS)
+        self.is_subscribed = True
+
+    def leave(self) -> None:
+        super().leave()
+        self.is_subscribed = False
+
+
+async def test_what_a_beat_begins_ends_with_a_connection_that_ended_before(hub: Hub, autojump_clock: MockClock) -> None:
+    async with conversing(hub, Checked, has_socket=True) as (served, peer):
+        await trio.sleep(_SILENCE_SECONDS + _SLOW_SECONDS / 2)
+        assert (served.beats, served.state) == (1, LifePhase.READING)
+        await peer.aclose()
+        await wait_all_tasks_blocked()
+        assert served.state is LifePhase.CLOSED
+        await trio.sleep(_SLOW_SECONDS)
+        assert not served.is_subscribed
+
+
+async def test_a_connection_that_has_ended_but_for_its_work_has_no_beats(
+    hub: Hub, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with conversing(hub, Checked, has_socket=True) as (served, peer):
+        served._deadline = trio.current_time() + _SLOW_SECONDS / 2
+        served.set_alarm()
+        monkeypatch.setattr(f"{__name__}._SILENCE_SECONDS", _SLOW_SECONDS / 2)
+        await peer.send_all(b"e\nt1\n")
+        assert await _read(peer, 9) == b"e\nt1\nbye\n"
+        assert (served.worked, served.beats) == ([b"t1"], 0)
+
+
+async def test_a_reader_whose_socket_is_closed_before_its_turn_reads_from_no_other_one() -> None:
+    """The number of the socket may be another one's by then."""
+    ours, theirs = trio.socket.socketpair()
+    others, their_peer = trio.socket.socketpair()
+    number = ours.fileno()
+
+    class Thief(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            if task is reader and ours.fileno() >= 0 and is_sent:
+                ours.close()
+                os.dup2(others.fileno(), number)
+
+    with theirs, others, their_peer:
+        is_sent, reader = False, trio.lowlevel.current_task()
+        await their_peer.send(b"secret")
+        await theirs.send(b"abc")
+        thief = Thief()
+        trio.lowlevel.add_instrument(thief)
+        is_sent = True
+        try:
+            with pytest.raises(trio.BrokenResourceError):
+                await connection._read_when_ready(ours)
+        finally:
+            trio.lowlevel.remove_instrument(thief)
+            os.close(number)
+        assert await others.recv(10) == b"secret"
 
 
 async def _read(peer: trio.abc.Stream, size: int) -> bytes:

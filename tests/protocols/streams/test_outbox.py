@@ -103,3 +103,19 @@ async def test_a_stream_error_ends_the_sending_task() -> None:
     broken.put(b"a")
     with pytest.raises(trio.BrokenResourceError):
         await broken.send_forever()
+
+
+async def test_who_waits_for_bytes_that_are_discarded_goes_on(nursery: trio.Nursery) -> None:
+    wire = Wire()
+    nursery.start_soon(wire.send_forever)
+    wire.put(b"abc")
+    async with trio.open_nursery() as waiting:
+        waiting.start_soon(wire.wait_empty)
+        await wait_all_tasks_blocked()
+        wire.discard()
+        with trio.fail_after(1):
+            await wait_all_tasks_blocked()
+            wire.open.set()  # the sending task was about to end
+            await wire.wait_empty()
+            while waiting.child_tasks:
+                await trio.lowlevel.checkpoint()

@@ -11,12 +11,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto.events import CloseConnection, Ping, Pong, TextMessage
 
 from broker.services import Services
-from config.limits import PACKETS_PER_TURN
+from config.limits import PACKETS_PER_TURN, SILENCE_SECONDS
 from protocols.websocket import device_conversation
 from protocols.websocket.wire import PROTOCOL_ERROR
 from tests.factories import ADA_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN
 from tests.protocols.websocket.conftest import Disk
-from tests.protocols.websocket.peers import Peers, PlainPeer
+from tests.protocols.websocket.peers import EMPTY_PING, Peers, PlainPeer
 
 OK = {"data": {"message": "OK", "code": "200"}}
 KITCHEN_REGISTERS = {"type": "register", "sdid": KITCHEN, "Authorization": f"bearer {KITCHEN_TOKEN}"}
@@ -180,6 +180,18 @@ async def test_who_sends_much_that_is_no_message_waits_in_line(peers: Peers, aut
             pass
         assert isinstance(event, TextMessage)
         assert trio.current_time() > begin
+
+
+async def test_whose_frames_wait_in_line_is_not_silent(
+    peers: Peers, services: Services, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr(services.limits.overhead, "per_second", 10)  # as with a thousand others in the line
+    subscriber = await peers.connect_plain(f"/v1.1/live?Authorization=bearer+{ADA_TOKEN}", sockets=True)
+    async with subscriber.stream:
+        await subscriber.stream.send_all(EMPTY_PING * 2_000)
+        with trio.move_on_after(SILENCE_SECONDS + 10):
+            while True:
+                assert not isinstance(await subscriber.event(), CloseConnection)
 
 
 async def test_strangers_are_not_parked_and_subscribers_are(peers: Peers) -> None:
