@@ -13,7 +13,7 @@ _TOGETHER: Final = 64
 
 
 class Changes:
-    """Counts the changes that were announced, so that a cache is not filled with what was read before one of them."""
+    """Counts the changes that were announced, so that a cache is not filled with data read before one of them."""
 
     def __init__(self) -> None:
         self.count = 0

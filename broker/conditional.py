@@ -1,6 +1,6 @@
 """Changes that are made only if the caller has seen what they replace (reference 1.5; RFC 9110, 13.1.1).
 
-An object's tag is a digest of what a caller can change of it. The task of a request says which tags it expects
+An object's tag is a digest of its changeable members. The task of a request says which tags it expects
 (`expecting`); the transaction of the change compares (`require_unchanged`), so no change comes between the two. A
 transaction runs in the context of the task that asked for it (`storage/database.py: Database.write`).
 """
@@ -48,5 +48,5 @@ def require_unchanged(tag: str) -> None:
 
 
 def tag_of(*parts: object) -> str:
-    """The tag of an object: of what can be changed of it, in any form that JSON has."""
+    """The tag of an object, from its changeable members in any form that JSON has."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:_TAG_CHARACTERS]

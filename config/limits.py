@@ -2,7 +2,7 @@
 
 from typing import Final
 
-CLOCK_AHEAD_MS: Final = 300_000  # reference 27.7: what is so far ahead comes from a clock that was set back since
+CLOCK_AHEAD_MS: Final = 300_000  # reference 27.7: a time further ahead comes from a clock that was set back since
 CLOCK_STEP_MS: Final = 5_000  # reference 27.7: a clock that is set back by less makes `cts` stand still
 MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
 MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
@@ -72,7 +72,7 @@ TURNS_BETWEEN_CONNECTIONS: Final = 4  # turns of the loop from a listener's new 
 OPEN_PACKETS_PER_TURN: Final = 16  # MQTT packets where each may become many deliveries (reference 16.6)
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 HUB_CONNECTIONS_PER_TURN: Final = 64  # connections that the hub has read from before other tasks run
-HUB_BYTES_PER_TURN: Final = 64 * 1024  # and what they have sent together
+HUB_BYTES_PER_TURN: Final = 64 * 1024  # and bytes of these connections together
 HUB_TASKS_PER_TURN: Final = 8  # of these connections that continue as a task
 STRANGERS_PER_TURN: Final = 4  # tasks of strangers that go on, of one listener
 TURNS_BETWEEN_LONG_WAYS: Final = 8  # turns from one stranger that Hypercorn serves to the next one

@@ -1,4 +1,4 @@
-"""Archives of users (reference 5.8), and what goes into them. The caller holds the transaction.
+"""Archives of users (reference 5.8), and their contents. The caller holds the transaction.
 
 `PARTS` names a file of the archive and the query that fills it. Keys, hashes and sealed values are in none of them.
 """

@@ -24,5 +24,5 @@ class Durations:
 
     @property
     def counts(self) -> Sequence[int]:
-        """How many were within each bucket and above the one before; the last is for what took longer than all."""
+        """The number of durations within each bucket and above the one before. The last one has no upper bound."""
         return tuple(self._counts)

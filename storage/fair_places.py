@@ -31,10 +31,10 @@ class FairPlaces:
     ) -> None:
         """
         Args:
-            in_all: so much runs at once.
-            of_one: so much of one key, also while nobody else asks. The key None has no such bound.
-            at_first: so much runs at once that has not run for long. A key that holds no place gets one at once all
-                the same while fewer keys than that hold one.
+            in_all: number of calls that run at once.
+            of_one: number of calls of one key, also while no other key waits. The key None has no such bound.
+            at_first: number of calls at once that have not run for long. A key that holds no place still gets one at
+                once, while fewer keys than this number hold one.
             patience: seconds after which a waiting caller gets any free place.
         """
         self._in_all = in_all
@@ -95,7 +95,7 @@ class FairPlaces:
             else:
                 self._leave_line(key, one)
             raise
-        assert one.since is not None  # noqa: S101 - whoever is woken has a place
+        assert one.since is not None  # noqa: S101 - a woken task has a place
         return one.since
 
     def give_back(self, key: Hashable, since: float) -> None:

@@ -63,7 +63,7 @@ _LATE_MS: Final = 60_000  # calls that were under way when the user left have en
 
 @dataclass(frozen=True, slots=True)
 class LeavingRecord:
-    """A user who is being deleted, with what named the user."""
+    """A user who is being deleted, with the names that the user had."""
 
     user: UserKey
     id: str

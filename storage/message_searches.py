@@ -254,7 +254,7 @@ class MessageSearches:
 
 
 class _LogTable(Generic[_Row]):
-    """A table of the log, and what its rows are."""
+    """A table of the log, and the type of its rows."""
 
     def __init__(self, table: Table, row: type[_Row]) -> None:
         self.table: Table = table

@@ -1,4 +1,4 @@
-"""Retained messages of the open topic space, and who may use it (reference 16.6). The caller holds the transaction."""
+"""Retained messages and access rules of the open topic space (reference 16.6). The caller holds the transaction."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -73,7 +73,7 @@ class RemovalStore(Store):
         return True
 
     def forget_leftovers(self, device: DeviceKey) -> None:
-        """Remove what was written of a removed device by what had begun before: sessions that ended with it."""
+        """Remove late rows of a removed device: sessions that had begun before its removal."""
         for table in (*_KEPT_ONCE, "rollup"):
             self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
 

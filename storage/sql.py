@@ -92,7 +92,7 @@ class StoreError(Exception):
 
 
 class StoreDamagedError(StoreError):
-    """A part of the store cannot be read: the disk returns an error, or what it returns is no page of the store."""
+    """A part of the store cannot be read: the disk returns an error, or bytes that are no page of the store."""
 
 
 class StoreFullError(StoreError):

@@ -57,7 +57,7 @@ _COLUMNS = tuple(field.name for field in fields(SubscriptionRecord))
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionNames:
-    """The ids of what a subscription refers to, as clients see them."""
+    """The ids of the objects that a subscription refers to, as clients see them."""
 
     application_id: str
     organization: OrganizationKey

@@ -14,7 +14,7 @@ _OF_THE_OWNER: Final = ("device_transfer", "device_share", "trial_device", "upgr
 
 @dataclass(frozen=True, slots=True)
 class TransferRecord:
-    """An offer to `user`, or without one to whoever has the address. `uid`: the user id by which it was made."""
+    """An offer to `user`, or without one to the holder of the address. `uid`: the user id by which it was made."""
 
     device: DeviceKey
     id: str

@@ -1,6 +1,6 @@
 """Deleting applications (reference 27.21).
 
-One transaction ends everything that an application has: tokens, grants, codes, and what each capability registered with
+One transaction ends everything that an application has: tokens, grants, codes, and the objects that capabilities end in
 `ApplicationEnds.ends`. Devices, their tokens and their messages stay: they are of their owners.
 """
 

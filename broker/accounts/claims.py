@@ -25,8 +25,8 @@ from storage.records import UserRecord
 #: Most names of each kind that are kept for the page.
 _NAMES_KEPT: Final = 100
 
-#: Ends what a capability has of a user, within the transaction, and returns the names of what there was. It appends
-#: facts to `Issuance.facts` and what else is to be done after the commit to `Issuance.then`.
+#: Ends the objects of a user in one capability, within the transaction, and returns their names. It appends facts to
+#: `Issuance.facts`, and other work for after the commit to `Issuance.then`.
 Ender = Callable[[Issuance, UserRecord], Sequence[str]]
 
 
@@ -93,7 +93,7 @@ class Claims:
             id_=id_,
             account_type=account_type,
         )
-        if former.disabled_on is not None:  # whoever was shut out does not come back by a mail
+        if former.disabled_on is not None:  # a disabled user does not come back by a mail
             tx.accounts.set_disabled(user.key, former.disabled_on)
         content = msgspec.json.encode([one for one in ended if one.count]).decode()
         tx.claims.put(ClaimRecord(user.key, closed, Milliseconds(now_ms), content))

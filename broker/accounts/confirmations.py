@@ -1,7 +1,7 @@
 """Proving an address while signed in (reference 4.8): the holder of the account brings back the code of a mail.
 
-The code is sealed and not stored. It is good only together with a session of the account for which it was made: whoever
-has the mailbox alone claims the address with a new password instead (claims.py), and whoever has the account alone does
+The code is sealed and not stored. It is good only together with a session of its account: a person who has
+only the mailbox claims the address with a new password instead (claims.py), and a person who has only the account does
 not get the mail.
 """
 

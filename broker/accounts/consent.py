@@ -27,7 +27,7 @@ _TYPE_ALIASES: Final = {"DEVICE_READ": "READ", "DEVICE_WRITE": "WRITE"}
 
 @dataclass(frozen=True, slots=True)
 class ConsentScreen:
-    """The permission screen: which application of which organization asks for what, in sentences.
+    """The permission screen: application, organization and requested permissions, in sentences.
 
     `works_alone`: the application gets tokens without the person, too.
     """
@@ -136,7 +136,7 @@ def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:
         assert isinstance(names, list | tuple)  # noqa: S101 - the store wrote it so
         aliases = _PROFILE_ALIASES if target == PROFILE else _TYPE_ALIASES
         permissions = frozenset(str(aliases.get(name, name)) for name in names)
-        if target == TRIALS:  # whoever sees the secret of a trial's application may do with it what it does
+        if target == TRIALS:  # a person who sees the secret of a trial's application can act as it
             permissions = frozenset({"READ", "WRITE"})
         if target in NOT_TYPES:
             yield _Request(target, None, permissions)

@@ -304,7 +304,7 @@ class ExternalSignIn:
 
 
 def _name(text: str) -> str:
-    """A provider's name of a person, shortened to what a full name may be (reference 5.1)."""
+    """A provider's name of a person, shortened to the length of a full name (reference 5.1)."""
     return "".join(character for character in text if character.isprintable()).strip()[:NAME_MAX_CHARACTERS].strip()
 
 

@@ -30,7 +30,7 @@ class GrantedPermission:
 
 @dataclass(frozen=True, slots=True)
 class GrantedApplication:
-    """An application, and what a user granted it beside the device types of its own organization."""
+    """An application, and a user's grants to it in addition to the device types of its own organization."""
 
     key: ApplicationKey
     id: str

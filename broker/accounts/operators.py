@@ -8,7 +8,7 @@ from storage.records import UserRecord
 
 
 class Operators:
-    """An address counts once its user has proved to own it: else whoever signs up with it would operate the service."""
+    """An address counts once its user has proved to own it: else anybody could sign up with it to be an operator."""
 
     def __init__(self, database: Database, addresses: tuple[str, ...]) -> None:
         self._database = database

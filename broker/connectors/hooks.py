@@ -73,7 +73,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class HookOutcome:
-    """The results of a hook: the records to store, and what to keep with the link."""
+    """The results of a hook: the records to store, and the values to keep with the link."""
 
     records: tuple[Record, ...] = ()
     remembered: tuple[Remember, ...] = ()

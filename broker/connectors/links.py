@@ -211,7 +211,7 @@ def _lock_in(locks: WeakValueDictionary[DeviceKey, trio.Lock], device: DeviceKey
 
 
 def _noted(contents: Contents, outcome: HookOutcome) -> Contents:
-    """The contents with what a hook asked to remember."""
+    """The contents with the values that a hook asked to remember."""
     remembered = dict(contents.remembered)
     for one in outcome.remembered:
         remembered.pop(one.name, None)

@@ -18,7 +18,7 @@ from broker.connectors.terms import ConnectorTerms, OAuth1Terms, OAuth2Terms
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _TOKEN_CHARACTERS: Final = 16_384
-# The errors after which only the user can authorize again: RFC 6749, 5.2, and what some servers say in its place.
+# The errors after which only the user can authorize again: RFC 6749, 5.2, and deviations of some servers.
 _REVOKED: Final = frozenset({"invalid_grant", "invalid_token"})
 # RFC 6749, 5.2: what is wrong with the operator's client, not with the user's token.
 _OPERATOR: Final = frozenset({"invalid_client", "unauthorized_client", "unsupported_grant_type"})

@@ -110,7 +110,7 @@ class Problems:
 
 
 def sentence_of(error: Exception) -> str | None:
-    """Why a call failed, for developers; None for what is no fault of the connector.
+    """Why a call failed, for developers; None for errors that are no fault of the connector.
 
     What a plug-in says may have parts of a message or an answer in it: that is for the operator's log.
     """

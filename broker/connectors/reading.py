@@ -73,7 +73,7 @@ class ItemReader:
         return Read(payload, time_in_ms(self.one(item, "ts"), self._unit), text_of(self.one(item, "sub_device")))
 
     def results(self, items: Iterable[Any], kind: Literal["data", "action"], series: str = "") -> Iterator[Result]:
-        """An event of each item, or what is wrong with the item."""
+        """An event of each item, or the item's problem."""
         for item in items:
             try:
                 yield self.reading(item).event(kind, series)

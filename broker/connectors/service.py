@@ -61,7 +61,7 @@ class ConnectorStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ConnectorStatus:
-    """How a connector is: whether its plug-in can be used, and what fails, the latest first."""
+    """Status of a connector: whether its plug-in can be used, and its failures, the latest first."""
 
     is_usable: bool
     problems: Sequence[Problem]
@@ -206,7 +206,7 @@ class Connectors:
         await self._provider_auth.clean_up()
 
     async def save(self) -> None:
-        """Save how far Actions have been sent, and what fails. Raises StoreError."""
+        """Save the position of the sent Actions, and the failures. Raises StoreError."""
         await self._actions.save()
         await self.problems.save()
 

@@ -144,7 +144,7 @@ class DeviceWork:
             self.wake(device)
 
     def wake(self, device: DeviceKey) -> bool:
-        """Let a device look for what it has to do; False when it is not connected."""
+        """Look for work of a device; False if it is not connected."""
         if device not in self._sessions:
             return False
         if (work := self._work.get(device)) is not None:

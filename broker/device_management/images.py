@@ -1,4 +1,4 @@
-"""Firmware images of a device type: files outside the store, and what is known of them (reference 18.5)."""
+"""Firmware images of a device type: files outside the store, and their records (reference 18.5)."""
 
 import hashlib
 import os

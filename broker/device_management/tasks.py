@@ -219,7 +219,7 @@ class Tasks:
         return await self._database.read(lambda tx: tx.tasks.waiting_for_acceptance(device, OPEN))
 
     async def cancel(self, task: TaskRecord) -> Task:
-        """Cancel a task and what has not ended of it. Raises Conflict when the task has ended."""
+        """Cancel a task and its open entries. Raises Conflict when the task has ended."""
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> TaskRecord:

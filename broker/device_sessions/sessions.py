@@ -1,4 +1,4 @@
-"""MQTT sessions: what waits for a device, and what is remembered of it, between two connections (reference 16.5).
+"""MQTT sessions: deliveries that wait for a device and its other state between two connections (reference 16.5).
 
 A device has at most one session. While it is connected, its connection holds the session, and every change is written
 with the commit that makes it durable. Actions are not queued for a device that is away: the session has the position of

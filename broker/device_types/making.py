@@ -1,4 +1,4 @@
-"""Device types that members of an organization make, and what they upload (reference 27.21)."""
+"""Device types that members of an organization make, and their Manifests (reference 27.21)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -30,7 +30,7 @@ from storage.keys import DeviceKey
 from storage.records import PresenceRecord
 
 _FLUSH_SECONDS = 1.0
-#: Each message changes it. After a crash, so much of it may be missing (reference 6.4).
+#: Each message changes it. After a crash, this much of it may be missing (reference 6.4).
 SEEN_SECONDS = 30.0
 V = TypeVar("V")
 

@@ -77,7 +77,7 @@ class ArchiveWriter:
         self.end()
 
     def end(self) -> None:
-        """Finish the archive with what it has. Raises OSError."""
+        """Finish the archive with its present contents. Raises OSError."""
         archive = self._opened()
         archive.finish()
         self.record = replace(self.record, md5=archive.md5, file_size=archive.size)

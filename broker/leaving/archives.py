@@ -347,7 +347,7 @@ def _next(tx: Transaction) -> ArchiveRecord | None:
     return tx.user_archives.next_with(ArchiveStatus.IN_PROGRESS) or tx.user_archives.next_with(ArchiveStatus.RECEIVED)
 
 
-#: Columns of JSON text, which an archive shows as what they are.
+#: Columns of JSON text, which an archive shows as JSON.
 _JSON: Final = frozenset(
     {"body", "actions", "definition", "request", "details", "devices", "data", "snapshot", "content"}
     | {"server_properties", "reported_properties"}

@@ -111,7 +111,7 @@ class Overhead:
 
 
 class Pace:
-    """The allowance of one connection. Call `spend` for what has come, and `wait` before more is read."""
+    """The allowance of one connection. Call `spend` for received frames, and `wait` before reading more."""
 
     __slots__ = ("_bucket", "_line", "_over_limit", "owed")
 

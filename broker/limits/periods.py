@@ -42,7 +42,7 @@ class PeriodUsage:
         """`kept` is the count as it was last saved."""
         self.name = name
         self._period = period
-        self._left = (-1, 0)  # the beginning of the period before the last turn, and what counted as used in it
+        self._left = (-1, 0)  # the beginning of the period before the last turn, and the use counted in it
         self.since_ms, self.until_ms = period(now_ms)
         self.used = kept.used if kept is not None and now_ms < kept.until_ms else 0
 

@@ -3,7 +3,7 @@
 A connection of a stranger has a place (`strangers`). From the moment at which somebody has authenticated on it, it
 counts for whom it serves, until it ends (reference 21.8). So nobody takes the descriptors of others: a holder has at
 most a quarter of them, and the last tenth is for holders of few. All devices of an owner may have more, but none of
-the last tenth: whoever makes many devices does not shut out others.
+the last tenth: a user with many devices does not shut out others.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ class TooManyConnections(TryLater):
 
 @dataclass(frozen=True, slots=True)
 class SocketStatistics:
-    """Connections on which somebody is authenticated, those of them that are feeds, and what was refused."""
+    """Numbers of authenticated connections, of feeds among them, and of refusals."""
 
     connections: int
     feeds: int

@@ -119,7 +119,7 @@ class Ingest:
             device: the authenticated source; the caller has checked the permission to write.
             payload: the JSON text of `data`; any bytes if the Manifest `takes_any_payload`.
             ts: the sender's time in ms, a number or a text with one, not checked yet; None is now.
-            dropped: gets the fields that the Manifest does not keep; None for who does not want to know.
+            dropped: gets the fields that the Manifest does not keep; None if the caller does not need them.
 
         Raises:
             SourceDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture, BadRequest,

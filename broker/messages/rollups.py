@@ -117,7 +117,7 @@ class RollupWriter:
         tx.rollups.put_all(list(self._rows(tx, device, buckets)))
 
     def add(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> None:
-        """Add to what the store has of these buckets."""
+        """Add to the stored values of these buckets."""
         merged: Buckets = {}
         for (level, start), cells in buckets.items():
             merged[level, start] = sums = {}

@@ -1,8 +1,8 @@
 """Trains one model with river. A program of its own: it reads a `TrainingJob` as JSON and writes a `Learned` as JSON.
 
-In a process of its own, training takes neither the event loop's time nor the daemon's memory, and what goes wrong in it
-ends with it. It sets its own bounds before it reads the job. The daemon
-never imports this module: river may be missing.
+In a process of its own, training takes neither the event loop's time nor the daemon's memory, and an error in it
+ends with it. It sets its own bounds before it reads the job. The daemon never imports this module, as river may be
+missing.
 """
 
 import os

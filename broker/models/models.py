@@ -1,4 +1,4 @@
-"""The calls on models, and what rules ask of them (reference 12.6)."""
+"""The calls on models, and their use by rules (reference 12.6)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

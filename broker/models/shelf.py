@@ -24,7 +24,7 @@ class ModelAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model with what it learned."""
+    """A model with its trained state."""
 
     kind: ModelType
     definition: Definition

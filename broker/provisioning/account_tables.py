@@ -166,7 +166,7 @@ class AccountTables:
     def put_invitation(self, at: EntryLocation, entry: InvitationEntry) -> None:
         """Invite an address by mail, unless it has an account or an unexpired invitation.
 
-        An account whose holder has not proved the address does not count: whoever gets the mail claims it.
+        An account whose holder has not proved the address does not count: the receiver of the mail claims it.
         """
         codes = self._run.tx.codes
         if entry.role is not None and entry.organization is None:

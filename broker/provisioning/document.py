@@ -185,7 +185,7 @@ class ShareEntry(_Entry, frozen=True, kw_only=True):
 
 
 class PlanEntry(_Entry, frozen=True, kw_only=True):
-    """How many messages the devices of a type may send for free, and what unlimited messages cost."""
+    """A plan: the free messages of a type's devices, and the price of unlimited ones."""
 
     device_type: _Type
     free_messages_per_day: Annotated[int, forms.PER_DAY, about("For each device; -1 is unlimited")]

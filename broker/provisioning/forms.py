@@ -44,7 +44,7 @@ def about(text: str, **schema: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, extra_json_schema=schema or None)
 
 
-#: The command replaces the name of a file by what is in it.
+#: The command replaces the name of a file by its content.
 FILE_OR_TABLE: Final = Form(lambda _value: None, {"type": ["object", "string"]})
 
 

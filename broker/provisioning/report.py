@@ -1,4 +1,4 @@
-"""The report of a provisioning run: what was created and changed, what was generated, and what the file leaves open."""
+"""The report of a provisioning run: created and changed objects, generated values, and open points of the file."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Decides how much a caller sees of a rule, and what it may do with it (reference 12.1)."""
+"""Decides which parts of a rule a caller sees, and whether it may change the rule (reference 12.1)."""
 
 from dataclasses import dataclass
 from typing import Final

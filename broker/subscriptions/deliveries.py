@@ -29,7 +29,7 @@ _Standing = dict[int, tuple[CursorRecord | None, int]]
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatistics:
-    """Subscriptions by status; what waits; and what was done since the start.
+    """Subscriptions by status, waiting notifications, and counts since the start.
 
     `backlog` is the number of messages and Actions that wait for their first attempt in memory, `behind` that of the
     subscriptions for which more wait in the log. `pending` counts notifications that are neither delivered nor given

@@ -13,7 +13,7 @@ Entry = Message | Action
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """An address, and what its notifications are signed with (reference 11.4).
+    """An address, and the secrets that sign its notifications (reference 11.4).
 
     `webhook_secrets` are those of the Standard Webhooks headers, the newest first; there are two while one replaces the
     other, and none if the subscription has none.

@@ -1,4 +1,4 @@
-"""Delivers notifications: attempts, retries, and what became of them (reference 11.5).
+"""Delivers notifications: attempts, retries, and their outcomes (reference 11.5).
 
 Each attempt is a task of its own, at most five for each subscription, so none waits for another subscription. The
 notifications of one device begin in their order: each one waits until the one before was answered, or for a second,

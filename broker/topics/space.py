@@ -1,4 +1,4 @@
-"""The open topic space: subscriptions, retained messages, and what a message leads to (reference 16.6).
+"""The open topic space: subscriptions, retained messages, and deliveries (reference 16.6).
 
 Its messages are no device data: they are in no history. Messages that wait for a device are in its session, and
 retained ones in the store; both are written with the commit that acknowledges the message.
@@ -93,7 +93,7 @@ class TopicStatistics:
 
 
 #: An item for each retained message that was compared with the filter of a subscription: the message if it is to be
-#: sent, else None. There may be many, so whoever searches lets others run in between.
+#: sent, else None. There may be many, so a search lets others run in between.
 Search = Iterator[RetainedRecord | None]
 
 
@@ -121,7 +121,7 @@ class Arriving:
 
 
 class QueuedBytes:
-    """The memory for what waits until the devices of a user read it, which all of them share."""
+    """The memory for deliveries that wait until a user's devices read them. All devices of the user share it."""
 
     __slots__ = ("_held", "_user")
 
@@ -204,7 +204,7 @@ class TopicSpace:
         is_new = filter_ not in own
         if is_new and len(own) >= MQTT_SUBSCRIPTIONS_MAX:
             raise TooManySubscriptions
-        owner = self._owners.get(device, owner)  # whoever it counts for stays the same for as long as it has any
+        owner = self._owners.get(device, owner)  # the holder stays the same for as long as it has any
         if is_new and self._subscribed.get(owner, 0) + _weight(filter_) > MQTT_SUBSCRIBED_BYTES:
             raise TooLongSubscriptions
         self._add(device, owner, filter_, subscription)
@@ -351,7 +351,7 @@ class TopicSpace:
         self._database.write_with_next(lambda tx: tx.mqtt_topics.retain(wanted), size=size)
 
     def _lacks_room(self, wanted: RetainedRecord, owner: UserKey) -> TooManyRetained | None:
-        """Which bound a message would exceed, with what is kept of its topic taken away."""
+        """The refusal of a retained message that exceeds a bound once it replaces the present one; else None."""
         known = self._retained.get(wanted.topic)
         count, size = int(known is None), _size(wanted) - (0 if known is None else _size(known))
         of_user, bytes_of_user = self._retained_of.get(owner, (0, 0))

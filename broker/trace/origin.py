@@ -1,4 +1,4 @@
-"""Where the work of a task comes from: the peer's address, and who asks.
+"""The origin of a task's work: the peer's address, and the actor.
 
 Front ends set it for a connection or a request. It travels with the task (PEP 567), and with a write into its
 transaction (`Database.write`), so that the capabilities need not pass it on.
@@ -17,7 +17,7 @@ class Origin(NamedTuple):
     `payer` is for whom an actor acts, where that is somebody else: the owner of a device.
     """
 
-    address: str = ""  # IP address, or what stands for one; empty for the daemon's own work
+    address: str = ""  # IP address or a name in its place; empty for the daemon's own work
     actor: str = ""
     application: str = ""  # the id of the application through which a user acts
     account: str = ""

@@ -176,7 +176,7 @@ class Refusals:
         source.until_ms, source.lines, source.unshown = now_ms + source.interval_ms, LINES_OF_ONE, 0
 
     def _tell_unshown(self, event: str, source: _Source) -> None:
-        """One line for what one source was refused beyond its lines."""
+        """One line for the refusals of a source beyond its number of lines."""
         if not source.unshown:
             return
         if not self._has_line(event, self._clock.steady_ms()):

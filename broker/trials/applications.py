@@ -1,7 +1,7 @@
 """The application of a trial: its id and secret, and the organization that owns it (reference 14.2).
 
-A trial's application has none of the rights of the other applications of its organization: whoever knows its secret
-need not be a member. It reaches what the participants granted it, and nothing else (broker/accounts/permissions.py).
+A trial's application has none of the rights of the other applications of its organization: somebody who knows its
+secret need not be a member. It reaches only what the participants granted it (broker/accounts/permissions.py).
 """
 
 import json

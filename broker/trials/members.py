@@ -27,7 +27,7 @@ class ConnectedDevice:
 
 
 class TrialMembers:
-    """The caller checks the role of who asks."""
+    """Members of trials. The caller checks the role of the user who asks."""
 
     def __init__(self, database: Database, clock: Clock, tokens: Tokens, devices: Devices) -> None:
         self._database = database
@@ -51,7 +51,7 @@ class TrialMembers:
     async def remove(self, trial: TrialRecord, user: UserRecord, role: TrialRole) -> None:
         """Take the role from a user, also after the trial's end.
 
-        A participant's devices are disconnected, and what the trial's application may do for the participant ends.
+        A participant's devices are disconnected, and the access of the trial's application for the participant ends.
 
         Raises:
             NotFound: the user does not have the role, or the trial was deleted.

@@ -111,7 +111,7 @@ class _Commands(click.Group):
 
 def _show_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        version = importlib.import_module("storage.migrations").VERSION  # takes a moment, so only for who asks
+        version = importlib.import_module("storage.migrations").VERSION  # takes a moment, so only on demand
         click.echo(f"trunkline {version}")
         context.exit()
 

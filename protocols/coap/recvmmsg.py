@@ -1,7 +1,7 @@
 """Many datagrams in one system call (recvmmsg(2)).
 
 The call is made without giving the interpreter lock back: it never waits, takes less than a microsecond for each
-datagram, and whoever gives the lock back for each of them waits for the writer's thread each time.
+datagram, and a task that gives the lock back for each of them waits for the writer's thread each time.
 """
 
 import ctypes

@@ -403,7 +403,7 @@ class Resources:
     ) -> CoapResponse:
         if request.block2 is not None and request.block2.number > 0:
             return self._observers.rest(session, request.path, request.block2)
-        if request.observe != 1:  # whoever ends an observation may always do so
+        if request.observe != 1:  # ending an observation is always allowed
             self._count(caller)
         options: tuple[tuple[int, bytes], ...] = ()
         if request.observe == 0:

@@ -1,9 +1,9 @@
 """Fairness between sources: which datagrams of peers without a valid token are served (reference 17).
 
-UDP has no back-pressure: what is not read in time, the kernel drops, whoever sent it. So every datagram is read at
+UDP has no back-pressure: the kernel drops what is not read in time, from any sender. So every datagram is read at
 once, and those of strangers are served within limits: a few for each source, so that sources that have sent enough take
 nothing from a new one, and a number for all, because a sender may forge any number of sources. The rest is dropped
-before it is decoded. A polite peer sends again (RFC 7252, 4.2), and is no stranger after its first valid request.
+before it is decoded. A peer sends again (RFC 7252, 4.2), and is authenticated after its first valid request.
 """
 
 from collections import OrderedDict

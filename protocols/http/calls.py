@@ -136,7 +136,7 @@ class Answers:
     about: str = "Success"
     type: Any = None  # of a handler that returns a `Response` with a body
     content_type: str = "application/json"
-    also: tuple[str, ...] = ()  # further content types of the same body, for who asks for one of them
+    also: tuple[str, ...] = ()  # further content types of the same body, for clients that ask for one
     status: int = 200
     headers: Mapping[str, Any] = field(default_factory=dict)  # their types by name
     example: object = None  # where the examples of the shapes do not make one

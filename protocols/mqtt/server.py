@@ -109,7 +109,7 @@ class MqttConnection(StreamConnection):
         self._is_over = False  # the peer has closed or broken the protocol
         self._heard_at = trio.current_time()  # when the latest complete packet came
         self._silence_seconds: float = (
-            MQTT_CONNECT_SECONDS  # so long the peer may be silent; the whole CONNECT takes less
+            MQTT_CONNECT_SECONDS  # the longest silence of the peer; CONNECT has to come within this time
         )
 
     # --- The conversation --------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import trio
 
 #: A longer gap than that between two looks at the clock is a pause: nothing of the daemon runs as long without a look.
 _GAP_SECONDS: Final = 0.5
-#: So long the clock stands still after a pause. Thousands of sockets are read in it.
+#: Time that the clock stands still after a pause: enough to read thousands of sockets.
 _READING_SECONDS: Final = 1.0
-#: So long after that it does not stand again: on a machine that always has too much to do, deadlines still come.
+#: Time after that in which it does not stop again: so deadlines still pass on a machine that is always overloaded.
 _RUNNING_SECONDS: Final = 2.0
 
 

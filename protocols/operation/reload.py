@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False)
 class Reloading:
-    """The settings that count now, and who uses certificates."""
+    """The present settings, and the users of certificates."""
 
     settings: Settings
     load: Load | None

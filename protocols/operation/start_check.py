@@ -71,7 +71,7 @@ def _check_certificates(settings: Settings) -> None:
 
 
 def _check_state(settings: Settings) -> None:
-    """Read beside whoever uses the store. Without a store there is nothing to say: the daemon makes one."""
+    """Read the store, which others may be using. A missing store is no problem: the daemon makes one."""
     if not (settings.state_dir / STORE).exists():
         return
     file, is_private = key_file_of(settings.state_dir, None)

@@ -103,7 +103,7 @@ async def _let_others_run() -> None:
     """Wait some turns of the loop.
 
     A connection begins with work in each of about as many turns. If hundreds come at once, then each turn has the work
-    of one or two of them, and whoever waits for an answer, which takes some twenty turns, waits little longer.
+    of one or two of them, and a client that waits for an answer, which takes some twenty turns, waits little longer.
     """
     for _ in range(TURNS_BETWEEN_CONNECTIONS):
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""The proxies in front of this daemon, whose word about a client's address is believed (reference 25.4)."""
+"""The trusted proxies in front of this daemon: their headers name the client's address (reference 25.4)."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address

@@ -40,7 +40,7 @@ class RecentMids:
         self._known: dict[Position, str] = {}
 
     def of(self, positions: Sequence[Position]) -> list[str]:
-        """The mids, which are kept for who asks next."""
+        """The mids, which are kept for the next caller."""
         mids = self.find(positions)
         if len(self._known) + len(mids) > _MIDS_KEPT:
             self._known.clear()

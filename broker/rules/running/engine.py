@@ -99,7 +99,7 @@ class RuleEngine:
             self.remove(record.key)
             return
         if known is not None and known.revision == record.revision:
-            state = known.state  # newer than what is stored
+            state = known.state  # newer than the stored one
         running = RunningRule.made(record, rule, reach, state)
         if not self._index:
             self._held.clear()
@@ -159,7 +159,7 @@ class RuleEngine:
         return min(seconds, _SAVE_SECONDS if self._evaluator.pending.changed else _LONGEST_WAIT_SECONDS)
 
     async def step(self) -> bool:
-        """Evaluate some rows and what is due, and commit the effects. True: there is more to do at once."""
+        """Evaluate some rows and due timers, and commit the effects. True: there is more to do at once."""
         evaluator = self._evaluator
         if self._must_restore:
             await self._restore()

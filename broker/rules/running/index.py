@@ -124,7 +124,7 @@ _DEVICES_REMEMBERED: Final = 100_000
 K = TypeVar("K")
 
 
-#: How the value of a field is compared, with what, and whose guard that is.
+#: The comparison of a field's value, the value to compare with, and the rule that is guarded by it.
 Guard = tuple[Test, Value, RunningRule]
 
 

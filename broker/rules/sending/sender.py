@@ -94,7 +94,7 @@ class RuleSender:
     _loops: LoopGuard
 
     async def addressees(self, firings: Iterable[Firing], stops: Iterable[Stop]) -> Addressees:
-        """Look up to whom and what is sent."""
+        """Look up the receivers and contents."""
         owners = {stop.running.owner for stop in stops}
         keys: set[DeviceKey] = set()
         type_keys: set[DeviceTypeKey] = set()

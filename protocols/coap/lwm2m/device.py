@@ -189,7 +189,7 @@ class RegisteredDevice:
         self._woken = trio.Event()
 
     def end(self) -> None:
-        """End the registration: whoever waits for the device gets SessionLostError."""
+        """End the registration: tasks that wait for the device get SessionLostError."""
         self._is_over = True
         self.connection.close()
         self._woken.set()

@@ -23,7 +23,7 @@ from storage.records import UserRecord
 from storage.trials import TrialRecord
 
 _OF_PARTICIPANT: Final = "/trials/{tid}/participants/{uid}/devices"
-#: A trial and one of its members, or who is to be one.
+#: A trial and one of its members, or a future member.
 _Found = tuple[TrialRecord, UserRecord]
 
 

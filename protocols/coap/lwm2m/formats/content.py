@@ -95,7 +95,7 @@ def _opaque(payload: bytes, asked: ResourcePath, found: Collected) -> None:
 
 
 def _json(payload: bytes, asked: ResourcePath, found: Collected) -> None:
-    """JSON without a word about which: SenML is an array."""
+    """JSON of an unnamed kind: SenML is an array."""
     read = decode_senml_json if payload.lstrip()[:1] == b"[" else decode_lwm2m_json
     read(payload, asked, found)
 
