@@ -145,8 +145,8 @@ class StreamConnection(Outbox):
         """
 
     def heard_end(self) -> Need:
-        """The peer has closed its side of the stream. As `take`."""
-        return Need.END
+        """The peer has closed its side of the stream. As `take`; READ is END from now on."""
+        return self.take(b"")
 
     async def work(self) -> None:
         """Do what `take` has asked for by Need.TASK. Cancelled if the connection ends."""
@@ -207,6 +207,8 @@ class StreamConnection(Outbox):
         need = self._take(early)
         while need is not Need.END and (need is Need.TASK or not self.is_ended):
             if need is Need.READ:
+                if self.has_left:
+                    return
                 need = await self._read()
                 continue
             self._move(LifePhase.WAITING)
@@ -244,7 +246,8 @@ class StreamConnection(Outbox):
 
     def _hear_end(self) -> Need:
         self.has_left = True
-        return self.heard_end()
+        need = self.heard_end()
+        return Need.END if need is Need.READ else need
 
     async def _read(self) -> Need:
         """Wait for bytes, and take them."""

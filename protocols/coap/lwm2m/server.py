@@ -147,10 +147,6 @@ class Lwm2mServer:
             _log.info("lwm2m_registration_expired", device=registered.device.id)
             self._end(registered)
 
-    async def wait_stopping(self) -> None:
-        """Wait until the daemon begins to stop."""
-        await self._rooms.core.life.stopping.wait()
-
     # --- Requests of devices -----------------------------------------------------------------------------------------
 
     def needs_store(self, request: DeviceRequest) -> bool:

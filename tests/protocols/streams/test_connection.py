@@ -86,10 +86,7 @@ class Lines(StreamConnection):
             return Need.PACE
         if self._lines:
             return Need.TURN
-        return Need.END if self.has_left else Need.READ
-
-    def heard_end(self) -> Need:
-        return self.take(b"")
+        return Need.READ
 
     async def work(self) -> None:
         await trio.sleep(_SLOW_SECONDS)
@@ -263,6 +260,20 @@ async def test_a_turn_that_ends_the_connection_ends_it_at_once(
         await peer.send_all(b"a\ne\n")
         assert await _read(peer, 8) == b"a\ne\nbye\n"
         assert trio.current_time() == begin
+
+
+@pytest.mark.parametrize("has_socket", [False, True], ids=["alone", "parked"])
+async def test_what_has_come_before_the_peer_closed_its_side_is_answered(
+    hub: Hub, autojump_clock: MockClock, has_socket: bool
+) -> None:
+    async with conversing(hub, Lines, has_socket=has_socket) as (served, peer):
+        assert isinstance(peer, trio.abc.HalfCloseableStream)
+        await peer.send_all(b"s1\na\nt1\nb\nc\nd\n")
+        await peer.send_eof()
+        answers = b"s1\na\nt1\nb\nc\nd\n"
+        assert await _read(peer, len(answers)) == answers
+        await wait_all_tasks_blocked()
+        assert served.state is LifePhase.CLOSED
 
 
 async def test_a_peer_that_does_not_read_is_not_read_from(hub: Hub, autojump_clock: MockClock) -> None:
