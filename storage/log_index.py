@@ -1,6 +1,6 @@
 """Where the rows of a device are in the log. The caller holds the transaction.
 
-An entry is for some rows of one device whose `ts` lie in the same ten seconds. Those rows were stored between two
+An entry is for some rows of one device whose `ts` lie in the same ten seconds. These rows were stored between two
 steps that make entries, so the position up to which the step went orders the entries of different steps. An entry for
 each row would have the step change a page of an index for nearly every row, while all senders wait.
 

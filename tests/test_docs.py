@@ -21,15 +21,15 @@ EXAMPLE = ROOT / "config" / "example.toml"
 #: Phrases that a stranger has to read twice, and the most lines of the product with each. Write instead what the
 #: thing is or does ("Result of …", "Up to `limit` rows", "unless it has changed since"). Never raise a number.
 PUZZLING_PHRASES = (
-    (r'"""(What|Who|Whose|Whom|Those|From now on|The same) ', 41),
-    (r"#:? (What|Who|Whose|Whom|Those) ", 17),
-    (r"[.:;] (What|Who|Those) ", 40),
-    (r"\bthose (that|who|which)\b", 22),
-    (r"\bso many\b", 21),
-    (r"\b[Mm]eanwhile\b", 20),
-    (r"\banew\b", 9),
-    (r"\b(short|long) way\b", 18),
-    (r"\bin turns with\b", 2),
+    (r'"""(What|Who|Whose|Whom|Those|From now on|The same) ', 0),
+    (r"#:? (What|Who|Whose|Whom|Those) ", 0),
+    (r"[.:;] (What|Who|Those) ", 0),
+    (r"\bthose (that|who|which)\b", 0),
+    (r"\bso many\b", 0),
+    (r"\b[Mm]eanwhile\b", 4),
+    (r"\banew\b", 1),
+    (r"\b(short|long) way\b", 0),
+    (r"\bin turns with\b", 0),
 )
 
 

@@ -97,7 +97,7 @@ def short_way(
     hub: Hub | None = None,
     hsts_seconds: int = 0,
 ) -> DirectCalls:
-    """The short way of the plain calls of this application. What they do not know of, the application answers."""
+    """The direct answers to plain calls of this application (direct.py). All other requests go to the application."""
     return DirectCalls(
         app,
         app.extensions.get(_PLAIN, {}),

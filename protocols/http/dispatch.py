@@ -50,7 +50,7 @@ class Dispatcher:
         self.plain: dict[str, _Endpoint] = {}
 
     def install(self, app: Quart, nouns: Iterable[RestCalls], *, is_secure: bool) -> None:
-        """Route the calls of `nouns`. Those that need a certificate are only there on the secure listener."""
+        """Route the calls of `nouns`. Calls that need a certificate are routed only on the secure listener."""
         for noun in nouns:
             for call in noun.declared():
                 if is_secure or not call.needs_certificate:
@@ -77,7 +77,7 @@ async def _unknown_path(**_names: str) -> Response:
 
 
 class _Admission:
-    """Who calls, where that is not just the token in the header."""
+    """Finds the caller of calls whose token is not just in the header."""
 
     def __init__(self, call: RestCall, guard: Guard) -> None:
         self._call = call
@@ -107,7 +107,7 @@ class _Admission:
 
 
 class _Endpoint:
-    """One call of one listener. What it needs is made at its first request: a listener has 200 calls."""
+    """One call of one listener. Its parts are made at its first request: a listener has 200 calls."""
 
     def __init__(self, call: RestCall, noun: RestCalls, guard: Guard, named: Named) -> None:
         self._call = call
@@ -225,7 +225,7 @@ class _Endpoint:
     async def _read(
         self, performer: Caller | ClientCertificate | None, found: object, names: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Read the handler's arguments. What is wrong with the body is reported before what is wrong with the query."""
+        """Read the handler's arguments. Problems of the body are reported before problems of the query."""
         call = self._call
         caller = performer if isinstance(performer, Caller) else None
         arguments: dict[str, Any] = {}
@@ -263,7 +263,7 @@ class _Endpoint:
         names: Mapping[str, str],
         query: Query | None,
     ) -> object:
-        """A client sends a body as slowly as it likes. What was checked before is checked once more after it: a token
+        """Repeat the checks after the body, because a client sends it as slowly as it likes: a token
         may have ended, and an object may have another owner, or be gone. Raises DomainError, StoreError."""
         if isinstance(performer, Caller):
             await self._guard.check_again()

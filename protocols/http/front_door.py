@@ -1,6 +1,6 @@
 """One port for HTTP and WebSocket: reads the head of the first request and hands the connection on.
 
-Plain REST calls are answered on a short way (direct.py).
+Plain REST calls are answered directly (direct.py).
 
 A head that is too long or too slow is refused here. Clients may ask for a WebSocket on a connection that has served
 requests before; then Hypercorn gives the connection back.

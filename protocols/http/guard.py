@@ -26,7 +26,7 @@ def bearer(authorization: str) -> str | None:
 
 
 class Guard:
-    """Who calls, by the token of the request; and whether the caller has calls left."""
+    """Identifies the caller by the token of the request, and counts the caller's calls."""
 
     def __init__(self, tokens: Tokens, admission: Admission, meters: Meters | None = None) -> None:
         """Without `meters`, no call is counted."""

@@ -1,10 +1,10 @@
-"""One connection on the long way: it gives Hypercorn's protocol object what the peer sends, and sends the answers.
+"""One connection that Hypercorn serves: passes the peer's bytes to Hypercorn's protocol object, and sends the answers.
 
 Hypercorn's own server of connections is not used. Of Hypercorn the connection needs `H11Protocol` with its events, and
 the tasks and the context that it asks for; of h11 its public interface.
 
-At most one request is under way. What came behind it stays here, so each request begins in the same place: with its
-whole head, which goes on to the short way if it is plain, and to the server of WebSockets if it asks for one.
+At most one request is under way. Bytes after it stay here, so each request begins in the same place: with its whole
+head, which goes to direct.py if it is plain, and to the server of WebSockets if it asks for one.
 """
 
 import select
@@ -45,7 +45,8 @@ from protocols.streams.turnstile import Turnstile
 
 #: The key of the `HypercornConnection` in ASGI's `state`, which the requests of one connection share.
 CONNECTION_KEY: Final = "connection"
-#: A request that came in one segment with the one before it costs as much as so many small frames (reference 21.5).
+#: A request that came in one segment with the one before it costs as much as this number of small frames (reference
+#: 21.5).
 REQUEST_FRAMES: Final = 100
 _HELD_BYTES: Final = 64 * 1024
 #: Hypercorn keeps ten chunks of a body that its application has not read yet.
@@ -62,8 +63,8 @@ _GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 class _Requests:
     """The requests of one connection, each with an h11 of its own: Hypercorn takes this for the `h11.Connection`.
 
-    Refused is what h11 would accept: other versions than HTTP/1, and two lengths of one body. What one server takes for
-    the end of a request, another one takes for a part of it (RFC 9112, 6.1). Requests lose the header `Upgrade`, which
+    Refuses requests that h11 would accept: other versions than HTTP/1, and two lengths of one body, which servers read
+    in different ways (RFC 9112, 6.1). Requests lose the header `Upgrade`, which
     Hypercorn would grant.
     """
 
@@ -149,7 +150,7 @@ class HypercornConnection:
     An answer is held back until Hypercorn is ready for the next request, or until the answer grows large. So an answer
     leaves in one piece, and what a client sends after receiving the answer is the beginning of a request.
 
-    A body that is held is not read. If the connection is closed without it, what the peer has sent meanwhile is read
+    A body that is held is not read. If the connection is closed without it, what the peer has sent since is read
     and thrown away: otherwise the peer would get a reset instead of the answer.
     """
 
@@ -167,7 +168,7 @@ class HypercornConnection:
         takes_upgrades: bool = True,
     ) -> None:
         """Strangers wait at the `turnstile` before Hypercorn gets what they have sent. `direct` answers the plain calls
-        that follow an answer of Hypercorn's. `takes_upgrades`: a request for a WebSocket ends the long way."""
+        that follow an answer of Hypercorn's. `takes_upgrades`: a request for a WebSocket leaves Hypercorn."""
         self._head = head
         self._stream = stream
         self._timeouts = timeouts
@@ -252,8 +253,8 @@ class HypercornConnection:
     # --- Reading -----------------------------------------------------------------------------------------------------
 
     async def receive(self) -> bytes:
-        """What Hypercorn gets next: what belongs to the request under way, or the whole head of the next one and what
-        came behind it. Empty at the end.
+        """The next bytes for Hypercorn: of the request under way, or the whole head of the next one with the bytes
+        after it. Empty at the end.
 
         Raises BrokenResourceError, ClosedResourceError.
         """

@@ -1,7 +1,7 @@
 """Refuses at its head a form that is too long for the token endpoints, before Hypercorn and Quart see the request.
 
-Nobody is known there before the form is read, so strangers decide how many come, and the long way of one such request
-is a hundred steps of tasks. The answer has the same bytes on both ways: tests/protocols/http/test_long_forms.py.
+No caller is authenticated there before the form is read, so strangers decide how many come, and one such request takes
+Hypercorn a hundred steps of tasks. The answer has the same bytes on both ways: tests/protocols/http/test_long_forms.py.
 """
 
 import time

@@ -21,7 +21,7 @@ _HEAD: Final = re.compile(
 )
 _HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+")
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
-#: What makes a request one that is not plain.
+#: Headers of requests that are not plain.
 _REFUSED: Final = frozenset(
     {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
 )
@@ -42,7 +42,7 @@ class PlainRequest:
 
 def plain_request(received: bytes, *, longest_body: int | None = UNCOUNTED_BODY_BYTES) -> PlainRequest | None:
     """The request that these bytes begin with, whose body may be missing yet; None for one that is not plain, or whose
-    body is longer than so many bytes."""
+    body is longer than `longest_body` bytes."""
     match = _HEAD.match(received)
     if match is None or match.end() > HEAD_BYTES:
         return None

@@ -19,7 +19,7 @@ from protocols.http.forwarded import Headers
 
 @dataclass(eq=False, slots=True)
 class ThisRequest:
-    """What was sent, and what is noted about it while it is answered."""
+    """The current request, and notes about it while it is answered."""
 
     method: str
     address: str  # of the client
@@ -27,7 +27,7 @@ class ThisRequest:
     query: bytes
     #: The certificate of the TLS handshake.
     certificate: ClientCertificate | None
-    #: Reads the body, which may have so many bytes. Raises BodyTooLarge, TooManyBodies.
+    #: Reads the body, up to a number of bytes. Raises BodyTooLarge, TooManyBodies.
     read_body: Callable[[int], Awaitable[bytes]]
     #: All of it was there before anything was checked.
     is_whole: bool = False
@@ -76,5 +76,5 @@ def this_request() -> ThisRequest:
 
 
 def answering(request: ThisRequest | None) -> None:
-    """From now on the task answers this request; with None, it answers none."""
+    """Set the request that the current task answers; None: it answers none."""
     _current.set(request)

@@ -113,8 +113,8 @@ class DeveloperConnectorCalls(RestCalls):
         tokens=USER,
         on=_type,
         summary="The cloud connector of a device type, and what fails at it",
-        about="A problem ends with the next call of its kind that succeeds. What was in a message is for its device's "
-        "owner, and what a plug-in says is for the operator.",
+        about="A problem ends with the next call of its kind that succeeds. The content of a message is for its "
+        "device's owner, and the errors of a plug-in are for the operator.",
         refusals={409: NO_CONNECTOR},
     )
     async def connector(self, type_: DeviceType) -> Data[ConnectorObject]:

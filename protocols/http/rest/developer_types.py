@@ -213,7 +213,7 @@ class DeveloperTypeCalls(RestCalls):
         tokens=USER,
         on=_type,
         summary="Messages of a type's devices that failed",
-        about=f"The last {_FAILURES_MAX} of 7 days, newest first. What was in a message is for its device's owner.",
+        about=f"The last {_FAILURES_MAX} of 7 days, newest first. The content of a message is for its device's owner.",
     )
     async def failures(self, type_: DeviceType, query: Paging) -> NumberedPage[list[_Failure]]:
         found = await self._manifests.failed_of(type_.key, limit=_FAILURES_MAX)

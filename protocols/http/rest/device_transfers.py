@@ -142,7 +142,7 @@ class DeviceTransferCalls(RestCalls):
         tokens=USER,
         on=NAMED_USER,
         summary="Devices that other users hand over to this one, and the other way round",
-        about=f"At most {TRANSFERS_SHOWN} of the former; those that were answered make room.",
+        about=f"At most {TRANSFERS_SHOWN} of the former; answered ones make room.",
     )
     async def offered_to_user(self, caller: Caller, user: UserRecord) -> Data[_Transfers]:
         reach = await self._permissions.reach(caller)

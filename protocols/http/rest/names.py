@@ -47,7 +47,7 @@ class NameObject(Shape):
 
 
 class _Names(Shape):
-    names: Annotated[list[NameObject], about("Without those that do not exist, or are not the caller's to know")]
+    names: Annotated[list[NameObject], about("Without ids that do not exist, or that the caller may not know")]
 
 
 class _Asked(Shape):

@@ -238,7 +238,7 @@ class OperatorCalls(RestCalls):
         tokens=USER,
         on=_operator,
         summary="What `trunkline doctor` finds",
-        about="It looks at the store for at most 10 s. What it finds is good for half a minute.",
+        about="It looks at the store for at most 10 s. The result is kept for half a minute.",
     )
     async def doctor(self, operating: OperatingRoom) -> Data[_Checks]:
         return Data(_Checks([_Check(*one) for one in await _checks(operating)]))

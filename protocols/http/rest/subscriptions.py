@@ -44,9 +44,9 @@ SUBSCRIPTIONS: Final = Chapter(
     "Subscriptions",
     "Messages and Actions that come to you: to an HTTPS callback, or into a cloud data stream. A new callback gets a "
     "handshake, and is active when its nonce was sent back. Each notification is signed with the client secret of the "
-    "application, and, if you want, as Standard Webhooks describes. What is not answered with 2xx within 15 s is sent "
-    "again for more than a day; the delivery log has every attempt. `trunkline receive` is a callback on your own "
-    "machine.",
+    "application, and, if you want, as Standard Webhooks describes. A notification without a 2xx answer within 15 s "
+    "is sent again for more than a day; the delivery log has every attempt. `trunkline receive` is a callback on your "
+    "own machine.",
     tuple(
         (title, resources.files("protocols.http.docs").joinpath("receivers", file).read_text(encoding="utf-8"))
         for title, file in (

@@ -82,7 +82,7 @@ class TaskCalls(ManagementCalls):
         on=NOTHING,
         summary="Create a task",
         about="For administrators of the organization that owns the type, and its applications. One property on the "
-        "devices `dids`, on those that fit `filter`, or on all of the type. `akc.update` installs a firmware image, "
+        "devices `dids`, on devices that fit `filter`, or on all of the type. `akc.update` installs a firmware image, "
         "with a `rollout` in steps.",
         refusals={404: "The device type, a device or the image does not exist.", 409: f"{TOO_MANY_TASKS}."},
     )

@@ -146,9 +146,9 @@ class TrialInvitationCalls(RestCalls):
         tokens=USER,
         on=_of_either,
         summary="Accept or revoke an invitation",
-        about="The invited user accepts; administrators revoke. Who accepts as a participant grants the trial's "
-        "application READ and WRITE on the trial's device types, also on those that are added later: on those on "
-        "which the user granted both to the application of the token.",
+        about="The invited user accepts; administrators revoke. A participant who accepts grants the trial's "
+        "application READ and WRITE on the trial's device types, also on types that are added later: on the types "
+        "on which the user granted both to the application of the token.",
         refusals={409: _NOT_OPEN},
     )
     async def answer(self, caller: Caller, found: _Found, body: _Answer) -> Data[TrialInvitationObject]:

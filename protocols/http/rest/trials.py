@@ -47,9 +47,9 @@ from storage.trials import TrialRecord
 TRIALS: Final = Chapter(
     "Trials",
     "A trial brings participants, who connect devices of chosen types, and administrators together. It has an "
-    "application of its own, which reaches the participants' devices of these types. What only administrators may, "
-    "they may in the console, through the application through which the trial was made, through the trial's own one, "
-    "and through those to which they granted `trials` on the permission screen.",
+    "application of its own, which reaches the participants' devices of these types. Calls for administrators only "
+    "work in the console, through the application through which the trial was made, through the trial's own one, "
+    "and through applications to which they granted `trials` on the permission screen.",
 )
 #: For administrators, and for both.
 ADMINISTRATOR: Final = (TrialRole.ADMINISTRATOR,)
