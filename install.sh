@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs or upgrades Trunkline from this tree, on a machine with systemd that has no Debian packages: as root, or below
-# another folder for looking at it.
+# Installs or upgrades Trunkline from this tree, on a machine with systemd that has no Debian packages: as root, or
+# below another folder for looking at it.
 #
 # Tested with DESTDIR; not tested yet with a running systemd.
 #
@@ -74,7 +74,7 @@ elif [ -d "$opt/trunkline-before" ]; then # interrupted between the two renames 
   former=$opt/trunkline-before
 fi
 
-# What an interrupted run has left, and versions before the former one.
+# Leftovers of an interrupted run, and versions before the former one.
 forget_others() {
   for one in "$opt"/trunkline-*; do
     [ "$one" = "$former" ] || [ "$one" = "${new:-}" ] || [ ! -e "$one" ] || rm -rf "$one"

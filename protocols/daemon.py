@@ -375,7 +375,7 @@ async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
 
 
 def _allow_many_connections() -> None:
-    """Each connection is an open file; the soft limit of 1024 is a default for programs that use select()."""
+    """Raise the limit of open files, one per connection: the soft limit of 1024 is for programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return

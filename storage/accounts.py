@@ -224,7 +224,7 @@ class AccountStore(Store):
         return [_application(row) for row in rows]
 
     def applications_of(self, organization: OrganizationKey) -> list[ApplicationRecord]:
-        """By name."""
+        """The applications of an organization, by name."""
         rows = self._db.execute(
             f"{_APPLICATIONS} AND organization = :organization ORDER BY name, key", {"organization": organization}
         )

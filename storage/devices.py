@@ -132,7 +132,7 @@ class DeviceStore(Store):
         return [row["key"] for row in self._db.execute(_KEYS_OF_OWNER, {"owner": owner})]
 
     def some_keys(self, owner: UserKey, device_type: DeviceTypeKey, *, limit: int) -> list[DeviceKey]:
-        """Of devices of a user and a type, in no order."""
+        """Keys of devices of a user and a type, in no order."""
         rows = self._db.execute(
             _KEYS_OF_OWNER + " AND device_type = :device_type LIMIT :limit",
             {"owner": owner, "device_type": device_type, "limit": limit},

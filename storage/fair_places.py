@@ -58,7 +58,7 @@ class FairPlaces:
         return self._held[key]
 
     def waiting_of(self, key: Hashable) -> int:
-        """How much of a key waits: who has a bound on that refuses before it waits."""
+        """The number of waiting calls of a key. A caller with a bound on it refuses before waiting."""
         return len(self._lines.get(key, ()))
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Where the rows of a device are in the log. The caller holds the transaction.
+"""Index of the log: the positions of a device's rows. The caller holds the transaction.
 
 An entry is for some rows of one device whose `ts` lie in the same ten seconds. These rows were stored between two
 steps that make entries, so the position up to which the step went orders the entries of different steps. An entry for

@@ -106,7 +106,7 @@ class MqttSessionStore(Store):
     # --- Subscriptions ---
 
     def subscriptions(self, device: DeviceKey) -> dict[bytes, TopicSubscriptionRecord]:
-        """By filter."""
+        """The subscriptions of a device, by filter."""
         rows = self._db.execute(
             "SELECT * FROM mqtt_subscription WHERE device = :device ORDER BY filter", {"device": device}
         )

@@ -57,7 +57,7 @@ class _ThreadJob(Generic[T]):
         return self._result.unwrap()
 
     def end(self, result: outcome.Outcome[T]) -> None:
-        """On the loop."""
+        """End the job; called on the loop."""
         self._result = result
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)

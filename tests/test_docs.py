@@ -26,8 +26,8 @@ PUZZLING_PHRASES = (
     (r"[.:;] (What|Who|Those) ", 0),
     (r"\bthose (that|who|which)\b", 0),
     (r"\bso many\b", 0),
-    (r"\b[Mm]eanwhile\b", 4),
-    (r"\banew\b", 1),
+    (r"\b[Mm]eanwhile\b", 2),
+    (r"\banew\b", 0),
     (r"\b(short|long) way\b", 0),
     (r"\bin turns with\b", 0),
 )

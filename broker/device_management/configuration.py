@@ -1,4 +1,4 @@
-"""How the devices of a type are managed (reference 15.1)."""
+"""Configuration of device management for a type (reference 15.1)."""
 
 from dataclasses import asdict, dataclass, replace
 

@@ -128,7 +128,7 @@ def sweep(now_ms: Milliseconds, tx: Transaction) -> Sequence[DeviceKey]:
 
 
 def every_session(tx: Transaction) -> list[DeviceSession]:
-    """Every session, as one of a device that is away."""
+    """Read every session, as the session of an offline device."""
     found = []
     for record, last in tx.mqtt_sessions.all():
         session = DeviceSession(record.device, record.client_id, record.expiry_seconds)

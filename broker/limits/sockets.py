@@ -1,4 +1,4 @@
-"""How many connections are open for one token, user, application and device, over all protocols that have sockets.
+"""Bounds on open connections of one token, user, application and device, over all protocols that have sockets.
 
 A connection of a stranger has a place (`strangers`). From the moment at which somebody has authenticated on it, it
 counts for whom it serves, until it ends (reference 21.8). So nobody takes the descriptors of others: a holder has at

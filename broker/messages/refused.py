@@ -63,7 +63,7 @@ class RefusedMessages:
         return known
 
     def _handed_over(self, fact: DeviceHandedOver) -> None:
-        """Its new owner does not see from where the former one and the former one's applications sent."""
+        """Hide from a device's new owner the addresses of the former owner and of the former owner's applications."""
         self._of.pop(fact.device, None)
 
     def of(self, device: Device) -> list[RefusedMessage]:

@@ -1,4 +1,4 @@
-"""How the service is: one answer to the first questions of an incident."""
+"""State of the service: one answer to the first questions of an incident."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

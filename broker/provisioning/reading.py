@@ -102,7 +102,7 @@ def names_of(entry: object) -> set[str]:
 
 
 def read_document(document: Mapping[str, Any]) -> ReadTables:
-    """Each entry by itself. The field of a finding is table, index and key: `users[0].password`."""
+    """Read the entries one by one. The field of a finding is table, index and key: `users[0].password`."""
     reading = ReadTables({}, Findings())
     for table, entries in document.items():
         kind = TABLES.get(table)

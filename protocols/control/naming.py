@@ -1,4 +1,4 @@
-"""How operators name objects, and what they are told of one that is not there."""
+"""Names of objects in operators' commands, and the error for an unknown one."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

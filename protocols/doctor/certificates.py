@@ -74,7 +74,7 @@ def _date_problem(path: Path, leaf: x509.Certificate) -> str:
 
 
 def _link_problem(path: Path, certificates: Sequence[x509.Certificate]) -> str:
-    """Each certificate of the file is issued by the one after it."""
+    """Check that each certificate of the file is issued by the one after it."""
     for number, (one, issuer) in enumerate(pairwise(certificates), start=1):
         try:
             one.verify_directly_issued_by(issuer)

@@ -206,7 +206,7 @@ class DirectCalls:
     # --- Answers -----------------------------------------------------------------------------------------------------
 
     def _refused(self, error: Exception, method: str, rule: str) -> Answer:
-        """As Quart does it: of several errors at once, the first one counts."""
+        """The answer to an error, as Quart's: of several errors at once, the first one counts."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, DomainError | StoreError):

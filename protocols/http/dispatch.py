@@ -146,7 +146,7 @@ class _Endpoint:
         return None if self._call.body is None else _Body(self._call)
 
     async def answer(self, **names: str) -> Response:
-        """For Quart."""
+        """Answer a request of Quart."""
         answer = await self.reply(names)
         return answer if isinstance(answer, Response) else answer.response()
 

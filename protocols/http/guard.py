@@ -29,7 +29,7 @@ class Guard:
     """Identifies the caller by the token of the request, and counts the caller's calls."""
 
     def __init__(self, tokens: Tokens, admission: Admission, meters: Meters | None = None) -> None:
-        """Without `meters`, no call is counted."""
+        """Count calls by `meters`; None: count none."""
         self._tokens = tokens
         self._admission = admission
         self._meters = meters

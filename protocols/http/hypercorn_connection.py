@@ -328,8 +328,8 @@ class HypercornConnection:
     # --- Sending -----------------------------------------------------------------------------------------------------
 
     async def _send(self, event: Event) -> None:
-        """For Hypercorn: bytes, or the begin or end of a request, or of the connection. It also calls this from the
-        task of a request that it has just cancelled."""
+        """Take an event of Hypercorn: bytes, or the begin or end of a request, or of the connection. It also calls this
+        from the task of a request that it has just cancelled."""
         with trio.CancelScope(shield=True):
             if isinstance(event, RawData):
                 try:

@@ -32,7 +32,7 @@ _LINGER_SECONDS: Final = 1.0
 
 
 class LongForms:
-    """Of one listener."""
+    """Refuses long forms on one listener."""
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ class ParkedConnection:
 
     @property
     def deadline(self) -> float:
-        """When the connection has been idle for too long."""
+        """The time at which the connection has been idle for too long."""
         return self._answered_at + KEEP_ALIVE_SECONDS
 
     async def wait(self, send: Callable[[bytes], Awaitable[None]]) -> bytes | None:

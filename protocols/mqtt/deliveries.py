@@ -177,7 +177,7 @@ class Deliveries:
             self._lasting.expiry_seconds = min(seconds, self._settings.session_max_seconds)
 
     def seconds_until_due(self, will_delay: int) -> int:
-        """How long a will waits: at most for as long as the session outlives the connection."""
+        """Seconds that a will waits: at most as long as the session outlives the connection."""
         return 0 if self._lasting is None else min(will_delay, self._lasting.expiry_seconds)
 
     # --- Messages of QoS 2 from the device ---
@@ -308,7 +308,7 @@ class Deliveries:
         return topics is not None and topics.pop(topic, None) is not None
 
     def _like(self, topic: bytes) -> dict[bytes, int] | None:
-        """Where subscriptions to this topic are; None when the device may not subscribe to it."""
+        """The place of subscriptions to this topic; None if the device may not subscribe to it."""
         kind, _, device_id = topic.removeprefix(b"/").rpartition(b"/")
         if device_id != self._device.id.encode():
             return None

@@ -17,7 +17,7 @@ def keep_alive(connect: Connect, settings: Mqtt) -> int:
 
 
 def session_seconds(connect: Connect, settings: Mqtt) -> int:
-    """How long the client wants its session to outlive the connection. Version 3 cannot say how long."""
+    """Seconds that the client wants its session to outlive the connection. Version 3 cannot say how long."""
     if settings.persistent_sessions == "off":
         return 0
     if connect.level < MQTT_5:

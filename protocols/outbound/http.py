@@ -93,7 +93,7 @@ class OutboundHttp:
                 return
 
     def _request(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> tuple[_Origin, HttpRequest]:
-        """Where the request goes, and the request. Raises HttpFailedError for an address that is never allowed."""
+        """The origin of the request, and the request. Raises HttpFailedError for an address that is never allowed."""
         target = _parsed(url)
         if target.scheme != "https" and not (target.scheme == "http" and self._allow_private):
             raise HttpFailedError("the address is not https")

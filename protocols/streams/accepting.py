@@ -32,7 +32,7 @@ class Episodes:
         self._last = -_EPISODE_SECONDS
 
     def has_begun(self) -> bool:
-        """To be called at each refusal: whether it is the first of its episode."""
+        """Note a refusal; return whether it is the first of its episode."""
         before, self._last = self._last, trio.current_time()
         return self._last - before >= _EPISODE_SECONDS
 

@@ -21,7 +21,7 @@ class Alarm(Protocol):
     alarm_entry: "AlarmEntry | None"
 
     def ring(self) -> None:
-        """Called on the event loop; neither waits nor raises."""
+        """The alarm's time has come. Called on the event loop; may neither wait nor raise."""
 
 
 class AlarmEntry:
@@ -38,7 +38,7 @@ class AlarmEntry:
 
 
 class Alarms:
-    """Has a task from the first alarm on, which ends when the daemon begins to stop."""
+    """Alarms of connections. One task serves them, from the first alarm until the daemon begins to stop."""
 
     def __init__(self, connections: trio.Nursery, life: Life) -> None:
         self._connections = connections

@@ -99,13 +99,13 @@ def _open(
 
 
 def bound_address(sockets: Sequence[socket.socket | trio.socket.SocketType]) -> Address:
-    """Where these sockets are bound."""
+    """The address of these sockets."""
     first, *others = (Address(*sock.getsockname()[:2]) for sock in sockets)
     return Address(first.host, first.port, tuple(others))
 
 
 def problem_of(bind: Address, kind: socket.SocketKind) -> str:
-    """Why one entry can be listened on by nobody on this machine; empty when it can. Ports in use do not count."""
+    """Why this machine cannot listen on an entry at all; empty if it can. Ports in use do not count."""
     try:
         if bind.host == ANY_HOST:
             wanted = everywhere(0)

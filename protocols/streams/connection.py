@@ -155,7 +155,7 @@ class StreamConnection(Outbox):
         """Wait until the store has room."""
 
     def due(self) -> float:
-        """When to call `beat`, on trio's clock."""
+        """The time of the next call of `beat`, on trio's clock."""
         return math.inf
 
     async def beat(self, now: float) -> None:
@@ -166,7 +166,7 @@ class StreamConnection(Outbox):
         self.end()
 
     async def finish(self) -> None:
-        """Nothing more is read: wait for the last answers."""
+        """Stop reading and wait for the last answers."""
 
     def farewell(self) -> bytes:
         """The last bytes to a peer that has not closed."""
@@ -276,7 +276,7 @@ class StreamConnection(Outbox):
         return received
 
     def end(self) -> None:
-        """Nothing more is to be read, and nothing waited for."""
+        """Stop reading and waiting."""
         self.is_ended = True
         if self.state is not LifePhase.TAKING:
             self._scope.cancel()
@@ -296,7 +296,7 @@ class StreamConnection(Outbox):
         self.hub.alarms.set(self, self.due())
 
     def ring(self) -> None:
-        """For `Alarms`."""
+        """The alarm of the connection; called by `Alarms`."""
         if self.hub.life.stopping.is_set():
             self.stop()
         elif self.state in _OPEN and not self.is_ended and self._task is not None:
@@ -312,7 +312,7 @@ class StreamConnection(Outbox):
             _log.exception("connection_failed", protocol=self.PROTOCOL)
             self.is_broken = True
             self.end()
-        if self.state is LifePhase.CLOSED:  # it has ended meanwhile, and `beat` may have begun something anew
+        if self.state is LifePhase.CLOSED:  # it has ended, and `beat` may have begun something again
             self.leave()
         elif self.state in _OPEN and not self.is_ended:
             self.set_alarm()
@@ -360,7 +360,7 @@ async def _read_when_ready(socket: trio.socket.SocketType) -> bytes:
     while socket.fileno() >= 0:  # strangers lose their sockets when there are too many
         await trio.lowlevel.wait_readable(socket)
         try:
-            return os.read(socket.fileno(), _READ_BYTES)  # closed meanwhile, its number may be another one's
+            return os.read(socket.fileno(), _READ_BYTES)  # if closed during the wait, its number may be another one's
         except BlockingIOError:
             continue
         except OSError as error:

@@ -46,7 +46,7 @@ class _Parked:
 
 
 class Hub:
-    """Has a task from the first socket on, in the nursery of the connections.
+    """Reads from parked sockets, in one task of the connections' nursery, which begins with the first socket.
 
     While no socket is parked, it ends when the daemon stops: nobody waits for it. Devices that connect for one message
     would otherwise have a task begin and end each time.

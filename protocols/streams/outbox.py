@@ -19,7 +19,7 @@ class SharedRoom(Protocol):
     def is_full(self) -> bool: ...
 
     def add(self, size: int) -> None:
-        """So many bytes more wait; fewer, when it is negative."""
+        """Add to the number of waiting bytes; a negative `size` takes away."""
 
 
 class Outbox(ABC):

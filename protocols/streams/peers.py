@@ -76,7 +76,7 @@ def authenticated(caller: Caller | None = None, *, device: str = "", owner: str 
 
 
 def ended(peer: Peer) -> None:
-    """For listeners: the connection has ended."""
+    """Note the end of the connection; called by listeners."""
     if peer.place is not None:
         peer.place.leave()
     if peer.held is not None and peer.sockets is not None:

@@ -20,7 +20,7 @@ _PAUSE_SECONDS: Final = 0.1
 
 
 class Turnstile:
-    """For the connections of one listener. It has a task while some of them wait."""
+    """Lets waiting connections of one listener go on. It has a task while some of them wait."""
 
     def __init__(
         self, connections: trio.Nursery, *, at_once: int = STRANGERS_PER_TURN, turns: int = 1, per_second: float = 4_000

@@ -122,7 +122,7 @@ class WebSocket(StreamConnection):
         return Need.TURN if self._reader.is_behind else Need.READ
 
     def heard_end(self) -> Need:
-        """Nobody reads what would be sent."""
+        """The peer has ended: nothing sent would be read."""
         self.is_broken = True
         return Need.END
 

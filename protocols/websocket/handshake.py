@@ -36,7 +36,7 @@ class HandshakeRequest:
     subprotocols: tuple[str, ...] = ()
 
     def value(self, name: str) -> str | None:
-        """Of a parameter that was repeated, the last value counts."""
+        """The value of a parameter; the last one if it was repeated."""
         values = self.parameters.get(name)
         return values[-1] if values else None
 
@@ -44,7 +44,7 @@ class HandshakeRequest:
         return (self.value(name) or "").lower() in _TRUE
 
     def ids(self, name: str) -> tuple[str, ...]:
-        """Of a list that was repeated, all values count; each id once."""
+        """The ids of a list, each once; all values count if it was repeated."""
         items = (item.strip() for value in self.parameters.get(name, ()) for item in value.split(","))
         return tuple(dict.fromkeys(filter(None, items)))
 

@@ -172,7 +172,7 @@ class CompiledRule:
 
     @property
     def transformers(self) -> tuple[Transformer, ...]:
-        """Its conditions with models."""
+        """The conditions with models."""
         return tuple(
             Transformer(
                 condition.index,

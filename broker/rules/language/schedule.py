@@ -269,7 +269,7 @@ class SunTime:
         return now.time() > max(times) or (operator == ">=" and now.time() == max(times))
 
     def next_after(self, after_ms: Milliseconds) -> Milliseconds | None:
-        """As `Cron.next_after`, or an earlier time to ask again."""
+        """The next time as of `Cron.next_after`, or an earlier time to ask again."""
         day = datetime.fromtimestamp(after_ms // 1000, self._zone).date()
         for _ in range(_DAYS_AHEAD):
             for point in self._points(day):

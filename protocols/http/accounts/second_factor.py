@@ -136,7 +136,7 @@ def second_factor_blueprint(factors: SecondFactors, browsers: Browsers, root: Ac
 
 
 def way_on_from(form: FormData) -> tuple[str, str]:
-    """Where the person goes on after a page in between: a path, and the text of the link."""
+    """The way on after a page in between: a path, and the text of the link."""
     query, root = form.query("continue"), accounts_path()
     match form.text("page"):
         case "authorize":

@@ -219,7 +219,7 @@ class Readable:
         return device
 
     async def listed(self, caller: Caller, device_ids: Iterable[str]) -> list[Device]:
-        """Each device once. Raises DeviceNotFound, PermissionDenied."""
+        """The listed devices, each once. Raises DeviceNotFound, PermissionDenied."""
         devices = [await self._devices.find(device_id) for device_id in dict.fromkeys(device_ids)]
         reach = await self._permissions.reach(caller)
         for device in devices:
