@@ -1,11 +1,13 @@
 """The loops of the workers: wait, take one step, and go on when the store cannot be read or written."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from math import inf
 
 import structlog
 import trio
 
+from storage.ballast import making_room
 from storage.sql import StoreError
 
 _log = structlog.get_logger(__name__)
@@ -35,6 +37,7 @@ async def repeat(
     wakeup: Wakeup | None = None,
     at_once: bool = False,
     retry_seconds: float | None = None,
+    deletes: bool = False,
 ) -> None:
     """Take a step again and again, until cancelled.
 
@@ -45,9 +48,20 @@ async def repeat(
         wakeup: ends the wait between two steps.
         at_once: begin with a step instead of a wait.
         retry_seconds: after a failure, take the next step after this many seconds; None waits as after any other step.
+        deletes: the steps free disk space, so their writes may use what is reserved for that (storage/ballast.py).
     """
-    wakeup = wakeup or Wakeup()
-    is_due = at_once
+    with making_room() if deletes else nullcontext():
+        await _repeat(step, failure, every, wakeup or Wakeup(), at_once, retry_seconds)
+
+
+async def _repeat(
+    step: Callable[[], Awaitable[bool | None]],
+    failure: str,
+    every: float,
+    wakeup: Wakeup,
+    is_due: bool,
+    retry_seconds: float | None,
+) -> None:
     while True:
         if not is_due:
             await wakeup.wait(every)

@@ -19,6 +19,7 @@ from broker.loops import repeat
 from broker.secrets import token_hash
 from broker.trace.origin import acting
 from config.limits import EXPIRY_SWEEP_SECONDS
+from storage.ballast import making_room
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, OrganizationKey, UserKey
 from storage.records import DeviceRecord, RefreshTokenRecord, TokenRecord
@@ -288,7 +289,8 @@ class Tokens:
         await self.end_expired()
         if self._sweeps >= _SWEEPS_PER_PURGE:
             self._sweeps = 0  # a purge that fails is not repeated before the next one is due
-            await self.purge()
+            with making_room():
+                await self.purge()
 
     async def end_expired(self) -> None:
         """Publish TokenRevoked for the tokens that expired since the last call."""

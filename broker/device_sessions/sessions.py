@@ -239,7 +239,7 @@ class DeviceSessions:
 
     async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        await repeat(self.sweep, every=_SWEEP_SECONDS, at_once=True, failure="mqtt_sessions_not_swept")
+        await repeat(self.sweep, every=_SWEEP_SECONDS, at_once=True, failure="mqtt_sessions_not_swept", deletes=True)
 
     async def sweep(self) -> None:
         """Remove sessions whose time has passed."""

@@ -192,7 +192,9 @@ class Inventory:
         """Delete the devices that accounts had which are closed."""
         task_status.started()
         failure = "devices_of_closed_accounts_not_deleted"
-        await repeat(self.delete_of_closed, wakeup=self._closed, at_once=True, failure=failure, retry_seconds=60)
+        await repeat(
+            self.delete_of_closed, wakeup=self._closed, at_once=True, failure=failure, retry_seconds=60, deletes=True
+        )
 
     async def delete_of_closed(self) -> bool:
         """One step. Returns whether there may be more to do."""

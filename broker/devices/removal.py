@@ -45,6 +45,7 @@ class Removal:
             wakeup=self.wakeup,
             at_once=True,
             failure="deleted_devices_not_removed",
+            deletes=True,
         )
 
     async def sweep(self) -> None:

@@ -39,6 +39,7 @@ from config.limits import (
     EXPORTS_WAITING_OF_ORGANIZATION,
     EXPORTS_WAITING_OF_USER,
 )
+from storage.ballast import making_room
 from storage.database import Database, Transaction
 from storage.export import ExportsOf
 from storage.fair_places import FairPlaces
@@ -263,7 +264,8 @@ class Exports:
 
     async def _begin(self) -> None:
         """Begin the oldest export of each owner, in the order in which the owners have waited."""
-        await self.expire()
+        with making_room():
+            await self.expire()
         first = await self._database.read(
             lambda tx: [(_owner_of(tx, one), one) for one in tx.exports.first_of_each_owner(TO_DO)]
         )

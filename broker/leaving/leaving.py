@@ -111,6 +111,7 @@ class Leaving:
             at_once=True,
             failure="user_not_removed",
             retry_seconds=_RETRY_SECONDS,
+            deletes=True,
         )
 
     async def _work(self) -> None:

@@ -76,7 +76,12 @@ class Retention:
     async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         await repeat(
-            self.sweep, every=RETENTION_SWEEP_SECONDS, wakeup=self.wakeup, at_once=True, failure="retention_not_swept"
+            self.sweep,
+            every=RETENTION_SWEEP_SECONDS,
+            wakeup=self.wakeup,
+            at_once=True,
+            failure="retention_not_swept",
+            deletes=True,
         )
 
     async def sweep(self) -> None:

@@ -143,6 +143,7 @@ class Endings:
             at_once=True,
             failure="subscriptions_not_swept",
             retry_seconds=5,
+            deletes=True,
         )
 
     async def sweep(self) -> None:

@@ -30,6 +30,7 @@ class Upkeep:
             at_once=True,
             failure="deliveries_not_swept",
             retry_seconds=5,
+            deletes=True,
         )
 
     async def sweep(self) -> None:

@@ -105,7 +105,7 @@ class AuditLog:
                 )
             )
             nursery.start_soon(
-                partial(repeat, self.sweep, every=SWEEP_SECONDS, at_once=True, failure="audit_not_swept")
+                partial(repeat, self.sweep, every=SWEEP_SECONDS, at_once=True, failure="audit_not_swept", deletes=True)
             )
             task_status.started()
 

@@ -1,15 +1,19 @@
 """The loop of a worker: when it takes a step, and that a failing store does not end it."""
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from math import inf
+from pathlib import Path
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+import broker
 from broker.loops import Wakeup, repeat
+from storage.ballast import makes_room
 from storage.sql import StoreError
 
 
@@ -98,3 +102,31 @@ async def test_a_store_that_fails_is_logged_and_the_loop_goes_on(
 async def test_any_other_error_ends_the_loop(autojump_clock: MockClock) -> None:
     with pytest.raises(ZeroDivisionError):
         await repeat(Steps(ZeroDivisionError()), failure="step_failed", at_once=True)
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+async def test_only_steps_that_delete_use_the_disk_space_that_is_reserved_for_them(*, deletes: bool) -> None:
+    found: list[bool] = []
+
+    async def step() -> None:
+        await trio.lowlevel.checkpoint()
+        found.append(makes_room.get())
+        scope.cancel()
+
+    with trio.CancelScope() as scope:
+        await repeat(step, at_once=True, failure="not_swept", deletes=deletes)
+    assert found == [deletes]
+    assert not makes_room.get()
+
+
+def test_each_sweep_uses_the_disk_space_that_is_reserved_for_deleting() -> None:
+    """A sweep that could not delete on a full disk would leave it full."""
+    loops = re.compile(r"\brepeat\((?:[^()]|\([^()]*\))*\)")
+    sweeps = [
+        call
+        for path in Path(broker.__path__[0]).rglob("*.py")
+        for call in loops.findall(path.read_text(encoding="utf-8").replace("partial(repeat, ", "repeat("))
+        if re.search(r"not_swept|not_removed|not_deleted", call)
+    ]
+    assert len(sweeps) >= 7
+    assert [call for call in sweeps if "deletes=True" not in call] == []
