@@ -2,6 +2,7 @@
 
 import os
 import ssl
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -73,8 +74,20 @@ class _Printer:
     def show(self, frame: str | bytes) -> None:
         if msgspec.json.decode(frame, type=_Kind).type == "ping" or (line := self._line_of(frame)) is None:
             return
-        click.echo(line)
+        try:
+            click.echo(line)
+        except BrokenPipeError:  # whoever read the lines has gone, such as `head`: that is no lost connection
+            _discard_output()
+            self._left = 0
+            return
         self._left = None if self._left is None else self._left - 1
+
+
+def _discard_output() -> None:
+    """Python flushes the standard output once more when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 async def _print_forever(url: str, token: str, printer: _Printer, trust: ssl.SSLContext) -> None:

@@ -1,12 +1,15 @@
 """`trunkline tail --field`: a line for each value, with those before it. The feed itself is in test_commands.py."""
 
 import json
+import os
 import ssl
+import sys
+from contextlib import suppress
 
 import pytest
 import trio
 from click.testing import CliRunner
-from trio_websocket import ConnectionRejected, WebSocketRequest, serve_websocket
+from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketRequest, serve_websocket
 
 from protocols.cli import main, tail
 from protocols.cli.tail import Trails, _print_forever, _Printer
@@ -51,6 +54,30 @@ def test_a_sparkline_has_forty_values() -> None:
 )
 def test_only_messages_with_a_number_are_shown(path: str, data: object, is_shown: bool) -> None:
     assert (Trails(path).line(frame(data)) is not None) is is_shown
+
+
+async def test_it_ends_when_nobody_reads_its_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `trunkline tail | head -3`."""
+
+    async def serve(request: WebSocketRequest) -> None:
+        socket = await request.accept()
+        with suppress(ConnectionClosed):
+            while True:
+                await socket.send_message(frame({"n": 1}))
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", encoding="utf-8") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        async with trio.open_nursery() as nursery:
+            server = await nursery.start(serve_websocket, serve, "127.0.0.1", 0, None)
+            with trio.fail_after(30):
+                printer = _Printer(Trails("n").line, None)
+                await _print_forever(f"ws://127.0.0.1:{server.port}/", "t", printer, ssl.create_default_context())
+            nursery.cancel_scope.cancel()
+    assert capsys.readouterr().err == ""
 
 
 async def test_a_lost_feed_is_opened_again_until_it_is_refused(
