@@ -106,7 +106,7 @@ class WebSocket(StreamConnection):
     # --- Receiving ---------------------------------------------------------------------------------------------------
 
     def take(self, data: bytes | bytearray) -> Need:
-        if data or self._reader.is_behind:
+        if data or (self._reader.is_behind and not self.is_ended):
             received = self._feed(data)
             if received.controls or received.fragments:
                 self._hear_controls(received)

@@ -1,7 +1,7 @@
 """Devices whose sockets are parked in the hub: everything that a connection's task awaits still happens."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -67,6 +67,24 @@ async def test_what_is_behind_a_registration_is_processed_after_it(peers: Peers)
         assert [(await device.said())["data"].get("cid") for _ in range(4)] == ["1", None, "2", "3"]
         await wait_all_tasks_blocked()
         assert peers.hub.parked == 1
+
+
+async def test_of_what_is_behind_a_registration_an_end_leaves_the_rest_of_the_turn(
+    peers: Peers, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_messages = device_conversation.DeviceConversation.take_messages
+
+    def take_and_end(self: device_conversation.DeviceConversation, messages: Sequence[str | bytes]) -> None:
+        take_messages(self, messages)
+        self.close(4000, "the end")
+
+    async with parked(peers) as device:
+        monkeypatch.setattr(device_conversation.DeviceConversation, "take_messages", take_and_end)
+        await device.send(HALL_REGISTERS, *map(message, range(2 * PACKETS_PER_TURN)))
+        assert await device.said() == OK
+        assert await cids(device, PACKETS_PER_TURN - 1) == [str(n) for n in range(PACKETS_PER_TURN - 1)]
+        assert await device.close_code() == 4000
+    assert services.messages.ingest.statistics().messages == PACKETS_PER_TURN - 1
 
 
 async def test_what_is_behind_an_action_is_processed_after_it(peers: Peers) -> None:
