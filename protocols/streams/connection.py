@@ -152,7 +152,8 @@ class StreamConnection(Outbox):
         """Do what `take` has asked for by Need.TASK. Cancelled if the connection ends."""
 
     async def wait_store(self) -> None:
-        """Wait until the store has room."""
+        """Wait until the store has room. A conversation that returns Need.STORE overrides it."""
+        raise NotImplementedError
 
     def due(self) -> float:
         """The time of the next call of `beat`, on trio's clock."""

@@ -554,13 +554,13 @@ async def test_the_counts_of_a_task_are_of_the_moment_of_its_statuses(
     task, _ = update
     explain = services.device_management.waiting.explain
 
-    async def ends_meanwhile(record: TaskRecord, entries: list[DeviceTaskRecord]) -> list[TaskWait]:
+    async def ends_meanwhile(_: object, record: TaskRecord, entries: list[DeviceTaskRecord]) -> list[TaskWait]:
         explained = await explain(record, entries)
         for entry in entries:
             await services.core.database.write(partial(_succeed, entry.key))
         return explained
 
-    monkeypatch.setattr(services.device_management.waiting, "explain", ends_meanwhile)
+    monkeypatch.setattr(type(services.device_management.waiting), "explain", ends_meanwhile)
     shown = (await ada("GET", f"/devicemgmt/tasks/{task['id']}/statuses"))["data"]
     assert [one["status"] for one in shown["statuses"]] == ["PROCESSING"]
     assert (shown["status"], shown["statusCounts"]["numCompleted"]) == ("PROCESSING", 0)
