@@ -5,6 +5,7 @@ What an application has ends with it, and what is others' stays.
 
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,7 +75,7 @@ async def a_life(services: Services) -> None:
 
 async def test_every_table_that_refers_to_an_application_is_known(world: World, tmp_path: Path) -> None:
     """A new table with an application says what becomes of its rows."""
-    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+    with closing(sqlite3.connect(tmp_path / "store.sqlite")) as db:
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         found = {
             table
@@ -115,7 +116,7 @@ async def test_everything_of_an_application_ends_at_once(
     assert isinstance(rules, EngineStatistics)
     assert rules.rules == 0
     assert not archives[0].exists()
-    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+    with closing(sqlite3.connect(tmp_path / "store.sqlite")) as db:
         left = {
             table: db.execute(f"SELECT count(*) FROM {table} WHERE application = 1").fetchone()[0]  # noqa: S608
             for table in (*OWN_ROWS, *OBJECTS)
