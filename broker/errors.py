@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from config.limits import BODY_VALUES_MAX
+
 
 @dataclass(eq=False)
 class DomainError(Exception):
@@ -226,6 +228,13 @@ class PayloadTooLarge(DomainError):
 class BodyTooLarge(DomainError):
     status = 413
     template = "Request body too large"
+
+
+@dataclass(eq=False)
+class TooManyValues(BodyTooLarge):
+    """The bytes of the body are within its limit, its JSON values or form parameters are not (reference 1.3)."""
+
+    template = f"Request body has more than {BODY_VALUES_MAX} values"
 
 
 @dataclass(eq=False)

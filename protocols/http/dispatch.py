@@ -14,7 +14,7 @@ from werkzeug.http import parse_options_header
 
 from broker.accounts.tokens import Caller
 from broker.conditional import expecting
-from broker.errors import BadRequest, BodyTooLarge, DomainError, NotFound, ValidationFailed
+from broker.errors import BadRequest, DomainError, NotFound, TooManyValues, ValidationFailed
 from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
 from broker.nesting import has_too_many_values
@@ -293,7 +293,7 @@ class _Body:
         self._call = call
 
     async def read(self, caller: Caller | None) -> Any:
-        """Raises BodyTooLarge, BadRequest, ValidationFailed."""
+        """Raises BodyTooLarge, TooManyValues, BadRequest, ValidationFailed."""
         body = await read_body(limit=self._call.body_limit)
         if len(body) > _LONG_BODY and self._call.reads_json:
             async with _READING.of(on_whose_account()):
@@ -311,7 +311,7 @@ class _Body:
 
     def _members_of_long(self, body: bytes, caller: Caller | None) -> Any:
         if body.count(b"&") > BODY_VALUES_MAX if self._is_form() else has_too_many_values(body):
-            raise BodyTooLarge
+            raise TooManyValues
         return self._members(body, caller)
 
     def _members(self, body: bytes, caller: Caller | None) -> Any:
