@@ -1,6 +1,7 @@
 """Secrets: sealed if they must be readable again, else hashed."""
 
 import hashlib
+import hmac
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +18,7 @@ class Vault:
     def __init__(self, key: bytes, *older: bytes) -> None:
         """`key` seals and opens; the `older` ones only open (`trunkline key rotate`). Raises ValueError: not a key."""
         self._newest = Fernet(key)
+        self._key = key
         self._every = MultiFernet([self._newest, *map(Fernet, older)])
 
     @staticmethod
@@ -29,6 +31,10 @@ class Vault:
     def open(self, sealed: bytes) -> str:
         """Decrypt. Raises cryptography's InvalidToken when another key sealed the secret."""
         return self._every.decrypt(sealed).decode()
+
+    def derived(self, purpose: str) -> bytes:
+        """A key of 32 bytes for another purpose, the same wherever this vault's newest key is."""
+        return hmac.digest(self._key, purpose.encode(), "sha256")
 
     def resealed(self, sealed: bytes) -> bytes:
         """The secret under the newest key; `sealed` itself if that key sealed it. Raises InvalidToken as `open`."""

@@ -258,16 +258,18 @@ class AccountStore(Store):
         return TokenRecord(**dict(row)) if row else None
 
     def tokens_of(self, application: ApplicationKey, user: UserKey | None) -> list[TokenRecord]:
-        """The tokens of a user for an application; without a user, the application's own tokens."""
+        """The tokens of a user for an application; without a user, the application's own tokens. Tokens of the
+        console's pages are not among them."""
         rows = self._db.execute(
-            "SELECT * FROM token WHERE application = :application AND coalesce(user, 0) = coalesce(:user, 0)",
+            "SELECT * FROM token WHERE application = :application AND coalesce(user, 0) = coalesce(:user, 0)"
+            " AND session IS NULL",
             {"application": application, "user": user},
         )
         return [TokenRecord(**dict(row)) for row in rows]
 
     def tokens_of_user(self, user: UserKey) -> list[TokenRecord]:
-        """The user's tokens for all applications."""
-        rows = self._db.execute("SELECT * FROM token WHERE user = :user", {"user": user})
+        """The user's tokens for all applications, without the tokens of the console's pages."""
+        rows = self._db.execute("SELECT * FROM token WHERE user = :user AND session IS NULL", {"user": user})
         return [TokenRecord(**dict(row)) for row in rows]
 
     def put_token(self, token: TokenRecord) -> None:

@@ -30,7 +30,7 @@ PARTS: Final[Mapping[str, str]] = {
     "grants": "SELECT APPLICATION(g), TYPE(g), g.can_read, g.can_write, g.can_write_profile,"
     " g.can_manage_trials FROM access_grant AS g WHERE g.user = :user ORDER BY application, device_type",
     "tokens": "SELECT APPLICATION(k), k.created_on, k.expires_on FROM token AS k WHERE k.user = :user"
-    " ORDER BY k.created_on",
+    " AND k.session IS NULL ORDER BY k.created_on",
     "application_properties": "SELECT APPLICATION(p), p.properties FROM application_properties AS p"
     " WHERE p.user = :user ORDER BY application",
     "devices": "SELECT d.id, d.name, TYPE(d), d.enabled, d.manifest_version, d.manifest_version_policy,"

@@ -31,6 +31,23 @@ class CodeStore(Store):
     def purge_resets(self, *, now_ms: int) -> None:
         self._db.execute("DELETE FROM password_reset WHERE expires_on <= :now", {"now": now_ms})
 
+    # One-time links to the console
+
+    def add_console_link(self, hash_: bytes, user: UserKey, *, expires_on: int, now_ms: int, at_most: int) -> None:
+        """Add a link. Links that are over go, and the oldest above `at_most`."""
+        self._db.execute("DELETE FROM console_link WHERE expires_on <= :now", {"now": now_ms})
+        self._insert("console_link", {"hash": hash_, "user": user, "expires_on": expires_on})
+        others = "SELECT hash FROM console_link WHERE hash <> :new ORDER BY expires_on"
+        older = list(self._db.execute(others, {"new": hash_}))
+        for oldest in older[: max(0, len(older) + 1 - at_most)]:
+            self._db.execute("DELETE FROM console_link WHERE hash = :hash", {"hash": oldest["hash"]})
+
+    def take_console_link(self, hash_: bytes, *, now_ms: int) -> UserKey | None:
+        """Remove a link; return whom it signs in, if it is not over."""
+        sql = "DELETE FROM console_link WHERE hash = :hash RETURNING user, expires_on"
+        row = self._db.execute(sql, {"hash": hash_}).one()
+        return UserKey(row["user"]) if row is not None and row["expires_on"] > now_ms else None
+
     # Invitations
 
     def put_invitation(self, invitation: InvitationRecord) -> None:

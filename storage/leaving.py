@@ -22,6 +22,7 @@ OWN_ROWS: Final = (
     ("token_family", "user"),
     ("application_properties", "user"),
     ("session", "user"),
+    ("console_link", "user"),
     ("password_reset", "user"),
     ("external_identity", "user"),
     ("second_factor", "user"),

@@ -67,7 +67,8 @@ class TokenRecord:
     user: UserKey | None
     created_on: int
     expires_on: int
-    family: int | None = None  # None: provisioned, or issued to an application itself
+    family: int | None = None  # None: provisioned, of a session, or issued to an application itself
+    session: bytes | None = None  # the hash of the browser session with which a token of the console ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,24 @@
 """The console's way in: access tokens for its pages, and one-time links for its operator (reference 4.10).
 
 The pages call the public API with user tokens of the built-in console application. A token belongs to a browser session
-and ends with it. Tokens are never stored: they are derived from the session and a key of this process, so all pages of
-a session have the same one, and after a restart the pages ask for the next.
+and ends with it. It is derived from the session and a key of the vault, so all pages of a session have the same one,
+and the store has its hash, so every daemon on the store knows it.
 """
 
 import hmac
-import secrets
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
 from broker.accounts.sessions import Proof, Session, Sessions, Visitor
-from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind, Tokens
+from broker.accounts.tokens import CONSOLE_ID, Tokens
 from broker.clock import Clock
-from broker.errors import DomainError, UserNotFound
+from broker.errors import DomainError, Unauthorized, UserNotFound
 from broker.facts import FactPhase, Router, SessionsEnded
 from broker.ids import new_id
 from broker.secrets import Vault, token_hash
 from config.limits import CONSOLE_LINK_SECONDS, CONSOLE_LINKS, CONSOLE_TOKEN_SECONDS
 from storage.database import Database, Transaction
-from storage.records import NEW_KEY, ApplicationRecord, UserRecord
+from storage.records import NEW_KEY, ApplicationRecord, TokenRecord, UserRecord
 
 CONSOLE_NAME: Final = "Trunkline console"
 
@@ -48,33 +46,34 @@ class Console:
         self._vault = vault
         self._tokens = tokens
         self._sessions = sessions
-        self._key = secrets.token_bytes(32)
+        self._key = vault.derived("console tokens")
         self._application: ApplicationRecord | None = None
-        self._links: OrderedDict[bytes, tuple[UserRecord, int]] = OrderedDict()  # by hash: whose, until when
         router.subscribe(SessionsEnded, self._sessions_ended, FactPhase.STATE)
 
     async def token(self, session: Session) -> PageToken:
-        """The access token of the session's pages. It is good for at least half of its life from now on."""
+        """The access token of the session's pages. It is good for at least half of its life from now on, and not longer
+        than the session. Raises Unauthorized: the session has ended since it was found."""
         application = self._application or await self._install()
         step_ms = CONSOLE_TOKEN_SECONDS * 500
         now_ms = self._clock.now_ms()
         step = now_ms // step_ms
         expires_on = (step + 2) * step_ms
         value = hmac.new(self._key, f"{session.id} {step}".encode(), "sha256").hexdigest()
-        caller = Caller(
-            kind=TokenKind.USER,
-            token=token_hash(value),
-            expires_on=expires_on,
-            user=session.user.key,
-            user_id=session.user.id,
-            application=application.key,
-            application_id=application.id,
-            application_organization=application.organization,
-        )
-        self._tokens.hold(caller)
-        if await self._sessions.find(session.id) is None:  # the session has ended since
-            self._tokens.end_held_of(session.user.key)
-        return PageToken(value, (expires_on - now_ms) // 1000)
+        hash_, of = token_hash(value), token_hash(session.id)
+
+        def work(tx: Transaction) -> int:
+            if (known := tx.accounts.token(hash_)) is not None:
+                return known.expires_on
+            if (found := tx.sessions.find(of, now_ms=now_ms)) is None:
+                raise Unauthorized
+            until = min(expires_on, found.expires_on)
+            user = session.user.key
+            tx.accounts.put_token(TokenRecord(hash_, application.key, user, now_ms, until, session=of))
+            return until
+
+        known = await self._database.look_up(lambda tx: tx.accounts.token(hash_))
+        until_ms = await self._database.write(work) if known is None else known.expires_on
+        return PageToken(value, (until_ms - now_ms) // 1000)
 
     async def _install(self) -> ApplicationRecord:
         """The application that the tokens are of. The store has it once somebody has opened the console."""
@@ -92,18 +91,21 @@ class Console:
         return self._application
 
     def _sessions_ended(self, fact: SessionsEnded) -> None:
-        # Pages in other browsers of the same person ask for their token again.
-        self._tokens.end_held_of(fact.user)
+        self._tokens.forget_pages_of(fact.user)
 
     async def new_code(self, email: str) -> str:
         """A code that signs this user in once. Raises UserNotFound: no user has proved to own the address."""
-        user = await self._database.read(lambda tx: tx.accounts.user_by_email(email))
-        if user is None or user.email_verified_on is None:
-            raise UserNotFound
-        code = new_id()
-        self._links[token_hash(code)] = user, self._clock.now_ms() + CONSOLE_LINK_SECONDS * 1000
-        if len(self._links) > CONSOLE_LINKS:
-            self._links.popitem(last=False)
+        code, now_ms = new_id(), self._clock.now_ms()
+        until_ms = now_ms + CONSOLE_LINK_SECONDS * 1000
+
+        def work(tx: Transaction) -> None:
+            user = tx.accounts.user_by_email(email)
+            if user is None or user.email_verified_on is None:
+                raise UserNotFound
+            hash_ = token_hash(code)
+            tx.codes.add_console_link(hash_, user.key, expires_on=until_ms, now_ms=now_ms, at_most=CONSOLE_LINKS)
+
+        await self._database.write(work)
         return code
 
     async def enter(self, code: str, visitor: Visitor, *, instead_of: str | None = None) -> Session:
@@ -113,7 +115,12 @@ class Console:
             LinkOver: the code is unknown, was used, or is too old.
             CodeWanted: the person has a second factor, whose code is asked for now.
         """
-        user, until_ms = self._links.pop(token_hash(code), (None, 0))
-        if user is None or until_ms <= self._clock.now_ms():
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> UserRecord | None:
+            user = tx.codes.take_console_link(token_hash(code), now_ms=now_ms)
+            return None if user is None else tx.accounts.user(user)
+
+        if (user := await self._database.write(work)) is None:
             raise ConsoleLinkOver
         return await self._sessions.begin(user, proof=Proof.LINK, instead_of=instead_of, visitor=visitor)

@@ -26,7 +26,7 @@ from broker.accounts.properties import ApplicationProperties
 from broker.accounts.provider_port import Providers
 from broker.accounts.resets import PasswordResets
 from broker.accounts.second_factors import SecondFactors
-from broker.accounts.sessions import Sessions
+from broker.accounts.sessions import FormKeys, Sessions
 from broker.accounts.sign_up import SignUp
 from broker.accounts.token_endpoints import TokenEndpoints
 from broker.accounts.tokens import Tokens
@@ -52,6 +52,7 @@ class AccountsRoom:
     grants: TokenEndpoints
     device_codes: DeviceCodes
     sessions: Sessions
+    form_keys: FormKeys
     open_sessions: OpenSessions
     second_factors: SecondFactors
     sign_up: SignUp
@@ -94,6 +95,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         grants=TokenEndpoints(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
         device_codes=DeviceCodes(database, clock, core.router),
         sessions=sessions,
+        form_keys=FormKeys(vault),
         open_sessions=OpenSessions(database, clock, core.router),
         second_factors=SecondFactors(database, clock, core.router, vault, factor_check),
         sign_up=SignUp(database, clock, hashing, settings),

@@ -9,7 +9,6 @@ was right: whichever way a person comes, the code is asked for.
 
 import hashlib
 import hmac
-import secrets
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -134,8 +133,8 @@ class Session:
 class FormKeys:
     """CSRF tokens for people without a session: the browser has a random key in a cookie, and the server signs it."""
 
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(32)  # not stored: after a restart the form is shown once more
+    def __init__(self, vault: Vault) -> None:
+        self._secret = vault.derived("forms")  # so every daemon on this store takes a form that another one showed
 
     def proof(self, browser_key: str) -> str:
         return _keyed(self._secret, browser_key.encode())

@@ -131,7 +131,8 @@ class Tokens:
         self._swept_until = clock.now_ms()
         self._sweeps = 0  # since the last purge
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
-        self._held: dict[bytes, Caller] = {}
+        #: Tokens of the console's pages that were used here: whose, and until when. They end with their session.
+        self._of_pages: dict[bytes, tuple[UserKey, int]] = {}
         self._wrong = wrong
         self._changes = Changes()
         self._reads: ReadsTogether[bytes, _Resolved] = ReadsTogether(self._read, self._changes)
@@ -178,28 +179,25 @@ class Tokens:
         """Replace the limit of unknown tokens from one address within a minute."""
         self._wrong.renew(wrong_tokens)
 
-    def hold(self, caller: Caller) -> None:
-        """Take a token that is not in the store, until it expires or `end_held_of` ends it."""
-        self._held[caller.token] = caller
+    def forget_pages_of(self, user: UserKey) -> None:
+        """A session of the user has ended, and its tokens with it. Pages in the user's other browsers connect again."""
+        self._changes.note()
+        self._end_pages([hashed for hashed, (whose, _until) in self._of_pages.items() if whose == user])
 
-    def end_held_of(self, user: UserKey) -> None:
-        """End this user's tokens that are not in the store."""
-        self._end_held([hashed for hashed, caller in self._held.items() if caller.user == user])
-
-    def _end_held(self, hashes: Iterable[bytes]) -> None:
+    def _end_pages(self, hashes: Iterable[bytes]) -> None:
         for hashed in hashes:
-            del self._held[hashed]
+            del self._of_pages[hashed]
             self._router.publish(TokenRevoked(hashed))
 
     async def _load(self, hashed: bytes) -> _Resolved:
-        if (held := self._held.get(hashed)) is not None:
-            return held, None
         self._wrong.check(hashed)
         found = await self._reads.get(hashed)
         if found is None:
             self._wrong.note(hashed)
             raise Unauthorized
-        self._known[hashed] = found[0]
+        self._known[hashed] = caller = found[0]
+        if caller.is_console and caller.user is not None:
+            self._of_pages[hashed] = caller.user, caller.expires_on or 0
         if len(self._known) > _CACHED_TOKENS:
             self._known.popitem(last=False)
         return found
@@ -239,8 +237,8 @@ class Tokens:
             until = found.expires_on if isinstance(found, TokenRecord) else 0
             if found is None and (found := tx.authorizations.refresh_token(hashed)) is not None:
                 until = found.usable_until if found.used_on is None else 0
-            if found is None or until <= issuance.now_ms:
-                raise Unauthorized
+            if found is None or until <= issuance.now_ms or (isinstance(found, TokenRecord) and found.session):
+                raise Unauthorized  # a token of a page ends with its session
             if on_behalf_of is not None and found.application != on_behalf_of.application:
                 raise PermissionDenied("a token of this application")
             if isinstance(found, TokenRecord):
@@ -300,8 +298,10 @@ class Tokens:
                 lambda tx: tx.accounts.tokens_that_expired(after_ms=after, until_ms=now_ms)
             )
             for hashed in expired:
+                self._of_pages.pop(hashed, None)
                 self._router.publish(TokenRevoked(hashed))
-            self._end_held([one for one, held in self._held.items() if (held.expires_on or 0) <= now_ms])
+            # Of those whose session was over at the same time, there may be no row any more.
+            self._end_pages([one for one, (_user, until) in self._of_pages.items() if until <= now_ms])
         self._swept_until = now_ms
 
     async def purge(self) -> None:

@@ -52,7 +52,11 @@ def install_accounts(
     answer_unknown_paths(app)
     accounts = rooms.accounts
     browsers = Browsers(
-        accounts.sessions, root, signup_open=accounts.sign_up.is_open, providers=accounts.external.names
+        accounts.sessions,
+        accounts.form_keys,
+        root,
+        signup_open=accounts.sign_up.is_open,
+        providers=accounts.external.names,
     )
     provider_redirects = ProviderRedirects(accounts.external, browsers, root)
     flow = AuthorizationFlow(accounts.authorize, browsers, provider_redirects)

@@ -33,13 +33,19 @@ CONSOLE_PARAMETER: Final = "console"
 
 class Browsers:
     def __init__(
-        self, sessions: Sessions, root: AccountsRoot, *, signup_open: bool, providers: Sequence[str] = ()
+        self,
+        sessions: Sessions,
+        form_keys: FormKeys,
+        root: AccountsRoot,
+        *,
+        signup_open: bool,
+        providers: Sequence[str] = (),
     ) -> None:
         self._sessions = sessions
         self._signup_open = signup_open
         self._providers = providers
         self._root = root
-        self._form_keys = FormKeys()
+        self._form_keys = form_keys
 
     @property
     def session_id(self) -> str:

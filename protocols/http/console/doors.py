@@ -8,6 +8,7 @@ from werkzeug.exceptions import NotFound
 
 from broker.accounts.console import Console, ConsoleLinkOver
 from broker.accounts.sessions import CodeWanted, Sessions, Visitor
+from broker.errors import Unauthorized
 from protocols.http.accounts.browsers import CONSOLE_PARAMETER, Browsers, remote_address, user_agent, way_on
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import error_page, is_head, redirect
@@ -31,11 +32,14 @@ def add_doors(
     async def token() -> Response:
         """The access token of this session's pages. The header proves that one of them asks."""
         session = await browsers.session()
-        if session is None:
-            return Answer(b'{"error":{"code":401,"message":"Please sign in"}}', 401).response()
-        if not session.proves(request.headers.get("X-Console", ""), PROOF):
+        if session is not None and not session.proves(request.headers.get("X-Console", ""), PROOF):
             return Answer(b'{"error":{"code":403,"message":"Please load the page again"}}', 403).response()
-        page_token = await console.token(session)
+        try:
+            if session is None:
+                raise Unauthorized
+            page_token = await console.token(session)
+        except Unauthorized:
+            return Answer(b'{"error":{"code":401,"message":"Please sign in"}}', 401).response()
         found = {"accessToken": page_token.value, "expiresIn": page_token.expires_in, "build": build}
         return secret_answer(found).response()
 

@@ -8,7 +8,7 @@ from argon2.profiles import CHEAPEST
 
 from broker.accounts.sessions import FormKeys, Session, WrongPassword, password_mark
 from broker.errors import TooManyAttempts
-from broker.secrets import Passwords
+from broker.secrets import Passwords, Vault
 from broker.services import Services
 from config.limits import PASSWORD_ADDRESS_MISSES
 from storage.database import Transaction
@@ -67,11 +67,11 @@ async def test_proofs_belong_to_one_session_and_one_thing(services: Services, si
 
 
 def test_form_keys() -> None:
-    keys = FormKeys()
+    keys = FormKeys(Vault(Vault.new_key()))
     assert keys.proves(keys.proof("ab" * 16), "ab" * 16)
     assert not keys.proves(keys.proof("ab" * 16), "cd" * 16)
     assert not keys.proves(keys.proof(""), "")
-    assert not FormKeys().proves(keys.proof("ab" * 16), "ab" * 16)
+    assert not FormKeys(Vault(Vault.new_key())).proves(keys.proof("ab" * 16), "ab" * 16)
 
 
 async def test_concurrent_guesses_are_counted(services: Services, signed_in: Session) -> None:

@@ -3,6 +3,8 @@
 import httpx
 import pytest
 
+from broker.accounts.console import Console
+from broker.accounts.sessions import Visitor
 from broker.errors import UserNotFound
 from broker.services import Services
 from config.limits import CONSOLE_LINK_SECONDS, CONSOLE_LINKS
@@ -38,6 +40,14 @@ async def test_a_link_signs_in_once(browser: httpx.AsyncClient, door: Address, s
         assert "no longer valid" in refused.text
         assert not refused.cookies
         assert (await other.get("/console")).status_code == 302
+
+
+async def test_a_link_is_in_the_store(services: Services, world: World) -> None:
+    """So another daemon on the store takes it, also one that has started since."""
+    core, accounts = services.core, services.accounts
+    code = await accounts.console.new_code(ADA_EMAIL)
+    other = Console(core.database, core.clock, core.router, core.vault, accounts.tokens, accounts.sessions)
+    assert (await other.enter(code, Visitor())).user.id == ADA
 
 
 @pytest.mark.parametrize("code", ["", "0" * 32, "no code", "\x00", "é" * 40])

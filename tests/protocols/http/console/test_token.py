@@ -1,19 +1,24 @@
 """The access token of the pages: whose it is, what it reaches, and when it ends (reference 4.10)."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import httpx
 import pytest
 from msgspec.structs import replace
 
-from broker.accounts.tokens import CONSOLE_ID
-from broker.facts import TokenRevoked
+from broker.accounts.issuance import Lifetimes
+from broker.accounts.tokens import CONSOLE_ID, Tokens
+from broker.accounts.wrong_tokens import WrongTokens
+from broker.errors import Unauthorized
+from broker.facts import Router, TokenRevoked
 from broker.routing.events import EventSubscriber, FeedEvent
 from broker.secrets import token_hash
 from broker.services import Services
-from config.limits import CONSOLE_TOKEN_SECONDS
+from config.limits import CONSOLE_TOKEN_SECONDS, SESSION_SECONDS
 from config.settings import Limits, Settings
 from storage.database import Transaction
+from storage.records import TokenRecord
 from tests.factories import ADA, BOB, BOBS, HALL, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
@@ -42,17 +47,39 @@ async def test_no_other_origin_reads_it(browser: httpx.AsyncClient, page: httpx.
     assert not [name for name in preflight.headers if name.startswith("access-control")]
 
 
-async def test_all_pages_of_a_session_share_one_token_which_is_not_stored(
-    new_token: NewToken, services: Services, world: World
+async def test_all_pages_of_a_session_share_one_token_which_belongs_to_it(
+    browser: httpx.AsyncClient, new_token: NewToken, services: Services, world: World
 ) -> None:
-    def stored(tx: Transaction) -> int:
-        return len(tx.accounts.tokens_of(application.key, world.ada)) if application else 0
+    def among_tokens_of_applications(tx: Transaction) -> list[TokenRecord]:
+        application = tx.accounts.application_by_id(CONSOLE_ID)
+        assert application is not None
+        return [*tx.accounts.tokens_of(application.key, world.ada), *tx.accounts.tokens_of_user(world.ada)]
 
     before = await new_token()
     assert await new_token() == before
-    application = await services.core.database.read(lambda tx: tx.accounts.application_by_id(CONSOLE_ID))
-    assert application is not None
-    assert await services.core.database.read(stored) == 0
+    database, session = services.core.database, browser.cookies["trunkline_session"]
+    stored = await database.read(lambda tx: tx.accounts.token(token_hash(before)))
+    assert stored is not None
+    assert stored.session == token_hash(session)
+    assert stored not in await database.read(among_tokens_of_applications)
+    await services.accounts.sessions.end(session)
+    assert await database.read(lambda tx: tx.accounts.token(token_hash(before))) is None
+
+
+async def test_another_daemon_on_the_store_knows_the_token(new_token: NewToken, services: Services) -> None:
+    core, token = services.core, await new_token()
+    lifetimes = Lifetimes.of(core.settings.accounts)
+    other = Tokens(core.database, core.clock, Router(), lifetimes, WrongTokens(core.clock, limit=None))
+    assert (await other.caller(token)).is_console
+
+
+async def test_a_token_is_not_good_longer_than_its_session(
+    browser: httpx.AsyncClient, new_token: NewToken, services: Services, fake_clock: FakeClock
+) -> None:
+    fake_clock.advance(SESSION_SECONDS * 1000 - 60_000)
+    stored = await services.core.database.read(partial(_token, token_hash(await new_token())))
+    assert stored is not None
+    assert stored.expires_on == services.core.clock.now_ms() + 60_000
 
 
 async def test_it_reaches_what_its_user_reaches_without_a_grant(api: httpx.AsyncClient, new_token: NewToken) -> None:
@@ -104,6 +131,10 @@ async def test_it_sees_types_as_its_user_does(api: httpx.AsyncClient, new_token:
     assert (await api.post("/devices", headers=headers, json={"dtid": LIGHT_TYPE})).status_code == 200
 
 
+def _token(hashed: bytes, tx: Transaction) -> TokenRecord | None:
+    return tx.accounts.token(hashed)
+
+
 def ends() -> list[Callable[[Services, httpx.AsyncClient, httpx.Response], Awaitable[object]]]:
     async def sign_out(_services: Services, browser: httpx.AsyncClient, page: httpx.Response) -> object:
         return await browser.post("/console/sign-out", data={"csrf": proof_in(page)})
@@ -153,15 +184,20 @@ async def test_it_ends_with_its_session(
     assert (await browser.post("/console/token", headers={"X-Console": proof_in(page)})).status_code == 401
 
 
-async def test_a_page_in_another_browser_goes_on_with_a_new_token(
+async def test_a_page_in_another_browser_goes_on(
     browser: httpx.AsyncClient, new_token: NewToken, api: httpx.AsyncClient, services: Services
 ) -> None:
     ada = await services.accounts.users.find(ADA)
     other = await services.accounts.sessions.begin(ada)
     token = await new_token()
     await services.accounts.sessions.end(other.id)
-    error_of(await api.get("/users/self", headers=bearer(token)), 401)
-    assert (await api.get("/users/self", headers=bearer(await new_token()))).status_code == 200
+    assert (await api.get("/users/self", headers=bearer(token))).status_code == 200
+
+
+async def test_who_has_the_token_cannot_revoke_it(new_token: NewToken, services: Services) -> None:
+    """The page would get the same one again: it ends with its session."""
+    with pytest.raises(Unauthorized):
+        await services.accounts.tokens.revoke(await new_token())
 
 
 async def test_it_is_good_for_an_hour_at_most(
