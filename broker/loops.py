@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
 import structlog
@@ -29,19 +30,11 @@ class Wakeup:
         self._event = trio.Event()
 
 
-async def repeat(
-    step: Callable[[], Awaitable[bool | None]],
-    *,
-    failure: str,
-    every: float = inf,
-    wakeup: Wakeup | None = None,
-    at_once: bool = False,
-    retry_seconds: float | None = None,
-    deletes: bool = False,
-) -> None:
-    """Take a step again and again, until cancelled.
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """A worker that takes a step again and again, until cancelled.
 
-    Args:
+    Attributes:
         step: answers True when there is more to do, so that the next step follows without a wait.
         failure: the log event of a step that raised StoreError. Other errors end the loop.
         every: seconds between two steps.
@@ -50,25 +43,30 @@ async def repeat(
         retry_seconds: after a failure, take the next step after this many seconds; None waits as after any other step.
         deletes: the steps free disk space, so their writes may use what is reserved for that (storage/ballast.py).
     """
-    with making_room() if deletes else nullcontext():
-        await _repeat(step, failure, every, wakeup or Wakeup(), at_once, retry_seconds)
 
+    step: Callable[[], Awaitable[bool | None]]
+    _: KW_ONLY
+    failure: str
+    every: float = inf
+    wakeup: Wakeup = field(default_factory=Wakeup)
+    at_once: bool = False
+    retry_seconds: float | None = None
+    deletes: bool = False
 
-async def _repeat(
-    step: Callable[[], Awaitable[bool | None]],
-    failure: str,
-    every: float,
-    wakeup: Wakeup,
-    is_due: bool,
-    retry_seconds: float | None,
-) -> None:
-    while True:
-        if not is_due:
-            await wakeup.wait(every)
-        try:
-            is_due = bool(await step())
-        except StoreError as error:
-            _log.warning(failure, reason=str(error))
-            is_due = retry_seconds is not None
-            if retry_seconds is not None:
-                await trio.sleep(retry_seconds)
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        with making_room() if self.deletes else nullcontext():
+            await self._repeat()
+
+    async def _repeat(self) -> None:
+        is_due = self.at_once
+        while True:
+            if not is_due:
+                await self.wakeup.wait(self.every)
+            try:
+                is_due = bool(await self.step())
+            except StoreError as error:
+                _log.warning(self.failure, reason=str(error))
+                is_due = self.retry_seconds is not None
+                if self.retry_seconds is not None:
+                    await trio.sleep(self.retry_seconds)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
-import trio
 
 from broker.clock import Clock
-from broker.loops import repeat
+from broker.loops import Loop
 from config.shown_command import shown_command
 from storage.database import Database
 
@@ -44,6 +43,7 @@ class TrustedTime:
         self._jumped_ms = 0
         self._saved_ms = self._warned_steady_ms = -1
         self._on_confirm: list[Callable[[], None]] = []
+        self.watch_forever = Loop(self.look, every=_LOOK_SECONDS, at_once=True, failure="trusted_time_not_saved").run
 
     def on_confirm(self, wake: Callable[[], None]) -> None:
         """Call `wake` when the operator has confirmed the clock: sweeps begin at once, and not when they are due."""
@@ -112,10 +112,6 @@ class TrustedTime:
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: tx.messages.set_counter(_COUNTER, now_ms))
         self._saved_ms = now_ms
-
-    async def watch_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.look, every=_LOOK_SECONDS, at_once=True, failure="trusted_time_not_saved")
 
     def statistics(self) -> TrustedTimeStatistics:
         return TrustedTimeStatistics(self._jumped_ms // 1000)

@@ -7,7 +7,6 @@ from enum import Enum
 from typing import TypeVar
 
 import structlog
-import trio
 
 from broker.accounts.issuance import Issuance, Lifetimes
 from broker.accounts.wrong_tokens import WrongTokens
@@ -15,7 +14,7 @@ from broker.changes import Changes, ReadsTogether
 from broker.clock import Clock
 from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import DeviceChanged, FactPhase, Router, TokenRevoked
-from broker.loops import repeat
+from broker.loops import Loop
 from broker.secrets import token_hash
 from broker.trace.origin import acting
 from config.limits import EXPIRY_SWEEP_SECONDS
@@ -138,6 +137,8 @@ class Tokens:
         self._reads: ReadsTogether[bytes, _Resolved] = ReadsTogether(self._read, self._changes)
         router.subscribe(TokenRevoked, lambda fact: self._forget_hash(fact.hash), FactPhase.STATE)
         router.subscribe(DeviceChanged, self._forget_device, FactPhase.STATE)
+        #: Announces expired tokens, so that their connections end, and removes old rows every ten minutes.
+        self.end_expired_forever = Loop(self._sweep, every=EXPIRY_SWEEP_SECONDS, failure="token_sweep_failed").run
 
     async def caller(self, token: str) -> Caller:
         """The caller behind a bearer token.
@@ -276,11 +277,6 @@ class Tokens:
             done()
         for fact in issuance.facts:
             self._router.publish(fact)
-
-    async def end_expired_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Announce expired tokens, so that their connections end, and remove old rows every ten minutes."""
-        task_status.started()
-        await repeat(self._sweep, every=EXPIRY_SWEEP_SECONDS, failure="token_sweep_failed")
 
     async def _sweep(self) -> None:
         self._sweeps += 1

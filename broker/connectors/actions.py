@@ -27,7 +27,7 @@ from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
 from broker.facts import ActionStored, DeviceActionDelivered, DeviceActionFact, DeviceActionFailed, FactPhase, Router
 from broker.limits.quotas import Quotas, ReservedRequest
-from broker.loops import repeat
+from broker.loops import Loop
 from config.limits import CONNECTOR_WAITING
 from storage.database import Database
 from storage.keys import DeviceKey, Position
@@ -195,7 +195,7 @@ class Actions:
     async def save_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         await self.resume()
         task_status.started()
-        await repeat(self.save, every=_SAVE_SECONDS, failure="connector_actions_not_saved")
+        await Loop(self.save, every=_SAVE_SECONDS, failure="connector_actions_not_saved").run()
 
     async def save(self) -> None:
         """Save the position before the first unsent Action. Raises StoreError."""

@@ -17,7 +17,7 @@ from broker.connectors.plugin import Phase, Request
 from broker.connectors.problems import Doing, Problems
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, StorageUnavailable
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from storage.database import Database
 from storage.keys import DeviceKey
 from storage.sql import StoreError
@@ -61,8 +61,8 @@ class Fetches:
         self._wakeup.set()
 
     async def pull_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.pull_due, every=_LOOK_SECONDS, wakeup=self._wakeup, failure="connector_pulls_not_read")
+        loop = Loop(self.pull_due, every=_LOOK_SECONDS, wakeup=self._wakeup, failure="connector_pulls_not_read")
+        await loop.run(task_status=task_status)
 
     async def pull_due(self) -> None:
         """Start the pulls that are due, as many as the lanes have room for. Each is due again after its interval.

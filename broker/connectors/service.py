@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import structlog
@@ -31,7 +30,7 @@ from broker.devices.room import DevicesRoom
 from broker.errors import DeviceNotFound
 from broker.facts import DeviceDeleted, FactPhase, ProviderAuthRemoved
 from broker.limits.room import LimitsRoom
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.messages.ingest import Ingest
 from storage.keys import DeviceKey
 
@@ -187,17 +186,16 @@ class Connectors:
             await nursery.start(self._actions.save_forever)
             await nursery.start(self.fetches.pull_forever)
             nursery.start_soon(
-                partial(
-                    repeat,
+                Loop(
                     self.clean_up,
                     every=_CLEAN_SECONDS,
                     wakeup=self._orphaned,
                     at_once=True,
                     failure="connector_links_not_cleaned",
-                )
+                ).run
             )
             nursery.start_soon(
-                partial(repeat, self.problems.save, every=_SAVE_SECONDS, failure="connector_problems_not_saved")
+                Loop(self.problems.save, every=_SAVE_SECONDS, failure="connector_problems_not_saved").run
             )
             task_status.started()
 

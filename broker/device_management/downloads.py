@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-import trio
-
 from broker.clock import Clock
 from broker.device_management.images import Images
 from broker.errors import NotFound
 from broker.facts import Router, TaskProgressed
-from broker.loops import repeat
+from broker.loops import Loop
 from broker.trace.origin import address_key
 from config.limits import DOWNLOAD_KEPT_HOURS
 from storage.database import Database, Transaction
@@ -49,6 +47,7 @@ class Downloads:
         # From where, for those of which the store does not know it yet.
         self._proved: dict[int, str] = {}
         self._requests = self._bytes_sent = 0
+        self.flush_forever = Loop(self.flush, every=_FLUSH_SECONDS, failure="downloads_not_saved").run
 
     async def find(self, download_id: str) -> Download:
         """Raises NotFound when there is no such address, or when it or its image is gone."""
@@ -96,10 +95,6 @@ class Downloads:
             await self._database.write(lambda tx: _store(tx, fetched, proved))
             _forget(self._fetched, fetched)
             _forget(self._proved, proved)
-
-    async def flush_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.flush, every=_FLUSH_SECONDS, failure="downloads_not_saved")
 
     def statistics(self) -> DownloadStatistics:
         return DownloadStatistics(self._requests, self._bytes_sent)

@@ -44,7 +44,7 @@ from broker.device_management.timers import Timers
 from broker.devices.presence import Presence
 from broker.devices.registry import Device
 from broker.facts import DeviceDeleted, FactPhase, Router, TaskProgressed
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.sql import StoreError
@@ -228,13 +228,13 @@ class ManagementEngine:
                 nursery.start_soon(self._timers.run_forever)
                 nursery.start_soon(self._waits.run_forever)
                 task_status.started()
-                await repeat(
+                await Loop(
                     self._queue_next,
                     wakeup=self._wakeup,
                     at_once=True,
                     failure="task_not_queued",
                     retry_seconds=_STORE_SECONDS,
-                )
+                ).run()
             finally:
                 self._nursery = None
                 self.work.end()

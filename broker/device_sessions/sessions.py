@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import trio
-
 from broker.clock import Clock
 from broker.device_sessions import steps
 from broker.device_sessions.session import DeviceSession, Written
 from broker.envelope import Action
-from broker.loops import repeat
+from broker.loops import Loop
 from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord
@@ -46,6 +44,9 @@ class DeviceSessions:
         self._on_end: list[Callable[[DeviceKey], None]] = []
         self._on_begin: list[Callable[[DeviceKey, bool], None]] = []
         self._resumed = self._expired = self._dropped = 0
+        self.sweep_forever = Loop(
+            self.sweep, every=_SWEEP_SECONDS, at_once=True, failure="mqtt_sessions_not_swept", deletes=True
+        ).run
 
     async def resume(self) -> None:
         """After the start of the daemon: no device is connected."""
@@ -236,10 +237,6 @@ class DeviceSessions:
             self._database.write_with_next(partial(work, session.device, *arguments), size=size + WRITE_BYTES)
 
     # --- Expiry ---
-
-    async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.sweep, every=_SWEEP_SECONDS, at_once=True, failure="mqtt_sessions_not_swept", deletes=True)
 
     async def sweep(self) -> None:
         """Remove sessions whose time has passed."""

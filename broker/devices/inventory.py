@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, TypeVar
 
-import trio
-
 from broker.accounts.issuance import Issuance
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
@@ -36,7 +34,7 @@ from broker.facts import (
     TokenRevoked,
 )
 from broker.ids import new_id
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.names import plain_name_problem
 from broker.trace.audit import AuditEvent, note
 from config.limits import NAME_MAX_CHARACTERS
@@ -88,6 +86,15 @@ class Inventory:
         self._clock = clock
         self._devices = devices
         self._closed = Wakeup()
+        #: Deletes the devices of accounts that are closed.
+        self.delete_of_closed_forever = Loop(
+            self.delete_of_closed,
+            wakeup=self._closed,
+            at_once=True,
+            failure="devices_of_closed_accounts_not_deleted",
+            retry_seconds=60,
+            deletes=True,
+        ).run
 
     async def create(
         self,
@@ -187,14 +194,6 @@ class Inventory:
         told = self._delete_some(tx, tx.devices.keys_of_owner(owner.key)[:_DELETED_AT_ONCE], issuance.now_ms)
         issuance.then += [*told, self._closed.set]
         return names
-
-    async def delete_of_closed_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Delete the devices that accounts had which are closed."""
-        task_status.started()
-        failure = "devices_of_closed_accounts_not_deleted"
-        await repeat(
-            self.delete_of_closed, wakeup=self._closed, at_once=True, failure=failure, retry_seconds=60, deletes=True
-        )
 
     async def delete_of_closed(self) -> bool:
         """One step. Returns whether there may be more to do."""

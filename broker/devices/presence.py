@@ -24,7 +24,7 @@ from broker.facts import (
     MessagesStored,
     Router,
 )
-from broker.loops import repeat
+from broker.loops import Loop
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey
 from storage.records import PresenceRecord
@@ -59,6 +59,7 @@ class Presence:
         router.subscribe(DeviceWentOffline, self._went_offline, FactPhase.STATE)
         router.subscribe(DeviceDeleted, self._deleted, FactPhase.STATE)
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
+        self.flush_forever = Loop(self._flush_what_is_due, every=_FLUSH_SECONDS, failure="presence_not_saved").run
 
     async def resume(self) -> None:
         """Read what the last run left. At the start no device is connected, so online periods end."""
@@ -172,10 +173,6 @@ class Presence:
         _drop_unchanged(self._protocol, protocol)
         _drop_unchanged(self._decided, decided)
         _drop_unchanged(self._seen, seen)
-
-    async def flush_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self._flush_what_is_due, every=_FLUSH_SECONDS, failure="presence_not_saved")
 
     def statistics(self) -> PresenceStatistics:
         return PresenceStatistics(len(self._online), len(self._seen))

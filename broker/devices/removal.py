@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from config.limits import DELETED_DEVICE_DAYS
 from storage.database import Database
 from storage.keys import DeviceKey
@@ -36,17 +36,14 @@ class Removal:
         self._clock = clock
         self.wakeup = Wakeup()
         self._removed = 0
-
-    async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(
+        self.sweep_forever = Loop(
             self.sweep,
             every=REMOVAL_SWEEP_SECONDS,
             wakeup=self.wakeup,
             at_once=True,
             failure="deleted_devices_not_removed",
             deletes=True,
-        )
+        ).run
 
     async def sweep(self) -> None:
         """Remove every device that was deleted more than 30 days ago, with its messages and other data."""

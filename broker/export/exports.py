@@ -28,7 +28,7 @@ from broker.export.requests import ExportPlan, ExportRequest, Planner, check_cal
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
 from broker.export.writer import ArchiveWriter
 from broker.ids import new_id
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.mail import ExportFinished, Letter, Mails
 from broker.messages.mids import Mids
 from config.limits import (
@@ -253,14 +253,14 @@ class Exports:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await repeat(
+            await Loop(
                 self._begin,
                 every=_LOOK_SECONDS,
                 wakeup=self._wakeup,
                 at_once=True,
                 failure="export_not_saved",
                 retry_seconds=_STORE_SECONDS,
-            )
+            ).run()
 
     async def _begin(self) -> None:
         """Begin the oldest export of each owner, in the order in which the owners have waited."""

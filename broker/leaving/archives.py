@@ -24,7 +24,7 @@ from broker.export.archive import Archive
 from broker.export.requests import ExportPlan, ExportRequest
 from broker.export.writer import ArchiveWriter
 from broker.ids import new_id
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.messages.mids import Mids
 from config.limits import ARCHIVE_KEPT_HOURS, ARCHIVE_MAX_BYTES, ARCHIVE_PART_ROWS, ARCHIVE_PAUSE_SECONDS
 from storage.archives import PARTS, ArchiveRecord
@@ -145,14 +145,14 @@ class Archives:
     async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         await self._remove_strays()
-        await repeat(
+        await Loop(
             self._work,
             every=_LOOK_SECONDS,
             wakeup=self._wakeup,
             at_once=True,
             failure="archive_not_saved",
             retry_seconds=_RETRY_SECONDS,
-        )
+        ).run()
 
     async def _remove_strays(self) -> None:
         """Remove files that no row knows: of an archive that was replaced or forgotten when the daemon was killed."""

@@ -16,7 +16,7 @@ from broker.accounts.tokens import Tokens
 from broker.errors import Conflict, UserNotFound
 from broker.facts import GrantsChanged
 from broker.leaving.erasing import Erasing
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database
 from storage.keys import UserKey
@@ -59,6 +59,15 @@ class Leaving:
         self._waiting: list[_Stages] = []
         self._is_log_clean = True
         self._under_way = self._deleted = 0
+        self.work_forever = Loop(
+            self._work,
+            every=_LOOK_SECONDS,  # a call may have been cancelled between its commit and the wakeup
+            wakeup=self._wakeup,
+            at_once=True,
+            failure="user_not_removed",
+            retry_seconds=_RETRY_SECONDS,
+            deletes=True,
+        ).run
 
     async def delete(self, user: UserRecord, *, even_last: bool = False, until_gone: bool = False) -> None:
         """Delete a user. Return when nobody sees anything of the user; what is stored goes soon after.
@@ -101,18 +110,6 @@ class Leaving:
                 await stages.unseen.wait()
         finally:
             self._waiting.remove(stages)
-
-    async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(
-            self._work,
-            every=_LOOK_SECONDS,  # a call may have been cancelled between its commit and the wakeup
-            wakeup=self._wakeup,
-            at_once=True,
-            failure="user_not_removed",
-            retry_seconds=_RETRY_SECONDS,
-            deletes=True,
-        )
 
     async def _work(self) -> None:
         leaving = await self._database.read(lambda tx: tx.leaving.all())

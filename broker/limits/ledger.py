@@ -14,7 +14,7 @@ import trio
 from broker.clock import Clock
 from broker.limits.periods import utc_day
 from broker.limits.window import WINDOW_MS
-from broker.loops import repeat
+from broker.loops import Loop
 from storage.database import Database, Transaction
 from storage.records import CallsRecord, TallyRecord
 
@@ -60,6 +60,7 @@ class Ledger:
         self._flushing = trio.Lock()
         self._next_day_ms = 0
         self._recent_until_ms = 0
+        self.save_forever = Loop(self.flush, every=_FLUSH_SECONDS, failure="counters_not_saved").run
 
     async def resume(self) -> None:
         """Read the counters that the last run saved. Raises StoreError."""
@@ -126,10 +127,6 @@ class Ledger:
     def _forget(self, ended_ms: int) -> None:
         _, self._next_day_ms = utc_day(ended_ms)
         self._kept = {name: record for name, record in self._kept.items() if record.until_ms > ended_ms}
-
-    async def save_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.flush, every=_FLUSH_SECONDS, failure="counters_not_saved")
 
     def statistics(self) -> LedgerStatistics:
         return LedgerStatistics(len(self._kept), len(self._noted) + len(self._batch.tallies))

@@ -26,7 +26,7 @@ from broker.limits.allowance import UNLIMITED, Allowance, Usage
 from broker.limits.ledger import Ledger
 from broker.limits.periods import utc_day, utc_month
 from broker.limits.refusals import DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.mail import DeviceQuotaUsedUp, Mails
 from storage.database import Database
 from storage.keys import DeviceKey, OrganizationKey
@@ -97,6 +97,10 @@ class Quotas:
         self._wakeup = Wakeup()
         self._reloading = trio.Lock()
         self._units = self._refused = self._dropped = 0
+        #: Does what needs the store: reads the limits of new organizations, and queues mails to owners.
+        self.attend_forever = Loop(
+            self._attend, wakeup=self._wakeup, failure="quotas_not_attended", retry_seconds=_RETRY_SECONDS
+        ).run
 
     # --- Limits ---
 
@@ -299,11 +303,6 @@ class Quotas:
             self._told_until_ms = until_ms
             self._told.clear()
         return self._told
-
-    async def attend_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Do what needs the store: read the limits of new organizations, and queue mails to owners."""
-        task_status.started()
-        await repeat(self._attend, wakeup=self._wakeup, failure="quotas_not_attended", retry_seconds=_RETRY_SECONDS)
 
     async def _attend(self) -> None:
         if self._has_unknown:

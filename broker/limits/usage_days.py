@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import trio
-
 from broker.clock import Clock
 from broker.limits.periods import utc_day, utc_month
 from broker.limits.quotas import Quotas
-from broker.loops import repeat
+from broker.loops import Loop
 from storage.database import Database, Transaction
 from storage.keys import OrganizationKey
 
@@ -32,10 +30,7 @@ class UsageDays:
         self._quotas = quotas
         self._noted: Mapping[OrganizationKey, int] = {}
         self._noted_on = 0  # the day
-
-    async def note_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.note, every=_NOTE_SECONDS, failure="usage_not_noted")
+        self.note_forever = Loop(self.note, every=_NOTE_SECONDS, failure="usage_not_noted").run
 
     async def note(self) -> None:
         """Save the counts that have changed. Raises StoreError."""

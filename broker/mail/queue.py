@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.mail.kinds import LinkOrigins, Mail
 from broker.mail.letters import Letter, Letters
 from broker.mail.transport import MailDeferred, MailRejected, MailServerUnavailable, MailTransport
@@ -154,9 +154,9 @@ class Mails:
         self._token = trio.lowlevel.current_trio_token()
         self._transport = transport
         task_status.started()
-        await repeat(
+        await Loop(
             partial(self._deliver_next, transport), at_once=True, failure="mails_not_read", retry_seconds=_STORE_SECONDS
-        )
+        ).run()
 
     async def _deliver_next(self, transport: MailTransport) -> bool:
         await trio.sleep_until(self._paused_until)

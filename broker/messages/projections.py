@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from broker.facts import FactPhase, MessagesStored, Router
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.messages.folds import Fields, Folds, FoldTally, Unsaved, write_folds
 from broker.messages.log_indexer import LogIndexer, RowsByDevice
 from broker.messages.rollups import RollupWriter
@@ -100,6 +100,9 @@ class Projector:
         self._working = trio.Lock()
         self._damaged: set[DeviceKey] = set()  # devices that were logged already
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
+        self.project_forever = Loop(
+            self._step, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="folds_not_saved"
+        ).run
 
     @property
     def position(self) -> Position:
@@ -151,10 +154,6 @@ class Projector:
         self._position = await self._database.read(saved_position)
         self._written = self._position
         await self._indexer.resume(self._position)
-
-    async def project_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self._step, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="folds_not_saved")
 
     async def flush(self) -> None:
         """Add every durable row, and write all devices. Raises StoreError."""

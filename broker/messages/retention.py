@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.messages.intervals import DAY_MS, MINUTES_KEPT_MS, Interval
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
@@ -72,17 +72,14 @@ class Retention:
         self._days = days
         self._statistics = RetentionStatistics(days)
         self._rollups_swept_on = -1  # in days since the epoch
-
-    async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(
+        self.sweep_forever = Loop(
             self.sweep,
             every=RETENTION_SWEEP_SECONDS,
             wakeup=self.wakeup,
             at_once=True,
             failure="retention_not_swept",
             deletes=True,
-        )
+        ).run
 
     async def sweep(self) -> None:
         """Delete everything that is older than its retention. Raises StoreError."""

@@ -11,7 +11,7 @@ import trio
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.models.definition import Definition, ModelStatus, ModelType, judge
 from broker.models.learner import Learner, LearningFailed
 from broker.models.series import LARGEST, SeriesHistory, read_series
@@ -84,6 +84,9 @@ class Training:
         self._trained = self._failed = 0
         router.subscribe(DeviceDeleted, self._deleted, FactPhase.STATE)
         router.subscribe(SharesChanged, self._shares_changed, FactPhase.STATE)
+        self.train_forever = Loop(
+            self.train, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="models_not_trained"
+        ).run
 
     # Facts
 
@@ -112,15 +115,11 @@ class Training:
 
     # Work
 
-    async def train_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.train, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="models_not_trained")
-
     async def check_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the models in memory up to date, concurrently with the training, which may take long."""
         await self.check()
         task_status.started()
-        await repeat(self.check, wakeup=self._changes, failure="models_not_checked", retry_seconds=_RETRY_SECONDS)
+        await Loop(self.check, wakeup=self._changes, failure="models_not_checked", retry_seconds=_RETRY_SECONDS).run()
 
     async def check(self) -> bool:
         """Read the models again if they are not known, or judge those of one device that changed; return whether more

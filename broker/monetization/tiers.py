@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
-import trio
 
 from broker.changes import Changes
 from broker.clock import Clock
@@ -14,7 +13,7 @@ from broker.errors import DeviceNotFound, PermissionDenied, ValidationFailed, in
 from broker.facts import DeviceCreated, DeviceDeleted, FactPhase, PlanApproved, Router
 from broker.limits.allowance import UNLIMITED
 from broker.limits.quotas import Quotas
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import TierRecord
@@ -43,6 +42,10 @@ class Tiers:
         router.subscribe(PlanApproved, self._plan_approved, FactPhase.STATE)
         router.subscribe(DeviceCreated, self._device_created, FactPhase.STATE)
         router.subscribe(DeviceDeleted, lambda fact: self._change(fact.device, None), FactPhase.STATE)
+        #: Sets the limits of devices that are new, or whose type has a plan now.
+        self.follow_forever = Loop(
+            self._follow, wakeup=self._wakeup, failure="tiers_not_followed", retry_seconds=_RETRY_SECONDS
+        ).run
 
     async def resume(self) -> None:
         """Set the daily quota of every device that is on a plan."""
@@ -64,11 +67,6 @@ class Tiers:
     def _device_created(self, fact: DeviceCreated) -> None:
         self._devices_to_read.add(fact.device)
         self._wakeup.set()
-
-    async def follow_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The worker: sets the limits of devices that are new, or whose type has a plan now."""
-        task_status.started()
-        await repeat(self._follow, wakeup=self._wakeup, failure="tiers_not_followed", retry_seconds=_RETRY_SECONDS)
 
     async def _follow(self) -> None:
         while self._types_to_read:

@@ -28,7 +28,7 @@ from broker.facts import (
     UploadProgressed,
     WorkProgressed,
 )
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.subscriptions import Subscriptions
 from config.limits import WORKS_TOLD
@@ -109,6 +109,9 @@ class ProgressFeed:
         self._wakeup = Wakeup()
         for kind in _KINDS:
             router.subscribe(kind, self._progressed, FactPhase.EFFECT)
+        self.tell_forever = Loop(
+            self._tell, wakeup=self._wakeup, failure="progress_not_told", retry_seconds=_STORE_SECONDS
+        ).run
 
     @contextmanager
     def follow(self, follower: Follower) -> Iterator[None]:
@@ -128,10 +131,6 @@ class ProgressFeed:
         if self._followers and len(self._waiting) < WORKS_TOLD:
             self._waiting[fact] = None
             self._wakeup.set()
-
-    async def tell_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self._tell, wakeup=self._wakeup, failure="progress_not_told", retry_seconds=_STORE_SECONDS)
 
     async def _tell(self) -> bool:
         """Tell of all that waits. Raises StoreError; then what was not told waits again."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 import trio
 
 from broker.core import Core
-from broker.loops import repeat
+from broker.loops import Loop
 from storage.database import Transaction
 from storage.keys import Milliseconds
 from storage.operating import SampleRecord
@@ -23,7 +23,7 @@ class Samples:
     async def take_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._last = (self._core.clock.now_ms(), self._counts())
         task_status.started()
-        await repeat(self.take, every=EVERY_SECONDS, failure="sample_not_stored")
+        await Loop(self.take, every=EVERY_SECONDS, failure="sample_not_stored").run()
 
     async def take(self) -> None:
         """Store what has happened since the sample before. Raises StoreError."""

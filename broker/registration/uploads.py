@@ -15,7 +15,7 @@ import trio
 
 from broker.clock import Clock
 from broker.facts import Router, UploadProgressed
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from config.limits import APPROVED_ROWS_MAX
 from storage.database import Database, Transaction
 from storage.records import ApprovedUploadRecord
@@ -71,20 +71,17 @@ class Uploads:
         self._rows: tuple[int, list[str]] = 0, []  # of the upload with this key, whose turn it was last
         self._served: dict[int, int] = {}  # by organization: the turn that it had last
         self._files = self._refused = self._taken = self._rejected = 0
-
-    def wake(self) -> None:
-        self._wakeup.set()
-
-    async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
         # After a failure an upload goes on behind the last rows that were saved.
-        await repeat(
+        self.work_forever = Loop(
             self._process_next,
             wakeup=self._wakeup,
             at_once=True,
             failure="approved_list_not_saved",
             retry_seconds=_STORE_SECONDS,
-        )
+        ).run
+
+    def wake(self) -> None:
+        self._wakeup.set()
 
     async def _process_next(self) -> bool:
         waiting = await self._database.read(lambda tx: tx.approved_lists.next_uploads())

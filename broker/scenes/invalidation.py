@@ -6,10 +6,8 @@ This worker sets the time of the mark. If it has not come to a scene, or was sto
 from dataclasses import dataclass
 from typing import Final
 
-import trio
-
 from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.scenes.scenes import Scenes
 from storage.keys import DeviceKey
 
@@ -32,15 +30,12 @@ class Invalidation:
         self._invalidated = 0
         router.subscribe(DeviceDeleted, self._changed, FactPhase.EFFECT)
         router.subscribe(SharesChanged, self._changed, FactPhase.EFFECT)
+        self.run_forever = Loop(self.step, wakeup=self._wakeup, failure="scenes_not_invalidated").run
 
     def _changed(self, fact: DeviceDeleted | SharesChanged) -> None:
         if len(self._waiting) < _WAITING_MAX:
             self._waiting[fact.device] = None
             self._wakeup.set()
-
-    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.step, wakeup=self._wakeup, failure="scenes_not_invalidated")
 
     async def step(self) -> bool:
         """Judge the scenes of one device; return whether more devices wait."""

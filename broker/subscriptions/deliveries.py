@@ -9,7 +9,7 @@ import trio
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import user_through
 from broker.clock import Clock
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.subscriptions.endings import Endings
 from broker.subscriptions.handshakes import Handshakes
 from broker.subscriptions.outlets import Outlet, Outlets
@@ -115,9 +115,7 @@ class DeliveryWorkers:
                 nursery.start_soon(self._reader.read_forever)
                 nursery.start_soon(self._handshakes.shake_forever)
                 nursery.start_soon(
-                    partial(
-                        repeat, self.open_new, wakeup=self._wakeup, failure="subscriptions_not_opened", retry_seconds=1
-                    )
+                    Loop(self.open_new, wakeup=self._wakeup, failure="subscriptions_not_opened", retry_seconds=1).run
                 )
             task_status.started()
 

@@ -20,7 +20,7 @@ from broker.facts import (
     Router,
     SubscriptionReported,
 )
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.mail import Mails
 from broker.mail.kinds import Mail, StreamRemoved, SubscriptionSuspended
 from broker.subscriptions.subscription import COLLECTING, Subscription, SubscriptionStatus
@@ -49,6 +49,16 @@ class Endings:
         router.subscribe(DeviceHandedOver, self._device_handed_over, FactPhase.STATE)
         router.subscribe(ProviderAuthRemoved, self._provider_auth_removed, FactPhase.STATE)
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
+        #: Removes what has ended or was not validated in time.
+        self.sweep_forever = Loop(
+            self.sweep,
+            every=_SWEEP_SECONDS,
+            wakeup=self._wakeup,
+            at_once=True,
+            failure="subscriptions_not_swept",
+            retry_seconds=5,
+            deletes=True,
+        ).run
 
     # Receivers
 
@@ -133,18 +143,6 @@ class Endings:
             self._wakeup.set()
 
     # Time
-
-    async def sweep_forever(self) -> None:
-        """Remove what has ended or was not validated in time."""
-        await repeat(
-            self.sweep,
-            every=_SWEEP_SECONDS,
-            wakeup=self._wakeup,
-            at_once=True,
-            failure="subscriptions_not_swept",
-            retry_seconds=5,
-            deletes=True,
-        )
 
     async def sweep(self) -> None:
         """Raises StoreError."""

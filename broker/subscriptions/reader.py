@@ -19,7 +19,7 @@ from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
 from broker.facts import ActionStored, DeviceChanged, FactPhase, GrantsChanged, MessagesStored, Router, SharesChanged
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.subscriptions.outlets import Outlet, Outlets, Row, Taken
 from broker.subscriptions.subscription import Subscription
 from storage.database import Database, Transaction
@@ -140,7 +140,7 @@ class Reader:
 
     async def read_forever(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(repeat, self.save, every=_SAVE_SECONDS, failure="subscriptions_not_saved"))
+            nursery.start_soon(Loop(self.save, every=_SAVE_SECONDS, failure="subscriptions_not_saved").run)
             while True:
                 try:
                     await self.step()

@@ -16,7 +16,7 @@ import trio
 
 from broker.clock import Clock
 from broker.facts import DeliveriesProgressed, Router
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.subscriptions.endings import Endings
 from broker.subscriptions.entries import NotificationEntries, NotificationIds
 from broker.subscriptions.outlets import InFlight, Outlet, Outlets, Taken
@@ -103,13 +103,12 @@ class NotificationSender:
             # Notifications under way when the last run ended go before new ones.
             await self.retry_due()
             tasks.start_soon(
-                partial(
-                    repeat,
+                Loop(
                     self.flush,
                     wakeup=self._settled_wakeup,
                     failure="deliveries_not_saved",
                     retry_seconds=_STORE_SECONDS,
-                )
+                ).run
             )
             tasks.start_soon(self._retry_forever)
             task_status.started()

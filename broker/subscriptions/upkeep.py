@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from broker.clock import Clock
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from storage.database import Database, Transaction
 
 _SWEEP_SECONDS: Final = 300.0
@@ -21,9 +21,7 @@ class Upkeep:
         self._keep_bytes = keep_bytes
         self.removed = 0
         self.log_bytes = 0
-
-    async def sweep_forever(self) -> None:
-        await repeat(
+        self.sweep_forever = Loop(
             self.sweep,
             every=_SWEEP_SECONDS,
             wakeup=self.wakeup,
@@ -31,7 +29,7 @@ class Upkeep:
             failure="deliveries_not_swept",
             retry_seconds=5,
             deletes=True,
-        )
+        ).run
 
     async def sweep(self) -> None:
         """Remove notifications that are too old or too many, the oldest first; pending ones stay. Raises StoreError."""

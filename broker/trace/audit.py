@@ -7,13 +7,12 @@ number, and one actor has no more when there are too many, so that a flood of th
 
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import trio
 
 from broker.clock import Clock
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.trace.events import AuditEvent as AuditEvent  # noqa: PLC0414 - also named here
 from broker.trace.origin import current_origin
 from config.settings import Audit as AuditSettings
@@ -96,16 +95,15 @@ class AuditLog:
     async def write_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
-                partial(
-                    repeat,
+                Loop(
                     self.flush,
                     wakeup=self._wakeup,
                     failure="audit_not_written",
                     retry_seconds=_RETRY_SECONDS,
-                )
+                ).run
             )
             nursery.start_soon(
-                partial(repeat, self.sweep, every=SWEEP_SECONDS, at_once=True, failure="audit_not_swept", deletes=True)
+                Loop(self.sweep, every=SWEEP_SECONDS, at_once=True, failure="audit_not_swept", deletes=True).run
             )
             task_status.started()
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-import trio
 
 from broker.clock import Clock
-from broker.loops import repeat
+from broker.loops import Loop
 from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, address_key, current_listener, current_origin, enter
 from storage.records import AuditRecord
@@ -106,6 +105,7 @@ class Refusals:
         self._counts: Counter[tuple[str, str]] = Counter()  # by event and listener
         self._all: dict[str, _All] = {}
         self.tally: Final = Tally()
+        self.look_forever = Loop(self.look, every=_LOOK_SECONDS, failure="refusals_not_counted").run
 
     def note(
         self, event: str, *, reason: str, source: str = "", audited: AuditEvent | None = None, **about: Any
@@ -205,10 +205,6 @@ class Refusals:
                     **details,
                 )
             )
-
-    async def look_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await repeat(self.look, every=_LOOK_SECONDS, failure="refusals_not_counted")
 
     async def look(self) -> None:
         """Log the counts of the intervals that have ended."""

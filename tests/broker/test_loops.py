@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 import broker
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from storage.ballast import makes_room
 from storage.sql import StoreError
 
@@ -42,13 +42,16 @@ async def repeating(
     at_once: bool = False,
     retry_seconds: float | None = None,
 ) -> AsyncIterator[None]:
-    async def run() -> None:
-        await repeat(
-            steps, failure="step_failed", every=every, wakeup=wakeup, at_once=at_once, retry_seconds=retry_seconds
-        )
-
+    loop = Loop(
+        steps,
+        failure="step_failed",
+        every=every,
+        wakeup=wakeup or Wakeup(),
+        at_once=at_once,
+        retry_seconds=retry_seconds,
+    )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
+        await nursery.start(loop.run)
         yield
         nursery.cancel_scope.cancel()
 
@@ -101,7 +104,7 @@ async def test_a_store_that_fails_is_logged_and_the_loop_goes_on(
 
 async def test_any_other_error_ends_the_loop(autojump_clock: MockClock) -> None:
     with pytest.raises(ZeroDivisionError):
-        await repeat(Steps(ZeroDivisionError()), failure="step_failed", at_once=True)
+        await Loop(Steps(ZeroDivisionError()), failure="step_failed", at_once=True).run()
 
 
 @pytest.mark.parametrize("deletes", [True, False])
@@ -114,18 +117,18 @@ async def test_only_steps_that_delete_use_the_disk_space_that_is_reserved_for_th
         scope.cancel()
 
     with trio.CancelScope() as scope:
-        await repeat(step, at_once=True, failure="not_swept", deletes=deletes)
+        await Loop(step, at_once=True, failure="not_swept", deletes=deletes).run()
     assert found == [deletes]
     assert not makes_room.get()
 
 
 def test_each_sweep_uses_the_disk_space_that_is_reserved_for_deleting() -> None:
     """A sweep that could not delete on a full disk would leave it full."""
-    loops = re.compile(r"\brepeat\((?:[^()]|\([^()]*\))*\)")
+    loops = re.compile(r"\bLoop\((?:[^()]|\([^()]*\))*\)")
     sweeps = [
         call
         for path in Path(broker.__path__[0]).rglob("*.py")
-        for call in loops.findall(path.read_text(encoding="utf-8").replace("partial(repeat, ", "repeat("))
+        for call in loops.findall(path.read_text(encoding="utf-8"))
         if re.search(r"not_swept|not_removed|not_deleted", call)
     ]
     assert len(sweeps) >= 7

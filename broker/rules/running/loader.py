@@ -27,7 +27,7 @@ from broker.facts import (
     RuleReported,
     SharesChanged,
 )
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from broker.mail import Letter, Mails, RuleStopped
 from broker.rules.language.rule import CompiledRule
 from broker.rules.running.engine import RuleEngine
@@ -212,6 +212,10 @@ class RuleInvalidator:
         router.subscribe(DeviceUpdated, self._device_changed, FactPhase.EFFECT)
         router.subscribe(SharesChanged, self._device_changed, FactPhase.EFFECT)
         router.subscribe(DeviceTypeChanged, lambda fact: self._put("type", fact.device_type), FactPhase.EFFECT)
+        # A device may have been deleted just before a crash: `load_all` checked the rules that run, this the others.
+        self.run_forever = Loop(
+            self.step, wakeup=self._wakeup, at_once=True, failure="rules_not_loaded", retry_seconds=_RETRY_SECONDS
+        ).run
 
     def _members_changed(self, fact: DeviceFact) -> None:
         self._evaluator.forget_members(fact.owner, fact.device_type)
@@ -228,13 +232,6 @@ class RuleInvalidator:
         else:
             self._all_wait = True
         self._wakeup.set()
-
-    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        # A device may have been deleted just before a crash: `load_all` checked the rules that run, this the others.
-        await repeat(
-            self.step, wakeup=self._wakeup, at_once=True, failure="rules_not_loaded", retry_seconds=_RETRY_SECONDS
-        )
 
     async def step(self) -> bool:
         """Reload the rules that changes concern; return whether more changes wait."""

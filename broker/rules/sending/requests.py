@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.loops import Wakeup, repeat
+from broker.loops import Loop, Wakeup
 from config.limits import RULE_REQUESTS_AT_ONCE, RULE_REQUESTS_OF_ONE_USER, RULE_REQUESTS_TO_ONE_HOST
 from config.rates import Rate
 from storage.database import Database, Transaction
@@ -115,14 +115,14 @@ class RequestQueue:
         """The worker."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            await repeat(
+            await Loop(
                 partial(self._take, port, problems, nursery),
                 at_once=True,
                 every=_LOOK_SECONDS,
                 wakeup=self._wakeup,
                 failure="rule_requests_not_read",
                 retry_seconds=_RETRY_SECONDS,
-            )
+            ).run()
 
     async def _take(self, port: RuleRequests, problems: ProblemReporter, nursery: trio.Nursery) -> None:
         """Take the oldest requests of each user from the store."""
