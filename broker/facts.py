@@ -36,12 +36,16 @@ class MessagesStored(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ActionStored(Fact):
-    """An Action is durable. `destination` is the key of the device it goes to, `source` of the one it came from."""
+    """An Action is durable. `destination` is the key of the device it goes to, `source` of the one it came from.
+
+    `is_sent` is False for one that the external cloud of the destination reported: it is not sent there.
+    """
 
     action: Action
     _: KW_ONLY
     source: DeviceKey
     destination: DeviceKey
+    is_sent: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from storage.durations import Durations
 from storage.export import ExportStore
 from storage.fair_places import FairPlaces
 from storage.firmware import FirmwareStore
-from storage.keys import Position
+from storage.keys import Position, Ticket
 from storage.leaving import LeavingStore
 from storage.limits import LimitStore
 from storage.mail import MailStore
@@ -88,6 +88,10 @@ _log = structlog.get_logger(__name__)
 
 
 class EngineConnection(StoreConnection, Protocol):
+    #: Whether the positions of rows are given in the commit. Otherwise their tickets are the positions.
+    @property
+    def gives_positions(self) -> bool: ...
+
     def begin(self, *, write: bool) -> None: ...
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
@@ -170,7 +174,11 @@ class CommitGroup:
     messages: list[MessageRow] = field(default_factory=list)
     actions: list[ActionRow] = field(default_factory=list)
     failed: list[FailedMessageRow] = field(default_factory=list)
-    head: Position = Position(0)
+    #: Of the last row that was appended up to now, to this group or an earlier one.
+    head: Ticket = field(default=Ticket(0))
+    #: Difference between the positions of the rows and their tickets, which the commit gives. 0 where tickets are
+    #: positions already, as on SQLite. Before the commit nobody may use it.
+    base: int = 0
     bytes_held: int = 0
     #: Whether the engine's log is to be emptied after the commit, and whether it was.
     forgets_log: bool = False
@@ -187,6 +195,23 @@ class CommitGroup:
     @property
     def row_count(self) -> int:
         return len(self.messages) + len(self.actions) + len(self.failed)
+
+    def position(self, ticket: Ticket) -> Position:
+        """The position of a row of this group, which is committed."""
+        return Position(ticket + self.base)
+
+    def positions(self, tickets: Sequence[Ticket]) -> Sequence[Position]:
+        """As `position`, of several rows."""
+        if not self.base:
+            return tickets  # type: ignore[return-value] # they are positions already
+        return [Position(ticket + self.base) for ticket in tickets]
+
+    def settle(self) -> None:
+        """Give the rows, which have their tickets in the place of positions, their positions: the commit succeeded."""
+        base = self.base
+        for rows in (self.messages, self.actions, self.failed):
+            for row in rows:
+                row.position = Position(row.position + base)
 
 
 class _Failing:
@@ -268,6 +293,8 @@ class Database:
         self._gathered: trio.Event | None = None  # while a commit waits for more rows
         self._ahead: tuple[CommitGroup, Job[None]] | None = None  # is being committed already
         self._commits = self._rows = self._failures = 0
+        #: `CommitGroup.base` of the latest commit.
+        self.base = 0
         self._failing = _Failing()
         #: How long the commits took that succeeded, in the writer.
         self.commit_durations = Durations()
@@ -450,10 +477,12 @@ class Database:
             group.error = self.last_error = error
             self._failures += 1
             self._failing.failed(error)
+            self._take_back(group)
         except Exception as error:  # noqa: BLE001 - a bug in one write must not end the writer
             _log.exception("commit_failed", rows=group.row_count, works=len(group.works))
             group.error = self.last_error = StoreError(f"{type(error).__name__}: {error}")
             self._failures += 1
+            self._take_back(group)
         else:
             self.commit_durations.observe(job.seconds)
             self.committed_at, self.last_error = trio.current_time(), None
@@ -462,6 +491,9 @@ class Database:
             self._rows += group.row_count
             if self.open_group.row_count >= _AHEAD_ROWS:
                 self._ahead = self._begin()  # the thread writes while the loop tells of this one
+            self.base = group.base
+            if group.base:
+                group.settle()
             for handler in self._commit_handlers:
                 _isolated(handler, group)
         for callback in group.callbacks:
@@ -474,12 +506,19 @@ class Database:
             now=trio.current_time(),
         )
 
+    def _take_back(self, group: CommitGroup) -> None:
+        """The rows of a group got no positions: those behind them follow the rows before them, unless positions are
+        tickets, of which none is given twice."""
+        if self._writer is not None and self._writer.connection.gives_positions:
+            self.base -= group.row_count
+
     def _commit(self, group: CommitGroup) -> None:
         transaction = self._writer
         if transaction is None:
             raise StoreError("the store is not open")
         try:
-            self._commit_together(transaction, group, group.works, transaction.messages.missing_too_many(group.head))
+            missing = transaction.messages.missing_too_many(Position(group.head))
+            self._commit_together(transaction, group, group.works, missing)
         except StoreDamagedError:
             self._commit_apart(transaction, group)
         except StoreFullError:
@@ -523,12 +562,12 @@ class Database:
     ) -> None:
         connection, log = transaction.connection, transaction.messages
         if group.messages and not (group.actions or group.failed or works or missing):
-            log.append_alone(group.encoded or group.messages, head=group.head)
+            group.base = log.append_alone(group.encoded or group.messages, head=group.head)
             return
         try:
             connection.begin(write=True)
             if group.row_count:
-                log.append(group.encoded or group.messages, group.actions, group.failed, head=group.head)
+                group.base = log.append(group.encoded or group.messages, group.actions, group.failed, head=group.head)
             else:
                 log.save_head()
             if missing is not None:

@@ -1,4 +1,4 @@
-"""The journal appends rows to the message log: a row gets its position at once and becomes durable with the open group.
+"""The journal appends rows to the message log: a row gets its ticket at once, and its position with the commit.
 
 All but the two `wait_` methods is synchronous, because it runs once per message.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import trio
 
 from storage.database import CommitGroup, Database
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreError
 
@@ -18,64 +18,68 @@ JOURNAL_MAX_BYTES = 32 * 1024 * 1024
 
 
 class Journal:
-    """Assigns positions and puts rows into the group that commits next."""
+    """Numbers rows and puts them into the group that commits next.
+
+    A row's ticket follows that of the row before. The first one follows the head of the store, so where no other
+    process writes and the engine keeps to the tickets (SQLite), they are the positions.
+    """
 
     def __init__(self, database: Database, *, head: Position) -> None:
         self._database = database
-        self._head = head
+        self._head = Ticket(head)
 
     @property
     def head(self) -> Position:
-        """The highest position that was assigned."""
-        return self._head
+        """The highest position: of the row that was appended last, as far as it can be known before its commit."""
+        return Position(self._head + self._database.base)
 
-    def append_message(self, device: DeviceKey, ts: Milliseconds, cts: Milliseconds, mv: int, data: str) -> Position:
-        position: Position = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Position`
-        self._head = position
+    def append_message(self, device: DeviceKey, ts: Milliseconds, cts: Milliseconds, mv: int, data: str) -> Ticket:
+        ticket: Ticket = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Ticket`
+        self._head = ticket
         group = self._database.open_group
-        group.messages.append(MessageRow(position, device, ts, cts, mv, data))
-        group.head = position
+        group.messages.append(MessageRow(ticket, device, ts, cts, mv, data))  # type: ignore[arg-type] # until the commit
+        group.head = ticket
         group.bytes_held += len(data)
         self._database.request_commit()
-        return position
+        return ticket
 
     def append_messages(
         self, device: DeviceKey, stamps: Iterable[Milliseconds], cts: Milliseconds, mv: int, texts: Sequence[str]
-    ) -> Sequence[Position]:
-        """Append messages with these texts and times; return their positions. See `append_message`."""
-        positions = range(self._head + 1, self._head + 1 + len(texts))
-        self._head = Position(positions[-1])
+    ) -> Sequence[Ticket]:
+        """Append messages with these texts and times; return their tickets. See `append_message`."""
+        tickets = range(self._head + 1, self._head + 1 + len(texts))
+        self._head = Ticket(tickets[-1])
         group = self._database.open_group
         group.messages += [
-            MessageRow(position, device, ts, cts, mv, data)  # type: ignore[arg-type] # as above
-            for position, ts, data in zip(positions, stamps, texts, strict=False)
+            MessageRow(ticket, device, ts, cts, mv, data)  # type: ignore[arg-type] # as above
+            for ticket, ts, data in zip(tickets, stamps, texts, strict=False)
         ]
         group.head = self._head
         group.bytes_held += sum(map(len, texts))
         self._database.request_commit()
-        return positions  # type: ignore[return-value] # as above
+        return tickets  # type: ignore[return-value] # as above
 
     def append_action(
         self, *, device: DeviceKey, source: DeviceKey, ts: Milliseconds, cts: Milliseconds, mv: int, data: str
-    ) -> Position:
-        position: Position = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Position`
-        self._head = position
+    ) -> Ticket:
+        ticket: Ticket = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Ticket`
+        self._head = ticket
         group = self._database.open_group
-        group.actions.append(ActionRow(position, device, source, ts, cts, mv, data))
-        group.head = position
+        group.actions.append(ActionRow(ticket, device, source, ts, cts, mv, data))  # type: ignore[arg-type] # as above
+        group.head = ticket
         group.bytes_held += len(data)
         self._database.request_commit()
-        return position
+        return ticket
 
-    def append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: str) -> Position:
-        position: Position = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Position`
-        self._head = position
+    def append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: str) -> Ticket:
+        ticket: Ticket = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Ticket`
+        self._head = ticket
         group = self._database.open_group
-        group.failed.append(FailedMessageRow(position, device, cts, reason, payload))
-        group.head = position
+        group.failed.append(FailedMessageRow(ticket, device, cts, reason, payload))  # type: ignore[arg-type] # as above
+        group.head = ticket
         group.bytes_held += len(payload)
         self._database.request_commit()
-        return position
+        return ticket
 
     def on_commit(self, handler: Callable[[CommitGroup], None]) -> None:
         """Call `handler` on the loop after each successful commit, before anyone who waits for the commit is told."""
@@ -100,6 +104,11 @@ class Journal:
         await group.ended.wait()
         if group.error is not None:
             raise StoreError(str(group.error)) from group.error
+
+    @property
+    def group(self) -> CommitGroup:
+        """The group in which everything since the last `await` is: it makes positions of tickets after the commit."""
+        return self._database.open_group
 
     @property
     def has_room(self) -> bool:

@@ -9,8 +9,11 @@ UserKey = NewType("UserKey", int)
 OrganizationKey = NewType("OrganizationKey", int)
 ApplicationKey = NewType("ApplicationKey", int)
 
-#: A position in the message log.
+#: A position in the message log. Only a row that is committed has one.
 Position = NewType("Position", int)
+
+#: A row of the log before its commit: `CommitGroup.position` makes its position of it, once the commit has succeeded.
+Ticket = NewType("Ticket", int)
 
 #: A moment: milliseconds since the epoch, UTC.
 Milliseconds = NewType("Milliseconds", int)

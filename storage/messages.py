@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from storage.damage import read_around
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.log_index import Entry, EntryBuilder, LogIndex, Table
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, sure
@@ -64,8 +64,9 @@ class MessageStore:
         failed: Sequence[FailedMessageRow],
         *,
         head: int,
-    ) -> None:
-        """Add rows that already have their positions; `head` is the highest position ever assigned."""
+    ) -> int:
+        """Add rows; `head` is the ticket of the last one. Returns `CommitGroup.base`, 0: their tickets are their
+        positions."""
         self._head, self._is_head_saved = Position(head), False
         if messages:
             self._db.insert_many("message", _MESSAGE, messages)
@@ -74,11 +75,13 @@ class MessageStore:
         if failed:
             self._db.insert_many("failed_message", _FAILED, failed)
         self.save_head()
+        return 0
 
-    def append_alone(self, messages: Sequence[MessageRow] | EncodedRows, *, head: Position) -> None:
-        """Add messages without a transaction around it."""
+    def append_alone(self, messages: Sequence[MessageRow] | EncodedRows, *, head: Ticket) -> int:
+        """As `append`, of messages alone, without a transaction around it."""
         self._db.insert_many("message", _MESSAGE, messages)
-        self._head, self._is_head_saved = head, False
+        self._head, self._is_head_saved = Position(head), False
+        return 0
 
     def save_head(self) -> None:
         """Save the highest position, before others in the transaction may delete its row."""

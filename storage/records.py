@@ -341,7 +341,10 @@ class ApprovedUploadRecord:
 
 
 class MessageRow(msgspec.Struct, array_like=True, gc=False):
-    """One data message of the log. Array-like and not tracked by the garbage collector, because there are many."""
+    """One data message of the log. Array-like and not tracked by the garbage collector, because there are many.
+
+    Until the commit, rows of the log have their tickets in the place of positions.
+    """
 
     position: Position
     device: DeviceKey

@@ -27,6 +27,7 @@ from tests.fork_server import commands_forked
 from tests.properties import register_profiles
 from tests.scheduling import FromBothEnds, programs_first
 from tests.stores import KeptStore, MigratedEngine
+from tests.tickets import jumping_positions
 
 if TYPE_CHECKING:  # most tests have no use for Selenium
     from xdist.remote import Producer
@@ -172,6 +173,13 @@ def opener(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> S
 async def services(opener: ServicesOpener) -> AsyncIterator[Services]:
     async with opener() as opened:
         yield opened
+
+
+@pytest.fixture
+def positions_jump() -> Iterator[None]:
+    """Positions are given in the commit, and are not the tickets (tests/tickets.py)."""
+    with jumping_positions():
+        yield
 
 
 @pytest.fixture

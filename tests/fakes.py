@@ -161,6 +161,10 @@ class BreakableConnection:
     def driver(self) -> sqlite3.Connection:
         return self._connection.driver
 
+    @property
+    def gives_positions(self) -> bool:
+        return self._connection.gives_positions
+
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult:
         return self._connection.execute(sql, parameters)
 

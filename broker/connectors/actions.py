@@ -82,7 +82,7 @@ class Actions:
             self._release_request(fact.destination)
             return
         self._last = max(self._last, fact.action.position)
-        if fact.action.position in self._intake.echoes:
+        if not fact.is_sent:
             return
         if self._may_go(fact):
             self._offer(connector, fact.action.position, fact.destination, fact.action.data)

@@ -22,7 +22,6 @@ from broker.limits.refusals import PlanLimitsNotSet
 from broker.messages.ingest import Ingest
 from config.limits import MAX_DATA_BYTES
 from storage.database import Database
-from storage.keys import Position
 from storage.sql import StoreError
 
 _AT_ONCE: Final = 100  # records that are submitted before other tasks get their turn
@@ -38,8 +37,6 @@ class Intake:
         self._devices = devices
         self._sub_devices = sub_devices
         self._ingest = ingest
-        #: Positions of Actions that came from third parties and are not durable yet. They are not sent back.
-        self.echoes: set[Position] = set()
         self.stored = self.refused = 0
 
     async def progress(self, link: ConnectorLink) -> SeriesProgress:
@@ -88,16 +85,11 @@ class Intake:
         self.refused += len(answer.failed)
 
     async def _written(self, link: ConnectorLink, answer: "_Answer", *, has_series: bool) -> None:
-        now_ms, actions = self._clock.now_ms(), answer.actions
-        self.echoes |= actions
-        try:
-            if has_series:
-                text = answer.progress.text()
-                await self._database.write(lambda tx: write_progress(tx, link.record, text, now_ms=now_ms))
-            else:
-                await self._ingest.wait_committed()
-        finally:
-            self.echoes -= actions
+        if has_series:
+            now_ms, text = self._clock.now_ms(), answer.progress.text()
+            await self._database.write(lambda tx: write_progress(tx, link.record, text, now_ms=now_ms))
+        else:
+            await self._ingest.wait_committed()
 
 
 class _Answer:
@@ -108,7 +100,6 @@ class _Answer:
         self._targets = targets
         self._is_whole = True
         self.progress = progress
-        self.actions: set[Position] = set()
         self.failed: list[tuple[Record, str]] = []
         self.stored = 0
 
@@ -143,7 +134,7 @@ class _Answer:
         if self.progress.is_known(record):  # the same reading twice in one answer
             return False
         if record.is_action:
-            self.actions.add(self._ingest.submit_action(device, device, record.data, record.ts, is_sent=False))
+            self._ingest.submit_action(device, device, record.data, record.ts, is_sent=False)
         else:
             self._ingest.submit(device, record.data, record.ts)
         self.stored += 1

@@ -44,7 +44,7 @@ from broker.nesting import check_nesting
 from config.limits import CLOCK_STEP_MS, MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
 from storage.database import CommitGroup
 from storage.journal import Journal
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.sql import StoreError
 
 #: When fewer were accepted together, what is left of a batch is submitted one by one: the message behind them was
@@ -98,7 +98,7 @@ class Ingest:
         self._losses = Losses(clock)
         self.lost_fields = LostFields()
         #: Of the latest failed message; its reason is `_failure`.
-        self.failed_position: Position | None = None
+        self.failed_ticket: Ticket | None = None
         self._failure = ""
         # Senders of rows in the open or the committing group: their devices are needed when the rows are durable. Rows
         # appended before one commit are durable with the next one at the latest.
@@ -112,8 +112,8 @@ class Ingest:
 
     def submit(
         self, device: Device, payload: bytes, ts: object = None, dropped: list[DroppedField] | None = None
-    ) -> Position:
-        """Accept one data message; return its log position, which is `failed_position` for a failed message.
+    ) -> Ticket:
+        """Accept one data message; return its ticket, which is `failed_ticket` for a failed message.
 
         Args:
             device: the authenticated source; the caller has checked the permission to write.
@@ -172,11 +172,11 @@ class Ingest:
         stamps: Sequence[object] | None = None,
         *,
         is_told: bool = False,
-    ) -> Iterator[tuple[int, Sequence[Position]]]:
+    ) -> Iterator[tuple[int, Sequence[Ticket]]]:
         """Accept messages of one device that came together, in their order.
 
         Usual messages that follow each other are accepted at once: an item is the index of the first one and their
-        positions. An item without positions is the index of a message of which something is to be said: it is refused,
+        tickets. An item without tickets is the index of a message of which something is to be said: it is refused,
         fails, or loses fields. The caller gives that message to `submit` before it asks for the next item.
 
         20 usual messages take 0.6 of the time that they take one by one.
@@ -189,17 +189,17 @@ class Ingest:
         while done < len(payloads):
             if is_together:
                 times = repeat(None) if stamps is None else stamps[done:]
-                if positions := self._submit_usual(device, payloads[done:], times, is_told=is_told):
-                    yield done, positions
-                    done += len(positions)
-                is_together = len(positions) >= _TOGETHER_MIN
+                if tickets := self._submit_usual(device, payloads[done:], times, is_told=is_told):
+                    yield done, tickets
+                    done += len(tickets)
+                is_together = len(tickets) >= _TOGETHER_MIN
             if done < len(payloads):
                 yield done, ()
                 done += 1
 
     def _submit_usual(
         self, device: Device, payloads: Sequence[bytes], stamps: Iterable[object], *, is_told: bool
-    ) -> Sequence[Position]:
+    ) -> Sequence[Ticket]:
         """Accept messages from the first one on, as long as `submit` would accept them and have nothing to say."""
         now_ms, key, version = self._now_ms(), device.record.key, device.manifest
         is_looked_at = not is_told and self.lost_fields.is_due(key, now_ms)
@@ -229,18 +229,18 @@ class Ingest:
         self._senders[key] = device
         return self._journal.append_messages(key, times, now_ms, version.version, texts)
 
-    def _append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: bytes) -> Position:
+    def _append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: bytes) -> Ticket:
         self._failed += 1
         try:
             text = payload.decode()
         except UnicodeDecodeError:  # only a Manifest with a transform takes bytes that are not text
             text = f"hex:{payload.hex()}"
-        self.failed_position = position = self._journal.append_failed(device, cts, reason, text)
+        self.failed_ticket = ticket = self._journal.append_failed(device, cts, reason, text)
         self._failure = reason
-        return position
+        return ticket
 
     def nothing_remained(self, device: Device) -> NothingRemained | None:
-        """The notice for the device about its failed message at `failed_position`; None if it got one lately."""
+        """The notice for the device about its failed message, `failed_ticket`; None if it got one lately."""
         return self._losses.notice(device, self._failure)
 
     def keep_failed(self, device: Device, payload: bytes, reason: str) -> None:
@@ -258,8 +258,8 @@ class Ingest:
         dropped: list[DroppedField] | None = None,
         *,
         is_sent: bool = True,
-    ) -> Position:
-        """Accept one Action message; return its log position. The Action is routed as soon as it is durable.
+    ) -> Ticket:
+        """Accept one Action message; return its ticket. The Action is routed as soon as it is durable.
 
         Args:
             source: the sending device; the destination itself when the sender is not a device.
@@ -293,46 +293,55 @@ class Ingest:
         except DomainError as refusal:
             self.refused.note(destination, refusal)
             raise
-        mv = destination.manifest.version
-        position = self._journal.append_action(
+        # As they are now: until the commit, the destination may get another owner.
+        mv, owner_id = destination.manifest.version, destination.owner_id
+        ticket = self._journal.append_action(
             device=destination.key, source=source.key, ts=source_ts, cts=cts, mv=mv, data=text
         )
         self._actions += 1
         self._senders[source.key] = source
-        action = Action(
-            position=position,
-            mid=self._mids.mid(position),
-            sdid=source.id,
-            ddid=destination.id,
-            ddtid=destination.type.id,
-            uid=destination.owner_id,
-            boid=destination.type.record.organization_id,
-            ts=source_ts,
-            cts=cts,
-            mv=mv,
-            data=text,
-        )
-        fact = ActionStored(action, source=source.key, destination=destination.key)
-        self._journal.after_commit(lambda error: self._action_ended(fact, source, error))
-        return position
+        group = self._journal.group
+
+        def ended(error: StoreError | None) -> None:
+            if error is not None:
+                if self._quotas is not None:
+                    self._quotas.release_request(destination.key)
+                return
+            # If another commit came before that of this Action, the sender is no longer held: hold it again.
+            self._earlier_senders[source.key] = source
+            position = group.position(ticket)
+            action = Action(
+                position=position,
+                mid=self._mids.mid(position),
+                sdid=source.id,
+                ddid=destination.id,
+                ddtid=destination.type.id,
+                uid=owner_id,
+                boid=destination.type.record.organization_id,
+                ts=source_ts,
+                cts=cts,
+                mv=mv,
+                data=text,
+            )
+            fact = ActionStored(action, source=source.key, destination=destination.key, is_sent=is_sent)
+            self._router.publish(fact)
+
+        self._journal.after_commit(ended)
+        return ticket
 
     def _cts_after_set_back(self, now_ms: Milliseconds) -> Milliseconds:
         """The `cts` of a row while the clock is behind that of the row before (reference 27.7)."""
         return self._last_cts if self._last_cts - now_ms <= CLOCK_STEP_MS else now_ms
 
-    def _action_ended(self, fact: ActionStored, source: Device, error: StoreError | None) -> None:
-        if error is not None:
-            if self._quotas is not None:
-                self._quotas.release_request(fact.destination)
-            return
-        # If another commit came before that of this Action, the sender is no longer held: hold it again.
-        self._earlier_senders[source.key] = source
-        self._router.publish(fact)
-
     @property
     def head(self) -> Position:
         """The highest position of the log."""
         return self._journal.head
+
+    @property
+    def group(self) -> CommitGroup:
+        """The commit of everything submitted since the last `await`. Behind it, it makes positions of tickets."""
+        return self._journal.group
 
     def mid(self, position: Position) -> str:
         return self._mids.mid(position)

@@ -49,7 +49,8 @@ from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.coap.usual import MESSAGES, UsualPost
 from protocols.refusals import PublishForbidden, SubscribeForbidden, note_refusal, refusal_for
-from storage.keys import Position
+from storage.database import CommitGroup
+from storage.keys import Ticket
 from storage.sql import StoreError
 
 MAX_UNKNOWN_TOKENS: Final = 256
@@ -152,10 +153,10 @@ class Resources:
         self._authenticated = authenticated
         self._contained = contained
         self.images = ImageBlocks(rooms, reply, authenticated, contained)
-        self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]] = []
+        self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Ticket]] = []
         #: Notices for the senders of messages of which nothing remained, or whose time is in seconds, until they are
         #: answered (reference 9.7).
-        self._lost: dict[Position, list[DroppedField]] = {}
+        self._lost: dict[Ticket, list[DroppedField]] = {}
         # The requests that wait, by the token that is being looked up. The channel has each token once.
         self._unknown: dict[str, list[tuple[CoapSession, Incoming, CoapRequest]]] = {}
         self._lookups, self._lookups_due = trio.open_memory_channel[str](MAX_UNKNOWN_TOKENS)
@@ -357,13 +358,13 @@ class Resources:
             self._ingest.refused.note(device, error)
             raise
         dropped: list[DroppedField] = []
-        position = self._ingest.submit(device, data, ts, dropped)
-        if position == self._ingest.failed_position:
+        ticket = self._ingest.submit(device, data, ts, dropped)
+        if ticket == self._ingest.failed_ticket:
             if (lost := self._ingest.nothing_remained(device)) is not None:
-                self._lost[position] = [DroppedField("data", str(lost))]
+                self._lost[ticket] = [DroppedField("data", str(lost))]
         elif dropped:
-            self._lost[position] = dropped
-        self._stored.append((session, incoming, request, position))
+            self._lost[ticket] = dropped
+        self._stored.append((session, incoming, request, ticket))
 
     def _count(self, caller: Caller) -> None:
         """Raises RateLimitExceeded."""
@@ -422,15 +423,19 @@ class Resources:
         """All requests of one wake-up are submitted: answer their messages after the commit."""
         if self._stored:
             stored, self._stored = self._stored, []
-            self._ingest.after_commit(partial(self._committed, stored))
+            self._ingest.after_commit(partial(self._committed, stored, self._ingest.group))
 
     def _committed(
-        self, stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]], error: StoreError | None
+        self,
+        stored: list[tuple[CoapSession, Incoming, CoapRequest, Ticket]],
+        group: CommitGroup,
+        error: StoreError | None,
     ) -> None:
         mid, contained, created = self._ingest.mid, self._contained, self._created
-        for session, incoming, request, position in stored:
-            lost = self._lost.pop(position, None) if self._lost else None
+        for session, incoming, request, ticket in stored:
+            lost = self._lost.pop(ticket, None) if self._lost else None
             if error is None:
+                position = group.position(ticket)
                 format_ = request.answer_format
                 if lost is None and format_ == JSON and request.block1 is None and request.block2 is None:
                     body = b'{"data":{"mid":"%b"}}' % mid(position).encode()

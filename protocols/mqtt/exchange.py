@@ -288,8 +288,8 @@ class MqttExchange:
             return
         meter = self._meter
         counted = packets if meter is None else list(takewhile(lambda _packet: meter.try_count(), packets))
-        for index, positions in self._ingest.submit_all(self._device, [packet.payload for packet in counted]):
-            if not positions:
+        for index, tickets in self._ingest.submit_all(self._device, [packet.payload for packet in counted]):
+            if not tickets:
                 self._offer(counted[index])
         for packet in packets[len(counted) :]:
             self._publish(packet)
@@ -311,7 +311,7 @@ class MqttExchange:
                 return
             if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT, the size of the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
-            if self._ingest.submit(device, payload) == self._ingest.failed_position:
+            if self._ingest.submit(device, payload) == self._ingest.failed_ticket:
                 self._tell_lost()
         except DomainError as error:
             self._refuse(packet, error)

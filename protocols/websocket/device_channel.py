@@ -32,13 +32,14 @@ How the server uses the channel, with one reader task for each connection:
         for event in channel.receive(payload):
             match event:
                 case MessageOffered():
-                    try: position = ingest.submit(links[event.sdid].device, event.data, event.ts)
+                    try: ticket = ingest.submit(links[event.sdid].device, event.data, event.ts)
                     except DomainError as error: verdicts.append((event, error))
-                    else: verdicts.append((event, position))
+                    else: verdicts.append((event, ticket))
                 case ChannelAnswer(frames): outbox.extend(frames)
                 ...
     if channel.ack and verdicts:                     # one callback for all messages of one turn
-        ingest.after_commit(lambda error: act_on(channel.settle(as_mids(verdicts, error))))
+        group = ingest.group
+        ingest.after_commit(lambda error: act_on(channel.settle(as_mids(verdicts, group, error))))
 
 With `ack`, every offer must be settled exactly once, also when storing has failed.
 """

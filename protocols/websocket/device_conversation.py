@@ -45,7 +45,8 @@ from protocols.websocket.feeds import encodings, recent_mids
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import encode_frames
-from storage.keys import Position
+from storage.database import CommitGroup
+from storage.keys import Ticket
 from storage.sql import StoreError
 
 # Answers that may wait for a commit before a channel stops reading. Refusals count, too, though they are no rows of the
@@ -54,7 +55,7 @@ ANSWERS_WAITING: Final = 10_000
 # Destination devices of Actions that are cached until the next check.
 DESTINATIONS_REMEMBERED: Final = 1000
 
-Verdicts = list[tuple[ChannelOffer, Position | DomainError]]
+Verdicts = list[tuple[ChannelOffer, Ticket | DomainError]]
 
 
 class _Registration:
@@ -271,10 +272,10 @@ class DeviceConversation(WebSocket):
         for sdid, some in groupby(offers, attrgetter("sdid")):
             device, of_device = self._registrations[sdid].device, list(some)
             payloads, stamps = [offer.data for offer in of_device], [offer.ts for offer in of_device]
-            for index, positions in self._ingest.submit_all(device, payloads, stamps, is_told=is_told):
-                if positions:
-                    verdicts += zip(of_device[index:], positions, strict=False)
-                    accepted += len(positions)
+            for index, tickets in self._ingest.submit_all(device, payloads, stamps, is_told=is_told):
+                if tickets:
+                    verdicts += zip(of_device[index:], tickets, strict=False)
+                    accepted += len(tickets)
                 else:
                     accepted += self._submit(device, of_device[index], verdicts)
         return accepted
@@ -292,7 +293,7 @@ class DeviceConversation(WebSocket):
             offer.warnings = tuple(dropped)
         return True
 
-    async def _submit_action(self, offer: ActionOffered) -> Position | DomainError:
+    async def _submit_action(self, offer: ActionOffered) -> Ticket | DomainError:
         """Send an Action whose destination is to be found first."""
         try:
             if offer.sdid not in self._registrations:
@@ -304,7 +305,7 @@ class DeviceConversation(WebSocket):
             return refusal
         return self._send_action(offer, destination)
 
-    def _send_action(self, offer: ActionOffered, destination: Device) -> Position | DomainError:
+    def _send_action(self, offer: ActionOffered, destination: Device) -> Ticket | DomainError:
         try:
             source = self._registrations.get(offer.sdid)
             if source is None:  # it has ended since
@@ -312,9 +313,9 @@ class DeviceConversation(WebSocket):
             if not source.reach.allows(destination, Permission.WRITE):
                 raise PermissionDenied(f"WRITE on device {offer.ddid}")
             dropped: list[DroppedField] = []
-            position = self._ingest.submit_action(source.device, destination, offer.data, offer.ts, dropped)
+            ticket = self._ingest.submit_action(source.device, destination, offer.data, offer.ts, dropped)
             offer.warnings = tuple(dropped)
-            return position
+            return ticket
         except DomainError as refusal:
             note_refusal(self._rooms.core.refusals, "websocket", refusal)
             return refusal
@@ -330,14 +331,14 @@ class DeviceConversation(WebSocket):
         if not verdicts or not self._channel.ack:
             return
         if any(type(verdict) is int for _, verdict in verdicts):
-            self._ingest.after_commit(partial(self._settle, verdicts))
+            self._ingest.after_commit(partial(self._settle, verdicts, self._ingest.group))
         else:
-            self._settle(verdicts, None)
+            self._settle(verdicts, self._ingest.group, None)
 
-    def _settle(self, verdicts: Verdicts, error: StoreError | None) -> None:
+    def _settle(self, verdicts: Verdicts, group: CommitGroup, error: StoreError | None) -> None:
         stored = [verdict for _, verdict in verdicts if isinstance(verdict, int)]
         results: Iterator[str | DomainError] = (
-            iter(recent_mids(self._ingest).find(stored)) if error is None else repeat(refusal_for(error))
+            repeat(refusal_for(error)) if error else iter(recent_mids(self._ingest).find(group.positions(stored)))
         )
         self._act(
             self._channel.settle(

@@ -65,6 +65,8 @@ class SqliteResult:
 class SqliteConnection:
     """One connection in autocommit mode; `begin` starts a transaction."""
 
+    gives_positions = False
+
     def __init__(self, connection: sqlite3.Connection, damage: Damage) -> None:
         self._connection = connection
         self._damage = damage

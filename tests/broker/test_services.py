@@ -12,6 +12,7 @@ from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
+from tests.tickets import at
 
 T = TypeVar("T")
 
@@ -20,7 +21,7 @@ async def test_messages_keep_their_mids_across_a_restart_and_positions_go_on(ope
     async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
-        positions = [services.messages.ingest.submit(kitchen, b'{"state":true}') for _ in range(3)]
+        positions = [at(services.messages.ingest.submit(kitchen, b'{"state":true}')) for _ in range(3)]
         services.messages.ingest.submit(kitchen, b"{}")  # leaves no message, but takes a position
         await services.messages.ingest.wait_committed()
         mids = [services.messages.ingest.mid(position) for position in positions]
@@ -38,7 +39,7 @@ async def test_what_was_submitted_before_the_end_is_stored(opener: ServicesOpene
             await services.devices.registry.get(world.kitchen), b'{"state":true}', 3
         )
     async with opener() as services:
-        row = await services.core.database.read(lambda tx: tx.messages.message(position))
+        row = await services.core.database.read(lambda tx: tx.messages.message(at(position)))
         assert row is not None
         assert row.ts == 3
 

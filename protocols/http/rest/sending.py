@@ -33,7 +33,7 @@ from protocols.http.calls import AfterCommit, Answers
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Payload, Rule, has_value
 from protocols.http.schema import Id, Shape, about, component, one_of, time_ms
-from storage.keys import Position
+from storage.keys import Ticket
 
 SENDING_REFUSALS: Final = {
     403: SourceDeviceDisabled.template,
@@ -182,10 +182,12 @@ class Sending:
         await self._permissions.require(caller, device, Permission.WRITE)
         return device
 
-    def _stored(self, position: Position, dropped: Iterable[DroppedField]) -> AfterCommit[StoredMessage]:
+    def _stored(self, ticket: Ticket, dropped: Iterable[DroppedField]) -> AfterCommit[StoredMessage]:
+        group = self._ingest.group
+
         def answer() -> StoredMessage:
             warnings = [MessageWarning(one.field, one.message) for one in dropped]
-            return StoredMessage(Sent(self._ingest.mid(position)), warnings or UNSET)
+            return StoredMessage(Sent(self._ingest.mid(group.position(ticket))), warnings or UNSET)
 
         return AfterCommit(self._ingest, answer)
 

@@ -11,6 +11,7 @@ from broker.errors import DeviceTypeNotFound, NotFound, PayloadTooLarge, Validat
 from broker.services import Services
 from tests.factories import HALL, KITCHEN, LIGHT_TYPE, NOW_MS, World
 from tests.fakes import FakeClock
+from tests.tickets import at
 
 FIELDS = [{"name": "temperature", "valueClass": "Double"}, {"name": "state", "valueClass": "Boolean"}]
 SIMPLE: dict[str, Any] = {"fields": FIELDS}
@@ -35,7 +36,7 @@ async def kitchen(services: Services, world: World) -> Device:
 
 async def sent(services: Services, device: Device, payload: bytes) -> str | None:
     """The data that is stored of a payload."""
-    position = services.messages.ingest.submit(device, payload)
+    position = at(services.messages.ingest.submit(device, payload))
     await services.messages.ingest.wait_committed()
     row = await services.core.database.read(lambda tx: tx.messages.message(position))
     return None if row is None else row.data

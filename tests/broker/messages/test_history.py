@@ -32,13 +32,14 @@ from tests.builders import opener_in
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, new_device
 from tests.properties import examples
 from tests.stores import index
+from tests.tickets import at
 
 Order = Literal["asc", "desc"]
 
 
 async def send(services: Services, *messages: tuple[Device, int]) -> list[Position]:
     """Store a message of each device with each ts; return their positions."""
-    positions = [services.messages.ingest.submit(device, b'{"state":true}', ts) for device, ts in messages]
+    positions = [at(services.messages.ingest.submit(device, b'{"state":true}', ts)) for device, ts in messages]
     await services.messages.ingest.wait_committed()
     return positions
 

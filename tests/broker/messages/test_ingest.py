@@ -35,6 +35,7 @@ from tests.builders import ServicesOpener
 from tests.factories import ACME, HALL, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import BreakableEngine, FakeClock
 from tests.rows import each_row
+from tests.tickets import JUMP, at
 
 GRACE_MS = 60_000
 STATE = b'{"state":true}'
@@ -72,8 +73,10 @@ async def expect_nothing_was_kept(services: Services) -> None:
 
 
 async def test_a_message_is_stored_as_normalised(services: Services, kitchen: Device) -> None:
-    position = services.messages.ingest.submit(
-        kitchen, b' { "state" : "TRUE", "unknown": 1, "colorRGB": {"r": 3, "x": 1} } ', 5
+    position = at(
+        services.messages.ingest.submit(
+            kitchen, b' { "state" : "TRUE", "unknown": 1, "colorRGB": {"r": 3, "x": 1} } ', 5
+        )
     )
     await services.messages.ingest.wait_committed()
     assert await stored_message(services, position) == MessageRow(
@@ -82,7 +85,7 @@ async def test_a_message_is_stored_as_normalised(services: Services, kitchen: De
 
 
 async def test_a_message_without_ts_gets_the_present_time(services: Services, kitchen: Device) -> None:
-    position = services.messages.ingest.submit(kitchen, STATE)
+    position = at(services.messages.ingest.submit(kitchen, STATE))
     await services.messages.ingest.wait_committed()
     row = await stored_message(services, position)
     assert row is not None
@@ -109,7 +112,7 @@ async def test_the_same_message_twice_is_two_messages(services: Services, kitche
     ],
 )
 async def test_ts_is_kept_in_whole_milliseconds(services: Services, kitchen: Device, ts: object, kept: int) -> None:
-    position = services.messages.ingest.submit(kitchen, STATE, ts)
+    position = at(services.messages.ingest.submit(kitchen, STATE, ts))
     await services.messages.ingest.wait_committed()
     row = await stored_message(services, position)
     assert row is not None
@@ -149,7 +152,7 @@ def text_payload(size: int) -> bytes:
 
 
 async def test_data_of_1024_bytes_is_accepted(services: Services, kitchen: Device) -> None:
-    position = services.messages.ingest.submit(kitchen, text_payload(1024))
+    position = at(services.messages.ingest.submit(kitchen, text_payload(1024)))
     await services.messages.ingest.wait_committed()
     assert await stored_message(services, position) is not None
 
@@ -180,7 +183,7 @@ async def test_size_is_measured_in_bytes_of_utf8(services: Services, kitchen: De
 )
 async def test_size_is_that_of_compact_json(services: Services, kitchen: Device, payload: bytes) -> None:
     assert len(payload) > 1024
-    position = services.messages.ingest.submit(kitchen, payload)
+    position = at(services.messages.ingest.submit(kitchen, payload))
     await services.messages.ingest.wait_committed()
     assert await stored_message(services, position) is not None
 
@@ -233,8 +236,8 @@ async def test_a_message_that_normalisation_leaves_empty_has_a_position_and_is_n
 ) -> None:
     facts: list[MessagesStored] = []
     services.core.router.subscribe(MessagesStored, facts.append)
-    first = services.messages.ingest.submit(kitchen, b'{"unknown":1}')
-    second = services.messages.ingest.submit(kitchen, STATE)
+    first = at(services.messages.ingest.submit(kitchen, b'{"unknown":1}'))
+    second = at(services.messages.ingest.submit(kitchen, STATE))
     await services.messages.ingest.wait_committed()
     assert (first, second) == (1, 2)
     assert await failed_rows(services) == [
@@ -267,10 +270,10 @@ async def stored_times(services: Services, *positions: Position) -> list[tuple[i
 async def test_cts_stands_still_while_the_clock_is_a_little_behind(
     services: Services, kitchen: Device, fake_clock: FakeClock
 ) -> None:
-    sent = [services.messages.ingest.submit(kitchen, STATE)]
+    sent = [at(services.messages.ingest.submit(kitchen, STATE))]
     for milliseconds in (-CLOCK_STEP_MS, CLOCK_STEP_MS - 1, 2):
         fake_clock.advance(milliseconds)
-        sent.append(services.messages.ingest.submit(kitchen, STATE))
+        sent.append(at(services.messages.ingest.submit(kitchen, STATE)))
     assert await stored_times(services, *sent) == [(0, 0), (-CLOCK_STEP_MS, 0), (-1, 0), (1, 1)]
 
 
@@ -280,14 +283,14 @@ async def test_a_clock_that_was_ahead_poisons_nothing(
     """Later messages have the time of the clock; `ts` is bounded by this time, too."""
     ingest, hour_ms = services.messages.ingest, 3_600_000
     fake_clock.advance(hour_ms)
-    sent = [ingest.submit(kitchen, STATE)]
+    sent = [at(ingest.submit(kitchen, STATE))]
     fake_clock.advance(-hour_ms)
-    sent.append(ingest.submit(kitchen, STATE))
+    sent.append(at(ingest.submit(kitchen, STATE)))
     action = ingest.submit_action(kitchen, kitchen, SET_ON)
     with pytest.raises(TimestampInFuture):
         ingest.submit(kitchen, STATE, NOW_MS + hour_ms - 60_000)
     fake_clock.advance(7)
-    sent.append(ingest.submit(kitchen, STATE))
+    sent.append(at(ingest.submit(kitchen, STATE)))
     assert await stored_times(services, *sent) == [(hour_ms, hour_ms), (0, 0), (7, 7)]
     stored = await stored_action(services, action)
     assert stored is not None
@@ -310,7 +313,7 @@ async def test_a_clock_that_was_set_back_while_no_daemon_ran(
     fake_clock.advance(-back_ms)
     async with opener() as services:
         kitchen = await services.devices.registry.get(world.kitchen)
-        position = services.messages.ingest.submit(kitchen, STATE)
+        position = at(services.messages.ingest.submit(kitchen, STATE))
         assert await stored_times(services, position) == [(-back_ms, cts)]
         assert position == 2
 
@@ -323,7 +326,7 @@ async def test_an_action_is_stored_and_published_with_everything_its_receivers_n
 ) -> None:
     facts: list[ActionStored] = []
     services.core.router.subscribe(ActionStored, facts.append)
-    position = services.messages.ingest.submit_action(kitchen, hall, b' {"actions": [ {"name" : "setOn"} ] } ', 7)
+    position = at(services.messages.ingest.submit_action(kitchen, hall, b' {"actions": [ {"name" : "setOn"} ] } ', 7))
     assert facts == []
     await services.messages.ingest.wait_committed()
     assert await stored_action(services, position) == ActionRow(
@@ -368,7 +371,7 @@ async def test_an_action_is_stored_and_published_with_everything_its_receivers_n
 async def test_actions_are_routed_unchanged_and_compact(
     services: Services, kitchen: Device, given: str, kept: str
 ) -> None:
-    position = services.messages.ingest.submit_action(kitchen, kitchen, given.encode())
+    position = at(services.messages.ingest.submit_action(kitchen, kitchen, given.encode()))
     await services.messages.ingest.wait_committed()
     row = await stored_action(services, position)
     assert row is not None
@@ -380,7 +383,7 @@ def actions(count: int) -> bytes:
 
 
 async def test_twenty_actions_are_accepted(services: Services, kitchen: Device) -> None:
-    position = services.messages.ingest.submit_action(kitchen, kitchen, actions(20))
+    position = at(services.messages.ingest.submit_action(kitchen, kitchen, actions(20)))
     await services.messages.ingest.wait_committed()
     assert await stored_action(services, position) is not None
 
@@ -480,8 +483,23 @@ async def test_no_sender_is_answered_before_the_commit(services: Services, kitch
     assert heard == ["stored 2", "told None", "told None", "action", "told None"]
 
 
+@pytest.mark.usefixtures("positions_jump")
+async def test_rows_have_their_positions_behind_the_commit(services: Services, kitchen: Device) -> None:
+    """A ticket is none: others take positions, and a commit that fails gives none."""
+    ingest, facts = services.messages.ingest, list[MessagesStored]()
+    services.core.router.subscribe(MessagesStored, facts.append)
+    for number in range(1, 4):
+        group, tickets = ingest.group, [ingest.submit(kitchen, STATE) for _ in range(2)]
+        await ingest.wait_committed()
+        assert group.positions(tickets) == [ticket + number * JUMP for ticket in tickets]
+        assert [row.position for row in facts[-1].rows] == group.positions(tickets)
+        assert ingest.head == group.position(tickets[-1])
+        for position in group.positions(tickets):
+            assert await services.messages.history.by_mid(ingest.mid(position)) is not None
+
+
 async def test_what_is_acknowledged_can_be_read_at_once(services: Services, kitchen: Device) -> None:
-    position = services.messages.ingest.submit(kitchen, b'{"intensity":5}')
+    position = at(services.messages.ingest.submit(kitchen, b'{"intensity":5}'))
     await services.messages.ingest.wait_committed()
     assert await services.messages.history.by_mid(services.messages.ingest.mid(position)) is not None
     assert len(await services.messages.history.latest([kitchen], count=1)) == 1
@@ -534,7 +552,7 @@ async def test_the_workers_go_on_after_a_store_failed_for_a_while(
     async with opener(engine=breakable) as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
-        position = services.messages.ingest.submit(kitchen, b'{"intensity":5}')
+        position = at(services.messages.ingest.submit(kitchen, b'{"intensity":5}'))
         await services.messages.ingest.wait_committed()
         breakable.error = StoreError("disk full")
         await trio.sleep(WRITE_SECONDS + 2)

@@ -27,6 +27,7 @@ from storage.sql import StoreDamagedError, StoreError
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, World, build_world
 from tests.fakes import BreakableEngine, FakeClock, HeldRunner
+from tests.tickets import at
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ async def test_a_flush_leaves_what_is_stored_meanwhile(
     """Otherwise a flush would go on for as long as devices send."""
     kitchen = await kitchen_of(held)
     await send(held, kitchen, 1, 2, 3)
-    durable = held.messages.ingest.submit(kitchen, b'{"intensity":4}')
+    durable = at(held.messages.ingest.submit(kitchen, b'{"intensity":4}'))
     await held.messages.ingest.wait_committed()
     runner.hold_commits()
     async with trio.open_nursery() as nursery:

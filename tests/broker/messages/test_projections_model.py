@@ -38,6 +38,7 @@ from tests.factories import NOW_MS, build_world
 from tests.fakes import BreakableEngine, OnTheLoop
 from tests.properties import examples
 from tests.stores import MigratedEngine
+from tests.tickets import at
 
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ class Model:
         if chance.random() < 0.02:
             data["text"] = "y" * 600
         ts = Milliseconds(FIRST_MS + chance.choice([0, 0, 0, 1, -1, -2]) * MINUTE_MS + chance.randrange(20))
-        sent = Sent(self.services.messages.ingest.submit(device, json.dumps(data).encode(), ts), ts, data)
+        sent = Sent(at(self.services.messages.ingest.submit(device, json.dumps(data).encode(), ts)), ts, data)
         self.submitted[device.key].append(sent)
         return device.key, sent
 

@@ -21,6 +21,7 @@ from storage.retention import LogTable
 from tests.damaged_pages import damage, leaves
 from tests.factories import LIGHT_MANIFEST, NOW_MS, World, new_device, new_device_type
 from tests.fakes import FakeClock
+from tests.tickets import at
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ class Fleet:
 
     async def send(self, *devices: Device, action: bool = False, failing: bool = False) -> list[Position]:
         ingest = self.services.messages.ingest
-        positions = [
+        tickets = [
             ingest.submit_action(one, one, b'{"actions":[{"name":"setOn"}]}')
             if action
             else ingest.submit(one, b'{"unknown":1}' if failing else b'{"intensity":1}')
@@ -55,7 +56,7 @@ class Fleet:
         ]
         await ingest.wait_committed()
         await self.services.messages.projector.flush()
-        return positions
+        return [at(ticket) for ticket in tickets]
 
     async def left(self, table: LogTable = "message") -> list[int]:
         rows = await self.services.core.database.read(

@@ -25,12 +25,13 @@ from tests.builders import ServicesOpener, opener_in
 from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock, HeldRunner
 from tests.properties import examples
+from tests.tickets import at
 
 
 async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> Position:
     position = services.messages.ingest.submit(device, json.dumps(data).encode(), ts)
     await services.messages.ingest.wait_committed()
-    return position
+    return at(position)
 
 
 async def test_a_device_without_messages_has_no_fields(services: Services, kitchen: Device) -> None:

@@ -34,6 +34,7 @@ from tests.factories import ACME, LIGHT_MANIFEST, NOW_MS, build_world
 from tests.fakes import FakeClock
 from tests.properties import examples
 from tests.stores import MigratedEngine
+from tests.tickets import at
 
 DAY_MS = 86_400_000
 ON = b'{"state":true}'
@@ -144,18 +145,18 @@ class Run:
         if not self._is_together:
             return [self._submit(*message, is_told=is_told) for message in messages]
         results, payloads, stamps = list[Result](), [one for one, _ in messages], [ts for _, ts in messages]
-        for index, positions in self._ingest.submit_all(self.device, payloads, stamps, is_told=is_told):
+        for index, tickets in self._ingest.submit_all(self.device, payloads, stamps, is_told=is_told):
             assert index == len(results)
-            results += [(position, ()) for position in positions]
-            self.together += len(positions)
-            if not positions:
+            results += [(at(ticket), ()) for ticket in tickets]
+            self.together += len(tickets)
+            if not tickets:
                 results.append(self._submit(*messages[index], is_told=is_told))
         return results
 
     def _submit(self, payload: bytes, ts: object, *, is_told: bool) -> Result:
         dropped: list[DroppedField] | None = [] if is_told else None
         try:
-            return self._ingest.submit(self.device, payload, ts, dropped), tuple(dropped or ())
+            return at(self._ingest.submit(self.device, payload, ts, dropped)), tuple(dropped or ())
         except DomainError as error:
             return (type(error), str(error)), ()
 

@@ -13,6 +13,7 @@ from broker.services import Services
 from storage.records import ActionRow
 from storage.rules import RuleRecord
 from tests.factories import ADA, ADA_TOKEN, KITCHEN
+from tests.tickets import at
 
 ON: Mapping[str, Any] = {"action": "setOn", "parameters": {}}
 
@@ -56,7 +57,7 @@ class Home:
         position = ingest.submit(found, json.dumps(data).encode(), ts)
         await ingest.wait_committed()
         await wait_all_tasks_blocked()
-        return ingest.mid(position)
+        return ingest.mid(at(position))
 
     async def actions(self) -> list[ActionRow]:
         """All Actions in the log."""

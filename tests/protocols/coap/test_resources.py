@@ -64,6 +64,15 @@ class TestPost:
         stored = await _stored(services, mid)
         assert (stored.sdid, stored.data) == (KITCHEN, '{"state":true}')
 
+    @pytest.mark.usefixtures("positions_jump")
+    async def test_is_answered_with_the_id_of_the_position_that_the_commit_gives(
+        self, peer: Peer, services: Services
+    ) -> None:
+        for state in (b"true", b"false"):
+            answer = await _posted(peer, KITCHEN_TOKEN, b'{"data":{"state":%b}}' % state)
+            stored = await _stored(services, json.loads(answer.payload)["data"]["mid"])
+            assert stored.data == f'{{"state":{state.decode()}}}'
+
     @each_row(
         ("value", "message"),
         [

@@ -24,6 +24,7 @@ from tests.factories import (
 )
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
+from tests.tickets import at
 from tests.wording import INVALID
 
 ALL: dict[str, Any] = {"startDate": 0, "endDate": NOW_MS}
@@ -45,7 +46,7 @@ async def mids(services: Services, lights: tuple[Device, Device]) -> list[str]:
         services.messages.ingest.submit_action(hall, hall, b'{"actions":[' + off + b"," + on + b"]}", 30),
     ]
     await services.messages.ingest.wait_committed()
-    return [services.messages.ingest.mid(position) for position in positions]
+    return [services.messages.ingest.mid(at(position)) for position in positions]
 
 
 async def search(api: httpx.AsyncClient, token: str = ADA_TOKEN, path: str = "/actions", **params: Any) -> Any:
@@ -103,7 +104,7 @@ async def test_an_unknown_mid_is_nothing(api: httpx.AsyncClient, mids: list[str]
 async def test_the_mid_of_a_message_is_no_action(
     api: httpx.AsyncClient, services: Services, lights: tuple[Device, Device]
 ) -> None:
-    mid = services.messages.ingest.mid(services.messages.ingest.submit(lights[0], b'{"state":true}'))
+    mid = services.messages.ingest.mid(at(services.messages.ingest.submit(lights[0], b'{"state":true}')))
     await services.messages.ingest.wait_committed()
     assert found(await search(api, mid=mid)) == []
 

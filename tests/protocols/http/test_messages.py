@@ -69,6 +69,21 @@ def refusal(answer: httpx.Response) -> tuple[int, int, str]:
 # POST /messages
 
 
+@pytest.mark.usefixtures("positions_jump")
+async def test_mids_are_those_of_the_positions_that_the_commit_gives(
+    api: httpx.AsyncClient, services: Services
+) -> None:
+    facts = list[ActionStored]()
+    services.core.router.subscribe(ActionStored, facts.append)
+    for number in range(3):
+        mid = await sent(api, data={"state": number == 1})
+        (found,) = (await get(api, "/messages", mid=mid))["data"]
+        assert (found["mid"], found["data"]) == (mid, {"state": number == 1})
+    action = await sent(api, type="action", ddid=KITCHEN, data=ACTIONS)
+    (found,) = (await get(api, "/actions", mid=action))["data"]
+    assert (found["mid"], found["data"], [fact.action.mid for fact in facts]) == (action, ACTIONS, [action])
+
+
 @pytest.mark.parametrize("token", [ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
 async def test_an_acknowledged_message_is_visible_everywhere(api: httpx.AsyncClient, token: str) -> None:
     answer = await post(api, token=token, sdid=KITCHEN, data={"state": True, "unknown": 1}, ts=5)

@@ -38,6 +38,7 @@ from tests.reach_world import (
 )
 from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
+from tests.tickets import at
 
 #: Permissions that a call needs on the type of an own device, and of a shared one; None: it is refused.
 Needs = tuple[Need | None, Need | None]
@@ -510,7 +511,7 @@ async def test_a_message_is_found_by_its_id_as_far_as_its_device_is_granted(
         device = await services.devices.registry.find(id_)
         position = services.messages.ingest.submit(device, b'{"state":true}')
         await services.messages.ingest.wait_committed()
-        path = f"/messages?mid={services.messages.ingest.mid(position)}"
+        path = f"/messages?mid={services.messages.ingest.mid(at(position))}"
         is_theirs = holder != "foreign" and is_granted(grants, type_, "READ")
         for token in TOKENS.values():
             assert (await api.get(path, headers=bearer(token))).status_code == (200 if is_theirs else 403)

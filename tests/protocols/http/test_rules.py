@@ -29,6 +29,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.tickets import at
 from tests.wording import INVALID
 
 WARM = {"sdid": KITCHEN, "field": "temperature", "operator": ">", "operand": {"value": 25}}
@@ -76,7 +77,7 @@ async def says(services: Services, data: dict[str, Any], device: str = KITCHEN) 
     position = ingest.submit(await services.devices.registry.find(device), json.dumps(data).encode())
     await ingest.wait_committed()
     await wait_all_tasks_blocked()
-    return ingest.mid(position)
+    return ingest.mid(at(position))
 
 
 async def test_the_record(ada: Client) -> None:

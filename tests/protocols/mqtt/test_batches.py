@@ -16,7 +16,7 @@ from broker.services import Services
 from config.limits import MAX_DATA_BYTES, PACKETS_PER_TURN
 from config.settings import Limits, Mqtt, Settings
 from protocols.mqtt.values import Properties
-from storage.keys import Position
+from storage.keys import Position, Ticket
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.factories import HALL, KITCHEN, NOW_MS
@@ -168,9 +168,7 @@ async def test_few_messages_are_looked_at_twice(
     ingest, tried = server.services.messages.ingest, list[int]()
     submit_usual = ingest._submit_usual
 
-    def note(
-        device: Device, payloads: Sequence[bytes], stamps: Iterable[object], *, is_told: bool
-    ) -> Sequence[Position]:
+    def note(device: Device, payloads: Sequence[bytes], stamps: Iterable[object], *, is_told: bool) -> Sequence[Ticket]:
         tried.append(len(payloads))
         return submit_usual(device, payloads, stamps, is_told=is_told)
 

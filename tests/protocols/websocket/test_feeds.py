@@ -37,6 +37,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.websocket.peers import FEW_FRAMES, MOST_FRAMES, Peers, PlainPeer, closing, said
 from tests.rows import each_row
+from tests.tickets import at
 
 ACTION = b'{"actions":[{"name":"setOn"}]}'
 ATTIC = "14" * 16
@@ -51,7 +52,7 @@ async def store(services: Services, *sdids: str, data: bytes = b'{"state":true}'
     devices = [await services.devices.registry.find(sdid) for sdid in sdids]
     positions = [services.messages.ingest.submit(device, data) for device in devices]
     await services.messages.ingest.wait_committed()
-    return [services.messages.ingest.mid(position) for position in positions]
+    return [services.messages.ingest.mid(at(position)) for position in positions]
 
 
 async def seen(socket: WebSocketConnection) -> list[Any]:

@@ -172,6 +172,19 @@ async def test_a_device_registers_and_speaks(peers: Peers, services: Services, w
     assert (found[0].sdid, found[0].data, found[0].ts) == (KITCHEN, '{"state":true}', NOW_MS - 5)
 
 
+@pytest.mark.usefixtures("positions_jump")
+async def test_mids_are_those_of_the_positions_that_the_commit_gives(
+    peers: Peers, services: Services, world: World
+) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    for state in ("true", "false"):
+        answer = await ask(socket, sdid=KITCHEN, data={"state": state == "true"})
+        found = await services.messages.history.by_mid(answer["data"]["mid"])
+        assert found is not None
+        assert found[0].data == f'{{"state":{state}}}'
+
+
 REGISTRATIONS = [
     {"sdid": KITCHEN, "Authorization": f"bearer {KITCHEN_TOKEN}"},
     {"sdid": KITCHEN, "authorization": ADA_TOKEN},

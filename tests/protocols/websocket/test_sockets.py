@@ -12,6 +12,7 @@ from config.limits import WEBSOCKET_BACKLOG
 from protocols.streams import connection
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN
 from tests.protocols.websocket.peers import Peers
+from tests.tickets import at
 
 _LIVE = f"/v1.1/live?Authorization=bearer+{ADA_TOKEN}"
 _READS = 600
@@ -54,7 +55,7 @@ async def test_a_reader_that_pauses_again_and_again_gets_every_frame_once_and_in
             await ingest.wait_committed()
             await trio.testing.wait_all_tasks_blocked()
             assert trio.lowlevel.current_statistics().tasks_living == before + 1  # the task that writes the rest
-            mids = [ingest.mid(position) for position in positions]
+            mids = [ingest.mid(at(position)) for position in positions]
             assert [(await reader.said())["mid"] for _ in mids] == mids
 
 

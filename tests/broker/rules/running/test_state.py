@@ -16,6 +16,7 @@ from tests.broker.rules.home import Home
 from tests.factories import HALL, KITCHEN, NOW_MS, build_world
 from tests.fakes import FakeClock
 from tests.properties import examples
+from tests.tickets import at
 
 _FIELDS = ("temperature", "intensity", "state", "text")
 _VALUES = {"temperature": 20.5, "intensity": 3, "state": True, "text": "a"}
@@ -65,7 +66,7 @@ async def test_a_value_of_long_ago_is_found_among_few_rows(
     async def sends(field: bytes, count: int) -> Position:
         for _ in range(count):
             fake_clock.advance(30_000)
-            position = ingest.submit(kitchen, b'{"%s":1}' % field)
+            position = at(ingest.submit(kitchen, b'{"%s":1}' % field))
         await ingest.wait_committed()
         await services.messages.projector.flush()
         return position

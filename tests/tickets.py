@@ -1,0 +1,55 @@
+"""Rows before and behind their commit."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from storage.engines.sqlite import SqliteConnection
+from storage.keys import Position, Ticket
+from storage.messages import MessageStore
+from storage.sql import EncodedRows
+
+#: Positions that others take before each commit of a store whose positions jump.
+JUMP: Final = 7
+
+
+def at(ticket: Ticket) -> Position:
+    """The position of a row, behind its commit, in a store that only the test writes: there they are the same."""
+    return Position(ticket)
+
+
+@contextmanager
+def jumping_positions() -> Iterator[None]:
+    """Have each commit give its rows positions, as with several nodes: others have taken `JUMP` before each."""
+    numbers, append, append_alone = count(1), MessageStore.append, MessageStore.append_alone
+
+    def moved(rows: Sequence[Any] | EncodedRows, base: int) -> list[Any]:
+        plain = msgspec.json.decode(rows) if isinstance(rows, str) else msgspec.to_builtins(rows)
+        return [(row[0] + base, *row[1:]) for row in plain]
+
+    def appended(
+        self: MessageStore,
+        messages: Sequence[Any] | EncodedRows,
+        actions: Sequence[Any],
+        failed: Sequence[Any],
+        *,
+        head: int,
+    ) -> int:
+        base = JUMP * next(numbers)
+        append(self, moved(messages, base), moved(actions, base), moved(failed, base), head=head + base)
+        return base
+
+    def appended_alone(self: MessageStore, messages: Sequence[Any] | EncodedRows, *, head: Ticket) -> int:
+        base = JUMP * next(numbers)
+        append_alone(self, moved(messages, base), head=Ticket(head + base))
+        return base
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MessageStore, "append", appended)
+        patch.setattr(MessageStore, "append_alone", appended_alone)
+        patch.setattr(SqliteConnection, "gives_positions", True)
+        yield
