@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -64,6 +64,13 @@ class IngestStatistics:
     messages: int
     failed_messages: int
     actions: int
+
+
+class Commit(Protocol):
+    """The commit in which rows become durable. Once it has succeeded, it gives their positions."""
+
+    def position(self, ticket: Ticket) -> Position: ...
+    def positions(self, tickets: Sequence[Ticket]) -> Sequence[Position]: ...
 
 
 class Ingest:
@@ -339,8 +346,8 @@ class Ingest:
         return self._journal.head
 
     @property
-    def group(self) -> CommitGroup:
-        """The commit of everything submitted since the last `await`. Behind it, it makes positions of tickets."""
+    def group(self) -> Commit:
+        """The commit of everything submitted since the last `await`."""
         return self._journal.group
 
     def mid(self, position: Position) -> str:

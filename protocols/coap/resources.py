@@ -25,6 +25,7 @@ from broker.errors import (
     Unauthorized,
 )
 from broker.limits.meters import Channel
+from broker.messages.ingest import Commit
 from broker.nesting import check_nesting
 from broker.trace.origin import current_origin, enter
 from config.limits import COAP_BODY_BYTES
@@ -49,7 +50,6 @@ from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.coap.usual import MESSAGES, UsualPost
 from protocols.refusals import PublishForbidden, SubscribeForbidden, note_refusal, refusal_for
-from storage.database import CommitGroup
 from storage.keys import Ticket
 from storage.sql import StoreError
 
@@ -428,7 +428,7 @@ class Resources:
     def _committed(
         self,
         stored: list[tuple[CoapSession, Incoming, CoapRequest, Ticket]],
-        group: CommitGroup,
+        group: Commit,
         error: StoreError | None,
     ) -> None:
         mid, contained, created = self._ingest.mid, self._contained, self._created

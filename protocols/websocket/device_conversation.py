@@ -21,6 +21,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, PermissionDenied, SourceDeviceDisabled, StorageUnavailable, Unauthorized
 from broker.limits.meters import Channel
+from broker.messages.ingest import Commit
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
@@ -45,7 +46,6 @@ from protocols.websocket.feeds import encodings, recent_mids
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import encode_frames
-from storage.database import CommitGroup
 from storage.keys import Ticket
 from storage.sql import StoreError
 
@@ -335,7 +335,7 @@ class DeviceConversation(WebSocket):
         else:
             self._settle(verdicts, self._ingest.group, None)
 
-    def _settle(self, verdicts: Verdicts, group: CommitGroup, error: StoreError | None) -> None:
+    def _settle(self, verdicts: Verdicts, group: Commit, error: StoreError | None) -> None:
         stored = [verdict for _, verdict in verdicts if isinstance(verdict, int)]
         results: Iterator[str | DomainError] = (
             repeat(refusal_for(error)) if error else iter(recent_mids(self._ingest).find(group.positions(stored)))
