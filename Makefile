@@ -8,13 +8,14 @@
 #              running: make bench BENCH='--rounds 5 --only MQTT'
 # make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)
 # make audit-dependencies   known flaws in any pinned dependency; needs the network
+# make lock   constraints.txt anew for changed requirements, with the hashes of all files; UPGRADE=1 takes newer versions
 # make clean  undo all of them
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit tests check test again faults bench deb sbom audit-dependencies clean
+.PHONY: run lint unit tests check test again faults bench deb sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -69,9 +70,9 @@ bench: $(VENV)/.installed-test
 # Of a clean environment with what is installed on a gateway, and nothing that only tests need.
 sbom: $(VENV)/.installed-test
 	rm -rf build/sbom
-	$(BIN)/python -m venv --without-pip build/sbom
-	$(BIN)/python -m pip --python build/sbom/bin/python install --quiet --disable-pip-version-check \
-	  -c constraints.txt '.[learning,streams]'
+	$(BIN)/python -m venv build/sbom
+	build/sbom/bin/python -m deploy.install --extras learning,streams
+	build/sbom/bin/python -m pip uninstall --quiet --yes pip setuptools
 	$(BIN)/cyclonedx-py environment build/sbom/bin/python --pyproject pyproject.toml --mc-type application \
 	  --output-reproducible --of JSON -o build/trunkline.cdx.json
 	rm -rf build/sbom
@@ -79,6 +80,15 @@ sbom: $(VENV)/.installed-test
 # Strict: a package that could not be looked up is a failure, too.
 audit-dependencies: $(VENV)/.installed-test
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+# Versions that constraints.txt has stay, if they fit.
+lock:
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet pyproject.toml --all-extras --universal \
+	  --python-version 3.11 --generate-hashes --annotation-style line $(if $(UPGRADE),--upgrade) -o constraints.txt
+	rm -rf build/lock
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -92,9 +102,9 @@ $(VENV)/.created:
 
 # The stamps make a second run quick: pip is asked again only when what it would install has changed.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	@$(BIN)/python deploy/install_progress.py -c constraints.txt -e '.[learning,streams]'
+	@$(BIN)/python -m deploy.install --extras learning,streams --editable
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@$(BIN)/python deploy/install_progress.py -c constraints.txt -e '.[learning,streams,test]'
+	@$(BIN)/python -m deploy.install --extras learning,streams,test --editable
 	@touch $@

@@ -7,6 +7,7 @@
 #   sudo ./install.sh                       into /opt, with the units, and starts the service
 #   sudo ./install.sh --extras tracing      with more optional parts of pyproject.toml than learning and streams
 #   sudo ./install.sh --extras none         without learning and streams: no models and no cloud streams, 300 MB less
+#   sudo ./install.sh --without-hashes      the same versions of the packages from anywhere, such as wheels of piwheels
 #   sudo ./install.sh --uninstall           removes the program; configuration and data stay
 #   DESTDIR=/tmp/here ./install.sh          the same files below /tmp/here; starts nothing and needs no root
 #
@@ -24,6 +25,7 @@ link=$opt/trunkline
 config=$root/etc/trunkline/trunkline.toml
 python=${PYTHON:-python3}
 extras=learning,streams
+hashes=
 uninstall=false
 
 fail() {
@@ -36,8 +38,9 @@ while [ $# -gt 0 ]; do
   --extras) [ $# -gt 1 ] || fail "--extras needs a list, such as tracing, or none"
     if [ "$2" = none ]; then extras=; else extras=learning,streams,$2; fi
     shift ;;
+  --without-hashes) hashes=--without-hashes ;;
   --uninstall) uninstall=true ;;
-  *) fail "there is no option $1 (allowed: --extras LIST, --uninstall)" ;;
+  *) fail "there is no option $1 (allowed: --extras LIST, --without-hashes, --uninstall)" ;;
   esac
   shift
 done
@@ -99,8 +102,7 @@ nothing_changed() {
 echo "Building $new"
 mkdir -p "$new"
 "$python" -m venv "$new" || nothing_changed
-"$new/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt ".${extras:+[$extras]}" \
-  || nothing_changed
+"$new/bin/python" -m deploy.install --extras "$extras" $hashes || nothing_changed
 
 # With the configuration of this machine, or with the one that it gets now. The store is only read.
 wanted=$config

@@ -92,7 +92,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_it_installs_what_the_readme_says(machine: Machine) -> None:
     machine.install()
     pip, checked, tried = machine.asked.read_text(encoding="utf-8").splitlines()
-    assert pip.endswith(" -c constraints.txt .[learning,streams]")
+    assert pip == "-m deploy.install --extras learning,streams"
     assert "serve --check --config config/example.toml" in checked
     assert "serve --dry-start --config config/example.toml" in tried
     units = {path.name for path in (machine.root / "etc/systemd/system").iterdir()}
@@ -101,10 +101,17 @@ def test_it_installs_what_the_readme_says(machine: Machine) -> None:
     assert load_settings(machine.root / "etc/trunkline/trunkline.toml", {}).http.bind is not None
 
 
-@pytest.mark.parametrize(("extras", "wanted"), [("tracing", ".[learning,streams,tracing]"), ("none", ".")])
-def test_more_and_less_can_be_installed(machine: Machine, extras: str, wanted: str) -> None:
-    machine.install("--extras", extras)
-    assert f" -c constraints.txt {wanted}\n" in machine.asked.read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("--extras", "tracing"), "learning,streams,tracing"),
+        (("--extras", "none"), ""),
+        (("--without-hashes",), "learning,streams --without-hashes"),
+    ],
+)
+def test_more_and_less_can_be_installed(machine: Machine, words: tuple[str, ...], asked: str) -> None:
+    machine.install(*words)
+    assert f"-m deploy.install --extras {asked}\n" in machine.asked.read_text(encoding="utf-8")
 
 
 def test_models_and_streams_are_installed_on_every_way() -> None:
@@ -112,11 +119,11 @@ def test_models_and_streams_are_installed_on_every_way() -> None:
     assert extras_of("tracing") == ("learning", "streams", "tracing")
     assert extras_of("none") == ()
     ways = [(ROOT / name).read_text(encoding="utf-8") for name in ("install.sh", "Makefile", "Containerfile")]
-    documented = [line for way in ways for line in way.splitlines() if "-c constraints.txt" in line]
+    documented = [line for way in ways for line in way.splitlines() if "-m deploy.install" in line]
     assert len(documented) >= 4
     for line in documented:
-        assert "[learning,streams" in line or "${EXTRAS}" in line or "${extras:+[$extras]}" in line
-    assert "ARG EXTRAS=[learning,streams]" in ways[2]
+        assert re.search(r'--extras (learning,streams|"\$\{EXTRAS\}"|"\$extras")', line)
+    assert "ARG EXTRAS=learning,streams" in ways[2]
     assert "\nextras=learning,streams\n" in ways[0]
 
 
@@ -301,7 +308,7 @@ def test_uninstalling_leaves_configuration_and_data(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("words", "more", "said"),
     [
-        (("--purge",), {}, "there is no option --purge (allowed: --extras LIST, --uninstall)"),
+        (("--purge",), {}, "there is no option --purge (allowed: --extras LIST, --without-hashes, --uninstall)"),
         (("--extras",), {}, "--extras needs a list"),
         ((), {"NO_VENV": "1"}, "has no venv: install it"),
         ((), {"PYTHON": "/nothing/python"}, "/nothing/python is not Python 3.11 or newer"),
