@@ -4,6 +4,7 @@
 # make again  the tests that failed last, at most three, one after the other
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
 # make deb    build/trunkline_….deb for this Debian, with learning and streams; EXTRAS=tracing adds, EXTRAS=none omits; needs no root
+# make reproduce   builds the wheel and the package twice, in different circumstances, and compares them; some minutes
 # make bench   every throughput beside what others reach in the same minutes; a quarter of an hour, best with nothing else
 #              running: make bench BENCH='--rounds 5 --only MQTT'
 # make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)
@@ -15,7 +16,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit tests check test again faults bench deb sbom audit-dependencies lock clean
+.PHONY: run lint unit tests check test again faults bench deb reproduce sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -63,6 +64,9 @@ faults: $(VENV)/.installed-test
 
 deb: $(VENV)/.installed-test
 	$(BIN)/python -m deploy.build_deb --extras '$(EXTRAS)'
+
+reproduce: $(VENV)/.installed-test
+	$(BIN)/python -m deploy.reproduce
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m tests.benchmarks.suite $(BENCH)

@@ -177,8 +177,10 @@ def pack(root: Path, version: str, folder: Path, *, compression: str = "zstd", l
     _set_modes(root)
     target = folder / f"trunkline_{version}_{architecture}.deb"
     folder.mkdir(parents=True, exist_ok=True)
+    # One thread: with more, the bytes depend on the number of processors.
+    how = ("--root-owner-group", "--threads-max=1", f"-Z{compression}", f"-z{level}")
     subprocess.run(  # noqa: S603 - our own words
-        ["dpkg-deb", "--root-owner-group", f"-Z{compression}", f"-z{level}", "--build", root, target],  # noqa: S607 - Debian's program
+        ["dpkg-deb", *how, "--build", root, target],  # noqa: S607 - Debian's program
         check=True,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "SOURCE_DATE_EPOCH": _epoch()},  # no file is newer in the package

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from deploy.build_deb import installed_closure
 from deploy.pins import needed, normalized, read_pins, roots_of_project
+from deploy.reproduce import FIRST, SECOND, build_wheel, cloned, made
 
 pytestmark = pytest.mark.processes
 
@@ -58,6 +59,17 @@ def test_wheel_holds_what_the_packages_need(wheel: zipfile.ZipFile) -> None:
     }
     assert wanted <= names
     assert {"config/example.toml", "broker/device_types/shipped/smart_light.json", "broker/py.typed"} <= names
+
+
+def test_two_builds_of_a_commit_are_equal(tmp_path: Path) -> None:
+    """`make reproduce` builds the Debian package twice, too."""
+    digests = []
+    for circumstances in (FIRST, SECOND):
+        clone = cloned(ROOT, tmp_path, circumstances)
+        build_wheel(clone, circumstances)
+        digests.append(made(clone))
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 1
 
 
 def test_wheel_installs_the_command(wheel: zipfile.ZipFile) -> None:
