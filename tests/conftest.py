@@ -5,7 +5,7 @@ import gc
 import re
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from tests.certificates import Authority
 from tests.factories import NOW_MS, World, build_world
 from tests.fakes import FakeClock
 from tests.fork_server import commands_forked
+from tests.leaks import KNOWN, record, taken
 from tests.properties import register_profiles
 from tests.scheduling import FromBothEnds, programs_first
 from tests.stores import KeptStore, MigratedEngine
@@ -43,6 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 register_profiles()
+record(KNOWN.add)
 
 _tmp_path_numbers = count()
 
@@ -60,6 +62,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> FromBothEnds | None:
     """For files in one piece, as in Makefile."""
     return FromBothEnds(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A secret in the output of a test, or of a daemon that ran meanwhile, is a failure."""
+    report = yield
+    if call.when == "teardown":
+        text = "\n".join([taken(), *(content for _, content in report.sections)])
+        if leaks := list(KNOWN.found_in(text)):
+            report.outcome = "failed"
+            report.longrepr = "\n".join(["secrets in the output:", *leaks])
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,6 +22,7 @@ from config.settings_checks import SOCKET_LIMITS
 from protocols.cli.provision import apply_document, read_provision_file
 from tests.factories import LIGHT_MANIFEST
 from tests.fork_server import ForkedProcess, running
+from tests.leaks import heard
 
 _COMMAND_SECONDS = 60
 TRUNKLINE = Path(sys.executable).parent / "trunkline"
@@ -121,7 +122,10 @@ class Daemon:
         process.send_signal(how)
         status = process.wait(timeout=30)
         assert process.stdout is not None
+        heard(process.stdout.read())
         process.stdout.close()
+        if self.log is not None:
+            heard(Path(self.log.name).read_text(encoding="utf-8", errors="replace"))
         self.process = None
         return status
 
@@ -187,7 +191,8 @@ def run_command(
             output = process.stdout.read()
         status = process.wait(_COMMAND_SECONDS)
         errors.seek(0)
-        return subprocess.CompletedProcess(["trunkline", *map(str, arguments)], status, output, errors.read())
+        heard(said := errors.read())
+        return subprocess.CompletedProcess(["trunkline", *map(str, arguments)], status, output, said)
 
 
 def command_output(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> str:

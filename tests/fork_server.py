@@ -5,8 +5,8 @@ hundred times. A forked command is as a started one: a process of its own with i
 files, signals and end. Only its `/proc/PID/cmdline` is the server's, and Argon2 has its lowest cost.
 tests/protocols/cli/test_commands.py starts the installed program itself.
 
-As a program (`python -m tests.fork_server DESCRIPTOR`) this module is the server. Between the server and each command
-stands a waiter, which is the command's parent and reports its exit status.
+As a program (`python -m tests.fork_server REQUESTS SECRETS`, two descriptors) this module is the server. Between the
+server and each command stands a waiter, which is the command's parent and reports its exit status.
 """
 
 import gc
@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, Never
+
+from tests.leaks import KNOWN, record_into
 
 #: Modules of the commands that tests start most often.
 _COMMANDS = ("serve", "provision", "user", "rule", "device_types", "monetization", "audit", "statistics", "demo")
@@ -98,9 +100,12 @@ class ForkServer:
         if self._requests is None:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())]
+                descriptors_ = [theirs.fileno(), KNOWN.file]
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                    [sys.executable, "-m", "tests.fork_server", *map(str, descriptors_)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=descriptors_,
                 )
         socket.send_fds(self._requests, [request], descriptors)
 
@@ -199,4 +204,5 @@ def _become(request: bytes, descriptors: Sequence[int]) -> None:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as received:
+        record_into(int(sys.argv[2]))
         _serve(received)

@@ -1,16 +1,21 @@
 """SECURITY.md is true as far as a test can tell, and the bill of materials is complete."""
 
+import hashlib
 import json
 import re
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import requires
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 
+from tests.daemon import Daemon, bearer
+from tests.leaks import KNOWN, KnownSecrets, secrets_by_form, taken
 from tests.test_reference import tracked_files
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +78,95 @@ def test_the_repository_has_no_binary_file() -> None:
     """But pictures of the documents, which a reviewer can look at."""
     binary = [path for path in tracked_files() if b"\0" in (ROOT / path).read_bytes()]
     assert [path for path in binary if not re.fullmatch(r"docs/images/[\w-]+\.png", path)] == []
+
+
+#: Identifiers and tokens of the documents' examples; there is no other place for them.
+_SAMPLES = ("protocols/http/openapi/samples.py", "protocols/http/rest/subscription_shapes.py")
+#: The digest of an example, an `id` of an error, and a key of a test that counts up.
+_NO_TOKENS = {
+    "5eb63bbbe01eeed093cb22bb8f5acdc3",
+    "9d0c5f1e4b7a4a2c8e6d3f2b1a0c9e8d",
+    "c1d2e3f405162738495a6b7c8d9eafb0",
+    "0123456789abcdef0123456789abcdef",
+}
+_HEX_128_BITS = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
+
+
+def secrets_in(text: str) -> list[str]:
+    """Keys and tokens of others, and tokens of Trunkline: 32 digits of which ten are different. Tests repeat a few."""
+    ours = [one for one in _HEX_128_BITS.findall(text) if len(set(one)) >= 10 and one not in _NO_TOKENS]
+    return secrets_by_form(text) + ours
+
+
+def test_the_tree_has_no_secrets() -> None:
+    found = {
+        path: some
+        for path in tracked_files()
+        if path not in _SAMPLES and not path.endswith(".png")
+        if (some := secrets_in((ROOT / path).read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+def test_a_secret_in_the_tree_would_be_found() -> None:
+    token, key = secrets.token_hex(16), "-----BEGIN EC " + "PRIVATE KEY-----"
+    assert secrets_in(f"token = {token!r}") == [token]
+    assert secrets_in(f"{key}\nMHcCAQEE") == [key]
+    assert secrets_in("33" * 16 + " sha256:" + "0123456789abcdef" * 4) == []
+
+
+def test_a_known_secret_is_found_in_what_is_logged() -> None:
+    known = KnownSecrets()
+    token, password = secrets.token_hex(16), f"a long {secrets.token_hex(4)} password"
+    for secret in (token, password, "ada@example.org", "short"):
+        known.add(secret)
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    for text, number in (
+        (f'{{"event": "refused", "token": "x{token}"}}', 1),
+        (f"key={digest}", 1),
+        (f"sign-in with {password} refused", 1),
+        (f"GET /x Authorization: Bearer {'5' * 32}", 1),
+        ("ada@example.org was short", 0),
+    ):
+        assert len(list(known.found_in(text))) == number, text
+
+
+_LEAKY = """
+from broker.secrets import token_hash
+
+
+def test_quiet():
+    print("a" * 40)
+
+
+def test_leak():
+    token_hash({token!r})
+    print("refused {token}")
+"""
+
+
+@pytest.mark.processes
+def test_a_test_whose_output_has_a_secret_fails(tmp_path: Path) -> None:
+    path = tmp_path / "test_leaky.py"
+    path.write_text(_LEAKY.format(token=secrets.token_hex(16)), encoding="utf-8")
+    options = ("-n0", "-q", "-p", "tests.conftest", "--rootdir", tmp_path, "-c", ROOT / "pyproject.toml")
+    command: list[str | Path] = [sys.executable, "-m", "pytest", *options, path]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert "2 passed, 1 error" in run.stdout, run.stdout
+    assert run.stdout.count("secrets in the output:") == 1
+
+
+@pytest.mark.processes
+def test_daemons_of_tests_are_heard_and_their_secrets_are_known(tmp_path: Path) -> None:
+    token = secrets.token_hex(16)
+    with (tmp_path / "log").open("w") as log:
+        daemon = Daemon(tmp_path / "state", log=log)
+        daemon.configure(devices=0)
+        daemon.start()
+        assert httpx.get(f"{daemon.base_url}/users/self", headers=bearer(token), timeout=30).status_code == 401
+        daemon.stop()
+    assert "http_credentials_refused" in taken()
+    assert len(list(KNOWN.found_in(f"refused {token}"))) == 1
 
 
 def runtime_dependencies(name: str, known: set[str]) -> set[str]:
