@@ -80,6 +80,22 @@ def test_the_repository_has_no_binary_file() -> None:
     assert [path for path in binary if not re.fullmatch(r"docs/images/[\w-]+\.png", path)] == []
 
 
+@pytest.mark.processes
+def test_no_pinned_version_has_a_known_flaw() -> None:
+    """Skipped where the index cannot be asked, also in CI: that says nothing about the versions."""
+    tool = Path(sys.executable).with_name("pip-audit")
+    options = ("--strict", "--no-deps", "--disable-pip", "--progress-spinner", "off", "--requirement")
+    command: list[str | Path] = [tool, *options, ROOT / "constraints.txt"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip("the index of known flaws does not answer within a minute")
+    said = run.stdout + run.stderr
+    if run.returncode and not re.search(r"Found \d+ known vulnerabilit", said):
+        pytest.skip(f"the index of known flaws: {said.strip().splitlines()[-1]}")
+    assert run.returncode == 0, said
+
+
 #: Identifiers and tokens of the documents' examples; there is no other place for them.
 _SAMPLES = ("protocols/http/openapi/samples.py", "protocols/http/rest/subscription_shapes.py")
 #: The digest of an example, an `id` of an error, and a key of a test that counts up.
