@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from broker.clock import Clock
 from broker.facts import Router
+from broker.files import Files
 from broker.life import Life
 from broker.secrets import Vault
 from broker.site import Site
@@ -27,3 +28,4 @@ class Core:
     audit: AuditLog
     refusals: Refusals
     trusted_time: TrustedTime
+    files: Files

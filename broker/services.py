@@ -20,6 +20,7 @@ from broker.devices.room import DevicesRoom, open_devices
 from broker.export.exports import Exports
 from broker.export.room import open_export
 from broker.facts import Router
+from broker.files import Files
 from broker.leaving.room import LeavingRoom, open_leaving
 from broker.life import Life
 from broker.limits.room import LimitsRoom, open_limits
@@ -52,6 +53,7 @@ from broker.wills.room import open_wills
 from broker.wills.wills import Wills
 from config.settings import Settings
 from storage.database import Database
+from storage.engines.sqlite_upgrade import copies_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,12 @@ async def open_services(
     is_clock_synchronized: Callable[[], bool] = lambda: False,
     callbacks: Callbacks | None = None,
     streams: Streams | None = None,
+    tell_of_upgrade: Callable[[str], None] = lambda _text: None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
     `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
+    `tell_of_upgrade` is told how far the start is with files of an earlier version (broker/files.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
     eight ports may be missing; its capability's `room.py` says what happens then.
@@ -124,11 +128,15 @@ async def open_services(
     clock = replace(clock, may_delete=trusted_time.may_delete)
     audit = AuditLog(database, clock, settings.audit)
     refusals = Refusals(clock, audit.put)
-    core = Core(settings, database, vault, clock, Router(), Site(settings), Life(), audit, refusals, trusted_time)
+    store = settings.state_dir / "store.sqlite"
+    files = Files(database, clock, settings.state_dir, is_undoable=lambda: bool(copies_of(store)), tell=tell_of_upgrade)
+    site = Site(settings)
+    core = Core(settings, database, vault, clock, Router(), site, Life(), audit, refusals, trusted_time, files)
     core.life.observe("store", database.statistics)
     core.life.worker("clock", trusted_time.watch_forever, save=trusted_time.save, statistics=trusted_time.statistics)
     # In this order: what is saved last at the end gets what the others have to say.
     core.life.worker("refusals", refusals.look_forever, save=refusals.flush, statistics=refusals.statistics)
+    core.life.worker("files", files.work_forever)
     core.life.worker("audit log", audit.write_forever, save=audit.flush, statistics=audit.statistics)
     async with trio.open_nursery() as nursery:
         # Shielded: when this block is cancelled from outside, the writer still commits what the workers save.

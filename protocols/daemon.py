@@ -140,6 +140,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                 is_clock_synchronized=is_clock_synchronized,
                 callbacks=http_callbacks(settings),
                 streams=cloud_streams(settings),
+                tell_of_upgrade=systemd.tell_of_upgrade,
             )
         )
         services.core.life.observe("damage", engine.damage.statistics)

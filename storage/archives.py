@@ -104,8 +104,10 @@ class UserArchiveStore(Store):
         rows = self._db.execute("SELECT * FROM user_archive WHERE expires_on <= :now", {"now": now_ms})
         return [_record(row) for row in rows]
 
-    def ids(self) -> set[str]:
-        return {row["id"] for row in self._db.execute("SELECT id FROM user_archive")}
+    def sizes(self, status: str) -> dict[str, int]:
+        """The bytes of the archives in this status, by their ids."""
+        rows = self._db.execute("SELECT id, file_size FROM user_archive WHERE status = :status", {"status": status})
+        return {row["id"]: row["file_size"] or 0 for row in rows}
 
     def put(self, archive: ArchiveRecord) -> None:
         """Add a user's archive, or replace the one that the user has."""

@@ -36,6 +36,7 @@ from storage.devices import DeviceStore
 from storage.durations import Durations
 from storage.export import ExportStore
 from storage.fair_places import FairPlaces
+from storage.files import FileStore
 from storage.firmware import FirmwareStore
 from storage.keys import Position, Ticket
 from storage.leaving import LeavingStore
@@ -143,6 +144,7 @@ class Transaction:
         self.device_management = DeviceManagementStore(connection)
         self.tasks = TaskStore(connection)
         self.firmware = FirmwareStore(connection)
+        self.files = FileStore(connection)
         self.transfers = TransferStore(connection)
         self.trials = TrialStore(connection)
         self.trial_invitations = TrialInvitationStore(connection)

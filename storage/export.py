@@ -29,13 +29,6 @@ class ExportStore(Store):
         row = self._db.execute("SELECT * FROM export WHERE id = :id", {"id": id_}).one()
         return _record(row) if row else None
 
-    def next_with(self, status: str) -> ExportRecord | None:
-        """The oldest export in this status."""
-        row = self._db.execute(
-            "SELECT * FROM export WHERE status = :status ORDER BY key LIMIT 1", {"status": status}
-        ).one()
-        return _record(row) if row else None
-
     def first_of_each_owner(self, statuses: Sequence[str]) -> list[ExportRecord]:
         """The oldest export in one of two statuses of each user, and of each application for itself."""
         rows = self._db.execute(

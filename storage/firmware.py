@@ -10,7 +10,7 @@ from storage.sql import Store
 
 @dataclass(frozen=True, slots=True)
 class FirmwareImageRecord:
-    """A firmware image; its bytes are in a file outside the store."""
+    """A firmware image; its bytes are a file in the store (`storage/files.py`)."""
 
     id: str
     device_type: DeviceTypeKey
@@ -54,8 +54,9 @@ class FirmwareStore(Store):
         ).one()
         return (int(row["n"]), int(row["bytes"])) if row else (0, 0)
 
-    def ids(self) -> set[str]:
-        return {row["id"] for row in self._db.execute("SELECT id FROM firmware_image")}
+    def sizes(self) -> dict[str, int]:
+        """The bytes of all images, by their ids."""
+        return {row["id"]: row["size"] for row in self._db.execute("SELECT id, size FROM firmware_image")}
 
     def remove(self, id_: str) -> None:
         self._db.execute("DELETE FROM firmware_image WHERE id = :id", {"id": id_})

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeVar
 
 from broker.clock import Clock
-from broker.device_management.images import Images
+from broker.device_management.images import file_name
 from broker.errors import NotFound
 from broker.facts import Router, TaskProgressed
+from broker.files import StoredFile
 from broker.loops import Loop
 from broker.trace.origin import address_key
 from config.limits import DOWNLOAD_KEPT_HOURS
@@ -25,7 +25,7 @@ _KEPT_MS: Final = DOWNLOAD_KEPT_HOURS * 3_600_000
 class Download:
     entry: DeviceTaskRecord
     image: FirmwareImageRecord
-    path: Path
+    file: StoredFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,10 @@ class DownloadStatistics:
 
 
 class Downloads:
-    def __init__(self, database: Database, clock: Clock, router: Router, images: Images) -> None:
+    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
         self._database = database
         self._clock = clock
         self._router = router
-        self._images = images
         # How far each device has fetched its image, where that is not yet in the store.
         self._fetched: dict[int, int] = {}
         # From where, for those of which the store does not know it yet.
@@ -52,20 +51,23 @@ class Downloads:
     async def find(self, download_id: str) -> Download:
         """Raises NotFound when there is no such address, or when it or its image is gone."""
 
-        def read(tx: Transaction) -> tuple[DeviceTaskRecord, FirmwareImageRecord] | None:
+        def read(tx: Transaction) -> tuple[DeviceTaskRecord, FirmwareImageRecord, StoredFile] | None:
             entry = tx.tasks.entry_of_download(download_id)
             task = None if entry is None else tx.tasks.task(entry.task)
             image = None if task is None or task.image is None else tx.firmware.image(task.image)
-            return None if entry is None or image is None else (entry, image)
+            file = None if image is None else tx.files.find(file_name(image.id))
+            if entry is None or image is None or file is None:
+                return None
+            return entry, image, StoredFile(self._database, *file)
 
         found = await self._database.read(read)
         if found is None:
             raise NotFound
-        entry, image = found
+        entry, image, file = found
         if entry.ended_on is not None and entry.ended_on + _KEPT_MS <= self._clock.now_ms():
             raise NotFound
         self._requests += 1
-        return Download(entry, image, self._images.path_of(image))
+        return Download(entry, image, file)
 
     def sent(self, entry: DeviceTaskRecord, position: int, size: int) -> None:
         """`size` bytes up to `position` of the image were sent."""

@@ -1,11 +1,8 @@
-"""Firmware images of a device type: files outside the store, and their records (reference 18.5)."""
+"""Firmware images of a device type: their records, and their files in the store (reference 18.5)."""
 
-import hashlib
-import os
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Final
 
 import structlog
 import trio
@@ -22,45 +19,33 @@ from broker.errors import (
     ValidationFailed,
     invalid,
 )
-from broker.ids import is_id, new_id
+from broker.files import Draft, Files
+from broker.ids import new_id
 from broker.trace.audit import AuditEvent, note
 from config.limits import IMAGE_BYTES_OF_ORGANIZATION, IMAGES_MAX, IMAGES_OF_ORGANIZATION
 from storage.database import Database, Transaction
 from storage.firmware import FirmwareImageRecord
-from storage.keys import DeviceTypeKey
+from storage.keys import DeviceTypeKey, Milliseconds
 
 TOO_MANY: Final = f"A device type has at most {IMAGES_MAX} images"
 TOO_MANY_OF_ORGANIZATION: Final = (
     f"An organization has at most {IMAGES_OF_ORGANIZATION} images,"
     f" and {IMAGE_BYTES_OF_ORGANIZATION // 1024**3} GiB of them"
 )
-T = TypeVar("T")
 _CHUNK_BYTES: Final = 1024 * 1024
 _LOOK_BYTES: Final = 4 * 1024 * 1024  # bytes between two checks of the free disk space
+_DOWNLOAD_MS: Final = 3_600_000  # for downloads that go on when the image is deleted
 _NEARLY_FULL: Final = "the disk is nearly full: images leave room for the store"
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A complete file that is no image yet."""
-
-    path: Path
-    size: int
-    sha256: str
-
-
 class Images:
-    def __init__(self, database: Database, clock: Clock, folder: Path, *, max_bytes: int) -> None:
+    def __init__(self, database: Database, clock: Clock, files: Files, *, max_bytes: int) -> None:
         self._database = database
         self._clock = clock
-        self._folder = folder
+        self._files = files
+        files.adopts("images", lambda tx: tx.firmware.sizes())
         self.max_bytes = max_bytes
-
-    async def resume(self) -> None:
-        """Remove files that no image has: of uploads that were interrupted, and of deletions."""
-        known = await self._database.read(lambda tx: tx.firmware.ids())
-        _remove_strangers(self._folder, known)  # at the start, when nothing else runs
 
     async def add(
         self, type_: DeviceType, chunks: AsyncIterator[bytes], *, version: str, kind: str, sha256: str | None
@@ -71,52 +56,65 @@ class Images:
             ValidationFailed: nothing came, or its SHA-256 is not `sha256`.
             BodyTooLarge: it is larger than the setting allows.
             Conflict: the type has too many images.
-            StorageUnavailable: the file cannot be written, or would leave no reserve on the disk.
+            StorageUnavailable: the file would leave no reserve on the disk.
+            StoreError
         """
         await self._database.read(lambda tx: _check_number(tx, type_.record.key))
-        id_ = new_id()
-        part = self._folder / f"{id_}.part"
+        draft = self._files.draft()
         try:
-            size, digest = await self._receive(part, chunks)
-            if not size:
+            await self._receive(draft, chunks)
+            if not draft.size:
                 raise ValidationFailed.of("body", REQUIRED)
-            if sha256 is not None and sha256.lower() != digest:
+            if sha256 is not None and sha256.lower() != draft.sha256:
                 raise ValidationFailed.of("sha256", invalid("is not that of the image"))
-            record = FirmwareImageRecord(id_, type_.record.key, version, kind, size, digest, self._clock.now_ms())
-            await _in_thread(lambda: _keep(part, self.path_of(record)))
-            await self._database.write(lambda tx: _put(tx, record, type_))
+            now_ms = self._clock.now_ms()
+            record = FirmwareImageRecord(
+                new_id(), type_.record.key, version, kind, draft.size, draft.sha256, Milliseconds(now_ms)
+            )
+
+            def work(tx: Transaction) -> None:
+                _put(tx, record, type_)
+                draft.keep(tx, file_name(record.id))
+
+            await self._database.write(work)
         except OSError as error:
-            _remove_all(part, self._folder / id_)
+            await draft.drop()
             raise StorageUnavailable(str(error)) from error
         except BaseException:  # whatever it is: no file without an image must stay; raised again
-            _remove_all(part, self._folder / id_)
+            await draft.drop()
             raise
-        _log.info("firmware_image_added", image=id_, version=version, bytes=size)
+        _log.info("firmware_image_added", image=record.id, version=version, bytes=record.size)
         return record
 
-    async def _receive(self, part: Path, chunks: AsyncIterator[bytes]) -> tuple[int, str]:
-        size, looked_at, digest = 0, 0, hashlib.sha256()
-        file = await _in_thread(lambda: _create(part))
-        async with trio.wrap_file(file) as opened:
-            async for chunk in chunks:
-                size += len(chunk)
-                if size > self.max_bytes:
-                    raise BodyTooLarge
-                if size >= looked_at:  # others fill the disk, too
-                    looked_at = size + _LOOK_BYTES
-                    if await _in_thread(lambda: room_in(self._folder)) < _LOOK_BYTES:
-                        raise StorageUnavailable(_NEARLY_FULL)
-                digest.update(chunk)
-                await opened.write(chunk)
-        return size, digest.hexdigest()
+    async def _receive(self, draft: Draft, chunks: AsyncIterator[bytes]) -> None:
+        looked_at = 0
+        async for chunk in chunks:
+            if draft.size + len(chunk) > self.max_bytes:
+                raise BodyTooLarge
+            if draft.size >= looked_at:  # others fill the disk, too
+                looked_at = draft.size + _LOOK_BYTES
+                if await trio.to_thread.run_sync(room_in, self._files.folder) < _LOOK_BYTES:
+                    raise StorageUnavailable(_NEARLY_FULL)
+            await draft.add(chunk)
+        await draft.flush()
 
-    async def stage(self, file: Path) -> Staged:
-        """Copy a file of this machine to where images are. Raises OSError; BodyTooLarge for more than is allowed."""
-        return await _in_thread(lambda: _copy(file, self._folder / f"{new_id()}.part", self.max_bytes))
+    async def stage(self, file: Path) -> Draft:
+        """Read a file of this machine into the store; `Draft.keep` makes it that of an image.
 
-    def keep(self, staged: Staged, record: FirmwareImageRecord) -> None:
-        """Make a staged file that of an image, whose row is written in the same transaction. Raises OSError."""
-        _keep(staged.path, self.path_of(record))
+        Raises OSError, StoreError; BodyTooLarge for more than is allowed.
+        """
+        draft = self._files.draft()
+        try:
+            with file.open("rb") as source:
+                while chunk := await trio.to_thread.run_sync(source.read, _CHUNK_BYTES):
+                    if draft.size + len(chunk) > self.max_bytes:
+                        raise BodyTooLarge
+                    await draft.add(chunk)
+            await draft.flush()
+        except BaseException:  # whatever it is: no file without an image must stay; raised again
+            await draft.drop()
+            raise
+        return draft
 
     async def find(self, type_: DeviceType, image_id: str) -> FirmwareImageRecord:
         """Raises NotFound for an image that the type does not have."""
@@ -135,13 +133,15 @@ class Images:
 
         def work(tx: Transaction) -> None:
             tx.firmware.remove(image.id)
+            tx.files.end(file_name(image.id), due_on=Milliseconds(now_ms + _DOWNLOAD_MS))
             note(tx, AuditEvent.IMAGE_DELETED, f"image {image.id}", now_ms=now_ms, version=image.version)
 
         await self._database.write(work)
-        await _in_thread(lambda: self.path_of(image).unlink(missing_ok=True))
 
-    def path_of(self, image: FirmwareImageRecord) -> Path:
-        return self._folder / image.id
+
+def file_name(image_id: str) -> str:
+    """The name of an image's file in the store."""
+    return f"images/{image_id}"
 
 
 def _check_number(tx: Transaction, device_type: DeviceTypeKey, size: int = 0) -> None:
@@ -158,49 +158,3 @@ def _put(tx: Transaction, record: FirmwareImageRecord, type_: DeviceType) -> Non
     tx.firmware.put(record)
     details = {"device_type": type_.record.id, "version": record.version, "sha256": record.sha256}
     note(tx, AuditEvent.IMAGE_UPLOADED, f"image {record.id}", now_ms=record.created_on, **details)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(work)
-
-
-def _create(path: Path) -> BinaryIO:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-
-
-def _copy(file: Path, part: Path, max_bytes: int) -> Staged:
-    size, digest = 0, hashlib.sha256()
-    with file.open("rb") as source, _create(part) as target:
-        while chunk := source.read(_CHUNK_BYTES):
-            size += len(chunk)
-            if size > max_bytes:
-                part.unlink()
-                raise BodyTooLarge
-            digest.update(chunk)
-            target.write(chunk)
-    return Staged(part, size, digest.hexdigest())
-
-
-def _keep(part: Path, path: Path) -> None:
-    """Give a complete file its name, both durable on return."""
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _remove_all(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-
-
-def _remove_strangers(folder: Path, known: set[str]) -> None:
-    for path in folder.iterdir() if folder.is_dir() else ():
-        name = path.name.removesuffix(".part")
-        if is_id(name) and path.name not in known:
-            path.unlink(missing_ok=True)

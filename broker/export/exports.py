@@ -26,7 +26,8 @@ from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, TryLater, Us
 from broker.export.formats import device_labels, file_time
 from broker.export.requests import ExportPlan, ExportRequest, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
-from broker.export.writer import ArchiveWriter
+from broker.export.writer import ArchiveWriter, size_written
+from broker.files import Files, StoredFile
 from broker.ids import new_id
 from broker.loops import Loop, Wakeup
 from broker.mail import ExportFinished, Letter, Mails
@@ -43,15 +44,19 @@ from storage.ballast import making_room
 from storage.database import Database, Transaction
 from storage.export import ExportsOf
 from storage.fair_places import FairPlaces
-from storage.keys import DeviceKey, Position, UserKey
+from storage.keys import DeviceKey, Milliseconds, Position, UserKey
 from storage.records import ApplicationRecord, ExportRecord
 from storage.sql import StoreError
 
+#: Where earlier versions had archives, and how the names of archives in the store begin.
+FOLDER: Final = "exports"
 NOT_READY: Final = "Export is not ready"
 
 _LOOK_SECONDS = 60.0  # between two looks for expired exports
 _STORE_SECONDS = 5.0
 _LOG_SECONDS = 5.0
+_DOWNLOAD_MS: Final = 3_600_000  # for downloads that go on when the export expires
+_NEVER_MS: Final = 2**62
 _KEPT_MS = EXPORT_KEPT_HOURS * 3_600_000
 _TRY_LATER_SECONDS: Final = 60
 _NEARLY_FULL: Final = "the disk is nearly full: exports leave room for the store"
@@ -106,7 +111,7 @@ class Exports:
         mails: Mails,
         clock: Clock,
         planner: Planner,
-        folder: Path,
+        files: Files,
     ) -> None:
         self._database = database
         self._devices = devices
@@ -114,7 +119,8 @@ class Exports:
         self._mails = mails
         self._clock = clock
         self._planner = planner
-        self._folder = folder
+        self._files = files
+        files.adopts(FOLDER, _with_archive)
         self._wakeup = Wakeup()
         self._nursery: trio.Nursery | None = None
         #: The owners one of whose exports is written now; and when an export of each was begun last.
@@ -186,8 +192,8 @@ class Exports:
         )
         return [self._view(record) for record in records], total
 
-    async def result(self, caller: Caller, export_id: str) -> tuple[Export, Path]:
-        """The export and the path of its archive. Raises NotFound, PermissionDenied, Conflict, Gone."""
+    async def result(self, caller: Caller, export_id: str) -> tuple[Export, StoredFile]:
+        """The export and its archive. Raises NotFound, PermissionDenied, Conflict, Gone."""
         export = await self.find(caller, export_id)
         if export.status is ExportStatus.EXPIRED:
             raise Gone
@@ -195,7 +201,9 @@ class Exports:
             raise Conflict("Export failed")
         if export.status not in WITH_RESULT:
             raise Conflict(NOT_READY)
-        return export, self._path(export.record)
+        if (file := await self._files.find(_name(export_id))) is None:  # it has just expired
+            raise Gone
+        return export, file
 
     async def file_name(self, export: Export) -> str:
         """The name of an export's archive, without extension: its id; for csv2 the device and the range of times."""
@@ -215,8 +223,7 @@ class Exports:
         """Remove a user's exports, and end those of others that have messages of these devices, which are being
         removed. Raises StoreError."""
 
-        def work(tx: Transaction) -> list[ExportRecord]:
-            ended = []
+        def work(tx: Transaction) -> None:
             for record in tx.exports.of_user_or_in(user, (*WITH_RESULT, ExportStatus.IN_PROGRESS)):
                 if record.user == user:
                     tx.exports.remove(record.id)
@@ -226,26 +233,22 @@ class Exports:
                     tx.exports.put(replace(record, status=ExportStatus.FAILURE, last_error="a user was deleted"))
                 else:
                     tx.exports.put(replace(record, status=ExportStatus.EXPIRED))
-                ended.append(record)
-            return ended
+                tx.files.end(_name(record.id))
 
-        for record in await self._database.write(work):
-            self._remove(record)
+        await self._database.write(work)
+        await self._files.sweep()
 
     def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
         """Remove what an application exported (`broker/accounts/application_ends.py: Ender`)."""
         for record in issuance.tx.exports.of_application(application.key):
             issuance.tx.exports.remove(record.id)
-            issuance.then.append(partial(self._remove, record))
+            issuance.tx.files.end(_name(record.id))
 
     def _view(self, record: ExportRecord) -> Export:
         status = ExportStatus(record.status)
         if status in WITH_RESULT and (record.expires_on or 0) <= self._clock.now_ms():
             status = ExportStatus.EXPIRED  # the worker has not expired it yet
         return Export(record, status, msgspec.json.decode(record.request, type=ExportRequest))
-
-    def _path(self, record: ExportRecord) -> Path:
-        return self._folder / f"{record.id}.tgz"
 
     # The worker
 
@@ -289,21 +292,14 @@ class Exports:
             self._wakeup.set()
 
     async def expire(self) -> None:
-        """Expire exports that are older than 24 hours, and delete their files."""
+        """Expire exports that are older than 24 hours, and delete their archives."""
         if not self._clock.may_delete():
             return
         now_ms = self._clock.now_ms()
         for status in WITH_RESULT:
             for record in await self._database.read(partial(_expired, status, now_ms)):
-                self._remove(record)
-                await self._database.write(partial(_move, record.id, ExportStatus.EXPIRED, None))
+                await self._database.write(partial(_expire, record.id, Milliseconds(now_ms + _DOWNLOAD_MS)))
                 _log.info("export_expired", export_id=record.id)
-
-    def _remove(self, record: ExportRecord) -> None:
-        try:
-            self._path(record).unlink(missing_ok=True)
-        except OSError as error:
-            _log.warning("export_file_not_removed", export_id=record.id, reason=str(error))
 
     async def _export(self, owner: _Owner, record: ExportRecord) -> None:
         try:
@@ -318,8 +314,7 @@ class Exports:
             await self._fail(record, type(error).__name__)
 
     async def _fail(self, record: ExportRecord, reason: str) -> None:
-        self._remove(record)
-        await self._database.write(partial(_move, record.id, ExportStatus.FAILURE, reason))
+        await self._database.write(partial(_fail, record.id, reason))
         self._failed += 1
 
     async def _write(self, owner: _Owner, record: ExportRecord) -> None:
@@ -328,41 +323,33 @@ class Exports:
         request = plan.narrowed(request)
         devices = await self._still_there(key for _, keys in plan.groups for key in keys)
         record = replace(record, status=ExportStatus.IN_PROGRESS)
+        file = await self._files.find(_name(record.id))
+        if size_written(record) != (0 if file is None else file.size):  # it was begun by an earlier version
+            await self._files.clear(_name(record.id))
+            record = replace(record, written=None, total_messages=0)
         if record.expected_messages is None:
             expected = await self._database.read(partial(_count, list(devices), request))
             record = replace(record, expected_messages=expected)
         if not await self._database.write(partial(_put, record)):
             return
-        writer = ArchiveWriter(self._path(record), record, request, plan, devices, self._mids, self._clock)
+        writer = ArchiveWriter(_name(record.id), record, request, plan, devices, self._mids, self._clock)
         _log.info(
             "export_begun", export_id=record.id, messages=record.total_messages, expected=record.expected_messages
         )
         logged_at = trio.current_time()
-        try:
-            while not writer.is_done:
-                async with self._steps.of(owner):
-                    await self._database.read(partial(_step, writer, self._folder))
-                self._messages += writer.record.total_messages - record.total_messages
-                record = writer.record
-                if not await self._database.write(partial(self._put_step, record)):
-                    self._remove(record)
-                    return
-                if trio.current_time() - logged_at >= _LOG_SECONDS:
-                    logged_at = trio.current_time()
-                    _log.info("export_progress", export_id=record.id, messages=record.total_messages)
-        finally:
-            writer.close()
-        await self._succeed(writer.record, request, plan.recipients)
-
-    def _put_step(self, record: ExportRecord, tx: Transaction) -> bool:
-        """Put a step as `_put` does. Raises OSError if the archives of the owner or the organization are too large."""
-        size = self._path(record).stat().st_size
-        for budget, most in zip(
-            _budgets(tx, record), (EXPORT_BYTES_OF_USER, EXPORT_BYTES_OF_ORGANIZATION), strict=True
-        ):
-            if budget.kept_bytes + size > most:
-                raise _TooLargeError(f"the archives that are kept would have more than {most} bytes")
-        return _put(record, tx)
+        while True:
+            async with self._steps.of(owner):
+                await self._database.read(partial(_step, writer, self._files.folder))
+            self._messages += writer.record.total_messages - record.total_messages
+            record = writer.record
+            if writer.is_done:  # the end of the archive is stored with the end of the export
+                break
+            if not await self._database.write(partial(_put_step, writer, record)):
+                return
+            if trio.current_time() - logged_at >= _LOG_SECONDS:
+                logged_at = trio.current_time()
+                _log.info("export_progress", export_id=record.id, messages=record.total_messages)
+        await self._succeed(writer, request, plan.recipients)
 
     async def _still_there(self, keys: Iterable[DeviceKey]) -> dict[DeviceKey, Device]:
         """The devices with these keys, except deleted ones."""
@@ -372,19 +359,18 @@ class Exports:
                 devices[key] = await self._devices.get(key)
         return devices
 
-    async def _succeed(self, record: ExportRecord, request: ExportRequest, recipients: Sequence[UserKey]) -> None:
-        done = replace(record, status=ExportStatus.SUCCESS, expires_on=self._clock.now_ms() + _KEPT_MS)
+    async def _succeed(self, writer: ArchiveWriter, request: ExportRequest, recipients: Sequence[UserKey]) -> None:
+        done = replace(writer.record, status=ExportStatus.SUCCESS, expires_on=self._clock.now_ms() + _KEPT_MS)
         letters = await self._letters(done, request, recipients)
 
         def save(tx: Transaction) -> bool:
-            if not _put(done, tx):
+            if not _put_step(writer, done, tx):
                 return False
             for letter in letters:
                 self._mails.add(tx, letter)
             return True
 
         if not await self._database.write(save):
-            self._remove(record)
             return
         self._finished += 1
         _log.info("export_finished", export_id=done.id, messages=done.total_messages, bytes=done.file_size)
@@ -445,6 +431,18 @@ def _count(devices: Sequence[DeviceKey], request: ExportRequest, tx: Transaction
     )
 
 
+def _put_step(writer: ArchiveWriter, record: ExportRecord, tx: Transaction) -> bool:
+    """Put a step as `_put` does. Raises OSError if the archives of the owner or the organization are too large."""
+    budgets = _budgets(tx, record)
+    for budget, most in zip(budgets, (EXPORT_BYTES_OF_USER, EXPORT_BYTES_OF_ORGANIZATION), strict=True):
+        if budget.kept_bytes + writer.size > most:
+            raise _TooLargeError(f"the archives that are kept would have more than {most} bytes")
+    if not _put(record, tx):
+        return False
+    tx.files.append_to(_name(record.id), writer.added)
+    return True
+
+
 def _put(record: ExportRecord, tx: Transaction) -> bool:
     """Save the progress; False: the export was ended, because a user was deleted."""
     known = tx.exports.by_id(record.id)
@@ -457,6 +455,26 @@ def _put(record: ExportRecord, tx: Transaction) -> bool:
 def _devices_of(record: ExportRecord) -> set[DeviceKey]:
     plan = msgspec.json.decode(record.plan, type=ExportPlan)
     return {device for _, devices in plan.groups for device in devices}
+
+
+def _fail(export_id: str, reason: str, tx: Transaction) -> None:
+    _move(export_id, ExportStatus.FAILURE, reason, tx)
+    tx.files.end(_name(export_id))
+
+
+def _expire(export_id: str, due_on: Milliseconds, tx: Transaction) -> None:
+    _move(export_id, ExportStatus.EXPIRED, None, tx)
+    tx.files.end(_name(export_id), due_on=due_on)
+
+
+def _name(export_id: str) -> str:
+    """The name of the archive in the store."""
+    return f"{FOLDER}/{export_id}"
+
+
+def _with_archive(tx: Transaction) -> dict[str, int]:
+    """The sizes of the archives that there are, by the ids of their exports."""
+    return {one.id: one.file_size or 0 for status in WITH_RESULT for one in tx.exports.that_expired(status, _NEVER_MS)}
 
 
 def _move(export_id: str, status: ExportStatus, reason: str | None, tx: Transaction) -> None:

@@ -21,8 +21,7 @@ async def open_export(
     trials: TrialsRoom,
 ) -> Exports:
     planner = Planner(accounts.users, devices.registry, device_types.catalog, accounts.permissions, trials.exports)
-    folder = core.settings.state_dir / "exports"
-    exports = Exports(core.database, devices.registry, messages.mids, mails, core.clock, planner, folder)
+    exports = Exports(core.database, devices.registry, messages.mids, mails, core.clock, planner, core.files)
     accounts.application_ends.ends("export", exports.end_all_of_application)
     core.life.worker("exports", exports.work_forever, statistics=exports.statistics)
     return exports

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -15,6 +14,7 @@ from broker.export.requests import ExportPlan, ExportRequest
 from broker.messages.mids import Mids
 from config.limits import EXPORT_ENTRY_MESSAGES
 from storage.database import Transaction
+from storage.files import CHUNK_BYTES, FileKey
 from storage.keys import DeviceKey
 from storage.message_searches import SortKey
 from storage.records import ExportRecord, MessageRow
@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The progress: the size of the archive on the disk, and the place in the plan that it has reached."""
+    """The progress: the size of the archive, and the place in the plan that it has reached."""
 
     size: int = 0
     group: int = 0
@@ -33,21 +33,25 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class ArchiveWriter:
-    """Writes one archive, an entry for each step. `record` has the progress."""
+    """Writes one archive, an entry for each step. `record` has the progress, and `added` the bytes of the step, which
+    are stored in the transaction that saves the progress."""
 
     def __init__(
         self,
-        path: Path,
+        name: str,
         record: ExportRecord,
         request: ExportRequest,
         plan: ExportPlan,
         devices: dict[DeviceKey, Device],
         mids: Mids,
         clock: Clock,
+        archive: Archive | None = None,
     ) -> None:
-        self._written = msgspec.json.decode(record.written, type=Written) if record.written else Written()
-        self._path = path
-        self._archive: Archive | None = None
+        """`name` is that of the file. `archive` is what was written before, else it is read from the store."""
+        self._written = _written(record)
+        self._name = name
+        self._archive = archive
+        self.added = b""
         self.record = record
         self.is_done = False
         self._request = request
@@ -60,8 +64,12 @@ class ArchiveWriter:
         self._columns = FieldColumns(devices.values()) if request.format == "csv2" else None
 
     def step(self, tx: Transaction) -> None:
-        """Add the next entry or the end of the archive. Runs in a thread. Raises OSError."""
-        archive = self._opened()
+        """Add the next entry or the end of the archive. Runs in a thread."""
+        archive = self._opened(tx)
+        self._add_next(tx, archive)
+        self.added = archive.take()
+
+    def _add_next(self, tx: Transaction, archive: Archive) -> None:
         written = self._written
         while written.group < len(self._plan.groups):
             id_, devices = self._plan.groups[written.group]
@@ -74,28 +82,31 @@ class ArchiveWriter:
             self._written = written = msgspec.structs.replace(written, group=written.group + 1, place=None)
         if not self.record.total_messages:
             self._add(archive, self._plan.groups[0][0], [])
-        self.end()
+        self._end(archive)
 
-    def end(self) -> None:
-        """Finish the archive with its present contents. Raises OSError."""
-        archive = self._opened()
+    def end(self, tx: Transaction) -> None:
+        """Finish the archive with its present contents, as a step."""
+        archive = self._opened(tx)
+        self._end(archive)
+        self.added = archive.take()
+
+    def _end(self, archive: Archive) -> None:
         archive.finish()
         self.record = replace(self.record, md5=archive.md5, file_size=archive.size)
         self.is_done = True
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
-        return self._written.size
+        """Bytes of the archive."""
+        return self._written.size if self._archive is None else self._archive.size
 
-    def _opened(self) -> Archive:
-        """The archive up to the saved progress; when the file is shorter than that, a new one."""
+    def _opened(self, tx: Transaction) -> Archive:
+        """The archive up to the saved progress."""
         if self._archive is None:
-            self._archive = Archive(self._path, size=self._written.size)
-            if self._archive.size != self._written.size:
-                self._archive.close()
-                self._archive, self._written = Archive(self._path), Written()
-                self.record = replace(self.record, total_messages=0)
+            self._archive = Archive()
+            file, size = tx.files.find(self._name) or (FileKey(0), 0)
+            while self._archive.size < size and (piece := tx.files.read(file, self._archive.size, CHUNK_BYTES)):
+                self._archive.go_on_after(piece)
         return self._archive
 
     def _taken(self, tx: Transaction, rows: MergedRows) -> list[MessageRow]:
@@ -148,6 +159,11 @@ class ArchiveWriter:
         first, last = sorted((rows[0].ts, rows[-1].ts))
         return f"{name}_{file_time(first)}_to_{file_time(last)}"
 
-    def close(self) -> None:
-        if self._archive is not None:
-            self._archive.close()
+
+def size_written(record: ExportRecord) -> int:
+    """Bytes of the archive, as far as the progress is saved."""
+    return _written(record).size
+
+
+def _written(record: ExportRecord) -> Written:
+    return msgspec.json.decode(record.written, type=Written) if record.written else Written()

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +22,7 @@ from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, TryLater, Us
 from broker.export.archive import Archive
 from broker.export.requests import ExportPlan, ExportRequest
 from broker.export.writer import ArchiveWriter
+from broker.files import Files, StoredFile
 from broker.ids import new_id
 from broker.loops import Loop, Wakeup
 from broker.messages.mids import Mids
@@ -34,6 +34,8 @@ from storage.message_searches import Range
 from storage.records import ExportRecord, UserRecord
 from storage.sql import StoreError
 
+#: Where earlier versions had archives, and how the names of archives in the store begin.
+_FOLDER: Final = "archives"
 NOT_READY: Final = "Archive is not ready"
 _LOOK_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0
@@ -67,12 +69,13 @@ class ArchiveStatistics:
 class Archives:
     """The caller of a method has checked that the user asks."""
 
-    def __init__(self, database: Database, devices: Devices, mids: Mids, clock: Clock, folder: Path) -> None:
+    def __init__(self, database: Database, devices: Devices, mids: Mids, clock: Clock, files: Files) -> None:
         self._database = database
         self._devices = devices
         self._mids = mids
         self._clock = clock
-        self._folder = folder
+        self._files = files
+        files.adopts(_FOLDER, lambda tx: tx.user_archives.sizes(ArchiveStatus.SUCCESS))
         self._wakeup = Wakeup()
         self._finished = self._failed = 0
 
@@ -84,22 +87,22 @@ class Archives:
         now_ms = self._clock.now_ms()
         wanted = ArchiveRecord(user.key, new_id(), ArchiveStatus.RECEIVED, now_ms)
 
-        def work(tx: Transaction) -> tuple[ArchiveRecord, ArchiveRecord | None]:
+        def work(tx: Transaction) -> ArchiveRecord:
             if tx.accounts.user(user.key) is None:
                 raise UserNotFound
             known = tx.user_archives.of(user.key)
             if known is not None and known.status in {ArchiveStatus.RECEIVED, ArchiveStatus.IN_PROGRESS}:
-                return known, None
+                return known
             if known is not None and known.status == ArchiveStatus.SUCCESS:
                 wait_ms = known.created_on + ARCHIVE_PAUSE_SECONDS * 1000 - now_ms
                 if 0 < wait_ms <= ARCHIVE_PAUSE_SECONDS * 1000:
                     raise TooManyArchives(-(-wait_ms // 1000))
+            if known is not None:
+                tx.files.end(_name(known))
             tx.user_archives.put(wanted)
-            return wanted, known
+            return wanted
 
-        asked, replaced = await self._database.write(work)
-        if replaced is not None:
-            self._unlink(replaced)
+        asked = await self._database.write(work)
         self._wakeup.set()
         return asked
 
@@ -110,7 +113,7 @@ class Archives:
             return None
         return found
 
-    async def result(self, user: UserRecord) -> tuple[ArchiveRecord, Path]:
+    async def result(self, user: UserRecord) -> tuple[ArchiveRecord, StoredFile]:
         """The archive and its file. Raises NotFound, Conflict, Gone."""
         if (found := await self.latest(user)) is None:
             raise NotFound
@@ -118,33 +121,24 @@ class Archives:
             raise Gone
         if found.status != ArchiveStatus.SUCCESS:
             raise Conflict(NOT_READY)
-        return found, self._path(found)
+        if (file := await self._files.find(_name(found))) is None:  # its time was over just now
+            raise Gone
+        return found, file
 
     async def forget(self, user: UserKey) -> None:
         """Remove a user's archive, also one that is being written. Raises StoreError."""
 
-        def work(tx: Transaction) -> ArchiveRecord | None:
-            found = tx.user_archives.of(user)
+        def work(tx: Transaction) -> None:
+            if (found := tx.user_archives.of(user)) is not None:
+                tx.files.end(_name(found))
             tx.user_archives.remove(user)
-            return found
 
-        if (found := await self._database.write(work)) is not None:
-            self._unlink(found)
-
-    def _path(self, archive: ArchiveRecord) -> Path:
-        return self._folder / f"{archive.id}.tgz"
-
-    def _unlink(self, archive: ArchiveRecord) -> None:
-        try:
-            self._path(archive).unlink(missing_ok=True)
-        except OSError as error:
-            _log.warning("archive_not_removed", archive=archive.id, reason=str(error))
+        await self._database.write(work)
+        await self._files.sweep()
 
     # The worker
 
     async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await self._remove_strays()
         await Loop(
             self._work,
             every=_LOOK_SECONDS,
@@ -152,15 +146,7 @@ class Archives:
             at_once=True,
             failure="archive_not_saved",
             retry_seconds=_RETRY_SECONDS,
-        ).run()
-
-    async def _remove_strays(self) -> None:
-        """Remove files that no row knows: of an archive that was replaced or forgotten when the daemon was killed."""
-        with suppress(StoreError, OSError):
-            known = await self._database.read(lambda tx: tx.user_archives.ids())
-            for path in list(self._folder.glob("*.tgz")):
-                if path.stem not in known:
-                    path.unlink(missing_ok=True)
+        ).run(task_status=task_status)
 
     async def _work(self) -> bool:
         await self._expire()
@@ -173,7 +159,7 @@ class Archives:
             raise
         except Exception as error:  # noqa: BLE001 - a full disk or a bug must not hold up other archives
             _log.exception("archive_failed", archive=record.id, reason=str(error))
-            self._unlink(record)
+            await self._files.clear(_name(record))
             expires_on = Milliseconds(self._clock.now_ms() + ARCHIVE_KEPT_HOURS * 3_600_000)
             await self._save(replace(record, status=ArchiveStatus.FAILURE, expires_on=expires_on))
             self._failed += 1
@@ -190,26 +176,20 @@ class Archives:
         record = replace(record, status=ArchiveStatus.IN_PROGRESS)
         if not await self._save(record):
             return
-        self._unlink(record)
-        writing = _Writing(self._path(record), record, self._mids, self._clock, await self._devices_of(record))
-        try:
-            for step in writing.steps():
-                await self._database.read(step)
-                if not await self._save(record):  # the user was deleted
-                    break
-            else:
-                done = replace(
-                    writing.record,
-                    status=ArchiveStatus.SUCCESS,
-                    expires_on=Milliseconds(self._clock.now_ms() + ARCHIVE_KEPT_HOURS * 3_600_000),
-                )
-                if await self._save(done):
-                    self._finished += 1
-                    _log.info("archive_finished", archive=done.id, messages=done.messages, bytes=done.file_size)
-                    return
-        finally:
-            writing.close()
-        self._unlink(record)
+        await self._files.clear(_name(record))
+        writing = _Writing(record, self._mids, self._clock, await self._devices_of(record))
+        for step in writing.steps():
+            await self._database.read(step)
+            if not await self._save(record, writing.added):  # the user was deleted
+                return
+        done = replace(
+            writing.record,
+            status=ArchiveStatus.SUCCESS,
+            expires_on=Milliseconds(self._clock.now_ms() + ARCHIVE_KEPT_HOURS * 3_600_000),
+        )
+        if await self._save(done):
+            self._finished += 1
+            _log.info("archive_finished", archive=done.id, messages=done.messages, bytes=done.file_size)
 
     async def _devices_of(self, record: ArchiveRecord) -> dict[DeviceKey, Device]:
         devices = {}
@@ -218,14 +198,16 @@ class Archives:
                 devices[key] = await self._devices.get(key)
         return devices
 
-    async def _save(self, record: ArchiveRecord) -> bool:
-        """False: the archive is gone."""
+    async def _save(self, record: ArchiveRecord, added: bytes = b"") -> bool:
+        """Save the progress, with the bytes that were added. False: the archive is gone."""
 
         def work(tx: Transaction) -> bool:
             known = tx.user_archives.of(record.user)
             if known is None or known.id != record.id:
                 return False
             tx.user_archives.put(record)
+            if added:
+                tx.files.append_to(_name(record), added)
             return True
 
         return await self._database.write(work)
@@ -235,17 +217,15 @@ class Archives:
 
 
 class _Writing:
-    """Writes one archive, an entry for each step; each step runs in a thread. Raises OSError."""
+    """Writes one archive, an entry for each step; each step runs in a thread. `added` has the bytes of the last one."""
 
-    def __init__(
-        self, path: Path, record: ArchiveRecord, mids: Mids, clock: Clock, devices: dict[DeviceKey, Device]
-    ) -> None:
+    def __init__(self, record: ArchiveRecord, mids: Mids, clock: Clock, devices: dict[DeviceKey, Device]) -> None:
         self.record = record
-        self._path = path
+        self.added = b""
         self._mids = mids
         self._clock = clock
         self._devices = devices
-        self._archive: Archive | None = Archive(path)
+        self._archive = Archive()
         self._messages: ArchiveWriter | None = None
         self._shortened: list[str] = []
 
@@ -277,16 +257,15 @@ class _Writing:
             shown = [{"ts": row.ts, "cts": row.cts, "data": msgspec.Raw(row.data.encode())} for row in rows]
             self._add(f"actions-{device.id}.json", _encode(shown[:ARCHIVE_PART_ROWS]))
 
+        else:
+            self.added = b""
+
     def _add(self, name: str, content: bytes) -> None:
-        assert self._archive is not None  # noqa: S101 - until the messages begin
         self._archive.add(name, content, now_ms=self._clock.now_ms())
+        self.added = self._archive.take()
 
     def _begin_messages(self, tx: Transaction) -> None:
-        assert self._archive is not None  # noqa: S101 - until the messages begin
         self._add("about.json", self._about())
-        size = self._archive.size
-        self._archive.close()
-        self._archive = None
         request = ExportRequest(Milliseconds(0), _FOREVER_MS, order="desc")
         plan = ExportPlan([(device.id, [key]) for key, device in self._devices.items()], [])
         export = ExportRecord(
@@ -299,9 +278,10 @@ class _Writing:
             status="",
             created_on=self.record.created_on,
             head=tx.messages.head(),
-            written=_encode({"size": size}).decode(),
         )
-        self._messages = ArchiveWriter(self._path, export, request, plan, self._devices, self._mids, self._clock)
+        self._messages = ArchiveWriter(
+            "", export, request, plan, self._devices, self._mids, self._clock, archive=self._archive
+        )
 
     def _about(self) -> bytes:
         return _encode(
@@ -318,8 +298,9 @@ class _Writing:
         if self._messages.size < ARCHIVE_MAX_BYTES:
             self._messages.step(tx)
         else:
-            self._messages.end()
+            self._messages.end(tx)
             self._shortened.append("messages")
+        self.added = self._messages.added
         written = self._messages.record
         self.record = replace(
             self.record,
@@ -330,17 +311,16 @@ class _Writing:
         )
 
     def _end(self, _tx: Transaction) -> None:
-        assert self._archive is not None  # noqa: S101 - there are no messages
-        self._add("about.json", self._about())
+        self._archive.add("about.json", self._about(), now_ms=self._clock.now_ms())
         self._archive.finish()
+        self.added = self._archive.take()
         size, md5 = self._archive.size, self._archive.md5
         self.record = replace(self.record, file_size=size, md5=md5, is_whole=not self._shortened)
 
-    def close(self) -> None:
-        if self._archive is not None:
-            self._archive.close()
-        if self._messages is not None:
-            self._messages.close()
+
+def _name(archive: ArchiveRecord) -> str:
+    """The name of the archive's file in the store."""
+    return f"{_FOLDER}/{archive.id}"
 
 
 def _next(tx: Transaction) -> ArchiveRecord | None:

@@ -27,8 +27,7 @@ async def open_leaving(
     messages: MessagesRoom,
     exports: Exports,
 ) -> LeavingRoom:
-    folder = core.settings.state_dir / "archives"
-    archives = Archives(core.database, devices.registry, messages.mids, core.clock, folder)
+    archives = Archives(core.database, devices.registry, messages.mids, core.clock, core.files)
     core.life.worker("archives", archives.work_forever, statistics=archives.statistics)
     holders = Holders(accounts.tokens, accounts.claims, devices, messages.projector, exports, archives, mails)
     leaving = Leaving(core.database, accounts.tokens, Erasing(core, holders))

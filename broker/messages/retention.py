@@ -46,6 +46,7 @@ class RetentionStatistics:
     store_bytes: int = 0
     free_bytes: int = 0
     message_bytes: int = 0
+    file_bytes: int = 0  # images and archives
     rollup_bytes: int = 0  # rollups and all other tables
 
 
@@ -222,11 +223,13 @@ def _delete_rollups(device: DeviceKey, fields: list[int], level: str, before_ms:
 def _measured(statistics: RetentionStatistics, tx: Transaction) -> RetentionStatistics:
     size, free = tx.retention.size_bytes()
     first, last, mean = tx.retention.extent()
-    messages = min(size - free, int((last - first + 1 if last else 0) * (mean + _ROW_BYTES)))
+    files = tx.files.bytes_of_all()
+    messages = min(size - free - files, int((last - first + 1 if last else 0) * (mean + _ROW_BYTES)))
     return replace(
         statistics,
         store_bytes=size,
         free_bytes=free,
         message_bytes=messages,
-        rollup_bytes=size - free - messages,
+        file_bytes=files,
+        rollup_bytes=size - free - files - messages,
     )

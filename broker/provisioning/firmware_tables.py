@@ -5,8 +5,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from broker.device_management.images import Images, Staged
+from broker.device_management.images import Images, file_name
 from broker.errors import BodyTooLarge
+from broker.files import Draft
 from broker.ids import new_id
 from broker.provisioning.document import FirmwareEntry
 from broker.provisioning.reading import EntryLocation, ReadTables
@@ -20,12 +21,12 @@ _KIND = "Application"
 
 
 @asynccontextmanager
-async def staged_images(reading: ReadTables, images: Images) -> AsyncIterator[Mapping[int, Staged]]:
+async def staged_images(reading: ReadTables, images: Images) -> AsyncIterator[Mapping[int, Draft]]:
     """Copies of the files, by the index of the entry; the ones that were not kept are removed at the end of the block.
 
     An entry whose file cannot be read, is empty or too large is refused.
     """
-    staged: dict[int, Staged] = {}
+    staged: dict[int, Draft] = {}
     try:
         for at, entry in reading.of("firmware"):
             try:
@@ -41,14 +42,13 @@ async def staged_images(reading: ReadTables, images: Images) -> AsyncIterator[Ma
         yield staged
     finally:
         for one in staged.values():
-            one.path.unlink(missing_ok=True)
+            await one.drop()
 
 
 @dataclass(frozen=True, slots=True)
 class FirmwareTables:
     run: ProvisioningRun
-    images: Images
-    staged: Mapping[int, Staged]
+    staged: Mapping[int, Draft]
 
     def put_image(self, at: EntryLocation, entry: FirmwareEntry) -> None:
         """Add an image, or change what is said of one. The bytes of an image never change."""
@@ -64,7 +64,7 @@ class FirmwareTables:
             )
             run.tx.firmware.put(record)
             if not run.report.dry_run:
-                self.images.keep(new, record)
+                new.keep(run.tx, file_name(id_))
             return run.created(at, id_, name)
         if known.device_type != type_.key:
             raise at.refusal("id", "an image of another device type has this id")

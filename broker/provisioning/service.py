@@ -112,7 +112,7 @@ class Provisioning:
                 allow_private=self._subscriptions.allow_private,
                 has_streams=self._subscriptions.has_streams,
             )
-            devices, firmware = DeviceTables(run, tokens), FirmwareTables(run, self._images, staged)
+            devices, firmware = DeviceTables(run, tokens), FirmwareTables(run, staged)
             _put_all(run, reading, accounts, devices, firmware, rules, subscriptions)
             if (failure := run.findings.failure()) is not None:
                 raise failure

@@ -62,8 +62,7 @@ _FIRST_SENTENCES = {
     "statistics": "Print the counters of the running daemon: the store, refusals, limits, ingest, "
     "connections, disk use, mails.",
     "audit": "Print the audit log, oldest entry first.",
-    "backup": "Write everything that the daemon keeps into FILE: the store with all messages, firmware "
-    "images, the key.",
+    "backup": "Write everything that the daemon keeps into FILE: the store with all messages and files, and the key.",
     "restore": "Put back what `trunkline backup` has written into FILE, into a state directory without a store.",
     "doctor": "Look at configuration, store, disk, clock, ports, certificates, GnuTLS, descriptors and "
     "the unit of systemd.",

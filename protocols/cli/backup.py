@@ -74,7 +74,7 @@ def backup(
     key_file: Path | None,
     config: Path | None,
 ) -> None:
-    """Write everything that the daemon keeps into FILE: the store with all messages, firmware images, the key.
+    """Write everything that the daemon keeps into FILE: the store with all messages and files, and the key.
 
     Works with a running daemon, which goes on storing, and with a stopped one. FILE must be new; in a directory, the
     time names it. Without FILE it goes where those of the operator's page go (console.backup_dir), and the newest
@@ -102,8 +102,6 @@ def backup(
             made = make_backup(settings, target, key_file, passphrase, has_key=not without_key, copied=copied)
     click.echo(f"{made.path}: {made.size / MIB:,.1f} MiB, {_TOLD[made.key]}")
     click.echo(f"SHA-256 {made.sha256}")
-    if made.deleted_images:
-        click.echo(f"firmware images that were deleted during the backup, and are left out: {made.deleted_images}")
     if keep is not None:
         _remove_older(file, keep)
 

@@ -7,7 +7,6 @@ knows by the ETag whether it is still the same image. The address is the proof: 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import trio
@@ -29,7 +28,7 @@ from storage.sql import StoreError
 from storage.tasks import DeviceTaskRecord
 
 PATH: Final = (b"v1.1", b"updates", b"urls")
-#: Bytes to read from the file at once, and to keep for the next blocks.
+#: Bytes to read at once, and to keep for the next blocks.
 CHUNK_BYTES: Final = 64 * 1024
 _CHUNKS: Final = 64  # that are kept in memory
 _ADDRESSES: Final = 4_096
@@ -91,7 +90,7 @@ class ImageBlocks:
         self._wanted, self._due = trio.open_memory_channel[_Wanted](_WAITING)
 
     def handle(self, session: CoapSession, incoming: Incoming, request: CoapRequest, now: float) -> None:
-        """Answer at once from memory, or after the file was read. Raises DomainError."""
+        """Answer at once from memory, or after it was read. Raises DomainError."""
         if request.method != Code.GET:
             raise MethodNotAllowed
         if request.accept not in (None, OCTETS):
@@ -146,12 +145,9 @@ class ImageBlocks:
             raise BadRequest
         key = image.id, _start(block)
         if (chunk := self._chunks.get(key)) is None:
-            try:
-                chunk = await trio.to_thread.run_sync(_read_chunk, address.download.path, key[1])
-            except FileNotFoundError as error:  # the image has just been deleted
-                raise NotFound from error
-            except OSError as error:
-                raise StorageUnavailable(str(error)) from error
+            chunk = await address.download.file.read(key[1], CHUNK_BYTES)
+            if len(chunk) < min(CHUNK_BYTES, image.size - key[1]):  # the image has just been deleted
+                raise NotFound
             _keep(self._chunks, key, chunk, _CHUNKS)
         return _Part(address, chunk)
 
@@ -207,12 +203,6 @@ class ImageBlocks:
 
 def _start(block: BlockOption) -> int:
     return block.start // CHUNK_BYTES * CHUNK_BYTES
-
-
-def _read_chunk(path: Path, start: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(CHUNK_BYTES)
 
 
 def _keep(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:

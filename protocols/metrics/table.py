@@ -230,6 +230,7 @@ BROKER: Final[Mapping[str, Part]] = {
         "store_bytes": _now("store_bytes", "The size of the store at the last sweep."),
         "free_bytes": _now("store_free_bytes", "The part of the store that is free for reuse."),
         "message_bytes": _now("store_message_bytes", "The part of the store that messages take; an estimate."),
+        "file_bytes": _now("store_file_bytes", "The part of firmware images and archives."),
         "rollup_bytes": _now("store_rollup_bytes", "The part of rollups and all other tables; an estimate."),
     },
     "presence": {

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +43,6 @@ class Backup:
     size: int
     sha256: str
     key: KeyIn
-    deleted_images: int  # while the backup was made
 
 
 def name_by_time(folder: Path) -> Path:
@@ -126,9 +125,14 @@ class _Making:
             snapshot.copy(copy, lambda more: self.copied(more, work))
             steps = snapshot.steps()
         SqliteEngine(copy).check()
+        if not all((self.directory / IMAGES / id_).exists() for id_ in images):
+            # Not deleted: the store at the moment of the copy does not have them.
+            raise BackupNotWrittenError(
+                f"{IMAGES}: the daemon takes images of an earlier version into the store: try again"
+            )
         has: KeyIn = "left out" if not self.has_key else "included" if self.passphrase is None else "sealed"
         manifest = BackupManifest(FORMAT, VERSION, datetime.now(UTC).isoformat(timespec="seconds"), steps, size, has)
-        draft, deleted = self.draft / "archive", list[str]()
+        draft = self.draft / "archive"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
             hashing = _Hashing(file)
             writer = BackupWriter(
@@ -139,19 +143,14 @@ class _Making:
             writer.begin(manifest)
             self._add_keys(writer, keys)
             for id_ in images:
-                try:
-                    writer.add_file(f"{IMAGES}/{id_}", self.directory / IMAGES / id_)
-                except FileNotFoundError:
-                    deleted.append(id_)
-            if deleted:
-                _forget_images(copy, deleted)
+                writer.add_file(f"{IMAGES}/{id_}", self.directory / IMAGES / id_)
             writer.add_file(STORE, copy)
             writer.finish()
             file.flush()
             os.fsync(file.fileno())
         _give_name(draft, self.target)
         sync_folder(self.target.parent)
-        return Backup(self.target, self.target.stat().st_size, hashing.digest.hexdigest(), has, len(deleted))
+        return Backup(self.target, self.target.stat().st_size, hashing.digest.hexdigest(), has)
 
     def _keys(self) -> tuple[bytes, ...]:
         if not self.has_key:
@@ -170,10 +169,10 @@ class _Making:
             writer.add_bytes(KEY, content)
 
     def _images(self, snapshot: SqliteSnapshot) -> dict[str, int]:
-        """The size of each firmware image that the store knows."""
-        ids = FirmwareStore(snapshot.rows).ids() if snapshot.has("firmware_image", "id") else set[str]()
-        paths = {id_: self.directory / IMAGES / id_ for id_ in sorted(ids)}
-        return {id_: path.stat().st_size if path.exists() else 0 for id_, path in paths.items()}
+        """The size of each firmware image that is beside the store, where earlier versions had them."""
+        known = FirmwareStore(snapshot.rows).sizes() if snapshot.has("firmware_image", "id") else {}
+        paths = {id_: self.directory / IMAGES / id_ for id_ in sorted(known)}
+        return {id_: path.stat().st_size for id_, path in paths.items() if path.exists()}
 
     def _check_room(self, needed: int) -> None:
         free = shutil.disk_usage(self.draft).free
@@ -188,13 +187,6 @@ def _check_key(snapshot: SqliteSnapshot, keys: tuple[bytes, ...]) -> None:
     columns = [at for at in SEALED_COLUMNS if snapshot.has(at.table, at.column)]
     if keys and not opens_secrets(snapshot.rows, Vault(*keys), columns=columns):
         raise StateError("the key opens none of the store's secrets: it belongs to another store")
-
-
-def _forget_images(store: Path, ids: list[str]) -> None:
-    """Delete the rows of images whose files were deleted after the moment of the copy, as the daemon has done."""
-    with closing(SqliteEngine(store).open(read_only=False)) as connection:
-        for id_ in ids:
-            FirmwareStore(connection).remove(id_)
 
 
 def _give_name(draft: Path, target: Path) -> None:

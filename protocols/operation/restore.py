@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,12 +23,10 @@ from protocols.operation.state import key_file_of, lock_state
 from storage.audit import AuditStore
 from storage.database import EngineConnection
 from storage.engines.sqlite import SqliteEngine
-from storage.export import ExportStore
 from storage.migrations import unknown_names
 from storage.sql import StoreError
 
 _DRAFT: Final = "restoring"
-_NEVER_MS: Final = 2**62
 
 
 def restore_backup(
@@ -121,7 +119,7 @@ class _Restoring:
         with closing(store.open(read_only=False)) as connection:
             if not opens_secrets(connection, Vault(*(there or keys))):
                 raise StateError("the key opens none of the secrets in the backup: it belongs to another store")
-            _in_transaction(connection, _end_exports)
+            _in_transaction(connection, _end_without_archive)
             _in_transaction(connection, self._note)
         self._move_in(None if there else key_file, keys)
 
@@ -181,13 +179,15 @@ def _in_transaction(connection: EngineConnection, work: Callable[[EngineConnecti
         raise
 
 
-def _end_exports(connection: EngineConnection) -> None:
-    """Archives of exports are in no backup: they live for a day and can be asked for again."""
-    exports = ExportStore(connection)
-    for status in WITH_RESULT:
-        while found := exports.that_expired(status, _NEVER_MS):
-            for record in found:
-                exports.put(replace(record, status=ExportStatus.EXPIRED))
-    while (begun := exports.next_with(ExportStatus.IN_PROGRESS)) is not None:
-        exports.put(replace(begun, status=ExportStatus.FAILURE, last_error="restored from a backup"))
-    connection.execute("DELETE FROM user_archive")  # nor are those of users
+def _end_without_archive(connection: EngineConnection) -> None:
+    """Backups of earlier versions have no archives of exports and of users: they can be asked for again."""
+    done, served = WITH_RESULT
+    connection.execute(
+        "UPDATE export SET status = :expired WHERE status IN (:done, :served)"
+        " AND NOT EXISTS (SELECT 1 FROM file WHERE file.name = 'exports/' || export.id)",
+        {"expired": ExportStatus.EXPIRED, "done": done, "served": served},
+    )
+    connection.execute(
+        "DELETE FROM user_archive WHERE status = 'Success'"
+        " AND NOT EXISTS (SELECT 1 FROM file WHERE file.name = 'archives/' || user_archive.id)"
+    )

@@ -104,7 +104,15 @@ def growth(path: Path, *, now_ms: int) -> Growth:
                 low = middle + 1
             else:
                 high = middle
-        return Growth(size, (last + 1 - low) / days * size / (last + 1 - first))
+        of_log = size - _bytes_of_files(connection)
+        return Growth(size, (last + 1 - low) / days * of_log / (last + 1 - first))
+
+
+def _bytes_of_files(connection: sqlite3.Connection) -> int:
+    """Images and archives grow with no message. A store of an earlier version has none."""
+    if not _one(connection, "SELECT count(*) FROM sqlite_master WHERE name = 'file'"):
+        return 0
+    return _one(connection, "SELECT coalesce(sum(size), 0) FROM file")
 
 
 def _cts_at(connection: sqlite3.Connection, position: int) -> int:

@@ -11,6 +11,7 @@ from config.settings import DeviceManagement, Limits, Settings
 from storage.firmware import FirmwareImageRecord
 from tests.factories import LIGHT_TYPE, World
 from tests.rows import each_row
+from tests.stored_files import stored_files
 
 ID = "4" * 32
 
@@ -47,9 +48,9 @@ async def images(services: Services) -> list[FirmwareImageRecord]:
     return (await services.device_management.images.page(type_, offset=0, count=10))[0]
 
 
-def files(services: Services) -> list[bytes]:
-    folder = services.core.settings.state_dir / "images"
-    return [path.read_bytes() for path in folder.iterdir()] if folder.is_dir() else []
+async def files(services: Services) -> list[bytes]:
+    await services.core.files.sweep()
+    return list((await stored_files(services)).values())
 
 
 async def test_an_image_is_added_once(services: Services, world: World, file: Path) -> None:
@@ -59,7 +60,7 @@ async def test_an_image_is_added_once(services: Services, world: World, file: Pa
         assert (counts.created, counts.unchanged) == (created, unchanged)
     (image,) = await images(services)
     assert (image.id, image.version, image.type, image.size) == (ID, "1.2.0", "Application", 8)
-    assert files(services) == [b"firmware"]
+    assert await files(services) == [b"firmware"]
 
 
 async def test_without_an_id_version_and_type_name_the_image(services: Services, world: World, file: Path) -> None:
@@ -79,13 +80,13 @@ async def test_what_is_said_of_an_image_may_change_and_its_bytes_may_not(
     with pytest.raises(ValidationFailed) as refused:
         await services.provisioning.apply(document(file, id=ID))
     assert refused.value.findings[0].field == "firmware[0].file"
-    assert files(services) == [b"firmware"]
+    assert await files(services) == [b"firmware"]
 
 
 async def test_a_trial_run_leaves_nothing(services: Services, world: World, file: Path) -> None:
     report = await services.provisioning.apply(document(file, id=ID), dry_run=True)
     assert report.tables["firmware"].created == 1
-    assert (await images(services), files(services)) == ([], [])
+    assert (await images(services), await files(services)) == ([], [])
 
 
 @each_row("content", [None, b"", bytes(1001)])
@@ -96,4 +97,4 @@ async def test_files_that_cannot_be_images_are_refused(
     with pytest.raises(ValidationFailed) as refused:
         await services.provisioning.apply(document(file))
     assert refused.value.findings[0].field == "firmware[0].file"
-    assert files(services) == []
+    assert await files(services) == []

@@ -1,33 +1,27 @@
-"""Archives as answers: a file that is read as fast as the peer takes it."""
+"""Archives as answers: a file of the store that is read as fast as the peer takes it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any, Final
+from contextlib import aclosing
+from typing import Final
 from urllib.parse import quote
 
 import trio
 from quart import Response
 
-from broker.errors import Gone
+from broker.files import StoredFile
 from protocols.http.this_request import this_request
 
 CONTENT_TYPE: Final = "application/x-compressed"
-_CHUNK_BYTES: Final = 256 * 1024
 
 
-async def archive_answer(
-    path: Path, name: str, size: int, served: Callable[[], Awaitable[None]] | None = None
+def archive_answer(
+    file: StoredFile, name: str, size: int, served: Callable[[], Awaitable[None]] | None = None
 ) -> Response:
-    """The file as an attachment `name.tgz`. `served` is called when the peer has all of it. Raises Gone."""
-    try:
-        file = await trio.open_file(path, "rb")
-    except FileNotFoundError as error:  # the archive has just expired
-        raise Gone from error
+    """The file as an attachment `name.tgz`. `served` is called when the peer has all of it."""
     if this_request().method == "HEAD":
-        await file.aclose()
         answer = Response(b"")
     else:
-        answer = Response(_download(file, served))
+        answer = Response(_download(file, size, served))
         answer.timeout = None  # the peer may read slowly
     answer.headers["Content-Type"] = CONTENT_TYPE
     answer.headers["Content-Disposition"] = _attachment(f"{name}.tgz")
@@ -43,10 +37,12 @@ def _attachment(name: str) -> str:
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}"
 
 
-async def _download(file: Any, served: Callable[[], Awaitable[None]] | None) -> AsyncIterator[bytes]:
-    async with file:
-        while chunk := await file.read(_CHUNK_BYTES):
-            yield chunk
-    if served is not None:
+async def _download(file: StoredFile, size: int, served: Callable[[], Awaitable[None]] | None) -> AsyncIterator[bytes]:
+    position = 0
+    async with aclosing(file.pieces(range(size))) as pieces:
+        async for piece in pieces:
+            yield piece
+            position += len(piece)
+    if served is not None and position == size:
         with trio.CancelScope(shield=True):  # the peer has the whole archive, and may have closed the connection
             await served()

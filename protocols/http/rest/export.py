@@ -242,9 +242,9 @@ class ExportCalls(RestCalls):
         refusals={409: NOT_READY, 410: "The archive is gone."},
     )
     async def result(self, caller: Caller, export_id: str) -> Response:
-        export, path = await self._exports.result(caller, export_id)
-        answer = await archive_answer(
-            path,
+        export, file = await self._exports.result(caller, export_id)
+        answer = archive_answer(
+            file,
             await self._exports.file_name(export),
             export.record.file_size or 0,
             partial(self._exports.served, export_id),

@@ -4,9 +4,8 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import trio
 from msgspec import Meta
 from quart import Response
 
@@ -14,7 +13,6 @@ from broker.accounts.tokens import Caller
 from broker.device_management.downloads import Download, Downloads
 from broker.device_management.images import TOO_MANY
 from broker.device_types.catalog import DeviceType
-from broker.errors import NotFound
 from config.limits import DOWNLOAD_KEPT_HOURS, NAME_MAX_CHARACTERS
 from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chunks, Counted, RestCall
 from protocols.http.openapi import samples
@@ -177,14 +175,7 @@ class ImageCalls(ManagementCalls):
             headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size}"
         answer = Response(b"", 206 if len(wanted) != size else 200, headers=headers)
         if this_request().method != "HEAD":
-            try:
-                file = await trio.open_file(download.path, "rb")
-            except FileNotFoundError as error:  # the image has just been deleted
-                raise NotFound from error
-            await file.seek(wanted.start)
-            answer = Response(
-                _sent(self._management.downloads, download, file, wanted), answer.status_code, headers=headers
-            )
+            answer = Response(_sent(self._management.downloads, download, wanted), answer.status_code, headers=headers)
             answer.timeout = None  # the device may read slowly
         answer.headers["Content-Length"] = str(len(wanted))
         return answer
@@ -208,16 +199,14 @@ def _wanted(size: int, etag: str) -> range | None:
     return range(start, stop) if start < size else None
 
 
-async def _sent(downloads: Downloads, download: Download, file: Any, wanted: range) -> AsyncIterator[bytes]:
+async def _sent(downloads: Downloads, download: Download, wanted: range) -> AsyncIterator[bytes]:
+    """Less than was asked for when the image is deleted: the device sees that it has not all."""
     position = wanted.start
-    async with file:
-        while position < wanted.stop:
-            chunk = await file.read(min(_CHUNK_BYTES, wanted.stop - position))
-            if not chunk:  # the file was cut off: the device sees that it has not all
-                return
-            yield chunk
-            position += len(chunk)
-            downloads.sent(download.entry, position, len(chunk))
+    async with aclosing(download.file.pieces(wanted)) as pieces:
+        async for piece in pieces:
+            yield piece
+            position += len(piece)
+            downloads.sent(download.entry, position, len(piece))
 
 
 def _object(image: FirmwareImageRecord, type_: DeviceType) -> ImageObject:

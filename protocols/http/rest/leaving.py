@@ -141,8 +141,8 @@ class LeavingCalls(RestCalls):
         refusals={409: NOT_READY, 410: "The archive could not be made, or is gone."},
     )
     async def result(self, user: UserRecord) -> Response:
-        archive, path = await self._archives.result(user)
-        return await archive_answer(path, archive.id, archive.file_size or 0)
+        archive, file = await self._archives.result(user)
+        return archive_answer(file, archive.id, archive.file_size or 0)
 
 
 def _archive(record: ArchiveRecord) -> UserArchive:

@@ -50,6 +50,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
 from tests.rows import each_row
+from tests.stored_files import stored_files
 from tests.trial_world import join, new_trial
 from tests.wording import INVALID
 
@@ -104,12 +105,16 @@ async def exported(services: Services, caller: Caller, request: ExportRequest) -
     export_id = await services.export.create(caller, request)
     export = await finished(services, caller, export_id)
     assert export.status is ExportStatus.SUCCESS
-    _, path = await services.export.result(caller, export_id)
-    content = path.read_bytes()
+    content = await archive_of(services, caller, export_id)
     assert export.record.file_size == len(content)
     assert export.record.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest()
     assert export.record.expires_on == services.core.clock.now_ms() + DAY_MS
     return entries(content)
+
+
+async def archive_of(services: Services, caller: Caller, export_id: str) -> bytes:
+    _, file = await services.export.result(caller, export_id)
+    return await file.read(0, file.size)
 
 
 def entries(content: bytes) -> Entries:
@@ -254,8 +259,7 @@ async def test_a_device_that_is_deleted_meanwhile_is_left_out(
     delete = f"UPDATE device SET deleted_on = 1 WHERE id IN ({listed})"  # noqa: S608 - ids of this test
     await services.core.database.write(lambda tx: tx.connection.execute(delete))
     assert (await finished(services, ada, export_id)).record.total_messages == sum(map(len, expected.values()))
-    _, path = await services.export.result(ada, export_id)
-    assert stamps(entries(path.read_bytes())) == expected
+    assert stamps(entries(await archive_of(services, ada, export_id))) == expected
 
 
 async def test_an_application_exports_what_it_was_granted(services: Services, ada: Caller, kitchen: Device) -> None:
@@ -343,7 +347,7 @@ async def test_from_success_to_served_to_expired(
     with pytest.raises(Conflict, match="Export is not ready"):
         await services.export.result(ada, export_id)
     await finished(services, ada, export_id)
-    _, path = await services.export.result(ada, export_id)
+    _, file = await services.export.result(ada, export_id)
     await services.export.served(export_id)
     await services.export.served(export_id)
     assert (await services.export.result(ada, export_id))[0].status is ExportStatus.SERVED
@@ -356,18 +360,25 @@ async def test_from_success_to_served_to_expired(
             await services.export.result(ada, export_id)
         assert (await services.export.find(ada, export_id)).status is ExportStatus.EXPIRED
         await services.export.expire()
-    assert not path.exists()
+    await services.core.files.sweep()
+    assert len(await file.read(0, file.size)) == file.size  # for a download that had begun
+    fake_clock.advance(HOUR_MS)
+    await services.core.files.sweep()
+    assert await file.read(0, file.size) == b""
 
 
 async def test_a_disk_error_fails_the_export_and_not_the_next_one(
-    services: Services, ada: Caller, settings: object, tmp_path: Path
+    services: Services, ada: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "exports").write_text("not a folder", encoding="utf-8")
+    def room(_folder: Path) -> int:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(exports, "room_in", room)
     export_id = await services.export.create(ada, asking(uids=ADA))
     assert (await finished(services, ada, export_id)).status is ExportStatus.FAILURE
     with pytest.raises(Conflict, match="Export failed"):
         await services.export.result(ada, export_id)
-    (tmp_path / "exports").unlink()
+    monkeypatch.undo()
     assert await exported(services, ada, asking(uids=ADA)) == {f"{ADA}-0.json": b'{"size":0,"data":[]}'}
     assert services.export.statistics().failed == 1
 
@@ -407,17 +418,15 @@ async def test_an_export_goes_on_after_a_restart(opener: ServicesOpener, tmp_pat
             await trio.lowlevel.checkpoint()
         assert begun.status is ExportStatus.IN_PROGRESS
         assert 0 < (begun.progress or 0) < 100
-    half = (tmp_path / "exports" / f"{export_id}.tgz").stat().st_size
-    with (tmp_path / "exports" / f"{export_id}.tgz").open("ab") as file:
-        file.write(b"what was written behind the last checkpoint")
+        half = len((await stored_files(services))[f"exports/{export_id}"])
     with capture_logs() as logs:
         async with opener() as services:
             ada = await services.accounts.tokens.caller(ADA_TOKEN)
             done = await finished(services, ada, export_id)
+            content = await archive_of(services, ada, export_id)
     resumed = next(one for one in logs if one["event"] == "export_begun")
     assert 0 < resumed["messages"] < total
     assert done.record.total_messages == total
-    content = (tmp_path / "exports" / f"{export_id}.tgz").read_bytes()
     assert len(content) > half
     assert done.record.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest()
     found = stamps(entries(content))
@@ -435,13 +444,12 @@ async def test_an_export_whose_beginning_is_lost_begins_again(opener: ServicesOp
         done = await finished(services, ada, export_id)
         behind = replace(done.record, status="InProgress", md5=None, file_size=None, expires_on=None)
         await services.core.database.write(lambda tx: tx.exports.put(behind))
-    path = tmp_path / "exports" / f"{export_id}.tgz"
-    path.unlink()
+        await services.core.files.clear(f"exports/{export_id}")
     async with opener() as services:
         ada = await services.accounts.tokens.caller(ADA_TOKEN)
         again = await finished(services, ada, export_id)
         assert (again.status, again.record.total_messages) == (ExportStatus.SUCCESS, 1)
-        assert stamps(entries(path.read_bytes())) == {f"{KITCHEN}-{START}.json": [START]}
+        assert stamps(entries(await archive_of(services, ada, export_id))) == {f"{KITCHEN}-{START}.json": [START]}
 
 
 async def test_exports_that_expire_while_the_daemon_runs_are_removed(
@@ -449,9 +457,12 @@ async def test_exports_that_expire_while_the_daemon_runs_are_removed(
 ) -> None:
     export_id = await services.export.create(ada, asking(uids=ADA))
     await finished(services, ada, export_id)
+    assert list(await stored_files(services)) == [f"exports/{export_id}"]
     fake_clock.advance(DAY_MS + HOUR_MS)
     await trio.sleep(61)
-    assert list((tmp_path / "exports").iterdir()) == []
+    fake_clock.advance(HOUR_MS)
+    await trio.sleep(61)
+    assert await stored_files(services) == {}
 
 
 # Shared out between users, with bounds
@@ -542,12 +553,12 @@ async def test_archives_of_a_user_are_bounded(
 
 
 async def test_an_export_leaves_the_reserve_on_the_disk(
-    services: Services, ada: Caller, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    services: Services, ada: Caller, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(exports, "room_in", lambda _folder: -1)
     export = await finished(services, ada, await services.export.create(ada, asking(uids=ADA)))
     assert (export.status, "disk" in (export.record.last_error or "")) == (ExportStatus.FAILURE, True)
-    assert not (services.core.settings.state_dir / "exports" / f"{export.record.id}.tgz").exists()
+    assert await stored_files(services) == {}
 
 
 async def test_csv2_has_a_column_for_each_field_and_names_for_people(
@@ -602,8 +613,7 @@ async def test_devices_of_one_name_have_files_of_their_own(
     export_id = await services.export.create(ada, asking(sdids=f"{KITCHEN},{twin}", format="csv2"))
     export = await finished(services, ada, export_id)
     assert (await services.export.file_name(export)).startswith("2-devices_")
-    _, path = await services.export.result(ada, export_id)
-    names = list(entries(path.read_bytes()))
+    names = list(entries(await archive_of(services, ada, export_id)))
     assert len({name.casefold() for name in names}) == 2
     assert sorted(name.split("_")[0] for name in names) == [f"KITCHEN-light-{twin}", f"Kitchen-light-{KITCHEN}"]
 

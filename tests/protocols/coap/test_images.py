@@ -151,9 +151,7 @@ async def test_an_address_that_was_proved_is_known_after_a_restart(
     await fetch(peer, offered.path, blocks=3)
     await downloads.flush()
     restarted = CoapEndpoint(services, guard=new_guard())
-    restarted_downloads = Downloads(
-        services.core.database, services.core.clock, services.core.router, downloads._images
-    )
+    restarted_downloads = Downloads(services.core.database, services.core.clock, services.core.router)
     restarted._resources.images._downloads = restarted_downloads
     async with trio.open_nursery() as nursery:
         nursery.start_soon(restarted.read_images_forever)

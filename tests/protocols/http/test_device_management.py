@@ -40,6 +40,7 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
+from tests.stored_files import stored_files
 from tests.wording import INVALID
 
 IMAGE = bytes(range(256)) * 1000
@@ -405,11 +406,12 @@ async def test_images_of_an_organization_are_bounded(ada: Client, monkeypatch: p
 
 
 async def test_an_image_leaves_the_reserve_on_the_disk(
-    ada: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ada: Client, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "room_in", lambda _folder: 1024)
     await ada("POST", f"{IMAGES}?version=1", 503, content=IMAGE)
-    assert list((settings.state_dir / "images").iterdir()) == []
+    await services.core.files.sweep()
+    assert await stored_files(services) == {}
 
 
 async def test_the_protocol_of_an_update_has_a_listener(ada: Client, services: Services) -> None:
@@ -475,7 +477,7 @@ def address_of(session: FakeSession) -> str:
     return "/updates" + written.split("/updates", 1)[1]
 
 
-async def test_an_image_is_uploaded_listed_and_deleted(ada: Client, settings: Settings) -> None:
+async def test_an_image_is_uploaded_listed_and_deleted(ada: Client, services: Services, fake_clock: FakeClock) -> None:
     image = (await ada("POST", f"{IMAGES}?version=2.0&type=Modem", content=IMAGE))["data"]
     assert image == {
         "updateId": image["updateId"],
@@ -488,10 +490,11 @@ async def test_an_image_is_uploaded_listed_and_deleted(ada: Client, settings: Se
     }
     listed = await ada("GET", IMAGES)
     assert (listed["data"]["images"], listed["total"]) == ([image], 1)
-    file = settings.state_dir / "images" / image["updateId"]
-    assert file.read_bytes() == IMAGE
+    assert await stored_files(services) == {f"images/{image['updateId']}": IMAGE}
     assert await ada("DELETE", f"{IMAGES}/{image['updateId']}") == {"data": image}
-    assert not file.exists()
+    fake_clock.advance(3_600_000)
+    await services.core.files.sweep()
+    assert await stored_files(services) == {}
     await ada("DELETE", f"{IMAGES}/{image['updateId']}", 404)
 
 
@@ -507,21 +510,21 @@ async def test_an_image_is_uploaded_listed_and_deleted(ada: Client, settings: Se
     ],
 )
 async def test_uploads_are_checked_and_leave_no_file(
-    ada: Client, settings: Settings, query: str, content: bytes, status: int
+    ada: Client, services: Services, query: str, content: bytes, status: int
 ) -> None:
     await ada("POST", IMAGES + query, status, content=content)
-    folder = settings.state_dir / "images"
-    files = list(folder.iterdir()) if folder.is_dir() else []
-    assert len(files) == (status == 200)
+    await services.core.files.sweep()
+    assert len(await stored_files(services)) == (status == 200)
 
 
-async def test_an_upload_without_a_length_ends_at_the_limit(ada: Client, settings: Settings) -> None:
+async def test_an_upload_without_a_length_ends_at_the_limit(ada: Client, services: Services) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(40):
             yield bytes(64 * 1024)
 
     await ada("POST", f"{IMAGES}?version=1", 413, content=endless())
-    assert list((settings.state_dir / "images").iterdir()) == []
+    await services.core.files.sweep()
+    assert await stored_files(services) == {}
 
 
 async def test_other_bodies_keep_their_limit(ada: Client) -> None:

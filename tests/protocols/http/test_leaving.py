@@ -53,6 +53,7 @@ from tests.mail_queue import waiting_mails
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
+from tests.stored_files import stored_files
 
 
 @pytest.fixture
@@ -251,8 +252,7 @@ async def test_what_is_under_way_for_the_user_ends_without_a_trace(
     await gone(services)
     await wait_all_tasks_blocked()
     await services.messages.projector.flush()
-    assert list((tmp_path / "exports").glob("*")) == []
-    assert list((tmp_path / "archives").glob("*")) == []
+    assert await stored_files(services) == {}
     assert await services.core.database.read(waiting_mails) == []
     assert traces(tmp_path) == []
     assert references(tmp_path / "store.sqlite", zoe.key) == []
@@ -331,16 +331,17 @@ async def test_an_archive_of_somebody_without_anything_is_whole(
 
 
 async def test_one_archive_at_a_time_and_one_an_hour(
-    zoe: UserRecord, life: Life, tmp_path: Path, fake_clock: FakeClock
+    zoe: UserRecord, life: Life, tmp_path: Path, fake_clock: FakeClock, services: Services
 ) -> None:
     assert (await life.at_console("GET", f"/users/{ZOE}/archive")).json()["data"] == {"archives": []}
     await archived(life, tmp_path)
     refused = await life.at_console("POST", f"/users/{ZOE}/archive")
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "3600")
     fake_clock.now += 3_600_000
-    first = list((tmp_path / "archives").glob("*.tgz"))
+    first = list(await stored_files(services))
     await archived(life, tmp_path)
-    second = list((tmp_path / "archives").glob("*.tgz"))
+    await services.core.files.sweep()
+    second = list(await stored_files(services))
     assert (len(first), len(second), first == second) == (1, 1, False)
     fake_clock.now += 24 * 3_600_000
     assert (await life.at_console("GET", f"/users/{ZOE}/archive")).json()["data"] == {"archives": []}
@@ -358,10 +359,10 @@ async def test_nobody_else_has_the_archive(zoe: UserRecord, life: Life, tmp_path
 async def test_the_archive_goes_with_the_user(zoe: UserRecord, life: Life, tmp_path: Path, services: Services) -> None:
     await life.live(zoe)
     await archived(life, tmp_path)
-    assert list((tmp_path / "archives").glob("*.tgz")) != []
+    assert await stored_files(services) != {}
     await life.call("DELETE", f"/users/{ZOE}")
     await gone(services)
-    assert list((tmp_path / "archives").glob("*.tgz")) == []
+    assert await stored_files(services) == {}
     assert traces(tmp_path) == []
 
 

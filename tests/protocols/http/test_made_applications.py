@@ -38,6 +38,7 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_developer import ask, console_token, set_role
 from tests.protocols.http.test_order_of_checks import a_model, a_rule, a_scene, a_subscription, exported
+from tests.stored_files import stored_files
 
 ONE: Final = f"/developer/applications/{DASHBOARD}"
 #: Objects that `a_life` makes through the dashboard.
@@ -98,8 +99,7 @@ async def test_everything_of_an_application_ends_at_once(
         services.core.router.subscribe(fact, told.append, FactPhase.EFFECT)
     assert await ask(api, "GET", f"{ONE}/deletion", admin) == LIFE
     shown = await ask(api, "GET", ONE, admin)
-    archives = list((tmp_path / "exports").glob("*.tgz"))
-    assert len(archives) == 1
+    assert [name.partition("/")[0] for name in await stored_files(services)] == ["exports"]
     assert await ask(api, "DELETE", ONE, admin) == shown
     for token in (ADA_TOKEN, APPLICATION_TOKEN):
         assert (await api.get("/users/self", headers=bearer(token))).status_code == 401
@@ -110,12 +110,13 @@ async def test_everything_of_an_application_ends_at_once(
     path = f"/developer/organizations/{await organization(api, admin)}/applications"
     listed = (await api.get(path, headers=bearer(admin))).json()
     assert [one["name"] for one in listed["data"]] == ["Panel"]
-    # Nothing works for it any more, in memory, in the store and beside it.
+    # Nothing works for it any more, in memory and in the store.
     assert services.subscriptions.subscriptions.all() == []
     rules = services.core.life.statistics()["rules"]
     assert isinstance(rules, EngineStatistics)
     assert rules.rules == 0
-    assert not archives[0].exists()
+    await services.core.files.sweep()
+    assert await stored_files(services) == {}
     with closing(sqlite3.connect(tmp_path / "store.sqlite")) as db:
         left = {
             table: db.execute(f"SELECT count(*) FROM {table} WHERE application = 1").fetchone()[0]  # noqa: S608
