@@ -20,7 +20,7 @@ Statistics = Callable[[], object]
 _log = structlog.get_logger(__name__)
 
 
-class Held(Protocol):
+class WorkerLease(Protocol):
     """A right that a worker needs, such as a lease (broker/cluster/leases.py)."""
 
     @property
@@ -40,7 +40,7 @@ class _Worker:
     name: str
     run: Run
     save: Save | None
-    lease: Held | None
+    lease: WorkerLease | None
 
     async def run_while_held(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run while the lease is held; start again when it is gained again."""
@@ -94,7 +94,7 @@ class Life:
         name: str,
         run: Run,
         *,
-        lease: Held | None = None,
+        lease: WorkerLease | None = None,
         save: Save | None = None,
         statistics: Statistics | None = None,
     ) -> None:

@@ -57,7 +57,7 @@ class LeaseStore(Store):
         return None if row is None else HeldLease(name, node, int(row["epoch"]))
 
     def renew(self, held: HeldLease, seconds: float) -> bool:
-        """Whether the lease is held, from now on for so many seconds more."""
+        """Have the lease last for `seconds` from now on; False when another node has it."""
         row = self._db.execute(
             f"UPDATE lease SET until = {self._db.now_ms()} + :ms WHERE {_IS_HELD} RETURNING epoch",  # noqa: S608 - as above
             {"name": held.name, "node": held.node, "epoch": held.epoch, "ms": round(seconds * 1000)},

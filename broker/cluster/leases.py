@@ -57,7 +57,7 @@ class Lease:
 
     @property
     def held(self) -> HeldLease | None:
-        """What a work of the holder is checked with; None: nothing. Raises StaleLeaseError: it is not held."""
+        """The row that a work of the holder is checked with; None: none. Raises StaleLeaseError: it is not held."""
         if not self.is_held:
             raise StaleLeaseError(f"this node does not have the lease {self.name.value}")
         return self._row
