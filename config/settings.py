@@ -247,9 +247,22 @@ class Limits(_Table, frozen=True):
 
 
 class Storage(_Table, frozen=True):
+    """Where the store is: a file in `state_dir`, or a database of PostgreSQL. `url` may hold a password."""
+
     url: str = "sqlite"
+    password_file: Path | None = None
     synchronous: Literal["full", "normal"] = "full"
     retention_days: int = 0
+
+    @property
+    def is_postgresql(self) -> bool:
+        return self.url != "sqlite"
+
+
+class Cluster(_Table, frozen=True):
+    """Daemons on one database of PostgreSQL."""
+
+    patience_seconds: float = 5.0
 
 
 class Subscriptions(_Table, frozen=True):
@@ -336,6 +349,7 @@ class Settings(_Table, frozen=True):
     tls: Tls = Tls()
     limits: Limits = Limits()
     storage: Storage = Storage()
+    cluster: Cluster = Cluster()
     subscriptions: Subscriptions = Subscriptions()
     connectors: ConnectorSettings = ConnectorSettings()
     payments: PaymentSettings = PaymentSettings()

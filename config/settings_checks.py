@@ -35,6 +35,7 @@ def problems(settings: "Settings") -> Iterator[str]:
     yield from _of_monitoring(settings)
     yield from _of_providers(settings.accounts.providers)
     yield from _of_rates(settings.limits)
+    yield from _of_storage(settings)
     yield from _of_mail(settings)
     yield from _of_payments(settings.payments)
 
@@ -101,6 +102,7 @@ def _of_numbers(settings: "Settings") -> Iterator[str]:
         ("subscriptions.keep_bytes", settings.subscriptions.keep_bytes, 1),
         ("connectors.pull_minutes", settings.connectors.pull_minutes, 1),
         ("grace_seconds", settings.grace_seconds, 0),
+        ("cluster.patience_seconds", settings.cluster.patience_seconds, 0),
         ("accounts.user_token_seconds", settings.accounts.user_token_seconds, 1),
         ("accounts.application_token_seconds", settings.accounts.application_token_seconds, 1),
         ("accounts.refresh_window_days", settings.accounts.refresh_window_days, 0),
@@ -117,6 +119,12 @@ def _of_numbers(settings: "Settings") -> Iterator[str]:
             yield f"{key}: must be at least {lowest}"
     if not MQTT_PACKET_BYTES <= settings.mqtt.packet_max_bytes <= MQTT_OPEN_PACKET_BYTES_MAX:
         yield f"mqtt.packet_max_bytes: must be {MQTT_PACKET_BYTES} to {MQTT_OPEN_PACKET_BYTES_MAX}"
+
+
+def _of_storage(settings: "Settings") -> Iterator[str]:
+    url = settings.storage.url  # it may hold a password
+    if url != "sqlite" and not url.startswith(("postgresql://", "postgres://")):
+        yield "storage.url: expected sqlite or postgresql://…"
 
 
 def _of_proxies(http: "Http") -> Iterator[str]:

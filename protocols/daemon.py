@@ -65,8 +65,7 @@ from protocols.streams.tls import PeerContext, RenewableContext
 from protocols.websocket.server import serve_websocket_connection
 from storage.ballast import Ballast
 from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
-from storage.sql import StoreError
+from storage.engines import engine_of
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -93,8 +92,6 @@ async def run_daemon(
         SettingsError: a file that the settings name cannot be used, such as a certificate.
         StateError: the state directory cannot be used, or another daemon uses it.
     """
-    if settings.storage.url != "sqlite":
-        raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
     _allow_many_connections()
     switch_threads_often()
     collect_garbage_seldom()
@@ -118,10 +115,9 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         state = stack.enter_context(open_state(settings))
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish=f"stop the daemon and run: {shown_command('key rotate')}")
-        engine = SqliteEngine(
-            state.database, synchronous=settings.storage.synchronous, progress=systemd.tell_of_upgrade
-        )
-        database = Database(engine, asked_by=on_whose_account, ballast=Ballast(settings.state_dir / "ballast"))
+        engine = engine_of(settings, progress=systemd.tell_of_upgrade)
+        ballast = None if settings.storage.is_postgresql else Ballast(settings.state_dir / "ballast")
+        database = Database(engine, asked_by=on_whose_account, ballast=ballast)
         traces = None
         if settings.tracing.endpoint:
             traces = MessageTraces(otlp_provider(settings.tracing), settings.tracing.per_minute)

@@ -2,7 +2,9 @@
 
 from typing import Final
 
-STORE: Final = "store.sqlite"  # in the state directory
+from storage import engines
+
+STORE: Final = engines.STORE
 
 
 class ListenerError(Exception):

@@ -39,7 +39,6 @@ from storage.fair_places import FairPlaces
 from storage.files import FileStore
 from storage.firmware import FirmwareStore
 from storage.keys import Position, Ticket
-from storage.leases import HeldLease, Holder, LeaseStore
 from storage.leaving import LeavingStore
 from storage.limits import LimitStore
 from storage.mail import MailStore
@@ -64,7 +63,7 @@ from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.snapshots import SnapshotStore
-from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, StoreError, StoreFullError
+from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, StoreError, StoreFullError, StoreLostError
 from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
 from storage.transfers import TransferStore
@@ -75,6 +74,8 @@ from storage.worker_thread import Job, Worker, WorkerThread
 
 T = TypeVar("T")
 _READERS = 4
+#: How often work runs whose connection to the store breaks. Each time a new connection is waited for.
+_TRIES = 4
 #: Reads that run at once while none of them takes long. More would only take the interpreter's lock from each other:
 #: with 20 callers, two readers answer 1.3 times as many searches as four. Somebody who has no read that runs does not
 #: wait for two of the same user.
@@ -95,6 +96,9 @@ class EngineConnection(StoreConnection, Protocol):
     def gives_positions(self) -> bool: ...
 
     def begin(self, *, write: bool) -> None: ...
+    def savepoint(self, command: str) -> None:
+        """SAVEPOINT, RELEASE or ROLLBACK TO, before the next statement."""
+
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
     def close(self) -> None: ...
@@ -122,7 +126,6 @@ class Transaction:
         self.devices = DeviceStore(connection)
         self.messages = MessageStore(connection)
         self.message_searches = MessageSearches(connection, self.messages)
-        self.leases = LeaseStore(connection)
         self.leaving = LeavingStore(connection)
         self.limits = LimitStore(connection)
         self.mails = MailStore(connection)
@@ -163,8 +166,6 @@ class _Work:
     """One `write` in its group, and its result or error."""
 
     run: Callable[[Transaction], Any]
-    #: Of an own work: whose transaction it is of.
-    held: HeldLease | None = None
     #: The context variables of the task that asked for it (PEP 567): the work runs in the writer's thread.
     context: Context = field(default_factory=copy_context)
     result: Any = None
@@ -374,6 +375,9 @@ class Database:
                 raise StoreError("the store is not open")
             transaction = self._readers.pop()
         try:
+            for _ in range(_TRIES - 1):
+                with suppress(StoreLostError):
+                    return _in_read(transaction, work)
             return _in_read(transaction, work)
         finally:
             with self._readers_lock:
@@ -381,19 +385,6 @@ class Database:
                     transaction.connection.close()
                 else:
                     self._readers.append(transaction)
-
-    # There are three kinds of writes. Rows are appended by the journal, and `write_with_next` writes what belongs to
-    # them in their transaction. The works of `write` are serial: each reads, decides and writes as if it were alone.
-    # Own works (`write_own`) are alone because only the holder of a lease writes what they write.
-
-    async def write_own(
-        self, holder: Holder, work: Callable[[Transaction], T], *, announce: Callable[[T], None] | None = None
-    ) -> T:
-        """As `write`, for a work that only the holder of a lease may write.
-
-        Raises StaleLeaseError: another node has the lease. Nothing of the work is in the store.
-        """
-        return await self._write(work, announce, holder.held)
 
     async def write(self, work: Callable[[Transaction], T], *, announce: Callable[[T], None] | None = None) -> T:
         """Run `work` in the next group commit; return what it returned once that is durable.
@@ -403,19 +394,10 @@ class Database:
         `announce` is called with what `work` returned, on the loop and in the order of the commits, as soon as it is
         durable: also if the calling task has been cancelled.
         """
-        return await self._write(work, announce)
-
-    async def _write(
-        self,
-        work: Callable[[Transaction], T],
-        announce: Callable[[T], None] | None,
-        held: HeldLease | None = None,
-    ) -> T:
         if self._closed:
             raise StoreError("the store is closed")
         work = conditional(work)
         job, group = self.write_with_next(work), self.open_group
-        job.held = held
         if announce is not None:
             group.callbacks.append(partial(_announce, job, announce))
         await group.ended.wait()
@@ -545,6 +527,14 @@ class Database:
         transaction = self._writer
         if transaction is None:
             raise StoreError("the store is not open")
+        for _ in range(_TRIES - 1):
+            with suppress(StoreLostError):
+                return self._try_commit(transaction, group)
+            for job in group.works:
+                job.error = job.result = None
+        return self._try_commit(transaction, group)
+
+    def _try_commit(self, transaction: Transaction, group: CommitGroup) -> None:
         try:
             missing = transaction.messages.missing_too_many(Position(group.head))
             self._commit_together(transaction, group, group.works, missing)
@@ -669,12 +659,12 @@ def _in_read(transaction: Transaction, work: Callable[[Transaction], T]) -> T:
 
 def _run_in_savepoint(transaction: Transaction, job: _Work) -> None:
     connection = transaction.connection
-    connection.execute("SAVEPOINT work")
+    connection.savepoint("SAVEPOINT work")
     try:
-        if job.held is not None:
-            transaction.leases.require(job.held)
         job.result = job.context.run(job.run, transaction)
+    except StoreLostError:
+        raise
     except Exception as error:  # noqa: BLE001 - it is raised again in the task that asked for the work
         job.error = error
-        connection.execute("ROLLBACK TO work")
-    connection.execute("RELEASE work")
+        connection.savepoint("ROLLBACK TO work")
+    connection.savepoint("RELEASE work")

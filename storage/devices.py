@@ -100,7 +100,7 @@ class DeviceStore(Store):
     def keys(self, *, owner: UserKey | None, limit: int) -> list[DeviceKey]:
         """The first devices, by name: of one owner or of all."""
         rows = self._db.execute(
-            "SELECT key FROM device WHERE deleted_on IS NULL AND (:owner IS NULL OR owner = :owner)"
+            "SELECT key FROM device WHERE deleted_on IS NULL AND (CAST(:owner AS BIGINT) IS NULL OR owner = :owner)"
             " ORDER BY name, id LIMIT :limit",
             {"owner": owner, "limit": limit},
         )
@@ -162,8 +162,8 @@ class DeviceStore(Store):
         rows = self._db.execute(
             f"SELECT f.key, f.device_type, f.share FROM ({parts}) AS f"  # noqa: S608 - constants
             " JOIN device_type AS t ON t.key = f.device_type"
-            " WHERE (:device_type IS NULL OR t.key = :device_type)"
-            " AND (:type_name IS NULL OR t.name = :type_name OR t.unique_name = :type_name)"
+            " WHERE (CAST(:device_type AS BIGINT) IS NULL OR t.key = :device_type)"
+            " AND (CAST(:type_name AS TEXT) IS NULL OR t.name = :type_name OR t.unique_name = :type_name)"
             " AND (:search = '' OR lower(f.name) LIKE lower(:pattern) ESCAPE '!'"
             " OR f.id LIKE lower(:pattern) ESCAPE '!' OR lower(t.name) LIKE lower(:pattern) ESCAPE '!'"
             " OR lower(t.unique_name) LIKE lower(:pattern) ESCAPE '!')"

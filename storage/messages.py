@@ -193,7 +193,7 @@ class MessageStore:
     def last_cts(self) -> Milliseconds:
         row = self._db.execute(
             "SELECT max(cts) AS cts FROM (SELECT cts FROM message WHERE position = (SELECT max(position) FROM message)"
-            " UNION ALL SELECT cts FROM action WHERE position = (SELECT max(position) FROM action))"
+            " UNION ALL SELECT cts FROM action WHERE position = (SELECT max(position) FROM action)) AS newest"
         ).one()
         return Milliseconds(row["cts"] or 0) if row else Milliseconds(0)
 

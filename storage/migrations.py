@@ -1,8 +1,10 @@
 """Named schema steps, each applied once and in order. A released step is never changed; a later step corrects it.
 
-A step is a file in `storage/schema/`; the store remembers its name without the suffix.
+A step is a file in `storage/schema/`; the store remembers its name without the suffix. PostgreSQL runs the same files
+(storage/engines/postgresql_schema.py), in its own words (storage/engines/postgresql_sql.py).
 """
 
+import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -42,13 +44,28 @@ def fold_addresses(db: _Connection) -> None:
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
+_STEP: Final = re.compile(r"(\d{4}_\w+)\.sql")
+_FOLDER: Final = files("storage") / "schema"
 _FILES: Final = {
-    file.name.removesuffix(".sql"): file
-    for file in sorted((files("storage") / "schema").iterdir(), key=lambda found: found.name)
-    if file.name.endswith(".sql")
+    found[1]: file
+    for file in sorted(_FOLDER.iterdir(), key=lambda one: one.name)
+    if (found := _STEP.fullmatch(file.name)) is not None
 }
 #: This version as operators see it, in refusals and backups: "0.1.0 (4f2c1ab6d0, schema 0041)".
 VERSION: Final = f"{build.VERSION} ({', '.join(filter(None, (build.commit(), f'schema {max(_FILES)[:4]}')))})"
+
+
+def names() -> list[str]:
+    """All steps of this version, in their order."""
+    return list(_FILES)
+
+
+def statements(name: str, engine: str = "") -> tuple[list[str], bool]:
+    """The statements of a step, and whether they are from a file for this engine alone, such as `….postgresql.sql`."""
+    twin = _FOLDER / f"{name}.{engine}.sql"
+    is_twin = bool(engine) and twin.is_file()
+    text = (twin if is_twin else _FILES[name]).read_text(encoding="utf-8")
+    return [one for one in text.split(";\n") if one.strip()], is_twin
 
 
 def applied(db: sqlite3.Connection) -> list[str]:
@@ -81,9 +98,8 @@ def apply(db: sqlite3.Connection, *, stop_before: str | None = None) -> None:
 
 def _step(name: str) -> Callable[["Database"], None]:
     def apply_step(store: "Database", /) -> None:
-        for statement in _FILES[name].read_text(encoding="utf-8").split(";\n"):
-            if statement.strip():
-                store.execute(statement)
+        for statement in statements(name)[0]:
+            store.execute(statement)
         if name == "0043_folded_addresses":
             fold_addresses(store.conn)
         if name == "0001_the_main_job":

@@ -34,7 +34,8 @@ class RollupStore(Store):
     def fields_at(self, path: str) -> list[int]:
         """The keys of the field at `path`; of a group, those of all fields in it."""
         rows = self._db.execute(
-            "SELECT key FROM field WHERE path = :path OR (:path <> '' AND substr(path, 1, :length) = :prefix)",
+            "SELECT key FROM field WHERE path = :path"
+            " OR (:path <> '' AND substr(path, 1, CAST(:length AS INTEGER)) = :prefix)",
             {"path": path, "prefix": f"{path}.", "length": len(path) + 1},
         )
         return [row["key"] for row in rows]

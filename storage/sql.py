@@ -1,10 +1,14 @@
 """The interface between stores and a database engine."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NewType, Protocol
+from typing import Any, Final, NewType, Protocol
 
 #: Rows as an engine takes them, for one of its tables.
-EncodedRows = NewType("EncodedRows", str)
+EncodedRows = NewType("EncodedRows", object)
+
+
+#: As a LIMIT: all rows. SQLite has no LIMIT NULL, PostgreSQL no LIMIT -1.
+ALL_ROWS: Final = 2**62
 
 
 class QueryResult(Protocol):
@@ -18,13 +22,6 @@ class QueryResult(Protocol):
 
 class StoreConnection(Protocol):
     """Portable SQL with named parameters; the caller holds the transaction."""
-
-    #: The end of a SELECT whose rows keep their keys until the end of the transaction.
-    @property
-    def key_share(self) -> str: ...
-
-    def now_ms(self) -> str:
-        """An expression for the time of the store, which all its users share, in ms since the epoch, UTC."""
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult: ...
 
@@ -98,12 +95,16 @@ class StoreError(Exception):
     """The store could not do what it was asked: file unreadable, database locked."""
 
 
-class StaleLeaseError(StoreError):
-    """Another node has the lease that the write needs. Nothing of the write is in the store."""
-
-
 class StoreDamagedError(StoreError):
     """A part of the store cannot be read: the disk returns an error, or bytes that are no page of the store."""
+
+
+class StoreLostError(StoreError):
+    """The connection to the store broke. Its transaction is undone, and may be run again on a new connection."""
+
+
+class StoreUnreachableError(StoreError):
+    """The server of the store cannot be reached, or refuses connections. Nothing can be stored until it can be."""
 
 
 class StoreFullError(StoreError):

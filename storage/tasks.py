@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
-from storage.sql import Store, sure, values_of
+from storage.sql import ALL_ROWS, Store, sure, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class TaskStore(Store):
         return [_entry(row) for row in rows]
 
     def entries_of_device(
-        self, device: DeviceKey, statuses: Sequence[str], *, limit: int = -1
+        self, device: DeviceKey, statuses: Sequence[str], *, limit: int = ALL_ROWS
     ) -> list[DeviceTaskRecord]:
         """Entries of a device with one of these statuses, oldest first."""
         rows = self._db.execute(
@@ -307,7 +307,8 @@ class TaskStore(Store):
         """The newest history rows of a task, oldest first, each with the id of its device."""
         rows = self._db.execute(
             "SELECT * FROM (SELECT h.*, d.id AS did FROM task_history AS h JOIN device AS d ON d.key = h.device"
-            " WHERE h.task = :task AND (:device IS NULL OR h.device = :device) ORDER BY h.key DESC LIMIT :limit)"
+            " WHERE h.task = :task AND (CAST(:device AS BIGINT) IS NULL OR h.device = :device)"
+            " ORDER BY h.key DESC LIMIT :limit)"
             " AS newest ORDER BY newest.key",
             {"task": task, "device": device, "limit": limit},
         )

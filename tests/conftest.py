@@ -25,6 +25,7 @@ from tests.factories import NOW_MS, World, build_world
 from tests.fakes import FakeClock
 from tests.fork_server import commands_forked
 from tests.leaks import KNOWN, record, taken
+from tests.postgresql import DATABASES, ENGINE, end_run, folder_of_run
 from tests.properties import register_profiles
 from tests.scheduling import FromBothEnds, programs_first
 from tests.stores import KeptStore, MigratedEngine
@@ -57,6 +58,19 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     programs_first(items)
+    if ENGINE == "postgresql":
+        for item in items:
+            if (mark := item.get_closest_marker("sqlite")) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"SQLite only: {mark.args[0]}"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder_of_run()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        end_run()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> FromBothEnds | None:
@@ -162,6 +176,12 @@ def _kept_stores() -> Iterator[list[KeptStore]]:
         store.close()
 
 
+@pytest.fixture(autouse=True)
+def _databases_of_test() -> Iterator[None]:
+    yield
+    DATABASES.end_test()
+
+
 @pytest.fixture
 def engine(
     request: pytest.FixtureRequest,
@@ -170,6 +190,9 @@ def engine(
     _kept_stores: list[KeptStore],
 ) -> Iterator[SqliteEngine]:
     """An engine on a new store. The store stays when the test fails."""
+    if ENGINE == "postgresql":
+        yield MigratedEngine(tmp_path / "store.sqlite")
+        return
     kept = _kept_stores.pop() if _kept_stores else KeptStore(tmp_path_factory.mktemp("kept"))
     failures = request.session.testsfailed
     yield MigratedEngine(tmp_path / "store.sqlite", kept)

@@ -168,13 +168,6 @@ class BreakableConnection:
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult:
         return self._connection.execute(sql, parameters)
 
-    @property
-    def key_share(self) -> str:
-        return self._connection.key_share
-
-    def now_ms(self) -> str:
-        return self._connection.now_ms()
-
     def encoded(self, rows: Sequence[Any]) -> EncodedRows:
         return self._connection.encoded(rows)
 
@@ -219,6 +212,9 @@ class BreakableConnection:
     def begin(self, *, write: bool) -> None:
         self._connection.begin(write=write)
         self._is_begun = True
+
+    def savepoint(self, command: str) -> None:
+        self._connection.savepoint(command)
 
     def commit(self) -> None:
         if self._engine.error is not None:

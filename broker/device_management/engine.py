@@ -47,7 +47,7 @@ from broker.facts import DeviceDeleted, FactPhase, Router, TaskProgressed
 from broker.loops import Loop, Wakeup
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
-from storage.sql import StoreError
+from storage.sql import ALL_ROWS, StoreError
 from storage.tasks import TaskRecord
 
 _STORE_SECONDS: Final = 5
@@ -299,5 +299,5 @@ def _put_back_interrupted(now_ms: Milliseconds, tx: Transaction) -> None:
     for key in tx.tasks.tasks_with_entries(BEGUN):
         task = tx.tasks.task(key)
         if task is not None and task.image is None:
-            for entry in tx.tasks.entries_with(key, BEGUN, limit=-1):
+            for entry in tx.tasks.entries_with(key, BEGUN, limit=ALL_ROWS):
                 put_back(tx, entry.key, _STOPPED, now_ms)

@@ -16,6 +16,7 @@ from broker.provisioning.run import ProvisioningRun
 from storage.firmware import FirmwareImageRecord
 from storage.keys import Milliseconds
 from storage.records import DeviceTypeRecord
+from storage.sql import ALL_ROWS
 
 _KIND = "Application"
 
@@ -78,5 +79,5 @@ class FirmwareTables:
         """The image with the entry's id; without an id, the one with its device type, version and type."""
         if entry.id is not None:
             return self.run.tx.firmware.image(entry.id)
-        found, _ = self.run.tx.firmware.images(type_.key, offset=0, limit=-1)
+        found, _ = self.run.tx.firmware.images(type_.key, offset=0, limit=ALL_ROWS)
         return next((image for image in found if (image.version, image.type) == (entry.version, kind)), None)

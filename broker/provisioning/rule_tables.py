@@ -19,6 +19,7 @@ from broker.rules.running.names import resolve_in
 from storage.keys import Position, RuleKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, UserRecord
 from storage.rules import RuleRecord
+from storage.sql import ALL_ROWS
 
 
 class RuleTables:
@@ -67,7 +68,7 @@ class RuleTables:
     ) -> RuleRecord | None:
         rules = self._run.tx.rules
         if entry.id is None:
-            of_owner, _ = rules.rules_of(owner.key, application=application.key, limit=-1)
+            of_owner, _ = rules.rules_of(owner.key, application=application.key, limit=ALL_ROWS)
             return self._run.only(at, [one for one in of_owner if one.name == entry.name])
         known = rules.rule(entry.id)
         if known is not None and known.owner != owner.key:

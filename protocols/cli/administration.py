@@ -12,7 +12,8 @@ import trio
 from config.settings import load_settings
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
-from protocols.errors import STORE, StateError
+from protocols.errors import StateError
+from storage.engines import may_have_store
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def administer(config: Path | None, command: str, arguments: Mapping[str, Any], 
     """Run a command of `protocols.control.server.COMMANDS`. Without a store nothing is made. Raises CommandError."""
     with failures_reported():
         settings = load_settings(config)
-        if not (settings.state_dir / STORE).exists():
+        if not may_have_store(settings):
             raise StateError(f"{settings.state_dir}: there is no store")
         return msgspec.convert(trio.run(partial(run_anywhere, settings, command, arguments)), kind)
 

@@ -17,6 +17,7 @@ from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.control.client import ControlUnavailableError, send_command
 from protocols.control.lines import AUDIT_MAX
+from storage.engines import engine_of, may_have_store
 from storage.records import AuditFilter, AuditRecord
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -81,15 +82,13 @@ async def _find(settings: Settings, wanted: AuditFilter) -> list[AuditRecord]:
 
 def _read(settings: Settings, wanted: AuditFilter) -> list[AuditRecord]:
     """Read the store of a stopped daemon. Raises StateError when there is none, or when a daemon starts or stops."""
-    database = settings.state_dir / "store.sqlite"
-    if not database.exists():
+    if not may_have_store(settings):
         raise CommandError(f"{settings.state_dir}: there is no store")
     from protocols.operation.state import open_state  # noqa: PLC0415 - not needed where a running daemon answers
     from storage.audit import AuditStore  # noqa: PLC0415
-    from storage.engines.sqlite import SqliteEngine  # noqa: PLC0415
 
-    with open_state(settings) as state:
-        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous, upgrades=False)
+    with open_state(settings):
+        engine = engine_of(settings, upgrades=False)
         engine.migrate()
         connection = engine.open(read_only=True)
         try:

@@ -13,7 +13,7 @@ from protocols.control.server import COMMANDS
 from protocols.operation.state import StateDirectory
 from protocols.outbound.streams import cloud_streams
 from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from storage.engines import engine_of
 
 
 async def run_on_store(settings: Settings, state: StateDirectory, command: str, arguments: Mapping[str, Any]) -> Any:
@@ -24,7 +24,7 @@ async def run_on_store(settings: Settings, state: StateDirectory, command: str, 
         StoreError: the store cannot be used, or an older version has made it: the daemon and `trunkline migrate`
             upgrade it.
     """
-    engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous, upgrades=False)
+    engine = engine_of(settings, upgrades=False)
     enter(Origin("command line", f"operator {os.getuid()}"))
     services_of_store = open_services(settings, Database(engine), state.vault, streams=cloud_streams(settings))
     async with services_of_store as services:

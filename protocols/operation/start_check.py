@@ -3,29 +3,26 @@
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from typing import Final
 
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
 from config.settings import Address, Settings, SettingsError
-from protocols.errors import STORE, StateError
+from protocols.errors import StateError
 from protocols.operation.key_file import KeyFileError
 from protocols.operation.state import key_file_of
 from protocols.outbound.tracing import check_tracing
 from protocols.streams.binding import problem_of
 from protocols.streams.tls import PeerContext
-from storage.engines.sqlite import SqliteEngine
+from storage.engines import engine_of, may_have_store
 from storage.migrations import unknown_names
 from storage.sealed import SEALED_COLUMNS
 from storage.sql import StoreError
-
-_ENGINE: Final = "sqlite"
 
 
 def problems(settings: Settings) -> list[str]:
     """One sentence for each problem. Changes nothing; a daemon may be running."""
     found: list[str] = []
-    checks: tuple[Callable[[Settings], None], ...] = (_check_engine, _check_certificates, _check_tracing, _check_state)
+    checks: tuple[Callable[[Settings], None], ...] = (_check_certificates, _check_tracing, _check_state)
     found += _problems_of_listeners(settings)
     for check in checks:
         try:
@@ -49,11 +46,6 @@ def _problems_of_listeners(settings: Settings) -> Iterator[str]:
                 yield f"{name}: {one}: {former} has it already"
 
 
-def _check_engine(settings: Settings) -> None:
-    if settings.storage.url != _ENGINE:
-        raise ValueError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: {_ENGINE})")
-
-
 def _check_tracing(settings: Settings) -> None:
     check_tracing(settings.tracing)
 
@@ -72,13 +64,16 @@ def _check_certificates(settings: Settings) -> None:
 
 def _check_state(settings: Settings) -> None:
     """Read the store, which others may be using. A missing store is no problem: the daemon makes one."""
-    if not (settings.state_dir / STORE).exists():
+    if not may_have_store(settings):
         return
-    file, is_private = key_file_of(settings.state_dir, None)
-    keys = file.keys(is_private=is_private)
-    with SqliteEngine(settings.state_dir / STORE).snapshot() as snapshot:
+    engine = engine_of(settings)
+    with engine.snapshot() as snapshot:
+        if not snapshot.steps():
+            return
         if unknown := sorted(unknown_names(snapshot.steps())):
-            raise StoreError(f"{settings.state_dir / STORE}: a newer version has made this store: {', '.join(unknown)}")
+            raise StoreError(f"{engine}: a newer version has made this store: {', '.join(unknown)}")
+        file, is_private = key_file_of(settings.state_dir, None)
+        keys = file.keys(is_private=is_private)
         columns = [at for at in SEALED_COLUMNS if snapshot.has(at.table, at.column)]
         if not opens_secrets(snapshot.rows, Vault(*keys), columns=columns):
             raise StateError(f"{file.path}: this key opens none of the store's secrets")

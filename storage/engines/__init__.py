@@ -1,1 +1,54 @@
-"""Database engines. Code that is special to one engine is in its module."""
+"""Database engines. Code that is special to one engine is in its modules."""
+
+from typing import TYPE_CHECKING, Final
+
+from storage.sql import StoreError
+
+if TYPE_CHECKING:
+    from config.settings import Settings
+    from storage.engines.postgresql import PostgresqlEngine
+    from storage.engines.sqlite import SqliteEngine
+    from storage.engines.sqlite_upgrade import Progress
+
+#: The file of SQLite, in the state directory.
+STORE: Final = "store.sqlite"
+
+
+def may_have_store(settings: "Settings") -> bool:
+    """False: there is no store, and a command that needs one has nothing to do. Only PostgreSQL itself knows more."""
+    return settings.storage.is_postgresql or (settings.state_dir / STORE).exists()
+
+
+def engine_of(
+    settings: "Settings", *, upgrades: bool = True, progress: "Progress | None" = None
+) -> "SqliteEngine | PostgresqlEngine":
+    """The engine that `storage.url` names. The other one is not imported.
+
+    Args:
+        settings: where the store is.
+        upgrades: whether a store of an older version is brought to this one, or refused.
+        progress: told of the schema steps of such a store.
+
+    Raises:
+        StoreError: a library is missing.
+    """
+    storage = settings.storage
+    if not storage.is_postgresql:
+        from storage.engines.sqlite import SqliteEngine  # noqa: PLC0415 - as said above
+
+        return SqliteEngine(
+            settings.state_dir / STORE, synchronous=storage.synchronous, upgrades=upgrades, progress=progress
+        )
+    try:
+        from storage.engines.postgresql import PostgresqlEngine  # noqa: PLC0415 - as said above
+        from storage.engines.postgresql_target import Target  # noqa: PLC0415 - as said above
+    except ImportError as error:
+        raise StoreError(
+            f"storage.url: PostgreSQL needs a library that is not here ({error}): install trunkline[postgresql]"
+        ) from error
+    return PostgresqlEngine(
+        Target(storage.url, storage.password_file, synchronous=storage.synchronous == "full"),
+        patience_seconds=settings.cluster.patience_seconds,
+        upgrades=upgrades,
+        progress=progress,
+    )

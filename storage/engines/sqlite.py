@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -66,7 +66,6 @@ class SqliteConnection:
     """One connection in autocommit mode; `begin` starts a transaction."""
 
     gives_positions = False
-    key_share = ""  # one process writes
 
     def __init__(self, connection: sqlite3.Connection, damage: Damage) -> None:
         self._connection = connection
@@ -99,7 +98,7 @@ class SqliteConnection:
             once = "WITH one AS MATERIALIZED (SELECT value FROM json_each(:rows))"
             sql = f"INSERT INTO {table} ({names}) {once} SELECT {', '.join(values)} FROM one"  # noqa: S608
             self._inserts[table] = sql
-        self.execute(sql, {"rows": rows if isinstance(rows, str) else self.encoded(rows)})
+        self.execute(sql, {"rows": rows if isinstance(rows, str) else self.encoded(cast("Sequence[Any]", rows))})
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         # Bound values: SQLite's parser of numbers in JSON text would lose the last bits of a double.
@@ -113,9 +112,6 @@ class SqliteConnection:
                 f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
             )
             self._run(sql, [value for row in part for value in row])
-
-    def now_ms(self) -> str:
-        return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
     def numbers_in(self, parameter: str) -> str:
         return f"SELECT value FROM json_each(:{parameter})"  # noqa: S608 - constants of the stores
@@ -171,6 +167,9 @@ class SqliteConnection:
 
     def begin(self, *, write: bool) -> None:
         self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    def savepoint(self, command: str) -> None:
+        self.execute(command)
 
     def forget_log(self) -> bool:
         self.execute("PRAGMA busy_timeout=0")  # readers are not waited for: all senders would
@@ -276,6 +275,9 @@ class SqliteEngine:
         self._synchronous = synchronous
         self._upgrades = upgrades
         self._progress = progress
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     def migrate(self) -> None:
         """Apply the schema steps that this file has not seen yet.

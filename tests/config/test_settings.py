@@ -120,6 +120,8 @@ _VARIABLES = [
     ("LIMITS_QUOTAS", "off", "limits.quotas", "off"),
     ("LIMITS_FUTURE_GRACE_SECONDS", "5", "limits.future_grace_seconds", 5),
     ("STORAGE_URL", "postgresql://db", "storage.url", "postgresql://db"),
+    ("STORAGE_PASSWORD_FILE", "/etc/password", "storage.password_file", Path("/etc/password")),
+    ("CLUSTER_PATIENCE_SECONDS", "7.5", "cluster.patience_seconds", 7.5),
     ("STORAGE_SYNCHRONOUS", "normal", "storage.synchronous", "normal"),
     ("STORAGE_RETENTION_DAYS", "30", "storage.retention_days", 30),
     ("SUBSCRIPTIONS_PAYLOAD", "notification", "subscriptions.payload", "notification"),
@@ -299,6 +301,8 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             (STATE + f'[limits]\nmqtt_device = "{text}"', f"limits.mqtt_device: {EXPECTED_RATE}, got '{text}'")
             for text in ("", "100", "0/100", "100/0", "1000001/1", "-1/5", "1/2/3", "a/b", "１/２")
         ),
+        (STATE + '[storage]\nurl = "mysql://u:secret@h/d"', "storage.url: expected sqlite or postgresql://…"),
+        (STATE + "[cluster]\npatience_seconds = -1", "cluster.patience_seconds: must be at least 0"),
         (STATE + "[storage]\nretention_days = -1", "storage.retention_days: must be at least 0"),
         (STATE + "[connectors]\npull_minutes = 0", "connectors.pull_minutes: must be at least 1"),
         (STATE + '[console]\noperators = ["ada"]', "console.operators: 'ada' is no e-mail address"),

@@ -1,1 +1,0 @@
-"""Several daemons on one store: which of them does what."""

@@ -1,0 +1,462 @@
+"""PostgreSQL as the engine: psycopg in the threads of the store, one connection for each of them.
+
+Each statement is a round trip, so batches are one statement, whose values are arrays. A statement is prepared when it
+has come some times. Commands that only open or end a part of a transaction go with the next statement.
+
+A connection may break at any moment. Reads and groups of writes are run again on a new one (storage/database.py). Only
+a commit may be in doubt: each one leaves its number in `batch`, and a new connection looks for it there.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from threading import Lock
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+import psycopg
+import structlog
+from psycopg import errors
+from psycopg.pq import ExecStatus, TransactionStatus
+
+from storage.damage import Damage
+from storage.engines.postgresql_schema import Progress, applied, check_database, migrate
+from storage.engines.postgresql_sql import quoted, translated
+from storage.engines.postgresql_target import Target
+from storage.engines.postgresql_types import ARRAYS, adapt
+from storage.migrations import names
+from storage.sql import EncodedRows, StoreError, StoreFullError, StoreLostError, StoreUnreachableError
+
+#: Serial works hold it: what reads, decides and writes is alone in the store.
+WORKS_LOCK: Final = 0x7472756E6B01
+#: Rows of the log hold it from their positions to their commit.
+LOG_LOCK: Final = 0x7472756E6B02
+_PREPARED_MOST: Final = 600
+_PREPARED_FROM: Final = 3  # the third time
+_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+#: Numbers of commits that are kept: of each, one is ever looked for.
+_BATCHES_KEPT: Final = 1_000
+#: Codes of a server that stops, starts, has become the copy of another one, or cuts a session off.
+_LOST: Final = ("08", "57P", "25006", "25P03")
+_FULL: Final = "53100"
+_log = structlog.get_logger(__name__)
+
+
+class PostgresqlResult:
+    """All rows of a statement: they are here when it has ended."""
+
+    __slots__ = ("_names", "_rows")
+
+    def __init__(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self._names = names
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        names = self._names
+        return (dict(zip(names, row, strict=True)) for row in self._rows)
+
+    def tuples(self) -> Iterator[Sequence[Any]]:
+        return iter(self._rows)
+
+    def one(self) -> Mapping[str, Any] | None:
+        return dict(zip(self._names, self._rows[0], strict=True)) if self._rows else None
+
+
+_NOTHING: Final = PostgresqlResult((), ())
+
+
+class _Arrays(NamedTuple):
+    """Rows as arrays, one for each column."""
+
+    arrays: Sequence[bytes]
+
+
+class _Columns:
+    """The types of the columns of each table, which all connections of a store know."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._of: dict[str, dict[str, str]] = {}
+
+    def known(self, table: str) -> dict[str, str] | None:
+        return self._of.get(table)
+
+    def learn(self, table: str, types: dict[str, str]) -> None:
+        with self._lock:
+            self._of[table] = types
+
+
+@dataclass(slots=True)
+class Contact:
+    """Whether the server can be reached, as all connections of a store have found."""
+
+    patience_seconds: float
+    lost_at: float | None = None
+
+    def lost(self) -> None:
+        if self.lost_at is None:
+            self.lost_at = time.monotonic()
+
+    def found(self) -> None:
+        self.lost_at = None
+
+    def is_patient(self) -> bool:
+        return self.lost_at is not None and time.monotonic() - self.lost_at < self.patience_seconds
+
+
+class PostgresqlConnection:
+    """One connection in autocommit mode, which is made again when it breaks; `begin` starts a transaction."""
+
+    gives_positions = False
+
+    def __init__(self, engine: "PostgresqlEngine", *, read_only: bool) -> None:
+        self._engine = engine
+        self._read_only = read_only
+        self._later: list[str] = []  # goes with the next statement
+        self._is_begun = self._is_writing = False
+        self._node = uuid4().hex
+        self._number = 0  # of the last commit
+        self._connection = self._connected()
+
+    @property
+    def driver(self) -> "psycopg.Connection[tuple[Any, ...]]":
+        return self._connection
+
+    # Statements
+
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> PostgresqlResult:
+        return self._run(translated(sql), parameters or {})
+
+    def _run(self, sql: str, parameters: Mapping[str, Any] | Sequence[Any]) -> PostgresqlResult:
+        if not self._is_begun:
+            self._be_connected()
+        self._send_later()
+        try:
+            cursor = self._cursor
+            cursor.execute(sql, parameters)
+            if cursor.description is None:
+                return _NOTHING
+            return PostgresqlResult([column.name for column in cursor.description], cursor.fetchall())
+        except psycopg.Error as error:
+            raise self._store_error(error) from error
+
+    def _send_later(self) -> None:
+        """Send what waits for the next statement, as one text."""
+        if self._later:
+            text, self._later = "; ".join(self._later), []
+            self._command(text)
+
+    def _command(self, text: str) -> None:
+        """Statements without parameters, whose results nobody wants."""
+        try:
+            result = self._connection.pgconn.exec_(text.encode())
+        except psycopg.Error as error:
+            raise self._store_error(error) from error
+        if result.status not in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}:
+            raise self._store_error(errors.error_from_result(result))
+
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any] | EncodedRows) -> None:
+        if not rows:
+            return
+        arrays = rows if isinstance(rows, _Arrays) else self._arrays_of(table, columns, rows)
+        types = self._types_of(table)
+        sql = _insert(table, columns, types)
+        if self._is_writing:
+            self._run(sql, arrays.arrays)
+        else:
+            self._alone(f"WITH {_BATCH_OF_ROWS} {sql}", arrays.arrays)
+
+    def encoded(self, rows: Sequence[Any]) -> EncodedRows:
+        return EncodedRows(self._arrays_of("message", rows[0].__struct_fields__, rows))
+
+    def _arrays_of(self, table: str, columns: Sequence[str], rows: Any) -> _Arrays:
+        types = self._types_of(table)
+        if hasattr(rows[0], "__struct_fields__"):
+            rows = map(attrgetter(*columns), rows)
+        values = zip(*rows, strict=True)
+        return _Arrays([ARRAYS[types[name]][1](of_column) for name, of_column in zip(columns, values, strict=True)])
+
+    def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        if not rows:
+            return
+        # The last one counts of rows with the same key, of which PostgreSQL takes one in a statement.
+        places = [columns.index(name) for name in key]
+        last = {tuple(row[place] for place in places): row for row in map(tuple, rows)}
+        changes = ", ".join(f"{name} = excluded.{quoted(name)}" for name in map(quoted, columns) if name not in key)
+        conflict = f" ON CONFLICT ({', '.join(map(quoted, key))}) DO UPDATE SET {changes}"
+        self._run(
+            _insert(table, columns, self._types_of(table)) + conflict,
+            self._arrays_of(table, columns, list(last.values())).arrays,
+        )
+
+    def _types_of(self, table: str) -> dict[str, str]:
+        """The types of the columns. Called on the loop after the first time only, when they are known."""
+        if (types := self._engine.columns.known(table)) is None:
+            rows = self._run(
+                "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute"
+                " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+                [quoted(table)],
+            )
+            types = dict(rows.tuples())  # type: ignore[arg-type] # two columns
+            self._engine.columns.learn(table, types)
+        return types
+
+    def numbers_in(self, parameter: str) -> str:
+        return f"SELECT value::bigint FROM json_array_elements_text((:{parameter})::json)"  # noqa: S608 - constants
+
+    def rows_at(
+        self,
+        table: str,
+        columns: Sequence[str],
+        positions: str,
+        conditions: str,
+        parameters: Mapping[str, Any],
+        *,
+        first: str = "",
+    ) -> str:
+        names = ", ".join(columns)
+        rows = (
+            f"(SELECT value::bigint AS wanted FROM json_array_elements_text((:positions)::json)) AS w"  # noqa: S608
+            f" JOIN {table} ON {table}.position = w.wanted WHERE TRUE{conditions}"
+        )
+        if first:
+            rows = f"(SELECT {names} FROM {rows} {first}) AS found"  # noqa: S608 - constants of the stores
+        row = self.execute(
+            f"SELECT coalesce(json_agg(json_build_array({names})), '[]')::text AS found FROM {rows}",  # noqa: S608
+            {**parameters, "positions": positions},
+        ).one()
+        return "[]" if row is None else str(row["found"])
+
+    def json_has(self, column: str, parameter: str) -> str:
+        return f"(member_at({column}, :{parameter}) IS NOT NULL)"
+
+    def json_matches(self, column: str, path: str, text: str, number: str) -> str:
+        return f"value_matches(member_at({column}, :{path}), :{text}, :{number})"
+
+    def json_any_named(self, column: str, member: str, parameter: str) -> str:
+        return f"has_named({column}, '{member}', :{parameter})"
+
+    def size_bytes(self) -> tuple[int, int]:
+        row = self.execute("SELECT pg_database_size(current_database()) AS bytes").one()
+        return int(row["bytes"]) if row else 0, 0
+
+    # Transactions
+
+    def begin(self, *, write: bool) -> None:
+        self._be_connected()
+        self._is_begun, self._is_writing = True, write
+        if write:
+            self._later = ["BEGIN", f"SELECT pg_advisory_xact_lock({WORKS_LOCK})"]
+        else:
+            self._later = ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"]
+
+    def savepoint(self, command: str) -> None:
+        self._later.append(command)
+
+    def commit(self) -> None:
+        number = self._number + 1
+        self._later.append(f"INSERT INTO batch (node, number) VALUES ('{self._node}', {number})")  # noqa: S608 - own
+        if number % _BATCHES_KEPT == 0:
+            self._later.append(self._forgetting())
+        self._later.append("COMMIT")
+        try:
+            self._send_later()
+        except StoreLostError:
+            self._is_begun = self._is_writing = False
+            if not self._is_committed(number):
+                raise
+        self._is_begun = self._is_writing = False
+        self._number = number
+
+    def _forgetting(self) -> str:
+        old = self._number - _BATCHES_KEPT
+        return f"DELETE FROM batch WHERE node = '{self._node}' AND number <= {old}"  # noqa: S608 - own numbers
+
+    def _alone(self, sql: str, parameters: Sequence[Any]) -> None:
+        """Run a statement that is a transaction of its own, and takes the number of the commit with it."""
+        number = self._number + 1
+        is_done = False
+        while not is_done:
+            try:
+                self._run(sql, [self._node, number, *parameters])
+            except StoreLostError:
+                is_done = self._is_committed(number)
+            else:
+                is_done = True
+        self._number = number
+        if number % _BATCHES_KEPT == 0:
+            self._run(self._forgetting(), ())
+
+    def _is_committed(self, number: int) -> bool:
+        """Whether the commit is in the store whose connection broke before its end was told.
+
+        The old session has ended by then. Raises StoreUnreachableError: nobody knows yet.
+        """
+        sql = "SELECT EXISTS (SELECT 1 FROM batch WHERE node = %s AND number = %s) AS there"
+        while True:
+            try:
+                row = self._run(sql, [self._node, number]).one()
+            except StoreLostError:
+                continue
+            except StoreUnreachableError:
+                self._number = number  # it may be taken
+                raise
+            return row is not None and bool(row["there"])
+
+    def rollback(self) -> None:
+        self._later.clear()
+        self._is_begun = self._is_writing = False
+        if self._connection.info.transaction_status not in {TransactionStatus.IDLE, TransactionStatus.UNKNOWN}:
+            self._command("ROLLBACK")
+
+    def forget_log(self) -> bool:
+        """PostgreSQL's log is the server's: nothing is to do here."""
+        return True
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # The connection
+
+    def _be_connected(self) -> None:
+        """Raises StoreUnreachableError: not within the patience."""
+        if not self._connection.closed and not self._connection.broken:
+            return
+        self._later.clear()
+        pause = _PAUSE_SECONDS
+        while True:
+            try:
+                self._connection = self._connected()
+            except StoreUnreachableError:
+                self._engine.contact.lost()
+                if not self._engine.contact.is_patient():
+                    raise
+            else:
+                self._engine.contact.found()
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _connected(self) -> "psycopg.Connection[tuple[Any, ...]]":
+        name = f"trunkline {self._node}"
+        connection = self._engine.target.connect(read_only=self._read_only, name=name)
+        adapt(connection)
+        if not self._read_only:
+            _end_former(connection, name)
+        connection.prepare_threshold = _PREPARED_FROM
+        connection.prepared_max = _PREPARED_MOST
+        self._cursor = connection.cursor()
+        return connection
+
+    def _store_error(self, error: psycopg.Error) -> StoreError:
+        text = self._engine.target.without_secret(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        state = error.sqlstate or ""
+        if self._connection.broken or self._connection.closed or state.startswith(_LOST):
+            self._connection.close()
+            self._later.clear()
+            self._engine.contact.lost()
+            return StoreLostError(text)
+        return StoreFullError(text) if state == _FULL else StoreError(text)
+
+
+def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) -> None:
+    """End the session that this connection had before, and wait for its end: it may still commit."""
+    connection.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE application_name = %s AND usename = current_user AND pid <> pg_backend_pid()",
+        [name],
+    )
+
+
+#: Takes the lock of the log, then the number of the commit. The rows that follow are in the same statement.
+_BATCH_OF_ROWS: Final = (
+    f"locked AS MATERIALIZED (SELECT pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants
+    " numbered AS (INSERT INTO batch (node, number) SELECT %s, %s FROM locked)"
+)
+
+
+def _insert(table: str, columns: Sequence[str], types: Mapping[str, str]) -> str:
+    names = ", ".join(map(quoted, columns))
+    arrays = ", ".join(f"%s::{ARRAYS[types[name]][0]}" for name in columns)
+    values = ", ".join(f"{quoted(name)}::json" if types[name] == "json" else quoted(name) for name in columns)
+    return f"INSERT INTO {quoted(table)} ({names}) SELECT {values} FROM unnest({arrays}) AS given ({names})"  # noqa: S608
+
+
+class PostgresqlSnapshot:
+    """A consistent view of the store at one moment."""
+
+    def __init__(self, rows: PostgresqlConnection) -> None:
+        self.rows = rows
+        self.size_bytes = rows.size_bytes()[0]
+
+    def steps(self) -> tuple[str, ...]:
+        """The names of the schema steps that the store has; none of a database without a store."""
+        return tuple(applied(self.rows.driver))
+
+    def is_current(self) -> bool:
+        return self.steps() == tuple(names())
+
+    def has(self, table: str, column: str) -> bool:
+        """Whether an older version, which has made the store, had the column."""
+        sql = "SELECT 1 AS there FROM information_schema.columns WHERE table_name = :table AND column_name = :column"
+        return self.rows.execute(sql, {"table": table, "column": column}).one() is not None
+
+
+class PostgresqlEngine:
+    """Opens connections to one database.
+
+    Args:
+        target: the database.
+        patience_seconds: how long a connection that broke is tried again before its work fails.
+        upgrades: whether a store of an older version is brought to this one, or refused.
+        progress: told of the schema steps.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        patience_seconds: float = 5.0,
+        upgrades: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        self.target = target
+        self.damage = Damage()  # stays empty: the server's own tools look for it
+        self.columns = _Columns()
+        self.contact = Contact(patience_seconds)
+        self._upgrades = upgrades
+        self._progress = progress
+
+    def migrate(self) -> None:
+        """Bring the schema to this version, while no other daemon does.
+
+        Raises:
+            StoreError: the server or the database cannot be used, a newer version of Trunkline has made the store, or
+                an older one and this engine does not upgrade.
+        """
+        with self.target.connect() as connection:
+            check_database(connection, self.target)
+            migrate(connection, self.target, upgrades=self._upgrades, progress=self._progress)
+
+    def __str__(self) -> str:
+        return str(self.target)
+
+    @contextmanager
+    def snapshot(self) -> Iterator["PostgresqlSnapshot"]:
+        """The store as it is now, beside a daemon that writes. Nothing is changed, also not the schema.
+
+        Raises:
+            StoreError: the server or the database cannot be used.
+        """
+        with self.target.connect(read_only=True) as connection:
+            check_database(connection, self.target)
+        with closing(self.open(read_only=True)) as rows:
+            rows.begin(write=False)
+            yield PostgresqlSnapshot(rows)
+
+    def open(self, *, read_only: bool) -> PostgresqlConnection:
+        """Open a connection; the caller closes it. Raises StoreError."""
+        return PostgresqlConnection(self, read_only=read_only)

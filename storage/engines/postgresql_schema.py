@@ -1,0 +1,171 @@
+"""The schema in PostgreSQL: a baseline, which stands for all steps up to one, then the steps after it.
+
+The baseline and each step are one transaction, with the name of the step in it: one that was interrupted has not been.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from importlib.resources import files
+from typing import Final
+
+import psycopg
+import structlog
+
+from config.shown_command import shown_command
+from storage import migrations
+from storage.engines.postgresql_sql import step_translated
+from storage.engines.postgresql_target import Connection, Target, explained
+from storage.migrations import VERSION
+from storage.sql import StoreError
+
+#: Told what is being done, at least every few seconds.
+Progress = Callable[[str], None]
+
+#: The last step that the baseline has.
+BASELINE: Final = "0074_deleted_applications"
+_LEAST_VERSION: Final = 150_000
+_COLLATIONS: Final = frozenset({"C", "POSIX", "C.UTF-8", "C.utf8"})
+#: Held while the schema changes: two daemons that start at once do not both change it.
+_MIGRATION_LOCK: Final = 0x7472756E6B00
+_log = structlog.get_logger(__name__)
+
+
+def check_database(connection: Connection, target: Target) -> None:
+    """Raises StoreError: the server or the database is not one that can hold a store; the text says why."""
+    with explained(target):
+        version = connection.info.server_version
+        if version < _LEAST_VERSION:
+            raise StoreError(f"{target}: the server is PostgreSQL {version // 10_000}: 15 or newer is needed")
+        encoding, collation, is_copy, creates = _one(
+            connection,
+            "SELECT pg_encoding_to_char(encoding), datcollate, pg_is_in_recovery(),"
+            " has_schema_privilege('public', 'CREATE') FROM pg_database WHERE datname = current_database()",
+        )
+        if encoding != "UTF8":
+            raise StoreError(f"{target}: its encoding is {encoding}, not UTF8: {_made_anew(target)}")
+        if collation not in _COLLATIONS:
+            raise StoreError(f"{target}: its texts are in the order of {collation}, not C: {_made_anew(target)}")
+        if is_copy:
+            raise StoreError(f"{target}: the server is the copy of another one and takes no writes: name the other one")
+        if not creates and not applied(connection):
+            raise StoreError(
+                f"{target}: the role may make no tables: let it own the database: {target.how_to_create()}"
+            )
+        if _is_pooled(connection, target):
+            raise StoreError(
+                f"{target}: a pooler gives each transaction another session (PgBouncer's pool_mode = transaction): name"
+                " the server itself, or use pool_mode = session"
+            )
+
+
+def _made_anew(target: Target) -> str:
+    return f"make another database: {target.how_to_create()}"
+
+
+def _is_pooled(connection: Connection, target: Target) -> bool:
+    """Whether two connections share a session of the server. A pooler is known by the id of the session, which it
+    makes up."""
+    (session,) = _one(connection, "SELECT pg_backend_pid()")
+    if session == connection.info.backend_pid:
+        return False
+    with closing(target.connect()) as other:
+        other.execute("BEGIN")
+        return _one(other, "SELECT pg_backend_pid()") == _one(connection, "SELECT pg_backend_pid()") or (
+            _one(other, "SELECT pg_backend_pid()") == (session,)
+        )
+
+
+def _one(connection: Connection, sql: str) -> Sequence[object]:
+    row = connection.execute(sql.encode()).fetchone()
+    return row or ()
+
+
+def applied(connection: Connection) -> list[str]:
+    """The steps that the store has, in their order; none of a database without a store."""
+    if _one(connection, "SELECT to_regclass('schema_step')") == (None,):
+        return []
+    return [str(name) for (name,) in connection.execute("SELECT name FROM schema_step ORDER BY name")]
+
+
+def version_of(connection: Connection) -> str:
+    """The version of Trunkline that applied the last step."""
+    found = _one(connection, "SELECT version FROM store_version")
+    return str(found[0]) if found else "(a newer version)"
+
+
+def check_steps(steps: Sequence[str], connection: Connection, target: Target) -> None:
+    """Raises StoreError: a newer version has made the store, or something else is in the database."""
+    if migrations.unknown_names(steps):
+        made_by = version_of(connection)
+        raise StoreError(
+            f"{target}: Trunkline {made_by} has made this store, and {VERSION} cannot read it: install {made_by} or a"
+            " newer one"
+        )
+    if not steps and (
+        found := _one(
+            connection,
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' LIMIT 1",
+        )
+    ):
+        raise StoreError(
+            f"{target}: something else is in this database (the table {found[0]}), and no store: {_made_anew(target)}"
+        )
+
+
+def migrate(connection: Connection, target: Target, *, upgrades: bool, progress: Progress | None) -> None:
+    """Apply the steps that the store lacks. Raises StoreError."""
+    with explained(target):
+        connection.execute("SELECT pg_advisory_lock(%s)", [_MIGRATION_LOCK])
+        try:
+            _migrate(connection, target, upgrades=upgrades, progress=progress)
+        finally:
+            if not connection.broken:
+                connection.execute("SELECT pg_advisory_unlock(%s)", [_MIGRATION_LOCK])
+
+
+def _migrate(connection: Connection, target: Target, *, upgrades: bool, progress: Progress | None) -> None:
+    steps = applied(connection)
+    check_steps(steps, connection, target)
+    if not steps:
+        with connection.transaction():
+            _execute(connection, (files("storage") / "schema" / "postgresql_baseline.sql").read_text(encoding="utf-8"))
+            connection.execute("INSERT INTO secret (name, value) VALUES ('mid', %s)", [secrets.token_bytes(32)])
+            for name in migrations.names():
+                if name <= BASELINE:
+                    _note(connection, name)
+    pending = [name for name in migrations.names() if name not in {*steps, *applied(connection)}]
+    if steps and pending:
+        if not upgrades:
+            raise StoreError(
+                f"{target}: Trunkline {version_of(connection)} has made this store, and it lacks {len(pending)} schema"
+                f" steps: start the daemon, or run once: {shown_command('migrate')}"
+            )
+        _log.info("migrating", store=str(target), steps=pending)
+    for number, name in enumerate(pending, 1):
+        if steps and progress is not None:
+            progress(f"step {number} of {len(pending)}, {name}")
+        with connection.transaction():
+            _apply(connection, name)
+            _note(connection, name)
+    if pending or not steps:
+        connection.execute(
+            "INSERT INTO store_version (id, version) VALUES (1, %s)"
+            " ON CONFLICT (id) DO UPDATE SET version = excluded.version",
+            [VERSION],
+        )
+
+
+def _apply(connection: Connection, name: str) -> None:
+    words, is_twin = migrations.statements(name, "postgresql")
+    for statement in words:
+        _execute(connection, statement if is_twin else step_translated(statement))
+
+
+def _execute(connection: Connection, text: str) -> None:
+    """Statements without parameters."""
+    psycopg.ClientCursor(connection).execute(text.encode())
+
+
+def _note(connection: Connection, name: str) -> None:
+    connection.execute("INSERT INTO schema_step (name) VALUES (%s)", [name])

@@ -1,0 +1,128 @@
+"""The database in PostgreSQL that holds the store: how to reach it, and what operators are told when they cannot."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import psycopg
+from psycopg import conninfo
+
+from storage.sql import StoreError, StoreUnreachableError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+#: A server that is gone is noticed in seconds, also when nothing is sent to it. The address may say otherwise.
+_DEFAULTS: Final = {
+    "connect_timeout": "5",
+    "keepalives_idle": "2",
+    "keepalives_interval": "1",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "5000",
+}
+#: The beginnings of the server's answers to a connection that it refuses, and what to do.
+_HELP: Final = (
+    (re.compile(r"password authentication failed|no password supplied"), "is the password right?"),
+    (re.compile(r"database .* does not exist"), "make it: {create}"),
+    (re.compile(r"role .* does not exist"), "make the role, and a database of its own: {create}"),
+    (re.compile(r"no pg_hba\.conf entry|authentication failed"), "the server's pg_hba.conf does not let it in"),
+    (re.compile(r"too many clients|remaining connection slots"), "raise max_connections of the server"),
+    (re.compile(r"Connection refused|No such file|could not translate|timeout|unreachable"), "is the server running?"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`url` as libpq takes it (PostgreSQL manual, 34.1.1.2). The password is in it, in `password_file`, or where libpq
+    looks for one (PGPASSFILE, ~/.pgpass). `synchronous`: whether a commit waits for the disk."""
+
+    url: str
+    password_file: Path | None = None
+    synchronous: bool = True
+
+    def connect(self, *, read_only: bool = False, name: str = "trunkline") -> Connection:
+        """A connection in autocommit mode.
+
+        Raises:
+            StoreUnreachableError: the server does not answer, or refuses the connection; the text says what to do.
+            StoreError: the address or the password's file cannot be used.
+        """
+        try:
+            connection = psycopg.connect(self._conninfo(name), autocommit=True)
+        except psycopg.OperationalError as error:
+            raise StoreUnreachableError(self._explained(error)) from error
+        except psycopg.Error as error:
+            raise StoreError(f"{self}: {self.without_secret(str(error))}") from error
+        try:
+            # Not as options of the connection, which poolers refuse.
+            connection.execute(
+                f"SET synchronous_commit = {'on' if self.synchronous else 'off'};"
+                f" SET default_transaction_read_only = {'on' if read_only else 'off'};"
+                f" SET idle_in_transaction_session_timeout = {0 if read_only else 10_000};"
+                " SET client_min_messages = warning; SET search_path = public"
+            )
+        except psycopg.Error as error:
+            connection.close()
+            raise StoreUnreachableError(self._explained(error)) from error
+        return connection
+
+    def _conninfo(self, name: str) -> str:
+        given = self._parsed()
+        if self.password_file is not None:
+            try:
+                given["password"] = self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+            except (OSError, UnicodeDecodeError) as error:
+                raise StoreError(f"storage.password_file: {self.password_file}: cannot be read") from error
+        return conninfo.make_conninfo(**{**_DEFAULTS, "application_name": name, **given})
+
+    def _parsed(self) -> dict[str, Any]:
+        try:
+            return conninfo.conninfo_to_dict(self.url)
+        except psycopg.Error as error:  # its text quotes parts of the address
+            raise StoreError("storage.url: PostgreSQL's library cannot read this address") from error
+
+    def _explained(self, error: psycopg.Error) -> str:
+        text = self.without_secret(" ".join(str(error).split()))
+        help_ = next((found for pattern, found in _HELP if pattern.search(text)), "")
+        return f"{self}: {text}{f' ({help_.format(create=self.how_to_create())})' if help_ else ''}"
+
+    def how_to_create(self) -> str:
+        given = self._parsed()
+        user = given.get("user") or "trunkline"
+        database = given.get("dbname") or user
+        return f"createdb --template template0 --encoding UTF8 --locale C --owner {user} {database}"
+
+    def without_secret(self, text: str) -> str:
+        """The text without the password of the address."""
+        password = self._parsed().get("password")
+        for secret in filter(None, (password, quote(password or "", safe=""))):
+            text = text.replace(secret, "…")
+        return text
+
+    def __str__(self) -> str:
+        """The address as operators see it: without the password."""
+        given = self._parsed()
+        user = f"{given['user']}@" if given.get("user") else ""
+        hosts = str(given.get("host") or os.environ.get("PGHOST") or "").split(",")
+        ports = str(given.get("port") or "").split(",")
+        ports += [ports[-1]] * (len(hosts) - len(ports))
+        where = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
+        return f"postgresql://{user}{where}/{given.get('dbname') or ''}"
+
+
+@contextmanager
+def explained(target: Target) -> Iterator[None]:
+    """Errors of statements as StoreError that names the database."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise StoreError(
+            f"{target}: the role lacks rights ({target.without_secret(str(error).splitlines()[0])}): let it own the"
+            f" database, and nobody else's tables be in it: {target.how_to_create()}"
+        ) from error
+    except psycopg.Error as error:
+        raise StoreError(f"{target}: {target.without_secret(' '.join(str(error).split()))}") from error

@@ -1,0 +1,293 @@
+"""PostgreSQL for tests: one server for all processes of a run, and databases that tests use one after the other.
+
+`make test ENGINE=postgresql` has all tests use it that take the fixture `engine`. The server is started when a test
+first needs it, in a folder of its own, and stops when the last process of the run has ended, however it ended.
+"""
+
+import fcntl
+import json
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache, cached_property
+from itertools import count
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tests.programs import skip_without
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+    from storage.engines.postgresql_target import Target
+
+#: The engine of this run: `sqlite` or `postgresql`.
+ENGINE: Final = os.environ.get("ENGINE", "sqlite")
+_FOLDER: Final = "TESTS_POSTGRESQL"  # of this run; processes of the run inherit it
+_TEMPLATE: Final = "trunkline_template"
+#: A test that fails must not find the server's disk, and nothing of it outlives the run.
+_SETTINGS: Final = (
+    *("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=400", "shared_buffers=64MB"),
+    *("autovacuum_naptime=10s", "log_min_messages=fatal", "max_wal_size=4GB", "checkpoint_timeout=1h"),
+)
+_WATCH: Final = """
+import fcntl, json, subprocess, sys, shutil
+with open(sys.argv[1] + "/users") as users:
+    fcntl.flock(users, fcntl.LOCK_EX)
+    subprocess.run(sys.argv[3:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **json.loads(sys.argv[2]))
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
+_numbers = count()
+_held: list[object] = []  # as long as the process runs
+
+
+def programs() -> Path:
+    """The folder of PostgreSQL's programs. Where there is none, see `tests/programs.py: skip_without`."""
+    if (found := shutil.which("initdb")) is not None:
+        return Path(found).resolve().parent
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    if not folders:
+        skip_without("postgresql", "its server is not installed (apt-get install postgresql)")
+    return folders[-1].parent
+
+
+def folder_of_run() -> None:
+    """Make the folder in which the server will be. The process that starts all others calls it, before them."""
+    if _FOLDER not in os.environ:
+        # Short, because it has a socket; and where the server's user may enter.
+        shared = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+        os.environ[_FOLDER] = mkdtemp(prefix="trunkline-pg.", dir=shared if os.access(shared, os.W_OK) else None)
+
+
+def end_run() -> None:
+    """Remove the folder, unless a server is in it that will do it."""
+    folder = Path(os.environ.get(_FOLDER, ""))
+    if folder.is_absolute() and not (folder / "users").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_server() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root."""
+    if os.geteuid():
+        return {}
+    try:
+        user = pwd.getpwnam("postgres")
+    except KeyError:
+        user = pwd.getpwnam("nobody")
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+class Server:
+    """A server with a folder of its own; connections come through a socket in it, without a password."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+
+    def make(self, *settings: str) -> None:
+        if not os.geteuid():
+            os.chown(self.folder, _as_server()["user"], _as_server()["group"])
+        self.folder.chmod(0o755)
+        options = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
+        self._run("initdb", "-D", self.data, *options)
+        with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
+            for setting in (*_SETTINGS, *settings, f"unix_socket_directories={self.folder}"):
+                name, _, value = setting.partition("=")
+                file.write(f"{name} = '{value}'\n")
+
+    def start(self) -> None:
+        self._run("pg_ctl", "-D", self.data, "-l", self.folder / "log", "-w", "-s", "start")
+
+    def stop(self, mode: str = "fast") -> None:
+        self._run(*self.stopping(mode))
+
+    def stopping(self, mode: str = "fast") -> list[str | Path]:
+        return ["pg_ctl", "-D", self.data, "-m", mode, "-w", "-s", "stop"]
+
+    def url(self, database: str) -> str:
+        return f"postgresql://postgres@/{database}?host={self.folder}"
+
+    def target(self, database: str) -> "Target":
+        from storage.engines.postgresql_target import Target
+
+        return Target(self.url(database), synchronous=False)
+
+    def _run(self, name: str | Path, *arguments: str | Path) -> None:
+        command = [programs() / name, *arguments]
+        # A pipe would stay open in the server.
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False, **_as_server())
+        assert not done.returncode, f"{command} failed; {self.folder / 'log'} may say why"
+
+    @cached_property
+    def administration(self) -> "psycopg.Connection[Any]":
+        """A connection that makes and removes databases."""
+        return self.target("postgres").connect(name="tests")
+
+    def new_database(self, *, template: str = _TEMPLATE) -> str:
+        name = f"t{os.getpid()}_{next(_numbers)}"
+        self.administration.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        return name
+
+    def drop(self, name: str) -> None:
+        self.administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@cache
+def server() -> Server:
+    """The server of this run, with a database that has the schema."""
+    from storage.engines.postgresql import PostgresqlEngine
+
+    folder_of_run()
+    folder = Path(os.environ[_FOLDER])
+    found = Server(folder)
+    with (folder / "begin").open("w") as beginning:
+        fcntl.flock(beginning, fcntl.LOCK_EX)
+        users = (folder / "users").open("w")
+        fcntl.flock(users, fcntl.LOCK_SH)
+        _held.append(users)
+        if not (folder / "ready").exists():
+            found.make()
+            found.start()
+            stop = [str(programs() / "pg_ctl"), *map(str, found.stopping()[1:])]
+            watch = [sys.executable, "-c", _WATCH, str(folder), json.dumps(_as_server()), *stop]
+            _held.append(subprocess.Popen(watch, stdin=subprocess.DEVNULL, start_new_session=True))
+            found.administration.execute(f"CREATE DATABASE {_TEMPLATE} TEMPLATE template0".encode())
+            PostgresqlEngine(found.target(_TEMPLATE)).migrate()
+            with found.target(_TEMPLATE).connect() as template:
+                template.execute(_BEGIN_ANEW)
+            (folder / "ready").touch()
+    return found
+
+
+class _Kept:
+    """A database and a connection that serve one test after the other."""
+
+    def __init__(self) -> None:
+        from storage.engines.postgresql import PostgresqlEngine
+
+        self.name = server().new_database()
+        engine = PostgresqlEngine(server().target(self.name))
+        self.columns = engine.columns
+        self.connection = engine.open(read_only=False)
+        self.is_lent = False
+
+    def begin_anew(self) -> None:
+        """Empty the tables that have rows. To make a database takes a hundred times as long."""
+        self.connection.rollback()
+        self.connection.execute("SELECT begin_test_anew(:mid)", {"mid": secrets.token_bytes(32)})
+        self.is_lent = False
+
+
+class _Databases:
+    """The databases of this process: for each file that SQLite would have, one."""
+
+    def __init__(self) -> None:
+        self._free: list[_Kept] = []
+        self._of: dict[Path, _Kept] = {}
+
+    def at(self, path: Path) -> _Kept:
+        """The database of a path, which begins as an empty store."""
+        if path not in self._of:
+            self._forget(lambda other: not other.parent.exists())  # examples of one test follow each other
+            kept = self._free.pop() if self._free else _Kept()
+            kept.begin_anew()
+            self._of[path] = kept
+        return self._of[path]
+
+    def end_test(self) -> None:
+        self._forget(lambda _path: True)
+
+    def _forget(self, is_over: Callable[[Path], bool]) -> None:
+        for path in [path for path in self._of if is_over(path)]:
+            self._free.append(self._of.pop(path))
+
+    def close(self) -> None:
+        self.end_test()
+        for one in self._free:
+            one.connection.close()
+        self._free.clear()
+
+
+DATABASES: Final = _Databases()
+
+
+def migrated_engine(path: Path) -> "PostgresqlEngine":
+    """An engine on the database of a path."""
+    from storage.engines.postgresql import PostgresqlEngine
+
+    class Migrated(PostgresqlEngine):
+        """Its database is made when it is first used."""
+
+        def __init__(self) -> None:
+            super().__init__(server().target("postgres"))
+            self.path = path
+
+        def migrate(self) -> None:
+            self._kept()
+
+        def _kept(self) -> _Kept:
+            kept = DATABASES.at(path)
+            self.target, self.columns = server().target(kept.name), kept.columns
+            return kept
+
+        def open(self, *, read_only: bool) -> "PostgresqlConnection":
+            self._kept()
+            return super().open(read_only=read_only)
+
+        def open_on_loop(self) -> "PostgresqlConnection":
+            """The one connection of a store that is read and written on the event loop."""
+            kept = self._kept()
+            if kept.is_lent:
+                return self.open(read_only=False)
+            kept.is_lent = True
+            return cast("PostgresqlConnection", _Lent(kept))
+
+    return Migrated()
+
+
+class _Lent:
+    """A connection that stays open when the test closes it."""
+
+    def __init__(self, kept: _Kept) -> None:
+        self._kept = kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kept.connection, name)
+
+    def close(self) -> None:
+        self._kept.connection.rollback()
+        self._kept.is_lent = False
+
+
+#: Deletes what a test has left: which is quicker than TRUNCATE for some rows in a few of many tables.
+_BEGIN_ANEW: Final = """
+CREATE FUNCTION begin_test_anew(mid BYTEA) RETURNS VOID LANGUAGE plpgsql AS $$
+DECLARE
+  of_table TEXT;
+  has_rows BOOLEAN;
+  counting TEXT;
+BEGIN
+  SET LOCAL session_replication_role = replica;
+  FOR of_table IN
+    SELECT quote_ident(relname) FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' AND relname NOT IN ('schema_step', 'store_version')
+  LOOP
+    EXECUTE 'SELECT EXISTS (SELECT 1 FROM ' || of_table || ')' INTO has_rows;
+    IF has_rows THEN
+      EXECUTE 'DELETE FROM ' || of_table;
+      SELECT pg_get_serial_sequence(of_table, attname) INTO counting FROM pg_attribute
+        WHERE attrelid = of_table::regclass AND attidentity <> '';
+      IF FOUND THEN
+        PERFORM setval(counting, 1, FALSE);
+      END IF;
+    END IF;
+  END LOOP;
+  INSERT INTO secret (name, value) VALUES ('mid', mid);
+END $$
+"""

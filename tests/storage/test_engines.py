@@ -1,0 +1,240 @@
+"""Both engines give the stores the same: values, conditions on JSON, batches and the schema."""
+
+import math
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from storage.database import EngineConnection, StoreEngine
+from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.sqlite import SqliteEngine
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.records import MessageRow, RollupRow
+from storage.rollups import RollupStore
+from storage.sql import StoreError
+from tests.postgresql import server
+from tests.rows import each_row
+from tests.stores import make_store
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineConnection]:
+    """The writer's connection to an empty store of either engine."""
+    if request.param == "sqlite":
+        make_store(tmp_path / "both.sqlite")
+        engine: StoreEngine = SqliteEngine(tmp_path / "both.sqlite", synchronous="off")
+        with closing(engine.open(read_only=False)) as connection:
+            yield connection
+        return
+    name = server().new_database()
+    with closing(PostgresqlEngine(server().target(name)).open(read_only=False)) as connection:
+        yield connection
+    server().drop(name)
+
+
+_TEXTS: Final = (
+    "",
+    "plain",
+    "a\0b",
+    "\0",
+    "\x1a",
+    "\x1a0",
+    "\0\x1a\x1a0\0",
+    "ü€𝄞",
+    "100%",
+    ":name",
+    "'quoted' \"twice\"",
+)
+
+
+def test_every_text_comes_back(store: EngineConnection) -> None:
+    for number, text in enumerate(_TEXTS):
+        store.execute("INSERT INTO field (key, path) VALUES (:key, :path)", {"key": number, "path": text})
+        row = store.execute("SELECT path FROM field WHERE path = :path", {"path": text}).one()
+        assert row is not None
+        assert row["path"] == text
+    assert [row[0] for row in store.execute("SELECT path FROM field ORDER BY key").tuples()] == list(_TEXTS)
+
+
+def test_texts_are_in_the_order_of_their_bytes(store: EngineConnection) -> None:
+    texts = ["a", "B", "Z", "ä", "_", "10", "9", "a b", "ab"]
+    for text in texts:
+        store.execute("INSERT INTO field (path) VALUES (:path)", {"path": text})
+    found = [row["path"] for row in store.execute("SELECT path FROM field ORDER BY path")]
+    assert found == sorted(texts, key=str.encode)
+
+
+def test_an_integer_beyond_64_bits_is_refused_before_the_store(store: EngineConnection) -> None:
+    with pytest.raises(OverflowError):
+        store.execute("INSERT INTO counter (name, value) VALUES ('a', :value)", {"value": 2**63})
+    store.execute("INSERT INTO counter (name, value) VALUES ('a', :value)", {"value": -(2**63)})
+    assert (store.execute("SELECT value FROM counter").one() or {})["value"] == -(2**63)
+
+
+def test_a_boolean_is_a_number(store: EngineConnection) -> None:
+    store.execute("INSERT INTO counter (name, value) VALUES ('a', :value)", {"value": True})
+    assert (store.execute("SELECT value FROM counter WHERE value = :one", {"one": True}).one() or {})["value"] == 1
+
+
+@each_row(
+    "number",
+    [0, -1, 2**62, 2**63 - 1, 0.1, 5e-324, 1.7976931348623157e308, 4611686018427387904.0, math.inf, -math.inf],
+)
+def test_numbers_of_rollups_keep_their_form_and_every_bit(store: EngineConnection, number: float) -> None:
+    rollups = RollupStore(store)
+    of_zero = RollupRow(DeviceKey(1), 1, "minute", 0, 1, 1, number, number, number, float(number), 0.0, None)
+    rollups.put_all([of_zero])
+    found = rollups.get(DeviceKey(1), 1, "minute", 0)
+    assert repr(found) == repr(of_zero)
+
+
+def test_a_later_row_of_a_batch_replaces_the_earlier_one_with_its_key(store: EngineConnection) -> None:
+    store.put_many("consumer", ("name", "position"), ("name",), [("a", 1), ("b", 2), ("a", 3)])
+    store.put_many("consumer", ("name", "position"), ("name",), [("b", 4)])
+    store.put_many("consumer", ("name", "position"), ("name",), [])
+    found = store.execute("SELECT name, position FROM consumer ORDER BY name").tuples()
+    assert [tuple(row) for row in found] == [("a", 3), ("b", 4)]
+
+
+def test_rows_of_the_log_come_back_in_one_piece(store: EngineConnection) -> None:
+    rows = [
+        MessageRow(Position(n), DeviceKey(n % 2), Milliseconds(5), Milliseconds(6), 1, f'{{"n":{n},"t":"\\u0000ü"}}')
+        for n in range(1, 50)
+    ]
+    columns = MessageRow.__struct_fields__
+    store.insert_many("message", columns, rows[:20])
+    store.insert_many("message", columns, store.encoded(rows[20:]))
+    store.insert_many("message", columns, [])
+    found = store.execute(f"SELECT {', '.join(columns)} FROM message ORDER BY position").tuples()  # noqa: S608
+    assert [MessageRow(*row) for row in found] == rows
+
+
+@each_row(
+    ("document", "path", "text", "number", "has", "matches"),
+    [
+        ('{"a":{"b":1.5}}', "a.b", "1.5", "1.50", True, True),
+        ('{"a":{"b":1.5}}', "a", "1.5", "1.5", True, False),
+        ('{"a":{"b":1.5}}', "a.c", "x", None, False, False),
+        ('{"a":{"b":1.5}}', "", "x", None, False, False),
+        ('{"":1}', "", "1", "1", True, True),
+        ('{"a":[1,2]}', "a.0", "1", "1", False, False),
+        ('{"a":[1,2]}', "a", "[1,2]", None, True, True),
+        ('{"a":"inside"}', "a", "side", None, True, True),
+        ('{"a":"inside"}', "a", "SIDE", None, True, False),
+        ('{"a":"50%_"}', "a", "%_", None, True, True),
+        ('{"a":true}', "a", "true", None, True, True),
+        ('{"a":false}', "a", "true", None, True, False),
+        ('{"a":null}', "a", "null", None, True, False),
+        ('{"a":9007199254740993}', "a", "x", "9007199254740993", True, True),
+        ('{"a":9007199254740993}', "a", "x", "9007199254740992", True, False),
+        ('{"a":1}', "a", "x", "1e999", True, False),
+        ('{"a":1e2}', "a", "x", "100", True, True),
+        ('{"a":"x\\u0000y"}', "a", "x", None, True, True),
+        ('{"a":"x\\\\u0000y"}', "a", "x\0y", None, True, False),
+        ('{"a":"x","b\\u0000":1}', "a", "x", None, True, True),
+        ('{"a\\"b":1}', 'a"b', "1", "1", False, False),
+        ('{"a[0]":1}', "a[0]", "1", "1", True, True),
+    ],
+)
+def test_conditions_on_json(
+    store: EngineConnection, document: str, path: str, text: str, number: str | None, has: bool, matches: bool
+) -> None:
+    values = {"document": document, "path": path, "text": text, "number": number}
+    given = "(SELECT CAST(:document AS TEXT) AS data) AS given"
+    found = store.execute(
+        f"SELECT ({store.json_has('data', 'path')}) AS has,"  # noqa: S608 - constants
+        f" ({store.json_matches('data', 'path', 'text', 'number')}) AS matches FROM {given}",
+        values,
+    ).one()
+    assert found is not None
+    assert (bool(found["has"]), bool(found["matches"])) == (has, matches)
+
+
+def test_a_name_in_an_array_of_objects(store: EngineConnection) -> None:
+    for document, wanted in (
+        ('{"fields":[{"name":"a"},{"name":"b"}]}', True),
+        ('{"fields":[{"name":"a"},1,null]}', False),
+        ('{"fields":[]}', False),
+        ("{}", False),
+    ):
+        condition = store.json_any_named("data", "fields", "name")
+        found = store.execute(
+            f"SELECT ({condition}) AS it FROM (SELECT CAST(:document AS TEXT) AS data) AS given",  # noqa: S608
+            {"document": document, "name": "b"},
+        ).one()
+        assert found is not None
+        assert bool(found["it"]) is wanted, document
+
+
+def test_a_work_that_fails_is_undone_alone(store: EngineConnection) -> None:
+    store.begin(write=True)
+    store.savepoint("SAVEPOINT work")
+    store.execute("INSERT INTO counter (name, value) VALUES ('a', 1)")
+    store.savepoint("RELEASE work")
+    store.savepoint("SAVEPOINT work")
+    with pytest.raises(StoreError):
+        store.execute("INSERT INTO counter (name, value) VALUES ('a', 2)")
+    store.savepoint("ROLLBACK TO work")
+    store.savepoint("RELEASE work")
+    store.commit()
+    assert (store.execute("SELECT value FROM counter WHERE name = 'a'").one() or {})["value"] == 1
+
+
+def test_a_reader_cannot_write(store: EngineConnection) -> None:
+    store.begin(write=False)
+    try:
+        if not isinstance(getattr(store, "driver", None), sqlite3.Connection):
+            with pytest.raises(StoreError, match="read-only"):
+                store.execute("INSERT INTO counter (name, value) VALUES ('a', 1)")
+    finally:
+        store.rollback()
+
+
+_COLUMNS_OF_SQLITE: Final = (
+    'SELECT t.name, c.name, c.type, c."notnull" OR c.pk > 0, c.pk FROM sqlite_schema AS t'
+    " JOIN pragma_table_info(t.name) AS c"
+    " WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite%' AND t.name NOT LIKE '_sqlite%'"
+)
+_COLUMNS_OF_POSTGRESQL: Final = """
+SELECT c.relname, a.attname, format_type(a.atttypid, NULL), a.attnotnull,
+  coalesce(array_position(i.indkey::int2[], a.attnum) + 1, 0)
+FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_index AS i ON i.indrelid = c.oid AND i.indisprimary
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'
+"""
+_INDEXES_OF_SQLITE: Final = (
+    "SELECT name, tbl_name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL AND tbl_name NOT LIKE '_sqlite%'"
+)
+_INDEXES_OF_POSTGRESQL: Final = (
+    "SELECT indexname, tablename FROM pg_indexes WHERE schemaname = 'public'"
+    " AND indexname NOT IN (SELECT conname FROM pg_constraint)"
+)
+_TYPES: Final = {"INTEGER": "bigint", "BIGINT": "bigint", "TEXT": "text", "BLOB": "bytea", "REAL": "double precision"}
+#: Tables of the engine itself; `begin_test_anew` is a function.
+_OWN: Final = {"schema_step", "batch"}
+
+
+def test_a_baseline_and_all_steps_of_sqlite_give_the_same_tables(tmp_path: Path) -> None:
+    SqliteEngine(tmp_path / "all", synchronous="off").migrate()
+    with closing(sqlite3.connect(tmp_path / "all")) as db:
+        of_sqlite = {
+            # A column without a type takes any number: JSON on PostgreSQL.
+            (table, column, _TYPES.get(kind, "json"), bool(is_set), key)
+            for table, column, kind, is_set, key in db.execute(_COLUMNS_OF_SQLITE)
+        }
+        indexes = set(db.execute(_INDEXES_OF_SQLITE))
+    name = server().new_database(template="template0")
+    engine = PostgresqlEngine(server().target(name))
+    engine.migrate()
+    with server().target(name).connect() as connection:
+        of_postgresql: set[tuple[Any, ...]] = {
+            row for row in connection.execute(_COLUMNS_OF_POSTGRESQL) if row[0] not in _OWN
+        }
+        found = set(connection.execute(_INDEXES_OF_POSTGRESQL))
+    server().drop(name)
+    assert of_postgresql ^ of_sqlite == set()
+    assert found ^ indexes == set()
