@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from broker.clock import Clock
+from broker.cluster.leases import Leases
 from broker.facts import Router
 from broker.files import Files
 from broker.life import Life
@@ -25,6 +26,7 @@ class Core:
     #: The public addresses of this daemon.
     site: Site
     life: Life
+    leases: Leases
     audit: AuditLog
     refusals: Refusals
     trusted_time: TrustedTime

@@ -20,6 +20,15 @@ Statistics = Callable[[], object]
 _log = structlog.get_logger(__name__)
 
 
+class WorkerLease(Protocol):
+    """A right that a worker needs, such as a lease (broker/cluster/leases.py)."""
+
+    @property
+    def is_held(self) -> bool: ...
+    async def wait_gained(self) -> None: ...
+    async def wait_lost(self) -> None: ...
+
+
 class Run(Protocol):
     """A worker: reports that it has started, then runs until it is cancelled."""
 
@@ -31,6 +40,27 @@ class _Worker:
     name: str
     run: Run
     save: Save | None
+    lease: WorkerLease | None
+
+    async def run_while_held(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run while the lease is held; start again when it is gained again."""
+        lease, is_told = self.lease, False
+        if lease is None:
+            await self.run(task_status=task_status)
+            return
+        while True:
+            if not lease.is_held:
+                if not is_told:  # those after it start without it
+                    is_told = True
+                    task_status.started()
+                await lease.wait_gained()
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.run)
+                if not is_told:
+                    is_told = True
+                    task_status.started()
+                await lease.wait_lost()
+                nursery.cancel_scope.cancel()
 
 
 class Life:
@@ -59,16 +89,26 @@ class Life:
         for scope in tuple(self._ended_by_stop):
             scope.cancel()
 
-    def worker(self, name: str, run: Run, *, save: Save | None = None, statistics: Statistics | None = None) -> None:
+    def worker(
+        self,
+        name: str,
+        run: Run,
+        *,
+        lease: WorkerLease | None = None,
+        save: Save | None = None,
+        statistics: Statistics | None = None,
+    ) -> None:
         """Register a worker.
 
         Args:
             name: names the worker in statistics and in the log.
             run: started by `running`, after the workers that were registered earlier.
-            save: writes the state that the worker holds in memory; called once, after every worker has ended.
+            lease: the worker runs only while this is held.
+            save: writes the state that the worker holds in memory; called once, after every worker has ended, unless
+                the lease is lost: another node has that state.
             statistics: reads the worker's statistics, without waiting.
         """
-        self._workers.append(_Worker(name, run, save))
+        self._workers.append(_Worker(name, run, save, lease))
         if statistics is not None:
             self.observe(name, statistics)
 
@@ -89,7 +129,7 @@ class Life:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_stopping)
                 for worker in self._workers:
-                    await nursery.start(worker.run)
+                    await nursery.start(worker.run_while_held)
                 yield
                 nursery.cancel_scope.cancel()
         finally:
@@ -98,7 +138,7 @@ class Life:
 
     async def _save_all(self) -> None:
         for worker in self._workers:
-            if worker.save is None:
+            if worker.save is None or (worker.lease is not None and not worker.lease.is_held):
                 continue
             try:
                 await worker.save()

@@ -9,6 +9,7 @@ import trio
 from broker.accounts.provider_port import Providers
 from broker.accounts.room import AccountsRoom, open_accounts
 from broker.clock import Clock
+from broker.cluster.leases import LeaseName, Leases
 from broker.connectors.port import ThirdParty
 from broker.connectors.room import open_connectors
 from broker.connectors.service import Connectors
@@ -103,9 +104,11 @@ async def open_services(
     callbacks: Callbacks | None = None,
     streams: Streams | None = None,
     tell_of_upgrade: Callable[[str], None] = lambda _text: None,
+    leases: Leases | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
+    `leases`: what this daemon is the one to do; None: everything, as the only one on its store.
     `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
     `tell_of_upgrade` is told how far the start is with files of an earlier version (broker/files.py).
 
@@ -131,12 +134,13 @@ async def open_services(
     store = settings.state_dir / "store.sqlite"
     files = Files(database, clock, settings.state_dir, is_undoable=lambda: bool(copies_of(store)), tell=tell_of_upgrade)
     site = Site(settings)
-    core = Core(settings, database, vault, clock, Router(), site, Life(), audit, refusals, trusted_time, files)
+    leases = leases or Leases()
+    core = Core(settings, database, vault, clock, Router(), site, Life(), leases, audit, refusals, trusted_time, files)
     core.life.observe("store", database.statistics)
     core.life.worker("clock", trusted_time.watch_forever, save=trusted_time.save, statistics=trusted_time.statistics)
     # In this order: what is saved last at the end gets what the others have to say.
     core.life.worker("refusals", refusals.look_forever, save=refusals.flush, statistics=refusals.statistics)
-    core.life.worker("files", files.work_forever)
+    core.life.worker("files", files.work_forever, lease=leases.of(LeaseName.UPKEEP))
     core.life.worker("audit log", audit.write_forever, save=audit.flush, statistics=audit.statistics)
     async with trio.open_nursery() as nursery:
         # Shielded: when this block is cancelled from outside, the writer still commits what the workers save.

@@ -39,6 +39,7 @@ from storage.fair_places import FairPlaces
 from storage.files import FileStore
 from storage.firmware import FirmwareStore
 from storage.keys import Position, Ticket
+from storage.leases import HeldLease, Holder, LeaseStore
 from storage.leaving import LeavingStore
 from storage.limits import LimitStore
 from storage.mail import MailStore
@@ -126,6 +127,7 @@ class Transaction:
         self.devices = DeviceStore(connection)
         self.messages = MessageStore(connection)
         self.message_searches = MessageSearches(connection, self.messages)
+        self.leases = LeaseStore(connection)
         self.leaving = LeavingStore(connection)
         self.limits = LimitStore(connection)
         self.mails = MailStore(connection)
@@ -166,6 +168,8 @@ class _Work:
     """One `write` in its group, and its result or error."""
 
     run: Callable[[Transaction], Any]
+    #: Of an own work: whose transaction it is of.
+    held: HeldLease | None = None
     #: The context variables of the task that asked for it (PEP 567): the work runs in the writer's thread.
     context: Context = field(default_factory=copy_context)
     result: Any = None
@@ -386,6 +390,19 @@ class Database:
                 else:
                     self._readers.append(transaction)
 
+    # There are three kinds of writes. Rows are appended by the journal, and `write_with_next` writes what belongs to
+    # them in their transaction. The works of `write` are serial: each reads, decides and writes as if it were alone.
+    # Own works (`write_own`) are alone because only the holder of a lease writes what they write.
+
+    async def write_own(
+        self, holder: Holder, work: Callable[[Transaction], T], *, announce: Callable[[T], None] | None = None
+    ) -> T:
+        """As `write`, for a work that only the holder of a lease may write.
+
+        Raises StaleLeaseError: another node has the lease. Nothing of the work is in the store.
+        """
+        return await self._write(work, announce, holder.held)
+
     async def write(self, work: Callable[[Transaction], T], *, announce: Callable[[T], None] | None = None) -> T:
         """Run `work` in the next group commit; return what it returned once that is durable.
 
@@ -394,10 +411,19 @@ class Database:
         `announce` is called with what `work` returned, on the loop and in the order of the commits, as soon as it is
         durable: also if the calling task has been cancelled.
         """
+        return await self._write(work, announce)
+
+    async def _write(
+        self,
+        work: Callable[[Transaction], T],
+        announce: Callable[[T], None] | None,
+        held: HeldLease | None = None,
+    ) -> T:
         if self._closed:
             raise StoreError("the store is closed")
         work = conditional(work)
         job, group = self.write_with_next(work), self.open_group
+        job.held = held
         if announce is not None:
             group.callbacks.append(partial(_announce, job, announce))
         await group.ended.wait()
@@ -661,6 +687,8 @@ def _run_in_savepoint(transaction: Transaction, job: _Work) -> None:
     connection = transaction.connection
     connection.savepoint("SAVEPOINT work")
     try:
+        if job.held is not None:
+            transaction.leases.require(job.held)
         job.result = job.context.run(job.run, transaction)
     except StoreLostError:
         raise

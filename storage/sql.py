@@ -23,6 +23,13 @@ class QueryResult(Protocol):
 class StoreConnection(Protocol):
     """Portable SQL with named parameters; the caller holds the transaction."""
 
+    #: The end of a SELECT whose rows keep their keys until the end of the transaction.
+    @property
+    def key_share(self) -> str: ...
+
+    def now_ms(self) -> str:
+        """An expression for the time of the store, which all its users share, in ms since the epoch, UTC."""
+
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult: ...
 
     def forget_log(self) -> bool:
@@ -93,6 +100,10 @@ class Store:
 
 class StoreError(Exception):
     """The store could not do what it was asked: file unreadable, database locked."""
+
+
+class StaleLeaseError(StoreError):
+    """Another node has the lease that the write needs. Nothing of the write is in the store."""
 
 
 class StoreDamagedError(StoreError):

@@ -210,7 +210,13 @@ class Chromium:
 
     def screenshot(self, path: Path) -> None:
         """The whole page, as PNG."""
-        taken = self._tell("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        # It is laid out anew without a scroll bar, and would be cut off by the width of one.
+        self.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+        width, height = self.driver.execute_script(
+            "return [window.innerWidth, Math.max(window.innerHeight, document.documentElement.scrollHeight)]"
+        )
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        taken = self._tell("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(taken["data"]))
 
     def traffic(self) -> Traffic:

@@ -168,6 +168,13 @@ class BreakableConnection:
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult:
         return self._connection.execute(sql, parameters)
 
+    @property
+    def key_share(self) -> str:
+        return self._connection.key_share
+
+    def now_ms(self) -> str:
+        return self._connection.now_ms()
+
     def encoded(self, rows: Sequence[Any]) -> EncodedRows:
         return self._connection.encoded(rows)
 

@@ -1,5 +1,6 @@
 """Builds the cloud connectors."""
 
+from broker.cluster.leases import LeaseName
 from broker.connectors.port import ThirdParty
 from broker.connectors.service import Connectors
 from broker.core import Core
@@ -24,5 +25,11 @@ async def open_connectors(
     if third_party is None:
         core.life.observe("connectors", connectors.statistics)
     else:
-        core.life.worker("connectors", connectors.run_forever, save=connectors.save, statistics=connectors.statistics)
+        core.life.worker(
+            "connectors",
+            connectors.run_forever,
+            lease=core.leases.of(LeaseName.CONNECTORS),
+            save=connectors.save,
+            statistics=connectors.statistics,
+        )
     return connectors

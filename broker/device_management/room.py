@@ -5,6 +5,7 @@ from pathlib import Path
 
 import structlog
 
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_management.configuration import Configurations
 from broker.device_management.downloads import Downloads
@@ -61,7 +62,7 @@ async def open_device_management(
         operations,
         core.site.image_root,
     )
-    core.life.worker("tasks", engine.run_forever, statistics=engine.statistics)
+    core.life.worker("tasks", engine.run_forever, lease=core.leases.of(LeaseName.TASKS), statistics=engine.statistics)
     return DeviceManagementRoom(
         objects=objects,
         configurations=configurations,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_sessions.sessions import DeviceSessions
 
@@ -22,5 +23,5 @@ async def open_device_sessions(core: Core) -> DeviceSessionsRoom:
     if settings.persistent_sessions == "off":
         return DeviceSessionsRoom(None if settings.topics == "service" else sessions, sessions)
     await sessions.resume()
-    core.life.worker("mqtt sessions", sessions.sweep_forever)
+    core.life.worker("mqtt sessions", sessions.sweep_forever, lease=core.leases.of(LeaseName.UPKEEP))
     return DeviceSessionsRoom(sessions, sessions)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.device_tokens import DeviceTokens
@@ -36,10 +37,14 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     core.life.worker("presence", presence.flush_forever, save=presence.flush, statistics=presence.statistics)
     removal = Removal(database, clock)
     core.trusted_time.on_confirm(removal.wakeup.set)
-    core.life.worker("removal", removal.sweep_forever, statistics=removal.statistics)
+    core.life.worker(
+        "removal", removal.sweep_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=removal.statistics
+    )
     shares = Shares(database, router, clock, registry, mails)
     inventory = Inventory(database, router, clock, registry)
-    core.life.worker("devices of closed accounts", inventory.delete_of_closed_forever)
+    core.life.worker(
+        "devices of closed accounts", inventory.delete_of_closed_forever, lease=core.leases.of(LeaseName.UPKEEP)
+    )
     accounts.claims.ends("Devices of others, shared with the account", shares.end_all_of)
     accounts.claims.ends("Devices", inventory.end_all_of)
     return DevicesRoom(

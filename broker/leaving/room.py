@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.export.exports import Exports
@@ -28,8 +29,12 @@ async def open_leaving(
     exports: Exports,
 ) -> LeavingRoom:
     archives = Archives(core.database, devices.registry, messages.mids, core.clock, core.files)
-    core.life.worker("archives", archives.work_forever, statistics=archives.statistics)
+    core.life.worker(
+        "archives", archives.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=archives.statistics
+    )
     holders = Holders(accounts.tokens, accounts.claims, devices, messages.projector, exports, archives, mails)
     leaving = Leaving(core.database, accounts.tokens, Erasing(core, holders))
-    core.life.worker("leaving users", leaving.work_forever, statistics=leaving.statistics)
+    core.life.worker(
+        "leaving users", leaving.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=leaving.statistics
+    )
     return LeavingRoom(leaving, archives)

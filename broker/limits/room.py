@@ -4,6 +4,7 @@ import resource
 from dataclasses import dataclass
 from typing import Final
 
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.addresses import AddressLimit
@@ -75,7 +76,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     await quotas.reload()
     life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
     usage_days = UsageDays(core.database, core.clock, quotas)
-    life.worker("usage days", usage_days.note_forever, save=usage_days.note)
+    life.worker("usage days", usage_days.note_forever, lease=core.leases.of(LeaseName.UPKEEP), save=usage_days.note)
     charged = quotas if settings.quotas == "on" else None
     return LimitsRoom(
         ledger=ledger,

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.mail.queue import Mails
 from broker.mail.transport import MailTransport
@@ -13,5 +14,10 @@ async def open_mail(core: Core, transport: MailTransport | None) -> Mails:
     if transport is None:
         core.life.observe("mails", mails.statistics)
     else:
-        core.life.worker("mails", partial(mails.deliver_forever, transport), statistics=mails.statistics)
+        core.life.worker(
+            "mails",
+            partial(mails.deliver_forever, transport),
+            lease=core.leases.of(LeaseName.MAILS),
+            statistics=mails.statistics,
+        )
     return mails

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
@@ -50,10 +51,18 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     projector = Projector(database, router)
     snapshots = Snapshots(database, projector)
     await projector.resume()
-    life.worker("folds", projector.project_forever, save=projector.save, statistics=projector.statistics)
+    life.worker(
+        "folds",
+        projector.project_forever,
+        lease=core.leases.of(LeaseName.FOLDS),
+        save=projector.save,
+        statistics=projector.statistics,
+    )
     retention = Retention(database, clock, days=core.settings.storage.retention_days)
     core.trusted_time.on_confirm(retention.wakeup.set)
-    life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
+    life.worker(
+        "retention", retention.sweep_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=retention.statistics
+    )
     heavy_reads = HeavyReads(database)
     claims = UnprovedClaims(devices.registry, ingest.refused, clock)
     life.worker("claims", claims.look_up_forever)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.models.learner import Learner, ProcessLearner
@@ -35,6 +36,8 @@ async def open_models(
     )
     accounts.claims.ends("Models", models.end_all_of)
     accounts.application_ends.ends("model", models.end_all_of_application)
-    core.life.worker("model checks", training.check_forever)
-    core.life.worker("models", training.train_forever, statistics=training.statistics)
+    core.life.worker("model checks", training.check_forever, lease=core.leases.of(LeaseName.MODELS))
+    core.life.worker(
+        "models", training.train_forever, lease=core.leases.of(LeaseName.MODELS), statistics=training.statistics
+    )
     return ModelsRoom(models, training)

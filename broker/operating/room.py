@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.errors import StorageUnavailable
@@ -42,12 +43,12 @@ async def open_operating(
 ) -> OperatingRoom:
     settings = core.settings
     backups = Backups(core.clock, core.router, core.audit, settings.backup_dir, settings.console.keep_backups)
-    core.life.worker("backups", backups.work_forever)
+    core.life.worker("backups", backups.work_forever, lease=core.leases.of(LeaseName.UPKEEP))
     progress = ProgressFeed(
         core.database, core.clock, core.router, accounts, device_types.catalog, subscriptions.subscriptions
     )
     core.life.worker("progress", progress.tell_forever)
     names = Names(core.database, accounts.operators)
     samples = Samples(core)
-    core.life.worker("samples", samples.take_forever)
+    core.life.worker("samples", samples.take_forever, lease=core.leases.of(LeaseName.UPKEEP))
     return OperatingRoom(core, backups, progress, names, samples, core.clock.now_ms())

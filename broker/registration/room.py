@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
@@ -29,7 +30,9 @@ async def open_registration(
     trust = Trust(database, clock)
     await trust.reload()
     uploads = Uploads(database, clock, core.router)
-    core.life.worker("approved lists", uploads.work_forever, statistics=uploads.statistics)
+    core.life.worker(
+        "approved lists", uploads.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=uploads.statistics
+    )
     return RegistrationRoom(
         trust=trust,
         admission=Admission(devices.registry, trust),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
@@ -63,12 +64,28 @@ async def open_rules(
     invalidation = RuleInvalidator(database, router, loader, index, evaluator)
     await loader.load_all()
     await engine.resume()
-    life.worker("rules", engine.run_forever, save=engine.save, statistics=engine.statistics)
-    life.worker("rule checks", invalidation.run_forever, statistics=invalidation.statistics)
+    life.worker(
+        "rules",
+        engine.run_forever,
+        lease=core.leases.of(LeaseName.RULES),
+        save=engine.save,
+        statistics=engine.statistics,
+    )
+    life.worker(
+        "rule checks",
+        invalidation.run_forever,
+        lease=core.leases.of(LeaseName.RULES),
+        statistics=invalidation.statistics,
+    )
     if requests is None:
         life.observe("rule requests", queue.statistics)
     else:
-        life.worker("rule requests", partial(queue.send_forever, requests, engine), statistics=queue.statistics)
+        life.worker(
+            "rule requests",
+            partial(queue.send_forever, requests, engine),
+            lease=core.leases.of(LeaseName.RULES),
+            statistics=queue.statistics,
+        )
     slots = SimulationSlots(database)
     explainer = RuleExplainer(database, clock, messages.mids, index, slots, models.output)
     return RulesRoom(

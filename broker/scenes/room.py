@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
@@ -32,5 +33,7 @@ async def open_scenes(
     accounts.claims.ends("Scenes", scenes.end_all_of)
     accounts.application_ends.ends("scene", scenes.end_all_of_application)
     invalidation = Invalidation(core.router, scenes)
-    core.life.worker("scenes", invalidation.run_forever, statistics=invalidation.statistics)
+    core.life.worker(
+        "scenes", invalidation.run_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=invalidation.statistics
+    )
     return ScenesRoom(scenes)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
@@ -114,5 +115,11 @@ async def open_subscriptions(
     await subscriptions.load()
     accounts.claims.ends("Subscriptions", subscriptions.end_all_of)
     accounts.application_ends.ends("subscription", subscriptions.end_all_of_application)
-    core.life.worker("subscriptions", deliveries.run_forever, save=deliveries.save, statistics=deliveries.statistics)
+    core.life.worker(
+        "subscriptions",
+        deliveries.run_forever,
+        lease=core.leases.of(LeaseName.SUBSCRIPTIONS),
+        save=deliveries.save,
+        statistics=deliveries.statistics,
+    )
     return SubscriptionsRoom(subscriptions, endings, log, signers, deliveries, sender)

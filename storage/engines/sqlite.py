@@ -66,6 +66,7 @@ class SqliteConnection:
     """One connection in autocommit mode; `begin` starts a transaction."""
 
     gives_positions = False
+    key_share = ""  # one process writes
 
     def __init__(self, connection: sqlite3.Connection, damage: Damage) -> None:
         self._connection = connection
@@ -112,6 +113,9 @@ class SqliteConnection:
                 f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
             )
             self._run(sql, [value for row in part for value in row])
+
+    def now_ms(self) -> str:
+        return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
     def numbers_in(self, parameter: str) -> str:
         return f"SELECT value FROM json_each(:{parameter})"  # noqa: S608 - constants of the stores

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from markupsafe import Markup, escape
 
 from broker.site import Site
 from config.settings import Address
+from protocols.http.docs.prose import breakable
 
 DOCS: Final = "/docs"
 #: In the order of the menu. A name is that of a file below `docs/`, and the page's address below `/docs`.
@@ -94,6 +96,7 @@ class Guide:
             for child in token.children or ():
                 if child.type == "link_open":
                     self._lead(child)
+        _name_cells(tokens)
         return tokens
 
     @cached_property
@@ -186,6 +189,10 @@ def _port(address: Address | None, default: str) -> int:
     return int(default) if address is None else address.port
 
 
+def _code(_renderer: object, tokens: Sequence[Token], index: int, _options: object, _env: Any) -> str:
+    return f"<code>{breakable(tokens[index].content)}</code>"
+
+
 def _code_block(_renderer: object, tokens: Sequence[Token], index: int, _options: object, _env: Any) -> str:
     return f'<pre tabindex="0"><code>{escape(tokens[index].content.rstrip())}</code></pre>\n'
 
@@ -202,7 +209,24 @@ def _link_end(renderer: Any, tokens: Sequence[Token], index: int, options: Any, 
     return "</span>" if opened.attrGet("class") == "file" else str(renderer.renderToken(tokens, index, options, {}))
 
 
+def _name_cells(tokens: Sequence[Token]) -> None:
+    """Give each cell of a table the name of its column, which it shows on a phone."""
+    columns: list[str] = []
+    at = 0
+    for token, following in pairwise(tokens):
+        if token.type == "thead_open":
+            columns = []
+        elif token.type == "th_open":
+            columns.append(following.content.replace("`", ""))
+        elif token.type == "tr_open":
+            at = 0
+        elif token.type == "td_open":
+            token.attrSet("data-label", columns[at])
+            at += 1
+
+
 _markdown: Final = MarkdownIt("commonmark", {"html": False}).enable("table")
 _markdown.add_render_rule("fence", _code_block)
+_markdown.add_render_rule("code_inline", _code)
 _markdown.add_render_rule("link_open", _link)
 _markdown.add_render_rule("link_close", _link_end)

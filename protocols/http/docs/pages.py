@@ -16,7 +16,7 @@ from protocols.http.answers import REST_ROOT
 from protocols.http.docs.chapters import DocumentedChapter, chapters, slug_of
 from protocols.http.docs.guides import DOCS, Guide, guides
 from protocols.http.docs.objects import objects_guide
-from protocols.http.docs.prose import sections, with_code
+from protocols.http.docs.prose import breakable, sections, with_code
 from protocols.http.openapi.serving import described
 from protocols.http.templates import templates_of
 
@@ -160,4 +160,5 @@ class _Book:
 
 
 _templates.filters["with_code"] = with_code
+_templates.filters["breakable"] = breakable
 _templates.filters["slug"] = slug_of

@@ -1,9 +1,14 @@
 """The Markdown that the document uses: headings, paragraphs, lists and `code`."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from markupsafe import Markup, escape
+
+_BEHIND_A_SIGN: Final = re.compile(r"(?<=[^\s][/._:,=&?])(?=[^\s/._:,=&?])")
+_LINE: Final = 16  # shorter code has room in every line
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +40,13 @@ def _blocks(text: str) -> Iterator[ProseBlock]:
 
 def with_code(text: str) -> Markup:
     """Text as HTML, in which parts between backticks are code."""
-    parts = str(escape(text)).split("`")
-    return Markup("".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)))  # noqa: S704 - escaped
+    parts = text.split("`")
+    return Markup().join(
+        Markup("<code>{}</code>").format(breakable(part)) if index % 2 else escape(part)
+        for index, part in enumerate(parts)
+    )
+
+
+def breakable(code: str) -> Markup:
+    """Code as HTML. A path or an address may go on in the next line behind its signs; no name of it is broken."""
+    return Markup("<wbr>").join(map(escape, _BEHIND_A_SIGN.split(code) if len(code) > _LINE else [code]))

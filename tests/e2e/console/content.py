@@ -4,9 +4,10 @@ Its sentences, names and addresses are as long as the service allows, its words 
 """
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -204,6 +205,11 @@ class _Ada:
         for email in (PLAIN, MEMBER, VIEWER):
             with self.content.as_person(email) as other:
                 self.content.of[email] = _own_things(other)
+        shared = self.content.of[PLAIN]["device"]
+        self.ids["shared"] = shared
+        offers = self.call("GET", f"/users/{self.uid}/shares", params={"filter": "WAITING"})["shares"]
+        share = next(one["id"] for one in offers if one["did"] == shared)
+        self.call("PUT", f"/devices/{shared}/shares/{share}", {"status": "ACCEPTED"})
 
     def developing(self) -> None:
         self.ids["light"] = LIGHT_TYPE
@@ -245,6 +251,10 @@ class _Ada:
 
     def operating(self) -> None:
         self.call("POST", "/operator/backups")
+        now = int(time.time() * 1000)
+        day = [(now - at * 300_000, 300, 9_000 * (at % 40), 120 + at, 40, 900 + at, at % 7, 2**30) for at in range(288)]
+        with closing(sqlite3.connect(self.site.daemon.state / "store.sqlite", timeout=30)) as store, store:
+            store.executemany("INSERT OR REPLACE INTO operator_sample VALUES (?, ?, ?, ?, ?, ?, ?, ?)", day)
 
 
 def _own_things(other: httpx.Client) -> dict[str, str]:
@@ -258,7 +268,7 @@ def _own_things(other: httpx.Client) -> dict[str, str]:
     )
     scene = other.post("scenes", json={"name": "Mine", "actions": [action]}).raise_for_status().json()["data"]["id"]
     trial = other.post("trials", json={"name": "Mine"}).raise_for_status().json()["data"]["id"]
-    own = {"trial": trial, "device": did, "gone": did, "scene": scene}
+    own = {"trial": trial, "device": did, "gone": did, "shared": did, "scene": scene}
     return own | dict.fromkeys(("rule", "running rule", "foreign rule"), made["data"]["id"])
 
 
@@ -277,6 +287,7 @@ _TOKEN: Final = "58" * 16
 _STREAM: Final = (
     'subscription_type = "cloudStream"\ncloud_key = "k"\ncloud_secret = "secret"\ncloud_region = "eu-west-1"\n'
 )
+_PATH: Final = "customer-portal/oauth2/authorization-code/callback"
 _PROVISIONED: Final = (
     f"""
 [[users]]
@@ -353,12 +364,21 @@ file = "image-{number}.bin"
     )
     + "".join(
         f"""
+[[users]]
+email = "operator.of.the.building{number}@instruments.example.org"
+full_name = "Maximilian Alexander von Hohenfels-Westerwald {number}"
+password = "{PASSWORD}"
+"""
+        for number in range(20)
+    )
+    + "".join(
+        f"""
 [[applications]]
 name = "{LONG_TYPE[:60]} {number}"
 organization = "Acme"
-redirect_uri = "https://application.instruments.example.org/signed-in/{number}"
+redirect_uri = "https://application.instruments.example.org/signed-in/{_PATH}?installation={number}&return={_PATH}"
 methods = ["authorization_code", "pkce"]
 """
-        for number in range(3)
+        for number in range(24)
     )
 )

@@ -1,4 +1,4 @@
-"""Faults in the layout of a page: broken words, buttons of a row in two lines, endless pages."""
+"""Faults in the layout of a page: broken words, what is cut off or touches its neighbour, endless pages."""
 
 from typing import Final
 
@@ -11,9 +11,10 @@ _LONGEST: Final = 6_000  # CSS pixels of a page from top to bottom, at any width
 _WORD: Final = 40
 _COLUMNS: Final = 3  # a table with more of them is a list of cards on a phone
 _MEASURE: Final = r"""
-const measure = async (longestWord, columns, isPhone, done) => {
+const measure = async (longestWord, columns, isPhone, width, done) => {
 const wrong = [];
 const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+while (window.innerWidth !== width) await frame();
 await frame();
 await frame();  // what the page changes for another width is drawn
 const main = document.querySelector("main");
@@ -49,9 +50,42 @@ for (const one of main.querySelectorAll("*")) {
     wrong.push(`${one.tagName} ${one.className} ${one.id} scrolls sideways`);
   }
 }
+const shown = (one) => one.checkVisibility({visibilityProperty: true}) && one.getClientRects().length > 0;
+const nameOf = (one) => `${one.tagName} "${(one.innerText || one.id || one.className).slice(0, 40)}"`;
+const text = (one) => [...one.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+for (const one of document.body.querySelectorAll("*")) {
+  if (!shown(one) || one.closest("svg, .unseen, .skip, option, textarea")) continue;
+  const {overflowX, textOverflow, fontSize, clipPath} = getComputedStyle(one);
+  if (fontSize === "0px" || clipPath !== "none") continue;  // for screen readers
+  const isCut = one.scrollWidth > one.clientWidth + 1 && !one.matches("input, select, pre");
+  if (["hidden", "clip"].includes(overflowX) && textOverflow !== "ellipsis" && isCut && text(one)) {
+    wrong.push(`${nameOf(one)} is cut off`);
+  }
+  const box = one.parentElement?.closest("main, td, th, .box, .notice, dialog, pre, header nav");
+  if (!box || !(text(one) || one.matches("button, input, select, textarea, table, canvas"))) continue;
+  if (box.matches("nav") || one.closest("pre") === box) continue;  // they scroll
+  const [inner, outer] = [one, box].map((each) => each.getBoundingClientRect());
+  if (inner.right > outer.right + 1 || inner.left < outer.left - 1) wrong.push(`${nameOf(one)} is wider than its box`);
+}
+const edged = [...main.querySelectorAll("button, .button, input, select, textarea, table, pre")]
+  .filter((one) => shown(one) && parseFloat(getComputedStyle(one).borderTopWidth) > 0 && !one.matches(".copy, .remove"))
+  .map((one) => [one, one.getBoundingClientRect()]);
+for (const [one, upper] of edged) {
+  for (const [other, lower] of edged) {
+    const gap = lower.top - upper.bottom;
+    if (gap > -3 && gap < 3 && lower.left < upper.right && upper.left < lower.right) {
+      wrong.push(`${nameOf(one)} touches ${nameOf(other)}`);
+    }
+  }
+}
+const current = document.querySelector("body > header nav:not(.areas) [aria-current]");
+if (current) {
+  const [inner, outer] = [current, current.closest("ul")].map((each) => each.getBoundingClientRect());
+  if (inner.left < outer.left || inner.right > outer.right) wrong.push(`the place ${current.innerText} is not in view`);
+}
 done([[...new Set(wrong)], document.documentElement.scrollHeight]);
 };
-measure(...arguments).catch((error) => arguments[3]([[String(error)], 0]));
+measure(...arguments).catch((error) => arguments[4]([[String(error)], 0]));
 """
 
 
@@ -60,7 +94,7 @@ def measured(browser: Chromium) -> list[str]:
     wrong = []
     for size in WIDTHS:
         browser.show(size, dark=False)
-        found, height = browser.driver.execute_async_script(_MEASURE, _WORD, _COLUMNS, size == WIDTHS[0])
+        found, height = browser.driver.execute_async_script(_MEASURE, _WORD, _COLUMNS, size == WIDTHS[0], size[0])
         wrong += [f"at {size[0]} px {one}" for one in found]
         if browser.overhang():
             wrong.append(f"at {size[0]} px it is wider than the screen")

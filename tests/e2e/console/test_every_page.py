@@ -23,6 +23,7 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
     "/console/devices/<id_>": {
         "/console/devices/{device}": "refused#trail",
         "/console/devices/{gone}": "No such device",
+        "/console/devices/{shared}": "Leave",
     },
     "/console/rules": {"/console/rules": "Of the dashboard"},
     "/console/rules/new": {"/console/rules/new": "Add a mail"},

@@ -43,7 +43,7 @@ def test_words_would_be_found_broken(bob: User) -> None:
     """The measure of tables would find something."""
     bob.open("/account")
     bob.sees("Signed in until")
-    narrow = "display: block; width: 1rem; white-space: normal; overflow-wrap: anywhere"
+    narrow = "display: block; width: 1rem; min-width: 0; white-space: normal; overflow-wrap: anywhere"
     bob.browser.driver.execute_script(f"document.styleSheets[1].insertRule('#sessions tbody th {{ {narrow} }}')")
     assert any("is broken into" in one for one in measured(bob.browser))
 

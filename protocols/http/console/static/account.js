@@ -18,7 +18,7 @@ function browser(userAgent) {
 
 const sessions = new DataTable("Sessions", [
   { name: "Browser", value: (one) => browser(one.userAgent), isName: true, cell: (one) => h("span", { title: one.userAgent }, browser(one.userAgent),
-    one.id === $("#sessions").dataset.this ? h("small", { class: "tag" }, "this browser") : null) },
+    ...(one.id === $("#sessions").dataset.this ? [" ", h("small", { class: "tag" }, "this browser")] : [])) },
   { name: "Address", value: (one) => one.address },
   { name: "Last used", value: (one) => one.lastUsedOn, cell: (one) => time(one.lastUsedOn) },
   { name: "Signed in until", value: (one) => one.expiresOn, cell: (one) => fullTime(one.expiresOn) },

@@ -6,7 +6,8 @@ const SHOWN = 50;
 const CARDS = 12;  // where each row is a card
 const narrow = matchMedia("(max-width: 52rem)");
 
-// A column: { name, value: row => text or number, cell: row => node (text by default), isNumber, isName }
+// A column: { name, value: row => text or number, cell: row => node (text by default), isNumber, isName, isHidden }.
+// A hidden one is the last: it is filtered by and saved.
 export class DataTable {
   constructor(caption, columns, { empty = "Nothing yet.", order = null, file = "table.csv", cards = CARDS } = {}) {
     this.caption = caption;
@@ -70,11 +71,11 @@ export class DataTable {
     const first = this.page * size, some = found.slice(first, first + size);
     if (!this.headRow.contains(document.activeElement) || this.painted !== this.order) {
       const focused = [...this.headRow.querySelectorAll("button")].indexOf(document.activeElement);
-      fill(this.headRow, this.columns.map((one, index) => this.head(one, index)));
+      fill(this.headRow, this.columns.filter((one) => !one.isHidden).map((one, index) => this.head(one, index)));
       if (focused >= 0) this.headRow.querySelectorAll("button")[focused]?.focus();
       this.painted = this.order;
     }
-    fill(this.body, some.map((row) => h("tr", {}, this.columns.map((one) => this.cell(one, row)))));
+    fill(this.body, some.map((row) => h("tr", {}, this.columns.filter((one) => !one.isHidden).map((one) => this.cell(one, row)))));
     this.table.hidden = found.length === 0;
     this.tools.hidden = this.rows.length < 8 && !this.words;
     this.pages.hidden = found.length <= size && !this.more;

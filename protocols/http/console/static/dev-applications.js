@@ -14,6 +14,7 @@ const SECTIONS = 20;  // more applications are a table
 let members = [], types = [];
 
 const uris = (text) => text.split(/\s+/).filter(Boolean);
+const methodsOf = (application) => METHODS.filter(([value]) => application.methods.includes(value)).map(([, text]) => text).join(", ");
 const chosen = (elements) => METHODS.map(([value]) => value).filter((value) => elements[value].checked);
 
 // What gives an application rights of its own is for administrators.
@@ -136,7 +137,7 @@ function shown(organization, application) {
       }, { button: event.target })), mayRule(organization, application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable),
       mayRule(organization, application) ? button("Delete", (event) => remove(application, event.target), "danger small") : null)),
     h("dl", { class: "facts" }, h("dt", {}, "Id"), h("dd", {}, h("code", {}, application.id)),
-      h("dt", {}, "Methods"), h("dd", {}, METHODS.filter(([value]) => application.methods.includes(value)).map(([, text]) => text).join(", ") || "none: it gets no tokens"),
+      h("dt", {}, "Methods"), h("dd", {}, methodsOf(application) || "none: it gets no tokens"),
       h("dt", {}, "Redirect URIs"), h("dd", {}, application.redirectUris.length ? application.redirectUris.map((one) => h("div", {}, h("code", {}, one))) : "none"),
       h("dt", {}, "Asks people for"), h("dd", {}, application.permissions.length ? application.permissions.map((one) => h("div", {}, asked(one))) : "nothing beside your types, which every sign-in gives it"),
       h("dt", {}, "Manages the organization"), h("dd", {}, application.managesOrganization ? "yes: its own tokens may do what an administrator may do" : "no")),
@@ -147,14 +148,14 @@ function shown(organization, application) {
 function listed(all) {
   const place = h("div", { id: "chosen" });
   const rows = new DataTable("Applications", [
-    { name: "Name", value: ([, one]) => one.name, isName: true, cell: ([organization, one]) => button(one.name, () => {
+    { name: "Name", value: ([, one]) => one.name, isName: true, cell: ([organization, one]) => h("div", {}, button(one.name, () => {
       fill(place, shown(organization, one));
       place.scrollIntoView({ block: "nearest" });
-    }) },
-    { name: "Organization", value: ([organization]) => organization.name },
-    { name: "Id", value: ([, one]) => one.id, cell: ([, one]) => h("code", {}, one.id) },
-    { name: "Methods", value: ([, one]) => one.methods.join(", ") },
-    { name: "Redirect URIs", value: ([, one]) => one.redirectUris.join(" ") },
+    }, "link"), h("div", {}, h("code", { class: "id" }, one.id))) },
+    ...(members.length > 1 ? [{ name: "Organization", value: ([organization]) => organization.name }] : []),
+    { name: "Methods", value: ([, one]) => one.methods.join(", "), cell: ([, one]) => methodsOf(one) },
+    { name: "Redirect URIs", value: ([, one]) => one.redirectUris.join(" "), cell: ([, one]) => h("ul", { class: "plain" }, one.redirectUris.map((uri) => h("li", {}, uri))) },
+    { name: "Id", value: ([, one]) => one.id, isHidden: true },
   ], { order: [0, false], file: "applications.csv" });
   rows.set(all);
   return [box("Applications", rows.element), place];

@@ -8,7 +8,7 @@ import { fill, h, time } from "./dom.js";
 await show(async () => {
   const trials = new DataTable("Trials", [
     { name: "Name", value: (one) => one.name, cell: (one) => h("a", { href: `/developer/trials/${one.id}` }, one.name), isName: true },
-    { name: "About", value: (one) => one.description ?? "" },
+    { name: "About", value: (one) => one.description ?? "", cell: (one) => (one.description ? h("span", { class: "type", title: one.description }, one.description) : "") },
     { name: "State", value: (one) => (one.endDate ? "stopped" : "running"), cell: (one) => (one.endDate ? badge("stopped") : badge("running", "good")) },
     { name: "Begun", value: (one) => one.startDate, cell: (one) => time(one.startDate) },
   ], { empty: "No trials yet. In a trial, people you invite share devices with you and your application.", order: [3, true], file: "trials.csv" });

@@ -102,9 +102,9 @@ class Row {
     this.cell = h("td", { class: "values", "data-label": "Latest values" }, h("span", { class: "skeleton inline" }));
     this.last = h("td", { class: "when", "data-label": "Last message" });
     const notes = [];
-    if (device.sharedWithMe) notes.push(h("small", { class: "tag" }, "shared with you"));
-    if (device.sharedWithOthers) notes.push(h("small", { class: "tag" }, "shared"));
-    if (!device.connected) notes.push(h("small", { class: "tag" }, "disabled"));
+    if (device.sharedWithMe) notes.push(" ", h("small", { class: "tag" }, "shared with you"));
+    if (device.sharedWithOthers) notes.push(" ", h("small", { class: "tag" }, "shared"));
+    if (!device.connected) notes.push(" ", h("small", { class: "tag" }, "disabled"));
     this.type = h("span", { class: "type" }, "\u00a0");
     this.element = h("tr", {},
       h("th", { scope: "row" }, h("div", {}, h("a", { href: `/console/devices/${device.id}` }, device.name), notes, this.type)),

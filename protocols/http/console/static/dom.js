@@ -17,7 +17,7 @@ export function h(tag, properties = {}, ...children) {
 // An address or a path may go on in the next line behind its signs, and nowhere else.
 const ENDLESS = /\S{41,}/;
 const LONG = /[^\s<>]{16,}/;
-const BEHIND = /(?<=[^\s][@._/:&=+,])(?=[^\s@._/:&=+,])|(?<=[a-z])(?=[A-Z][a-z])|(?<=\d{8})(?=T\d)/;
+const BEHIND = /(?<=[^\s][@._/:?&=+,])(?=[^\s@._/:?&=+,])|(?<=[a-z])(?=[A-Z][a-z])|(?<=\d{8})(?=T\d)/;
 // A digest or a secret may be broken anywhere: no word and no id is as long.
 function ending(part) {
   if (!ENDLESS.test(part)) return part;
@@ -33,6 +33,10 @@ function breakable(child) {
 }
 
 export const $ = (selector, root = document) => root.querySelector(selector);
+
+// Where the places of the navigation have no room, it scrolls: the current place is in view.
+const current = $(".console > header nav:not(.areas) [aria-current]"), places = current?.closest("ul");
+if (places) new ResizeObserver(() => { places.scrollLeft = current.offsetLeft + current.offsetWidth + 32 - places.offsetLeft - places.clientWidth; }).observe(places);
 
 export function fill(parent, ...children) {
   parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined).flatMap(breakable));

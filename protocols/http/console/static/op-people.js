@@ -19,7 +19,7 @@ const users = new DataTable("Users", [
   { name: "Since", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
   { name: "", value: () => "", cell: (one) => h("span", { class: "acts" },
     button(one.isDisabled ? "Enable" : "Disable", (event) => change(one, one.isDisabled ? "enable" : "disable", event.target)),
-    one.accountType === "LOCAL" ? button("Reset password", (event) => change(one, "resetPassword", event.target)) : null,
+    one.accountType === "LOCAL" ? button("New password", (event) => change(one, "resetPassword", event.target)) : null,
     button("Reset code", (event) => change(one, "resetSecondFactor", event.target))) },
 ], { empty: "Nobody fits.", file: "users.csv" });
 const organizations = new DataTable("Organizations", [

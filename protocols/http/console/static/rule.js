@@ -226,7 +226,7 @@ function light(held) {
 function shown(one) {
   const [did, not] = one.counts ? ["triggered", "did not trigger"] : ["would have triggered", "would not have triggered"];
   return h("section", { class: "why", "data-key": keyOf(one) }, h("p", {}, h("b", {}, fullTime(one.ts)), " ",
-    h("span", { class: `badge ${one.triggers && one.counts ? "good" : ""}` }, one.triggers ? did : not), one.counts ? null : h("small", { class: "tag" }, "from before the rule")),
+    h("span", { class: `badge ${one.triggers && one.counts ? "good" : ""}` }, one.triggers ? did : not), ...(one.counts ? [] : [" ", h("small", { class: "tag" }, "from before the rule")])),
   h("ul", { class: "lights" }, one.conditions.map((condition) => h("li", {}, light(condition.held), inWords(condition.text)))));
 }
 

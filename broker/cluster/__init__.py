@@ -1,0 +1,1 @@
+"""Several daemons on one store: which of them does what."""

@@ -1,0 +1,141 @@
+"""The lease of the whole daemon: one daemon serves the store, and others stand by.
+
+A daemon takes the lease before it reads anything else of the store, renews it four times before it is over, and gives
+it back when it has stopped. Whoever takes it over raises its epoch; each write of a daemon begins by checking its own
+(storage/engines/postgresql.py), so a daemon that was paused writes nothing any more, and ends.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+import trio
+
+from broker.cluster.leases import Deadline
+from storage.lease_table import LeaseTable
+from storage.leases import HeldLease, LeaseRecord
+from storage.sql import StoreError
+
+#: The lease that stands for all.
+DAEMON: Final = "daemon"
+#: The holder stops acting this much before the lease is over: a send takes time, and clocks differ in their speed.
+_EARLY_SECONDS: Final = 2.0
+#: How often a daemon that stands by looks whether the lease is free.
+_LOOK_SECONDS: Final = 0.2
+_log = structlog.get_logger(__name__)
+
+
+class FencedError(Exception):
+    """Another node serves the store now. The text is one line for the operator."""
+
+
+class ReplacedError(FencedError):
+    """Another daemon with the name of this node serves the store now."""
+
+
+def boot_seconds() -> float:
+    """A clock that nobody sets, and that goes on while the process or the machine stands still."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Keeper(Deadline):
+    """Takes the lease, keeps it, and gives it back."""
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        node: str,
+        instance: str,
+        seconds: float,
+        *,
+        now: Callable[[], float] = boot_seconds,
+    ) -> None:
+        """
+        Args:
+            table: the leases.
+            node: the name of this node.
+            instance: the name of this process.
+            seconds: how long a lease lasts that is not renewed.
+            now: a steady clock, in seconds.
+        """
+        self._table = table
+        self._node = node
+        self._instance = instance
+        self._seconds = seconds
+        self._now = now
+        self._until = float("-inf")
+        self._renewed = trio.Event()
+        self.held: HeldLease | None = None
+
+    def is_ahead(self) -> bool:
+        return self._now() < self._until
+
+    async def wait_ahead(self) -> None:
+        while not self.is_ahead():
+            await self._renewed.wait()
+
+    async def take(self, wait: Callable[[LeaseRecord], None]) -> HeldLease:
+        """Wait until the lease is free, and take it. `wait` is told of each other node that has it, once.
+
+        Raises StoreError.
+        """
+        known = None
+        while True:
+            asked = self._now()
+            if (held := await self._table.take(DAEMON, self._node, self._instance, self._seconds)) is not None:
+                self.held = held
+                self._note_renewed(asked)
+                return held
+            holder = await self._table.find(DAEMON)
+            if holder is not None and (holder.node, holder.epoch) != known:
+                known = holder.node, holder.epoch
+                wait(holder)
+            await trio.sleep(_LOOK_SECONDS)
+
+    def _note_renewed(self, asked: float) -> None:
+        self._until = asked + self._seconds - _EARLY_SECONDS
+        self._renewed.set()
+        self._renewed = trio.Event()
+
+    async def keep_forever(self) -> None:
+        """Renew the lease. Raises FencedError: another node has it."""
+        while self.held is not None:
+            await trio.sleep(self._seconds / 4)
+            asked = self._now()
+            try:
+                is_held = await self._table.renew(self.held, self._seconds)
+            except StoreError as error:  # the store is away, for all nodes; so nobody takes it over
+                _log.warning("lease_not_renewed", reason=str(error), seconds_left=round(self._until - asked, 1))
+                continue
+            if not is_held:
+                raise await self._fenced(self.held)
+            self._note_renewed(asked)
+
+    async def _fenced(self, held: HeldLease) -> FencedError:
+        self.held = None
+        self._until = float("-inf")
+        holder = None
+        with suppress(StoreError):
+            holder = await self._table.find(DAEMON)
+        if holder is not None and holder.node == held.node:
+            return ReplacedError(
+                f"another daemon with the name of this node, {held.node}, serves the store now: give each its own name"
+                " (cluster.node)"
+            )
+        name = "another node" if holder is None else f"node {holder.node}"
+        return FencedError(
+            f"{name} serves the store now: this daemon was away for longer than cluster.lease_seconds. Nothing that it"
+            " acknowledged is lost. Started again, it stands by"
+        )
+
+    async def give_back(self) -> None:
+        """Have another node serve at once: this one has stopped writing."""
+        if self.held is None:
+            return
+        try:
+            await self._table.give_back(self.held)
+        except StoreError as error:  # it is over soon
+            _log.warning("lease_not_given_back", reason=str(error))
+        self.held = None

@@ -1,0 +1,105 @@
+"""Leases: what one node does at a time, and the holder that knows whether it still may.
+
+On SQLite one daemon has the store, so its leases are held from the beginning to the end: there are no rows of them, and
+nothing is checked. Over PostgreSQL one lease stands for the whole daemon (broker/cluster/keeper.py). Whoever has it has
+those of the workers, and each of its transactions begins by checking that one.
+"""
+
+from enum import Enum
+
+import trio
+
+from storage.leases import HeldLease
+from storage.sql import StaleLeaseError
+
+
+class LeaseName(Enum):
+    """The leases of the workers."""
+
+    FOLDS = "folds"
+    RULES = "rules"
+    SUBSCRIPTIONS = "subscriptions"
+    MAILS = "mails"
+    MODELS = "models"
+    CONNECTORS = "connectors"
+    TASKS = "tasks"
+    UPKEEP = "upkeep"
+
+
+class Deadline:
+    """Until when something outside of the store may be done as the holder: this one always says yes."""
+
+    def is_ahead(self) -> bool:
+        return True
+
+    async def wait_ahead(self) -> None:
+        """Return when `is_ahead`."""
+
+
+class Lease:
+    """One lease as its worker sees it.
+
+    A worker runs while the lease is held, and writes with `Database.write_own`. Before it sends something out of the
+    store it asks `may_act`, because nobody can take that back: a node that was paused may have been replaced.
+    """
+
+    def __init__(self, name: LeaseName, deadline: Deadline | None = None, *, is_held: bool = True) -> None:
+        self.name = name
+        self._deadline = deadline or Deadline()
+        self._row: HeldLease | None = None
+        self._gained, self._lost = trio.Event(), trio.Event()
+        if is_held:
+            self._gained.set()
+
+    @property
+    def is_held(self) -> bool:
+        return self._gained.is_set()
+
+    @property
+    def held(self) -> HeldLease | None:
+        """The row that a work of the holder is checked with; None: none. Raises StaleLeaseError: it is not held."""
+        if not self.is_held:
+            raise StaleLeaseError(f"this node does not have the lease {self.name.value}")
+        return self._row
+
+    def gain(self, row: HeldLease | None) -> None:
+        """This node holds it from now on."""
+        self._row = row
+        if not self.is_held:
+            self._lost = trio.Event()
+            self._gained.set()
+
+    def lose(self) -> None:
+        """This node does not hold it any more."""
+        if self.is_held:
+            self._gained = trio.Event()
+            self._lost.set()
+
+    async def wait_gained(self) -> None:
+        await self._gained.wait()
+
+    async def wait_lost(self) -> None:
+        await self._lost.wait()
+
+    def may_act(self) -> bool:
+        """Whether nobody else can be the holder now, by a clock that nobody sets."""
+        return self.is_held and self._deadline.is_ahead()
+
+    async def wait_may_act(self) -> None:
+        """Return when `may_act`: at once while the lease is held for longer. Call it before each send."""
+        while not self.may_act():
+            await self._gained.wait()
+            await self._deadline.wait_ahead()
+
+
+class Leases:
+    """The leases of this daemon's workers."""
+
+    def __init__(self, deadline: Deadline | None = None) -> None:
+        self._of = {name: Lease(name, deadline) for name in LeaseName}
+
+    def of(self, name: LeaseName) -> Lease:
+        return self._of[name]
+
+    def statistics(self) -> dict[str, bool]:
+        return {name.value: lease.is_held for name, lease in self._of.items()}

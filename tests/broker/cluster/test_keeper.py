@@ -1,0 +1,145 @@
+"""The lease of the whole daemon, as two daemons keep it on one store."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from broker.cluster.keeper import FencedError, Keeper, ReplacedError
+from broker.cluster.leases import Lease, LeaseName, Leases
+from broker.life import Life
+from storage.database import StoreEngine
+from storage.engines.sqlite import SqliteEngine
+from storage.lease_table import LeaseTable
+from storage.leases import LeaseRecord
+from storage.sql import StoreError
+from tests.fakes import BreakableConnection, BreakableEngine, on_loop
+
+SECONDS = 8.0
+NewKeeper = Callable[..., Keeper]
+
+
+@pytest.fixture
+async def new_keeper(engine: SqliteEngine) -> AsyncIterator[NewKeeper]:
+    """Makes the keeper of a daemon: `node`, and the engine if it is another one."""
+    engine.open(read_only=False).close()  # makes the store
+    tables = list[LeaseTable]()
+
+    def new(node: str, of: StoreEngine = engine, *, seconds: float = SECONDS) -> Keeper:
+        tables.append(LeaseTable(of, worker=on_loop()))
+        return Keeper(tables[-1], node, f"process of {node}", seconds, now=trio.current_time)
+
+    yield new
+    for table in tables:
+        await table.close()
+
+
+def nobody(holder: LeaseRecord) -> None:
+    pytest.fail(f"waits for {holder}")
+
+
+async def test_the_second_daemon_serves_when_the_first_has_given_back(
+    autojump_clock: MockClock, new_keeper: NewKeeper
+) -> None:
+    first, second, waited = new_keeper("a"), new_keeper("b"), list[str]()
+    await first.take(nobody)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second.take, lambda holder: waited.append(holder.node))
+        with trio.move_on_after(SECONDS / 2):
+            await first.keep_forever()
+        assert (waited, second.held) == (["a"], None)
+        await first.give_back()
+        asked = trio.current_time()
+    assert second.held is not None
+    assert trio.current_time() - asked <= 0.5
+
+
+async def test_a_daemon_that_finds_another_one_serving_ends_with_a_sentence(
+    autojump_clock: MockClock, new_keeper: NewKeeper
+) -> None:
+    first, second = new_keeper("a", seconds=0), new_keeper("b")
+    await first.take(nobody)
+    await second.take(nobody)  # the lease of the first is over
+    with pytest.raises(FencedError, match=r"node b serves the store now: .* Started again, it stands by") as caught:
+        await first.keep_forever()
+    assert not isinstance(caught.value, ReplacedError)
+    assert not first.is_ahead()
+
+
+async def test_of_two_daemons_with_one_name_the_later_serves(autojump_clock: MockClock, new_keeper: NewKeeper) -> None:
+    first, second = new_keeper("a"), new_keeper("a")
+    await first.take(nobody)
+    await second.take(nobody)
+    with pytest.raises(ReplacedError, match=r"name of this node, a, .* \(cluster\.node\)"):
+        await first.keep_forever()
+
+
+async def test_nothing_is_sent_out_when_the_lease_could_not_be_renewed_for_long(
+    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = new_keeper("a", broken := BreakableEngine(engine))
+    await keeper.take(nobody)
+    lease = Leases(keeper).of(LeaseName.MAILS)
+    assert lease.may_act()
+    execute = BreakableConnection.execute
+
+    def failing(self: BreakableConnection, *arguments: object) -> object:
+        if broken.error is not None:
+            raise broken.error
+        return execute(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BreakableConnection, "execute", failing)
+    broken.error, sent = StoreError("the database is away"), list[float]()
+
+    async def send() -> None:
+        await lease.wait_may_act()
+        sent.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.keep_forever)
+        await trio.sleep(SECONDS - 2)
+        assert not lease.may_act()
+        nursery.start_soon(send)
+        await trio.sleep(3 * SECONDS)
+        assert sent == []
+        broken.error = None
+        back = trio.current_time()
+        await trio.sleep(SECONDS / 4)
+        assert [at - back <= SECONDS / 4 for at in sent] == [True]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_runs_while_its_lease_is_held() -> None:
+    lease, other, life, done = Lease(LeaseName.RULES, is_held=False), Lease(LeaseName.FOLDS), Life(), list[str]()
+
+    def worker(name: str) -> None:
+        async def run(*, task_status: trio.TaskStatus[None]) -> None:
+            done.append(f"{name} began")
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                done.append(f"{name} ended")
+
+        async def save() -> None:
+            await trio.lowlevel.checkpoint()
+            done.append(f"{name} saved")
+
+        life.worker(name, run, save=save, lease=lease if name == "rules" else other)
+
+    worker("rules")
+    worker("folds")
+    async with life.running():
+        assert done == ["folds began"]
+        lease.gain(None)
+        await wait_all_tasks_blocked()
+        lease.lose()
+        await wait_all_tasks_blocked()
+        lease.gain(None)
+        await wait_all_tasks_blocked()
+        lease.lose()
+        await wait_all_tasks_blocked()
+        assert done[1:] == ["rules began", "rules ended"] * 2
+        done.clear()
+    assert done == ["folds ended", "folds saved"]  # another node has the state of the rules
