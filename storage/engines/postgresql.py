@@ -111,6 +111,7 @@ class PostgresqlConnection:
     """One connection in autocommit mode, which is made again when it breaks; `begin` starts a transaction."""
 
     gives_positions = False
+    key_share = " FOR SHARE"
 
     def __init__(self, engine: "PostgresqlEngine", *, read_only: bool) -> None:
         self._engine = engine
@@ -229,6 +230,9 @@ class PostgresqlConnection:
             {**parameters, "positions": positions},
         ).one()
         return "[]" if row is None else str(row["found"])
+
+    def now_ms(self) -> str:
+        return "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
     def json_has(self, column: str, parameter: str) -> str:
         return f"(member_at({column}, :{parameter}) IS NOT NULL)"
