@@ -1,9 +1,11 @@
 """Every page of the console, of developers and of operators, opened with much to show, at three widths.
 
-No word is broken, nothing has to be scrolled sideways, buttons of a row stay in one line, and no page is endless.
+No word is broken, nothing is cut off, touches its neighbour or has to be scrolled sideways, buttons of a row stay in
+one line, texts have contrast, and no page is endless.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import cycle, product
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ import pytest
 from protocols.http.console.doors import HOME
 from protocols.http.console.pages import DASHBOARDS, OBJECTS, PAGES
 from tests.browser import Chromium
+from tests.e2e.accounts.test_looks import findings
 from tests.e2e.console.content import MEMBER, PLAIN, STATION, VIEWER, Content, full_site
 from tests.e2e.console.measures import WIDTHS, measured
 from tests.e2e.console.user import User
@@ -101,8 +104,14 @@ def refusals(person: User) -> list[str]:
     return [f"{status} {url}" for status, url in person.browser.traffic().answers if status == 403]
 
 
+#: The contrast of a page is looked at in one of them: axe takes a quarter of a second, and pages share their colors.
+_CONTRASTS: Final = dict(zip(VISITS, cycle(product(WIDTHS, (False, True)))))
+
+
 @pytest.mark.parametrize("route", VISITS)
-def test_a_page_full_of_content_fits(person: User, full: Content, route: str, screenshots: Path | None) -> None:
+def test_a_page_full_of_content_fits(
+    person: User, full: Content, route: str, screenshots: Path | None, node_folder: Path
+) -> None:
     wrong = []
     for path, words in VISITS[route].items():
         person.browser.show(WIDTHS[-1], dark=False)
@@ -112,11 +121,13 @@ def test_a_page_full_of_content_fits(person: User, full: Content, route: str, sc
         person.sees(what, f"#{where}" if where else "#content")
         person.eventually(lambda: not person.browser.driver.find_elements("css selector", "[aria-busy]"))
         wrong += [f"{path}: {one}" for one in measured(person.browser)]
-        if screenshots is not None:
-            for size in WIDTHS:
-                for dark in (False, True):
-                    person.browser.show(size, dark=dark)
-                    name = path.strip("/").replace("/", "_")
-                    person.browser.screenshot(screenshots / f"full_{name}.{size[0]}{'.dark' * dark}.png")
+        for size, dark in product(WIDTHS, (False, True)) if screenshots else ():
+            person.browser.show(size, dark=dark)
+            name = path.strip("/").replace("/", "_")
+            person.browser.screenshot(screenshots / f"full_{name}.{size[0]}{'.dark' * dark}.png")
+        size, dark = _CONTRASTS[route]
+        person.browser.show(size, dark=dark)
+        found = findings(person.browser, node_folder, dark=True)  # the rules about colors
+        wrong += [f"{path}: at {size[0]} px, {'dark' if dark else 'light'}, {one}" for one in found]
     wrong += refusals(person)
     assert wrong == [], "\n".join(wrong)
