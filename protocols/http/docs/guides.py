@@ -193,6 +193,10 @@ def _code(_renderer: object, tokens: Sequence[Token], index: int, _options: obje
     return f"<code>{breakable(tokens[index].content)}</code>"
 
 
+def _text(_renderer: object, tokens: Sequence[Token], index: int, _options: object, _env: Any) -> str:
+    return Markup(" ").join(map(breakable, tokens[index].content.split(" ")))
+
+
 def _code_block(_renderer: object, tokens: Sequence[Token], index: int, _options: object, _env: Any) -> str:
     return f'<pre tabindex="0"><code>{escape(tokens[index].content.rstrip())}</code></pre>\n'
 
@@ -228,5 +232,6 @@ def _name_cells(tokens: Sequence[Token]) -> None:
 _markdown: Final = MarkdownIt("commonmark", {"html": False}).enable("table")
 _markdown.add_render_rule("fence", _code_block)
 _markdown.add_render_rule("code_inline", _code)
+_markdown.add_render_rule("text", _text)
 _markdown.add_render_rule("link_open", _link)
 _markdown.add_render_rule("link_close", _link_end)

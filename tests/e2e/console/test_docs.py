@@ -1,11 +1,15 @@
 """The documents at /docs in a browser: the search, the copy buttons, the way back, and three widths."""
 
+import re
 from itertools import product
 
 from tests.browser import DESKTOP, PHONE, Chromium
+from tests.e2e.console.measures import measured
 from tests.e2e.console.world import Site
 
 TABLET = (768, 1024)
+#: Data and queries may go on in the next line behind their signs.
+BEHIND_A_SIGN = re.compile(r'".*[]:=,._].*" is broken')
 PAGES = ("", "first-steps", "devices", "operate/install", "api/messages", "reference/09-messages")
 
 
@@ -50,6 +54,22 @@ def test_pages_are_whole_without_scripts(site: Site, chromium: Chromium) -> None
     assert chromium.heading == "First steps"
     assert len(chromium.texts("main pre")) > 4
     assert chromium.texts("nav a[aria-current]") == ["First steps"]
+
+
+def test_no_word_of_a_table_or_a_path_is_broken(site: Site, chromium: Chromium) -> None:
+    for page in ("limits", "operate/monitoring", "reference/02-paths", "api/developer"):
+        chromium.show(DESKTOP, dark=False)
+        chromium.open(f"{site.origin}/docs/{page}")
+        wrong = [one for one in measured(chromium) if "px long" not in one and not BEHIND_A_SIGN.search(one)]
+        assert wrong == [], page
+
+
+def test_a_cell_names_its_column_on_a_phone(site: Site, chromium: Chromium) -> None:
+    chromium.open(f"{site.origin}/docs/first-steps")
+    chromium.show(PHONE, dark=False)
+    label = "return document.querySelector('main td:nth-child(2)').dataset.label"
+    assert chromium.driver.execute_script(label) == "Id"
+    assert chromium.texts("main thead") == [""]
 
 
 def test_no_page_is_wider_than_the_screen(site: Site, chromium: Chromium) -> None:
