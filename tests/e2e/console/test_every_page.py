@@ -121,10 +121,11 @@ def test_a_page_full_of_content_fits(
         person.sees(what, f"#{where}" if where else "#content")
         person.eventually(lambda: not person.browser.driver.find_elements("css selector", "[aria-busy]"))
         wrong += [f"{path}: {one}" for one in measured(person.browser)]
-        for size, dark in product(WIDTHS, (False, True)) if screenshots else ():
-            person.browser.show(size, dark=dark)
+        if screenshots is not None:
             name = path.strip("/").replace("/", "_")
-            person.browser.screenshot(screenshots / f"full_{name}.{size[0]}{'.dark' * dark}.png")
+            for size, dark in product(WIDTHS, (False, True)):
+                person.browser.show(size, dark=dark)
+                person.browser.screenshot(screenshots / f"full_{name}.{size[0]}{'.dark' * dark}.png")
         size, dark = _CONTRASTS[route]
         person.browser.show(size, dark=dark)
         found = findings(person.browser, node_folder, dark=True)  # the rules about colors
