@@ -39,20 +39,22 @@ lint: $(VENV)/.installed-test
 check:
 	$(BESIDE) lint unit
 
-unit: $(VENV)/.installed-test
-	$(PYTEST) -n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
+unit: $(VENV)/.compiled-test
+	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily)
 
 test:
 	$(BESIDE) lint tests
 
-# Daemons wait for the disk at each commit: where 8 GiB of memory are free for files, the tests' files are there.
+# Daemons wait for the disk at each commit, and tests make and delete thousands of files: where 8 GiB of memory are free
+# for files, the tests' files are there.
 FOLDER_OF_TESTS = $$(free=$$(df -k --output=avail /dev/shm 2>/dev/null | tail -n 1); \
   [ "$${free:-0}" -gt 8388608 ] && root=/dev/shm || root=$${TMPDIR:-/tmp}; mktemp -d "$$root/trunkline-tests.XXXXXX")
+pytest_in_memory = folder=$(FOLDER_OF_TESTS); if TMPDIR=$$folder $(PYTEST) $(1); then rm -rf "$$folder" || true; \
+  else echo "the files of the tests that failed: $$folder"; exit 1; fi
 
 # Two workers more than processors: half of all take the tests with other programs, which often wait.
-tests: $(VENV)/.installed-test
-	folder=$(FOLDER_OF_TESTS); if TMPDIR=$$folder $(PYTEST) -n $$(($(PROCESSORS) + 2)); then rm -rf "$$folder" || true; \
-	  else echo "the files of the tests that failed: $$folder"; exit 1; fi
+tests: $(VENV)/.compiled-test
+	$(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)))
 
 again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \
@@ -111,4 +113,9 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@$(BIN)/python -m deploy.install --extras learning,streams,test --editable
+	@touch $@
+
+# The bytecode of all tests, which each of the tests' processes would make for itself.
+$(VENV)/.compiled-test: $(VENV)/.installed-test
+	@$(BIN)/pytest -n0 --collect-only -qq >$(VENV)/collected.log || { tail -n 50 $(VENV)/collected.log; exit 1; }
 	@touch $@

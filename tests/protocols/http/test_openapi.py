@@ -25,7 +25,6 @@ from protocols.http.schema import Shape
 from tests.factories import ADA_TOKEN
 from tests.programs import require_node_module, require_program
 from tests.protocols.http.conftest import bearer
-from tests.quick_jsonschema import put_off_grammar
 
 ORIGIN = "https://trunkline.example.net"
 DOCUMENT = described(f"{ORIGIN}{REST_ROOT}")
@@ -80,7 +79,6 @@ class TestDocument:
         assert {name: listed[name]["default"] for name in ("order", "format")} == {"order": "asc", "format": "json"}
 
     def test_it_is_valid(self) -> None:
-        put_off_grammar()
         from openapi_spec_validator import validate  # which takes long
 
         validate(DOCUMENT)
@@ -168,7 +166,6 @@ class TestDocument:
         assert secure == {path for path in DOCUMENT["paths"] if named(path) not in ordinary}
 
     def test_every_example_fits_its_schema(self) -> None:
-        put_off_grammar()
         from openapi_schema_validator import OAS31Validator
 
         wrong = [
