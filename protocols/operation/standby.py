@@ -1,0 +1,226 @@
+"""Serving alone: a daemon over PostgreSQL takes the lease of the store before it reads anything else, and keeps it.
+
+While another node has it, this one stands by: it opens the ports of HTTP alone, so that a balancer or a supervisor can
+ask for its health, and no port for devices, so that devices go where they are served at once.
+"""
+
+import signal
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from broker.cluster.keeper import Keeper
+from broker.cluster.leases import Leases
+from config.settings import Address, Settings
+from protocols.errors import ListenerError
+from protocols.operation import systemd
+from protocols.streams.inherited import open_tcp
+from storage.leases import HeldLease, LeaseRecord
+
+_HEAD_BYTES: Final = 8192
+_SECONDS: Final = 5.0  # for one request
+_CONNECTIONS: Final = 200
+_BACKLOG: Final = 128
+_BUSY: Final = b'{"error":{"code":503,"message":"This machine stands by: another one serves"}}'
+
+_log = structlog.get_logger(__name__)
+
+
+class Serving:
+    """The right to serve, which this daemon has."""
+
+    def __init__(self, keeper: Keeper, held: HeldLease) -> None:
+        self.held = held
+        self.leases = Leases(keeper)
+        #: Feeds systemd's watchdog until the store itself does.
+        self.starting = trio.CancelScope()
+
+
+class StoppedError(Exception):
+    """The daemon was stopped while it stood by."""
+
+
+@asynccontextmanager
+async def serving_alone(
+    keeper: Keeper, settings: Settings, contexts: Sequence[ssl.SSLContext | None], stop: trio.Event | None
+) -> AsyncIterator[Serving]:
+    """Wait for the lease, and keep it until the block has ended.
+
+    Args:
+        keeper: takes the lease.
+        settings: with the addresses of HTTP.
+        contexts: of HTTP without and with TLS.
+        stop: ends the wait as a signal would.
+
+    Raises:
+        StoppedError: a signal or `stop` came before the lease.
+        FencedError: within the block: another node has taken the lease over.
+        ListenerError: an address cannot be bound.
+        StoreError: the store cannot be reached.
+    """
+    async with trio.open_nursery() as nursery:
+        serving = Serving(keeper, await _lease(keeper, settings, contexts, stop))
+        nursery.start_soon(keeper.keep_forever)
+        nursery.start_soon(_feed_watchdog, serving.starting)
+        try:
+            yield serving
+        finally:
+            with trio.CancelScope(shield=True):
+                await keeper.give_back()
+        nursery.cancel_scope.cancel()
+
+
+async def _lease(
+    keeper: Keeper, settings: Settings, contexts: Sequence[ssl.SSLContext | None], stop: trio.Event | None
+) -> HeldLease:
+    held: HeldLease | None = None
+    async with trio.open_nursery() as nursery:
+        waiting = _Waiting(nursery, settings, contexts, stop)
+        try:
+            held = await keeper.take(waiting.begin)
+        finally:
+            waiting.end()
+        nursery.cancel_scope.cancel()
+    if waiting.problem is not None:
+        raise waiting.problem
+    if held is None:
+        raise StoppedError
+    if waiting.has_begun:
+        _log.info("taken_over", node=held.node, epoch=held.epoch)
+        systemd.notify("STATUS=Takes over")
+    return held
+
+
+class _Waiting:
+    """The time in which another node serves."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        settings: Settings,
+        contexts: Sequence[ssl.SSLContext | None],
+        stop: trio.Event | None,
+    ) -> None:
+        self._nursery = nursery
+        self._settings = settings
+        self._contexts = contexts
+        self._stop = stop
+        self._handler: object = None
+        self.has_begun = False
+        self.problem: Exception | None = None
+
+    def begin(self, holder: LeaseRecord) -> None:
+        _log.info("stands_by", serves=holder.node, epoch=holder.epoch)
+        systemd.notify(f"READY=1\nSTATUS=Stands by: node {holder.node} serves")
+        if self.has_begun:
+            return
+        self.has_begun = True
+        self._handler = signal.signal(signal.SIGHUP, _read_later)
+        self._nursery.start_soon(self._wait_for_stop)
+        self._nursery.start_soon(_feed_watchdog, trio.CancelScope())
+        self._nursery.start_soon(self._listen)
+
+    def end(self) -> None:
+        if self.has_begun:
+            signal.signal(signal.SIGHUP, self._handler)  # type: ignore[arg-type] # as it was given
+
+    async def _wait_for_stop(self) -> None:
+        async with trio.open_nursery() as nursery:
+            if self._stop is not None:
+                nursery.start_soon(_cancel_when, self._stop, nursery.cancel_scope)
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+        systemd.notify("STOPPING=1")
+        self._nursery.cancel_scope.cancel()
+
+    async def _listen(self) -> None:
+        http = self._settings.http
+        places = trio.CapacityLimiter(_CONNECTIONS)
+        try:
+            async with trio.open_nursery() as nursery:
+                for bind, context in zip((http.bind, http.tls_bind), self._contexts, strict=True):
+                    if bind is not None:
+                        await nursery.start(_serve, bind, context, places)
+        except OSError as error:
+            self.problem = ListenerError(f"http cannot listen on {error.filename}: {error.strerror or error}")
+            self._nursery.cancel_scope.cancel()
+
+
+async def _serve(
+    bind: Address,
+    context: ssl.SSLContext | None,
+    places: trio.CapacityLimiter,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    listeners = await open_tcp(bind, backlog=_BACKLOG)
+    task_status.started()
+    try:
+        await trio.serve_listeners(partial(_answer, context, places), listeners)
+    finally:
+        for listener in listeners:
+            listener.socket.close()
+
+
+async def _answer(context: ssl.SSLContext | None, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
+    """Answer one request and close."""
+    transport: trio.abc.Stream = stream
+    try:
+        places.acquire_nowait()
+    except trio.WouldBlock:
+        await trio.aclose_forcefully(stream)
+        return
+    try:
+        with trio.move_on_after(_SECONDS):
+            if context is not None:
+                transport = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+            head = b""
+            while b"\r\n\r\n" not in head and len(head) < _HEAD_BYTES:
+                if not (received := await transport.receive_some(_HEAD_BYTES)):
+                    return
+                head += received
+            await transport.send_all(_response(head))
+            await transport.aclose()
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+    finally:
+        places.release()
+        await trio.aclose_forcefully(stream)
+
+
+def _response(head: bytes) -> bytes:
+    path = head.split(b" ", 2)[1].partition(b"?")[0] if head.count(b" ") > 1 else b""
+    status, kind, body = b"503 Service Unavailable", b"application/json", _BUSY
+    if path == b"/healthz":
+        status, kind, body = b"200 OK", b"text/plain; charset=utf-8", b"ok\n"
+    elif path == b"/readyz":
+        kind, body = b"text/plain; charset=utf-8", b"stands by: another node serves\n"
+    retry = b"" if status.startswith(b"200") else b"Retry-After: 5\r\n"
+    answer = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n" % (status, kind, len(body))
+    answer += retry + b"Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+    return answer if head.startswith(b"HEAD ") else answer + body
+
+
+async def _feed_watchdog(scope: trio.CancelScope) -> None:
+    """Until the store itself says that the daemon lives."""
+    if (period := systemd.watchdog_seconds()) is None:
+        return
+    with scope:
+        while True:
+            systemd.notify("WATCHDOG=1")
+            await trio.sleep(period / 3)
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _read_later(_number: int, _frame: object) -> None:
+    """Certificates are read at the take-over; what else SIGHUP reloads needs a restart of a daemon that stands by."""

@@ -1,0 +1,95 @@
+"""The ways out of the machine, for a daemon that may be replaced: nothing is sent while another node may be sending.
+
+What has left cannot be taken back, so each send asks the lease of its worker first. A daemon that was paused waits here
+until it has renewed the lease, or ends because another one has it. A send that was under way may come twice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from broker.cluster.leases import Lease
+from broker.connectors.plugin import Request, Response
+from broker.connectors.port import ThirdParty
+from broker.mail import MailTransport
+from broker.mail.transport import OutgoingMail
+from broker.rules.sending.requests import HttpContent, RuleRequests
+from broker.subscriptions.port import (
+    AttemptOutcome,
+    Callback,
+    CallbackNotification,
+    Callbacks,
+    Entry,
+    Streams,
+    StreamTarget,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedMails:
+    port: MailTransport
+    lease: Lease
+
+    @property
+    def done(self) -> str:
+        return self.port.done
+
+    async def deliver(self, mail: OutgoingMail) -> None:
+        await self.lease.wait_may_act()
+        await self.port.deliver(mail)
+
+    async def forget(self, address: str, name: str) -> None:
+        await self.port.forget(address, name)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedCallbacks:
+    port: Callbacks
+    lease: Lease
+
+    async def check(self, url: str) -> str | None:
+        return await self.port.check(url)
+
+    async def notify(self, callback: Callback, notification: CallbackNotification) -> AttemptOutcome:
+        await self.lease.wait_may_act()
+        return await self.port.notify(callback, notification)
+
+    async def shake_hands(self, url: str, *, application_id: str, subscription_id: str, nonce: str) -> AttemptOutcome:
+        await self.lease.wait_may_act()
+        return await self.port.shake_hands(
+            url, application_id=application_id, subscription_id=subscription_id, nonce=nonce
+        )
+
+    async def keep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await self.port.keep_forever(task_status=task_status)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedStreams:
+    port: Streams
+    lease: Lease
+
+    async def put(self, target: StreamTarget, entries: Sequence[Entry]) -> None:
+        await self.lease.wait_may_act()
+        await self.port.put(target, entries)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedRuleRequests:
+    port: RuleRequests
+    lease: Lease
+
+    async def send(self, request: HttpContent) -> int:
+        await self.lease.wait_may_act()
+        return await self.port.send(request)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedThirdParty:
+    port: ThirdParty
+    lease: Lease
+
+    async def send(self, request: Request) -> Response:
+        await self.lease.wait_may_act()
+        return await self.port.send(request)
