@@ -6,6 +6,7 @@ that names the place of the error and the allowed values.
 
 import os
 import re
+import socket
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ from config.limits import (
     MQTT_OPEN_PACKET_BYTES,
     MQTT_PACKET_BYTES,
     MQTT_SESSION_SECONDS,
+    NODE_NAME_CHARACTERS,
     PASSWORD_MEMORY_MIB,
     REFRESH_WINDOW_DAYS,
     REGISTRATION_PIN_SECONDS,
@@ -260,9 +262,16 @@ class Storage(_Table, frozen=True):
 
 
 class Cluster(_Table, frozen=True):
-    """Daemons on one database of PostgreSQL."""
+    """Daemons on one database of PostgreSQL: one serves, the others stand by."""
 
+    node: str = ""
+    lease_seconds: float = 8.0
     patience_seconds: float = 5.0
+
+    @property
+    def name(self) -> str:
+        """The name of this node: by default that of the machine."""
+        return self.node or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:NODE_NAME_CHARACTERS] or "node"
 
 
 class Subscriptions(_Table, frozen=True):

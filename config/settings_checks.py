@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from config.limits import MQTT_OPEN_PACKET_BYTES_MAX, MQTT_PACKET_BYTES, PASSWORD_MEMORY_MIB
+from config.limits import MQTT_OPEN_PACKET_BYTES_MAX, MQTT_PACKET_BYTES, NODE_NAME_CHARACTERS, PASSWORD_MEMORY_MIB
 from config.mail import Sender, SmtpServer
 from config.providers import provider_problems
 from config.rates import Rate
@@ -103,6 +103,7 @@ def _of_numbers(settings: "Settings") -> Iterator[str]:
         ("connectors.pull_minutes", settings.connectors.pull_minutes, 1),
         ("grace_seconds", settings.grace_seconds, 0),
         ("cluster.patience_seconds", settings.cluster.patience_seconds, 0),
+        ("cluster.lease_seconds", settings.cluster.lease_seconds, 4),
         ("accounts.user_token_seconds", settings.accounts.user_token_seconds, 1),
         ("accounts.application_token_seconds", settings.accounts.application_token_seconds, 1),
         ("accounts.refresh_window_days", settings.accounts.refresh_window_days, 0),
@@ -125,6 +126,8 @@ def _of_storage(settings: "Settings") -> Iterator[str]:
     url = settings.storage.url  # it may hold a password
     if url != "sqlite" and not url.startswith(("postgresql://", "postgres://")):
         yield "storage.url: expected sqlite or postgresql://…"
+    if not re.fullmatch(rf"[A-Za-z0-9._-]{{0,{NODE_NAME_CHARACTERS}}}", settings.cluster.node):
+        yield f"cluster.node: expected letters, digits, '.', '_' and '-', at most {NODE_NAME_CHARACTERS}"
 
 
 def _of_proxies(http: "Http") -> Iterator[str]:

@@ -13,14 +13,19 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, TypedDict
 
 import structlog
 import trio
 
+from broker.cluster.leases import LeaseName, Leases
+from broker.connectors.port import ThirdParty
 from broker.device_management.objects import ObjectMap
 from broker.device_management.sessions import ResourcePath
+from broker.mail import MailTransport
+from broker.rules.sending.requests import RuleRequests
 from broker.services import Services, open_services
+from broker.subscriptions.port import Callbacks, Streams
 from broker.trace.origin import listening_as, on_whose_account
 from config.settings import Address, Settings, SettingsError, Tls
 from config.shown_command import shown_command
@@ -48,12 +53,20 @@ from protocols.operation.interpreter import (
 )
 from protocols.operation.operating import DaemonMachine
 from protocols.operation.reload import Load, Reloading
+from protocols.operation.standby import serving_alone
 from protocols.operation.state import open_state
 from protocols.operation.store_copies import forget_copies
 from protocols.operation.time_sync import is_clock_synchronized
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
+from protocols.outbound.leased import (
+    LeasedCallbacks,
+    LeasedMails,
+    LeasedRuleRequests,
+    LeasedStreams,
+    LeasedThirdParty,
+)
 from protocols.outbound.mail import mail_transport
 from protocols.outbound.rules import rule_requests
 from protocols.outbound.streams import cloud_streams
@@ -66,6 +79,7 @@ from protocols.websocket.server import serve_websocket_connection
 from storage.ballast import Ballast
 from storage.database import Database
 from storage.engines import engine_of
+from storage.engines.sqlite import SqliteEngine
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -116,7 +130,17 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish=f"stop the daemon and run: {shown_command('key rotate')}")
         engine = engine_of(settings, progress=systemd.tell_of_upgrade)
-        ballast = None if settings.storage.is_postgresql else Ballast(settings.state_dir / "ballast")
+        ballast, serving = None, None
+        if isinstance(engine, SqliteEngine):  # the lock of the state directory keeps others away
+            ballast = Ballast(settings.state_dir / "ballast")
+        else:  # nothing of the store may be read before
+            serving = await stack.enter_async_context(
+                serving_alone(engine, settings, partial(_tls, settings.tls), stop)
+            )
+            if serving is None:
+                _log.info("stopped")
+                return
+        leases = Leases() if serving is None else serving.leases
         database = Database(engine, asked_by=on_whose_account, ballast=ballast)
         traces = None
         if settings.tracing.endpoint:
@@ -128,14 +152,11 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                 settings,
                 database,
                 state.vault,
-                mail_transport=mail_transport(settings),
                 providers=identity_providers(settings),
-                third_party=third_party(settings),
-                rule_requests=rule_requests(settings),
                 processor=payment_processor(settings),
                 is_clock_synchronized=is_clock_synchronized,
-                callbacks=http_callbacks(settings),
-                streams=cloud_streams(settings),
+                leases=leases,
+                **_ways_out(settings, None if serving is None else leases),
                 tell_of_upgrade=systemd.tell_of_upgrade,
             )
         )
@@ -152,6 +173,8 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         async with trio.open_nursery() as workers:
             workers.start_soon(forget_copies, state.database)
             workers.start_soon(systemd.feed_watchdog, services.core.database, engine.damage.is_met)
+            if serving is not None:
+                serving.starting.cancel()
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as listeners:
                     addresses = await _listen(services, settings, listeners, connections, reloading)
@@ -173,6 +196,39 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                 connections.cancel_scope.deadline = trio.current_time() + reloading.settings.grace_seconds
             workers.cancel_scope.cancel()
     _log.info("stopped")
+
+
+class _WaysOut(TypedDict):
+    mail_transport: MailTransport | None
+    third_party: ThirdParty
+    rule_requests: RuleRequests
+    callbacks: Callbacks
+    streams: Streams | None
+
+
+def _ways_out(settings: Settings, leases: Leases | None) -> _WaysOut:
+    """The ways out of the machine that workers use; with `leases`, another daemon may take their places.
+
+    Raises SettingsError.
+    """
+    mails, third, requests = mail_transport(settings), third_party(settings), rule_requests(settings)
+    callbacks, streams = http_callbacks(settings), cloud_streams(settings)
+    if leases is None:
+        return {
+            "mail_transport": mails,
+            "third_party": third,
+            "rule_requests": requests,
+            "callbacks": callbacks,
+            "streams": streams,
+        }
+    subscriptions = leases.of(LeaseName.SUBSCRIPTIONS)
+    return {
+        "mail_transport": None if mails is None else LeasedMails(mails, leases.of(LeaseName.MAILS)),
+        "third_party": LeasedThirdParty(third, leases.of(LeaseName.CONNECTORS)),
+        "rule_requests": LeasedRuleRequests(requests, leases.of(LeaseName.RULES)),
+        "callbacks": LeasedCallbacks(callbacks, subscriptions),
+        "streams": None if streams is None else LeasedStreams(streams, subscriptions),
+    }
 
 
 async def _listen(

@@ -64,7 +64,15 @@ from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.snapshots import SnapshotStore
-from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, StoreError, StoreFullError, StoreLostError
+from storage.sql import (
+    EncodedRows,
+    StoreConnection,
+    StoreDamagedError,
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    StoreTakenError,
+)
 from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
 from storage.transfers import TransferStore
@@ -690,7 +698,7 @@ def _run_in_savepoint(transaction: Transaction, job: _Work) -> None:
         if job.held is not None:
             transaction.leases.require(job.held)
         job.result = job.context.run(job.run, transaction)
-    except StoreLostError:
+    except (StoreLostError, StoreTakenError):
         raise
     except Exception as error:  # noqa: BLE001 - it is raised again in the task that asked for the work
         job.error = error

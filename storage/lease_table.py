@@ -14,13 +14,31 @@ T = TypeVar("T")
 class LeaseTable:
     """All but `close` raise StoreError."""
 
-    def __init__(self, engine: StoreEngine, *, worker: Callable[[str], Worker] = WorkerThread) -> None:
+    def __init__(
+        self,
+        engine: StoreEngine,
+        *,
+        end_sessions: Callable[[str], None] = lambda _instance: None,
+        worker: Callable[[str], Worker] = WorkerThread,
+    ) -> None:
+        """`end_sessions` ends what a process, by its name, has open in the store; without it, `take` waits for that."""
         self._engine = engine
+        self._end_sessions = end_sessions
         self._thread = worker("leases")
         self._connection: EngineConnection | None = None
 
     async def take(self, name: str, node: str, instance: str, seconds: float) -> HeldLease | None:
-        return await self._run(lambda leases: leases.take(name, node, instance, seconds))
+        """As `LeaseStore.take`, and end the transactions of the former holder."""
+
+        def work(leases: LeaseStore) -> HeldLease | None:
+            former = leases.find(name)
+            if former is not None and former.instance != instance:
+                if former.seconds_left > 0 and former.node != node:
+                    return None
+                self._end_sessions(former.instance)
+            return leases.take(name, node, instance, seconds)
+
+        return await self._run(work)
 
     async def renew(self, held: HeldLease, seconds: float) -> bool:
         return await self._run(lambda leases: leases.renew(held, seconds))
@@ -30,6 +48,10 @@ class LeaseTable:
 
     async def find(self, name: str) -> LeaseRecord | None:
         return await self._run(lambda leases: leases.find(name))
+
+    async def prepare(self, function: Callable[[], None]) -> None:
+        """Run a function of the engine before the table is used."""
+        await self._thread.run(function)
 
     async def _run(self, work: Callable[[LeaseStore], T]) -> T:
         return await self._thread.run(partial(self._on_connection, work))

@@ -106,6 +106,10 @@ class StaleLeaseError(StoreError):
     """Another node has the lease that the write needs. Nothing of the write is in the store."""
 
 
+class StoreTakenError(StoreError):
+    """Another daemon serves the store now. This one writes nothing any more."""
+
+
 class StoreDamagedError(StoreError):
     """A part of the store cannot be read: the disk returns an error, or bytes that are no page of the store."""
 

@@ -83,16 +83,21 @@ class Keeper(Deadline):
         """
         known = None
         while True:
-            asked = self._now()
-            if (held := await self._table.take(DAEMON, self._node, self._instance, self._seconds)) is not None:
-                self.held = held
-                self._note_renewed(asked)
+            if (held := await self.try_to_take()) is not None:
                 return held
             holder = await self._table.find(DAEMON)
             if holder is not None and (holder.node, holder.epoch) != known:
                 known = holder.node, holder.epoch
                 wait(holder)
             await trio.sleep(_LOOK_SECONDS)
+
+    async def try_to_take(self) -> HeldLease | None:
+        """Take the lease if it is free. Raises StoreError."""
+        asked = self._now()
+        self.held = await self._table.take(DAEMON, self._node, self._instance, self._seconds)
+        if self.held is not None:
+            self._note_renewed(asked)
+        return self.held
 
     def _note_renewed(self, asked: float) -> None:
         self._until = asked + self._seconds - _EARLY_SECONDS

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from broker.cluster.keeper import FencedError, ReplacedError
 from broker.errors import DomainError, ValidationFailed
 from config.settings import SettingsError
 from protocols.cli.failures import CommandError, leaves
@@ -18,6 +19,8 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (ListenerError, 3),
     (StateError, 4),
     (StoreError, 4),
+    (ReplacedError, 6),
+    (FencedError, 5),
     (ControlFailedError, 1),
     (DomainError, 1),
 )

@@ -33,7 +33,8 @@ def serve(check: bool, dry: bool, config: Path | None) -> None:
     """Serve devices and applications until SIGTERM or SIGINT. SIGHUP reloads certificates, log level, rates and limits.
 
     Exit status: 0 after a graceful stop, 2 for a bad configuration, 3 when a listener cannot be opened, 4 when the
-    store cannot be opened. With --check: 0 when nothing was found, else 2.
+    store cannot be opened, 5 when another node serves the store now, 6 when a daemon of the same node name does. With
+    --check: 0 when nothing was found, else 2.
     """
     with failures_reported():
         settings = load_settings(config)

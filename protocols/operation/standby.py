@@ -4,23 +4,28 @@ While another node has it, this one stands by: it opens the ports of HTTP alone,
 ask for its health, and no port for devices, so that devices go where they are served at once.
 """
 
+import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
-from broker.cluster.keeper import Keeper
+from broker.cluster.keeper import DAEMON, Keeper
 from broker.cluster.leases import Leases
 from config.settings import Address, Settings
-from protocols.errors import ListenerError
+from protocols.errors import ListenerError, StateInUseError
 from protocols.operation import systemd
 from protocols.streams.inherited import open_tcp
+from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
+
+if TYPE_CHECKING:
+    from storage.engines.postgresql import PostgresqlEngine
 
 _HEAD_BYTES: Final = 8192
 _SECONDS: Final = 5.0  # for one request
@@ -34,53 +39,88 @@ _log = structlog.get_logger(__name__)
 class Serving:
     """The right to serve, which this daemon has."""
 
-    def __init__(self, keeper: Keeper, held: HeldLease) -> None:
-        self.held = held
+    def __init__(self, keeper: Keeper) -> None:
         self.leases = Leases(keeper)
         #: Feeds systemd's watchdog until the store itself does.
         self.starting = trio.CancelScope()
 
 
-class StoppedError(Exception):
-    """The daemon was stopped while it stood by."""
-
-
 @asynccontextmanager
 async def serving_alone(
-    keeper: Keeper, settings: Settings, contexts: Sequence[ssl.SSLContext | None], stop: trio.Event | None
-) -> AsyncIterator[Serving]:
-    """Wait for the lease, and keep it until the block has ended.
+    engine: "PostgresqlEngine", settings: Settings, tls: Callable[[], ssl.SSLContext], stop: trio.Event | None
+) -> AsyncIterator[Serving | None]:
+    """Wait for the lease of the store, and keep it until the block has ended. None: the daemon was stopped before.
 
     Args:
-        keeper: takes the lease.
-        settings: with the addresses of HTTP.
-        contexts: of HTTP without and with TLS.
+        engine: writes nothing from then on that another daemon does not know of.
+        settings: with the name of this node and the addresses of HTTP.
+        tls: makes the context of HTTP with TLS.
         stop: ends the wait as a signal would.
 
     Raises:
-        StoppedError: a signal or `stop` came before the lease.
         FencedError: within the block: another node has taken the lease over.
         ListenerError: an address cannot be bound.
         StoreError: the store cannot be reached.
     """
-    async with trio.open_nursery() as nursery:
-        serving = Serving(keeper, await _lease(keeper, settings, contexts, stop))
-        nursery.start_soon(keeper.keep_forever)
-        nursery.start_soon(_feed_watchdog, serving.starting)
-        try:
-            yield serving
-        finally:
-            with trio.CancelScope(shield=True):
-                await keeper.give_back()
-        nursery.cancel_scope.cancel()
+    table = LeaseTable(engine, end_sessions=engine.end_sessions)
+    cluster = settings.cluster
+    keeper = Keeper(table, cluster.name, engine.instance, cluster.lease_seconds)
+    try:
+        await table.prepare(engine.prepare_leases)
+        if (held := await _lease(keeper, settings, tls, stop)) is None:
+            yield None
+            return
+        engine.fence_with(held)
+        async with trio.open_nursery() as nursery:
+            serving = Serving(keeper)
+            nursery.start_soon(keeper.keep_forever)
+            nursery.start_soon(_feed_watchdog, serving.starting)
+            try:
+                yield serving
+            finally:
+                with trio.CancelScope(shield=True):
+                    await keeper.give_back()
+                nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await table.close()
+
+
+@asynccontextmanager
+async def alone_for_a_command(engine: "PostgresqlEngine", settings: Settings) -> AsyncIterator[None]:
+    """As `serving_alone`, for a command that writes as a daemon does.
+
+    Raises StateInUseError: a daemon serves, on this machine or another one.
+    """
+    table = LeaseTable(engine, end_sessions=engine.end_sessions)
+    cluster = settings.cluster
+    keeper = Keeper(table, f"{cluster.name} (command)", engine.instance, cluster.lease_seconds)
+    try:
+        await table.prepare(engine.prepare_leases)
+        if (held := await keeper.try_to_take()) is None:
+            holder = await table.find(DAEMON)
+            name = "another node" if holder is None else f"node {holder.node}"
+            raise StateInUseError(f"{engine}: {name} serves this store: give the command there, or stop the daemon")
+        engine.fence_with(held)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.keep_forever)
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    await keeper.give_back()
+                nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await table.close()
 
 
 async def _lease(
-    keeper: Keeper, settings: Settings, contexts: Sequence[ssl.SSLContext | None], stop: trio.Event | None
-) -> HeldLease:
+    keeper: Keeper, settings: Settings, tls: Callable[[], ssl.SSLContext], stop: trio.Event | None
+) -> HeldLease | None:
     held: HeldLease | None = None
     async with trio.open_nursery() as nursery:
-        waiting = _Waiting(nursery, settings, contexts, stop)
+        waiting = _Waiting(nursery, settings, tls, stop)
         try:
             held = await keeper.take(waiting.begin)
         finally:
@@ -88,9 +128,7 @@ async def _lease(
         nursery.cancel_scope.cancel()
     if waiting.problem is not None:
         raise waiting.problem
-    if held is None:
-        raise StoppedError
-    if waiting.has_begun:
+    if held is not None and waiting.has_begun:
         _log.info("taken_over", node=held.node, epoch=held.epoch)
         systemd.notify("STATUS=Takes over")
     return held
@@ -103,16 +141,16 @@ class _Waiting:
         self,
         nursery: trio.Nursery,
         settings: Settings,
-        contexts: Sequence[ssl.SSLContext | None],
+        tls: Callable[[], ssl.SSLContext],
         stop: trio.Event | None,
     ) -> None:
         self._nursery = nursery
         self._settings = settings
-        self._contexts = contexts
+        self._tls = tls
         self._stop = stop
         self._handler: object = None
         self.has_begun = False
-        self.problem: Exception | None = None
+        self.problem: ListenerError | None = None
 
     def begin(self, holder: LeaseRecord) -> None:
         _log.info("stands_by", serves=holder.node, epoch=holder.epoch)
@@ -141,12 +179,15 @@ class _Waiting:
 
     async def _listen(self) -> None:
         http = self._settings.http
+        if "LISTEN_FDS" in os.environ:  # the sockets are systemd's: who connects waits for the take-over
+            return
         places = trio.CapacityLimiter(_CONNECTIONS)
         try:
             async with trio.open_nursery() as nursery:
-                for bind, context in zip((http.bind, http.tls_bind), self._contexts, strict=True):
-                    if bind is not None:
-                        await nursery.start(_serve, bind, context, places)
+                if http.bind is not None:
+                    await nursery.start(_serve, http.bind, None, places)
+                if http.tls_bind is not None:
+                    await nursery.start(_serve, http.tls_bind, self._tls(), places)
         except OSError as error:
             self.problem = ListenerError(f"http cannot listen on {error.filename}: {error.strerror or error}")
             self._nursery.cancel_scope.cancel()

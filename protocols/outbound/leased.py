@@ -26,14 +26,11 @@ from broker.subscriptions.port import (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class LeasedMails:
-    port: MailTransport
-    lease: Lease
-
-    @property
-    def done(self) -> str:
-        return self.port.done
+    def __init__(self, port: MailTransport, lease: Lease) -> None:
+        self.port = port
+        self.lease = lease
+        self.done = port.done
 
     async def deliver(self, mail: OutgoingMail) -> None:
         await self.lease.wait_may_act()

@@ -11,23 +11,26 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from operator import attrgetter
+from secrets import token_hex
 from threading import Lock
 from typing import Any, Final, NamedTuple
-from uuid import uuid4
 
 import psycopg
 import structlog
 from psycopg import errors
 from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.sql import Literal
 
 from storage.damage import Damage
-from storage.engines.postgresql_schema import Progress, applied, check_database, migrate
+from storage.engines.postgresql_schema import Progress, applied, check_database, check_steps, migrate
 from storage.engines.postgresql_sql import quoted, translated
-from storage.engines.postgresql_target import Target
+from storage.engines.postgresql_target import Target, explained
 from storage.engines.postgresql_types import ARRAYS, adapt
+from storage.leases import HeldLease
 from storage.migrations import names
-from storage.sql import EncodedRows, StoreError, StoreFullError, StoreLostError, StoreUnreachableError
+from storage.sql import EncodedRows, StoreError, StoreFullError, StoreLostError, StoreTakenError, StoreUnreachableError
 
 #: Serial works hold it: what reads, decides and writes is alone in the store.
 WORKS_LOCK: Final = 0x7472756E6B01
@@ -42,6 +45,9 @@ _BATCHES_KEPT: Final = 1_000
 #: Codes of a server that stops, starts, has become the copy of another one, or cuts a session off.
 _LOST: Final = ("08", "57P", "25006", "25P03")
 _FULL: Final = "53100"
+_TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
+#: The schema step that made the table of leases.
+_FIRST_WITH_LEASES: Final = "0080_leases"
 _log = structlog.get_logger(__name__)
 
 
@@ -110,15 +116,15 @@ class Contact:
 class PostgresqlConnection:
     """One connection in autocommit mode, which is made again when it breaks; `begin` starts a transaction."""
 
-    gives_positions = False
-    key_share = " FOR SHARE"
+    gives_positions = False  # one daemon writes: `PostgresqlEngine.fence`
+    key_share = " FOR KEY SHARE"
 
     def __init__(self, engine: "PostgresqlEngine", *, read_only: bool) -> None:
         self._engine = engine
         self._read_only = read_only
         self._later: list[str] = []  # goes with the next statement
         self._is_begun = self._is_writing = False
-        self._node = uuid4().hex
+        self._node = engine.new_name()
         self._number = 0  # of the last commit
         self._connection = self._connected()
 
@@ -168,7 +174,8 @@ class PostgresqlConnection:
         if self._is_writing:
             self._run(sql, arrays.arrays)
         else:
-            self._alone(f"WITH {_BATCH_OF_ROWS} {sql}", arrays.arrays)
+            fence = "".join(f"({check})::text || " for check in self._engine.fence)
+            self._alone(f"WITH {_BATCH_OF_ROWS.format(fence=fence)} {sql}", arrays.arrays)
 
     def encoded(self, rows: Sequence[Any]) -> EncodedRows:
         return EncodedRows(self._arrays_of("message", rows[0].__struct_fields__, rows))
@@ -205,6 +212,9 @@ class PostgresqlConnection:
             self._engine.columns.learn(table, types)
         return types
 
+    def now_ms(self) -> str:
+        return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+
     def numbers_in(self, parameter: str) -> str:
         return f"SELECT value::bigint FROM json_array_elements_text((:{parameter})::json)"  # noqa: S608 - constants
 
@@ -231,9 +241,6 @@ class PostgresqlConnection:
         ).one()
         return "[]" if row is None else str(row["found"])
 
-    def now_ms(self) -> str:
-        return "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-
     def json_has(self, column: str, parameter: str) -> str:
         return f"(member_at({column}, :{parameter}) IS NOT NULL)"
 
@@ -253,7 +260,7 @@ class PostgresqlConnection:
         self._be_connected()
         self._is_begun, self._is_writing = True, write
         if write:
-            self._later = ["BEGIN", f"SELECT pg_advisory_xact_lock({WORKS_LOCK})"]
+            self._later = ["BEGIN", f"SELECT pg_advisory_xact_lock({WORKS_LOCK})", *self._engine.fence]
         else:
             self._later = ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"]
 
@@ -363,6 +370,8 @@ class PostgresqlConnection:
             self._later.clear()
             self._engine.contact.lost()
             return StoreLostError(text)
+        if state == _TAKEN:
+            return StoreTakenError(text)
         return StoreFullError(text) if state == _FULL else StoreError(text)
 
 
@@ -377,7 +386,7 @@ def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) ->
 
 #: Takes the lock of the log, then the number of the commit. The rows that follow are in the same statement.
 _BATCH_OF_ROWS: Final = (
-    f"locked AS MATERIALIZED (SELECT pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants
+    f"locked AS MATERIALIZED (SELECT {{fence}}pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants
     " numbered AS (INSERT INTO batch (node, number) SELECT %s, %s FROM locked)"
 )
 
@@ -433,6 +442,39 @@ class PostgresqlEngine:
         self.contact = Contact(patience_seconds)
         self._upgrades = upgrades
         self._progress = progress
+        self.instance = token_hex(6)
+        self._numbers = count()
+        #: Queries that begin each transaction that writes; one fails when another daemon has the store.
+        self.fence: Sequence[str] = ()
+
+    def new_name(self) -> str:
+        """A name for one more connection of this process."""
+        return f"{self.instance}.{next(self._numbers)}"
+
+    def fence_with(self, held: HeldLease) -> None:
+        """Write nothing from now on, unless this lease is held (StoreTakenError). Call it before `open`."""
+        name, node = (Literal(text).as_string() for text in (held.name, held.node))
+        self.fence = (f"SELECT require_lease({name}, {node}, {held.epoch})",)
+
+    def prepare_leases(self) -> None:
+        """Make a store where there is none, so that there are leases. An older store stays as it is, because another
+        daemon may be serving it. Raises as `migrate`."""
+        with self.target.connect() as connection:
+            check_database(connection, self.target)
+            steps = applied(connection)
+            check_steps(steps, connection, self.target)
+        if _FIRST_WITH_LEASES not in steps:
+            self.migrate()
+
+    def end_sessions(self, instance: str) -> None:
+        """End the connections of a daemon whose lease is over, and wait for that: an open transaction of a process that
+        stands still would hold its locks. Raises StoreError."""
+        with explained(self.target), self.target.connect() as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND usename = current_user AND starts_with(application_name, %s)",
+                [f"trunkline {instance}."],
+            )
 
     def migrate(self) -> None:
         """Bring the schema to this version, while no other daemon does.
