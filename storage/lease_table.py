@@ -35,7 +35,8 @@ class LeaseTable:
             if former is not None and former.instance != instance:
                 if former.seconds_left > 0 and former.node != node:
                     return None
-                self._end_sessions(former.instance)
+                if not former.is_given_back:  # otherwise it has none
+                    self._end_sessions(former.instance)
             return leases.take(name, node, instance, seconds)
 
         return await self._run(work)

@@ -21,7 +21,7 @@ class HeldLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A lease as anybody sees it. `seconds_left` is negative when it is over."""
+    """A lease as anybody sees it. `seconds_left` is negative when it is over; `is_given_back`: its holder ended it."""
 
     name: str
     node: str
@@ -29,6 +29,7 @@ class LeaseRecord:
     epoch: int
     since: Milliseconds
     seconds_left: float
+    is_given_back: bool
 
 
 class Holder(Protocol):
@@ -82,13 +83,18 @@ class LeaseStore(Store):
 
     def find(self, name: str) -> LeaseRecord | None:
         row = self._db.execute(
-            f"SELECT name, node, instance, epoch, since, until - {self._db.now_ms()} AS left_ms FROM lease"  # noqa: S608
+            f"SELECT name, node, instance, epoch, since, until, until - {self._db.now_ms()} AS left_ms FROM lease"  # noqa: S608
             " WHERE name = :name",
             {"name": name},
         ).one()
         if row is None:
             return None
-        return LeaseRecord(row["name"], row["node"], row["instance"], row["epoch"], row["since"], row["left_ms"] / 1000)
+        columns = ("name", "node", "instance", "epoch", "since")
+        return LeaseRecord(
+            **{column: row[column] for column in columns},
+            seconds_left=row["left_ms"] / 1000,
+            is_given_back=not row["until"],
+        )
 
 
 _IS_HELD = "name = :name AND node = :node AND epoch = :epoch"

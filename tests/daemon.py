@@ -70,8 +70,12 @@ class Daemon:
 
     def start(self) -> None:
         """Start the daemon, and wait for its ready line."""
-        self.process = start_command("serve", "--config", self.config, stderr=self.log)
+        self.begin()
         self.wait_ready()
+
+    def begin(self) -> None:
+        """Start the daemon without waiting."""
+        self.process = start_command("serve", "--config", self.config, stderr=self.log)
 
     def wait_ready(self) -> None:
         """Read the ready line of the process, and the addresses in it."""
@@ -145,14 +149,7 @@ def running_daemon(folder: Path, *, devices: int, settings: str = "") -> Iterato
 def _provisioned(devices: int) -> Path:
     """A folder with the state directory after `trunkline provision`, which runs once for each number of lights."""
     folder = Path(_FOLDER.name) / str(devices)
-    folder.mkdir()
-    config, file = folder / "trunkline.toml", folder / "provision.toml"
-    _write_configuration(config, folder / "state")
-    (folder / "light.json").write_text(json.dumps(LIGHT_MANIFEST), encoding="utf-8")
-    file.write_text(
-        _WORLD + "".join(_DEVICE.format(id=device_id(n), n=n, token=device_token(n)) for n in range(devices)),
-        encoding="utf-8",
-    )
+    config, file = write_world(folder, devices=devices)
     if trio.lowlevel.in_trio_run():
         # The settings that a test gives its daemon by variables are not for this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
@@ -165,6 +162,19 @@ def _provisioned(devices: int) -> Path:
     trio.run(partial(apply_document, load_settings(config, {}), document, dry_run=False))
     structlog.configure(**former)  # the command's level would hide lines from the tests that come after
     return folder
+
+
+def write_world(folder: Path, *, devices: int, settings: str = "") -> tuple[Path, Path]:
+    """Write a configuration, and a provision file in which Ada has this many lights."""
+    folder.mkdir()
+    config, file = folder / "trunkline.toml", folder / "provision.toml"
+    _write_configuration(config, folder / "state", settings)
+    (folder / "light.json").write_text(json.dumps(LIGHT_MANIFEST), encoding="utf-8")
+    file.write_text(
+        _WORLD + "".join(_DEVICE.format(id=device_id(n), n=n, token=device_token(n)) for n in range(devices)),
+        encoding="utf-8",
+    )
+    return config, file
 
 
 def start_command(

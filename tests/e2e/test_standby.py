@@ -1,0 +1,338 @@
+"""Two daemons on one database of PostgreSQL: one serves, the other stands by and takes over.
+
+The clients are paho, websocket-client and curl. Each sends values that it never sends again, so a value that is stored
+twice was stored twice by the daemons.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import IO, Final
+
+import httpx
+import paho.mqtt.client as paho
+import pytest
+import websocket
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, device_token, run_command, write_world
+from tests.postgresql import server
+from tests.programs import require_program
+
+#: The clients leave sockets to the garbage collector when a node does not answer.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+LEASE_SECONDS: Final = 4.0  # the least
+#: The lease, a look at it, the start of the broker, and a busy machine.
+KILL_SECONDS: Final = LEASE_SECONDS + 6
+STOP_SECONDS: Final = 5.0
+PATIENCE_SECONDS: Final = 30.0
+#: Clients try the other node after this long without an answer.
+ANSWER_SECONDS: Final = 2.0
+FENCED, REPLACED = 5, 6
+
+
+class Node:
+    """A daemon with a state directory and ports of its own."""
+
+    def __init__(self, folder: Path, name: str, url: str, key: Path) -> None:
+        folder.mkdir()
+        self.name, self.http, self.mqtt = name, free_port(), free_port()
+        self.daemon = Daemon(folder / "state", "")
+        self.daemon.state.mkdir(mode=0o700)
+        shutil.copy(key, self.daemon.state / "key")
+        self.daemon.config.write_text(
+            f'state_dir = "{self.daemon.state}"\n[http]\nbind = "127.0.0.1:{self.http}"\n'
+            f'[mqtt]\nbind = "127.0.0.1:{self.mqtt}"\n[limits]\nrate_limits = "off"\nquotas = "off"\n'
+            f'[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\nlease_seconds = {LEASE_SECONDS}\n',
+            encoding="utf-8",
+        )
+        self._log_path = folder / "log"
+        self._log: IO[str] | None = None
+
+    def begin(self) -> None:
+        """Start the daemon, without waiting until it serves."""
+        self.close()
+        self._log = self._log_path.open("w", encoding="utf-8")
+        self.daemon.log = self._log
+        self.daemon.begin()
+
+    def start(self) -> None:
+        self.begin()
+        self.daemon.wait_ready()
+
+    def stand_by(self) -> None:
+        self.begin()
+        wait_until(lambda: self.health("/healthz") == 200, f"{self.name} stands by")
+
+    def health(self, path: str) -> int:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.http}{path}", timeout=5).status_code
+        except httpx.TransportError:
+            return 0
+
+    def log(self) -> str:
+        return self._log_path.read_text(encoding="utf-8")
+
+    def status(self) -> int:
+        """The exit status of the daemon, which ends by itself."""
+        assert self.daemon.process is not None
+        return self.daemon.process.wait(PATIENCE_SECONDS)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.daemon.process is not None
+        os.kill(self.daemon.process.pid, number)
+
+    def close(self) -> None:
+        if self.daemon.process is not None:
+            if self.daemon.process.poll() is None:
+                self.signal(signal.SIGCONT)
+            self.daemon.kill()
+        if self._log is not None:
+            self._log.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def wait_until(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> float:
+    """The seconds until it was so."""
+    began = time.monotonic()
+    waiting = threading.Event()
+    while not is_so():
+        assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
+        waiting.wait(0.02)
+    return time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
+    folder = tmp_path_factory.mktemp("standby")
+    postgresql = server()
+    name = postgresql.new_database(template="template0")
+    config, file = write_world(
+        folder / "provisioned", devices=4, settings=f'[storage]\nurl = "{postgresql.url(name)}"\n'
+    )
+    command_output("provision", file, "--config", config)
+    key = folder / "provisioned" / "state" / "key"
+    a, b = (Node(folder / one, one, postgresql.url(name), key) for one in ("a", "b"))
+    a.start()
+    b.stand_by()
+    yield a, b
+    for node in (a, b):
+        node.close()
+    postgresql.drop(name)
+
+
+class Client(threading.Thread):
+    """Sends values 1, 2, 3, … of a device to the node that serves, one at a time; after a failure the next value."""
+
+    def __init__(self, nodes: tuple[Node, Node], number: int) -> None:
+        super().__init__(daemon=True)
+        self.nodes, self.number = nodes, number
+        self.value = number * 1_000_000
+        self.acknowledged: list[tuple[float, int]] = []
+        self.is_over = threading.Event()
+
+    def run(self) -> None:
+        at = 0
+        while not self.is_over.is_set():
+            at += 1
+            with suppress(OSError, ValueError, websocket.WebSocketException, subprocess.SubprocessError):
+                self.talk(self.nodes[at % 2])
+            self.is_over.wait(0.02)
+
+    def talk(self, node: Node) -> None:
+        """Send values until something fails."""
+        raise NotImplementedError
+
+    def note(self) -> None:
+        self.acknowledged.append((time.monotonic(), self.value))
+
+    def gap_after(self, moment: float) -> float:
+        """The longest time without an acknowledgement since then."""
+        times = [moment, *(at for at, _ in list(self.acknowledged) if at > moment)]
+        return max(after - before for before, after in itertools.pairwise([*times, time.monotonic()]))
+
+    def payload(self) -> str:
+        self.value += 1
+        return json.dumps({"intensity": self.value})
+
+
+class Paho(Client):
+    def talk(self, node: Node) -> None:
+        did, told = device_id(self.number), threading.Semaphore(0)
+        client = paho.Client(CallbackAPIVersion.VERSION2, client_id=f"p{self.number}")
+        client.username_pw_set(did, device_token(self.number))
+        client.on_publish = lambda *_: told.release()
+        lost = threading.Event()
+
+        def disconnected(*_: object) -> None:
+            lost.set()
+            told.release()
+
+        client.on_disconnect = disconnected
+        client.connect("127.0.0.1", node.mqtt, keepalive=5)
+        client.loop_start()
+        try:
+            while not self.is_over.is_set():
+                client.publish(f"/v1.1/messages/{did}", self.payload(), qos=1)
+                if not told.acquire(timeout=ANSWER_SECONDS) or lost.is_set():
+                    return
+                self.note()
+        finally:
+            client.disconnect()
+            client.loop_stop()
+
+
+class WebSocketClient(Client):
+    def talk(self, node: Node) -> None:
+        did = device_id(self.number)
+        url = f"ws://127.0.0.1:{node.http}/v1.1/websocket?ack=true"
+        with closing(websocket.create_connection(url, timeout=ANSWER_SECONDS)) as link:
+            link.send(
+                json.dumps({"type": "register", "sdid": did, "Authorization": f"bearer {device_token(self.number)}"})
+            )
+            if "200" not in link.recv():
+                return
+            while not self.is_over.is_set():
+                link.send(f'{{"sdid":"{did}","data":{self.payload()}}}')
+                answer = json.loads(link.recv())
+                if "mid" not in answer.get("data", {}):
+                    return
+                self.note()
+
+
+class Curl(Client):
+    def talk(self, node: Node) -> None:
+        did = device_id(self.number)
+        while not self.is_over.is_set():
+            done = subprocess.run(
+                [
+                    *("curl", "-sf", "-m", str(ANSWER_SECONDS), f"http://127.0.0.1:{node.http}/v1.1/messages"),
+                    *(
+                        "-H",
+                        f"Authorization: bearer {device_token(self.number)}",
+                        "-H",
+                        "Content-Type: application/json",
+                    ),
+                    *("-d", f'{{"sdid":"{did}","data":{self.payload()}}}'),
+                ],
+                capture_output=True,
+                check=True,
+                timeout=2 * PATIENCE_SECONDS,
+            )
+            assert b'"mid"' in done.stdout
+            self.note()
+
+
+class Load:
+    """The clients, while the block lasts; then whatever was acknowledged is looked for."""
+
+    def __init__(self, nodes: tuple[Node, Node]) -> None:
+        self.clients = [Paho(nodes, 0), WebSocketClient(nodes, 1), Curl(nodes, 2)]
+
+    def __enter__(self) -> "Load":
+        for client in self.clients:
+            client.start()
+        wait_until(lambda: all(len(client.acknowledged) > 5 for client in self.clients), "all clients are acknowledged")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self.clients:
+            client.is_over.set()
+        for client in self.clients:
+            client.join(PATIENCE_SECONDS)
+
+    def goes_on(self, moment: float, node: Node, within: float) -> None:
+        """Since then, the node takes over, and each client is acknowledged again."""
+        wait_until(lambda: node.health("/readyz") == 200, f"{node.name} serves")
+        ready = time.monotonic()
+        wait_until(
+            lambda: all(client.acknowledged[-1][0] > ready for client in self.clients),
+            "all clients are acknowledged again",
+        )
+        gaps = [client.gap_after(moment) for client in self.clients]
+        print("without an acknowledgement:", [f"{gap:.2f} s" for gap in gaps])  # noqa: T201 - with -s
+        assert max(gaps) <= within
+
+    def check(self, node: Node) -> None:
+        """All that was acknowledged is stored, and nothing twice."""
+        for client in self.clients:
+            found = stored(node, client.number)
+            lost = [value for _, value in client.acknowledged if value not in found]
+            twice = [value for value, times in found.items() if times > 1]
+            assert (lost, twice) == ([], [])
+
+
+def stored(node: Node, number: int) -> Counter[int]:
+    found: Counter[int] = Counter()
+    query = {"sdid": device_id(number), "startDate": "0", "endDate": str(1 << 60), "count": "100"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{node.http}/v1.1", headers=bearer(USER_TOKEN), timeout=30) as client:
+        while True:
+            page = client.get("/messages", params=query).raise_for_status().json()
+            found.update(message["data"]["intensity"] for message in page["data"])
+            if "next" not in page:
+                return found
+            query["offset"] = page["next"]
+
+
+def test_take_overs_lose_nothing_and_store_nothing_twice(nodes: tuple[Node, Node]) -> None:
+    """Kill, stop, pause and the same name, one after the other, while three clients send."""
+    require_program("curl")
+    a, b = nodes
+    assert (a.health("/readyz"), b.health("/healthz"), b.health("/readyz")) == (200, 200, 503)
+    assert httpx.get(f"http://127.0.0.1:{b.http}/v1.1/users/self", timeout=5).status_code == 503
+    with pytest.raises(ConnectionRefusedError):
+        paho.Client(CallbackAPIVersion.VERSION2).connect("127.0.0.1", b.mqtt)
+    assert "serves=a" in b.log() or '"serves": "a"' in b.log()
+    with Load(nodes) as load:
+        killed = time.monotonic()
+        a.daemon.kill()
+        load.goes_on(killed, b, KILL_SECONDS)
+
+        a.stand_by()
+        stopped = time.monotonic()
+        assert b.daemon.stop() == 0
+        load.goes_on(stopped, a, STOP_SECONDS)
+
+        b.stand_by()
+        a.signal(signal.SIGSTOP)
+        paused = time.monotonic()
+        load.goes_on(paused, b, KILL_SECONDS)
+        a.signal(signal.SIGCONT)
+        assert a.status() == FENCED
+        assert "node b serves the store now" in a.log()
+        assert b.health("/readyz") == 200
+
+        config = a.daemon.config.read_text(encoding="utf-8")
+        a.daemon.config.write_text(config.replace('node = "a"', 'node = "b"'), encoding="utf-8")
+        renamed = time.monotonic()
+        a.begin()
+        load.goes_on(renamed, a, KILL_SECONDS)
+        assert b.status() == REPLACED
+        assert "another daemon with the name of this node, b, serves the store now" in b.log()
+    load.check(a)
+    refused = command_output_of_refused(b)
+    assert "node b serves this store" in refused
+
+
+def command_output_of_refused(node: Node) -> str:
+    """The refusal of a command on the store of a node that does not run, while the other one serves."""
+    done = run_command("user", "list", "--config", node.daemon.config)
+    assert done.returncode == 4, done.stdout
+    return done.stderr
