@@ -41,7 +41,7 @@ from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
 from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.errors import ListenerError
-from protocols.http.front_door import serve_http
+from protocols.http.server import serve_http
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
 from protocols.operation import systemd

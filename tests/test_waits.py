@@ -23,11 +23,10 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Database._gather _gathered",
         "DtlsClient._record _waiting",
         "HeldBody.ask _reservation",
-        "HypercornConnection.receive _head",
         "Leaving._remove _erasing",
         "Leaving._work _is_log_clean",
         "Outbox.send_forever _wakeup",
-        "ParkedConnection.wait _idle",
+        "HttpConnection._wait_committed _committed",
         "PendingAction.go_on _actions",
         "PendingAction.go_on _requests",
         "Projector._add _folds",
@@ -47,7 +46,6 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "A lock is held from the first read to the last write": (
         "DaemonMachine.examine _checks",
         "Hashing._run _rested_at",
-        "HypercornConnection._end _is_closed",
         "Ledger.flush _batch",
         "Vitals._store_problem _refusal",
         "Vitals._store_problem _refused_at",
@@ -66,7 +64,6 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "Takes out what the task itself put in, by its own key or identity": (
         "DeviceStream.ask _exchanges",
         "DeviceWork._serve _work",
-        "HypercornAdapter.serve_connection _open",
         "Leaving.delete _waiting",
         "Lwm2mEndpoint.ask _exchanges",
         "NotificationSender._retry _under_way",
@@ -95,7 +92,13 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "The caller looks at all that there is after the return": ("Wakeup.wait _event",),
     "What is forgotten is read again": ("Signers._client_secret _clients",),
     "The next commit begins here, after the one that was awaited": ("Database._commit_open_group _ahead",),
-    "No more is read of the connection until it is done": ("DeviceStream.work _asked", "StreamConnection._read need"),
+    "No more is read of the connection until it is done": (
+        "DeviceStream.work _asked",
+        "HttpConnection._answer _received",
+        "HttpConnection._exchange _received",
+        "HttpConnection._has_read _received",
+        "StreamConnection._read need",
+    ),
 }
 
 

@@ -1,1 +1,1 @@
-"""HTTP: the listener (front_door.py), the REST API and the pages."""
+"""HTTP: the listener (server.py), the REST API and the pages."""

@@ -16,7 +16,7 @@ from broker.limits.room import LimitsRoom
 from config.limits import MAX_DATA_BYTES
 from protocols.http.answers import REST_ROOT, is_rest
 from protocols.http.calls import Counted, RestCall
-from protocols.http.this_request import ThisRequest, this_request
+from protocols.http.request_context import RequestContext, current_request
 from protocols.refusals import rate_members
 
 _NAME: Final = re.compile(r"\\\{\w+\\\}")  # as `re.escape` leaves it
@@ -32,7 +32,7 @@ def charge_to(device: Device, *, by_day: Device | None = None) -> None:
 
     `by_day` is by default the same device.
     """
-    this_request().charged = device, by_day
+    current_request().charged = device, by_day
 
 
 class Allowances:
@@ -45,7 +45,7 @@ class Allowances:
     def count_tokenless(self) -> None:
         """Count the current request of Quart's against its address, if it has no token to count against."""
         if request.method == "OPTIONS" or not is_rest() or self.are_of_address(request.path):
-            self.count_address(this_request().address)
+            self.count_address(current_request().address)
 
     def count_address(self, address: str) -> None:
         """Raises TooManyRequests."""
@@ -54,9 +54,9 @@ class Allowances:
     def add_headers(self, answer: Response) -> None:
         if is_rest() and request.method != "OPTIONS" and "Access-Control-Allow-Origin" in answer.headers:
             answer.headers["Access-Control-Expose-Headers"] = EXPOSED
-        answer.headers.update(self.standing(this_request()))
+        answer.headers.update(self.standing(current_request()))
 
-    def standing(self, request: ThisRequest) -> Mapping[str, str]:
+    def standing(self, request: RequestContext) -> Mapping[str, str]:
         """The headers about what is left to the caller of a request that has been answered."""
         standing = {} if request.standing is None else rate_members(request.standing)
         if self._quotas is not None and request.channel is Channel.MESSAGES:

@@ -20,18 +20,16 @@ from protocols.http.allowances import Allowances, paths_by_address
 from protocols.http.answers import REST_ROOT
 from protocols.http.bodies import body_within
 from protocols.http.console.pages import console_blueprint
-from protocols.http.direct import DirectCalls
 from protocols.http.dispatch import Dispatcher
 from protocols.http.docs.pages import docs_blueprint
+from protocols.http.fast_path import FastPath
 from protocols.http.guard import Guard
 from protocols.http.health import health_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
-from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.request_context import CERTIFICATE_KEY, RequestContext, set_current_request
 from protocols.http.rest.named import Named
-from protocols.http.this_request import CERTIFICATE_KEY, ThisRequest, answering
 from protocols.metrics.vitals import Traffic, Vitals
 from protocols.roots import usual_root
-from protocols.streams.hub import Hub
 from protocols.streams.proxies import TrustedProxies
 
 CALLS: Final = tuple(call for noun in ALL_NOUNS for call in noun.declared())
@@ -41,7 +39,7 @@ _BODY_SECONDS: Final = 30
 _PLAIN: Final = "plain_calls"
 _ALLOWANCES: Final = "allowances"
 _ANSWER_SECONDS: Final = 60
-#: front_door.py gives the upgrades of these paths to the WebSocket server, so Quart has no routes for them.
+#: server.py gives the upgrades of these paths to the WebSocket server, so Quart has no routes for them.
 _WEBSOCKET_PATHS: Final = frozenset({f"{REST_ROOT}/websocket", f"{REST_ROOT}/live", f"{REST_ROOT}/events", "/mqtt"})
 
 
@@ -88,25 +86,15 @@ def _guard(services: Services) -> Guard:
     return Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
 
 
-def short_way(
-    app: QuartTrio,
-    services: Services,
-    timeouts: PeerTimeouts,
-    traffic: Traffic,
-    *,
-    hub: Hub | None = None,
-    hsts_seconds: int = 0,
-) -> DirectCalls:
-    """The direct answers to plain calls of this application (direct.py). All other requests go to the application."""
-    return DirectCalls(
+def fast_path(app: QuartTrio, services: Services, traffic: Traffic, *, hsts_seconds: int = 0) -> FastPath:
+    """The fast path to the plain calls of this application. All other requests go to the application."""
+    return FastPath(
         app,
         app.extensions.get(_PLAIN, {}),
         app.extensions[_ALLOWANCES],
         services.core.refusals,
-        timeouts,
         traffic,
         TrustedProxies.of(services.core.settings),
-        hub=hub,
         hsts_seconds=hsts_seconds,
     )
 
@@ -157,11 +145,11 @@ def _request_class(image_max_bytes: int) -> type[TrioRequest]:
 
 
 def _begin() -> None:
-    """A request that Quart has read, for the rules that do not know Quart: they may use `this_request`."""
+    """A request that Quart has read, for the rules that do not know Quart: they may use `current_request`."""
     address = request.remote_addr or ""
     shown = request.scope.get("state", {}).get(CERTIFICATE_KEY)
-    answering(
-        ThisRequest(
+    set_current_request(
+        RequestContext(
             method=request.method,
             address=address,
             authorization=request.headers.get("Authorization", ""),

@@ -15,7 +15,7 @@ from broker.accounts.tokens import Caller
 from broker.errors import BadRequest, BodyTooLarge, EncodingNotTaken
 from broker.limits.bodies import BodyBudget, Reservation
 from config.limits import UNCOUNTED_BODY_BYTES
-from protocols.http.this_request import this_request
+from protocols.http.request_context import current_request
 
 #: The key of the body in ASGI's `state`; None for one that is not held.
 STATE_KEY: Final = "held_body"
@@ -85,7 +85,7 @@ async def _ask(limit: int, *, kept: int | None = None) -> Any:
         raise BodyTooLarge
     held: Any = request.scope.get("state", {}).get(STATE_KEY)
     if held is not None:
-        caller = (asked := this_request()).caller
+        caller = (asked := current_request()).caller
         source = f"address {asked.address}" if caller is None else _name(caller)
         await held.ask(limit, source, is_authenticated=caller is not None, kept=kept)
     return held

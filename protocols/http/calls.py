@@ -309,7 +309,7 @@ class RestCall:
     def is_plain(self) -> bool:
         """Whether the handler takes a whole body, or none, and gives a whole answer: then direct.py can answer it.
 
-        This is decided by the types of the handler alone. Everything else is read from `this_request`, which
+        This is decided by the types of the handler alone. Everything else is read from `current_request`, which
         both ways make.
         """
         return not self.is_body_streamed and self.hints["return"] is not Response

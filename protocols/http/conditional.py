@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from broker.conditional import ANY, ChangedMeanwhile
 from broker.errors import DomainError, ValidationFailed, invalid
-from protocols.http.this_request import this_request
+from protocols.http.request_context import current_request
 
 IF_MATCH: Final = "If-Match"
 _HEADER_CHARACTERS: Final = 1_000
@@ -27,7 +27,7 @@ class PreconditionFailed(DomainError):
 
 def tagged(tag: str) -> None:
     """The answer has this ETag."""
-    this_request().etag = tag
+    current_request().etag = tag
 
 
 def expected_tags(header: str) -> frozenset[str]:
@@ -53,4 +53,4 @@ async def or_present(present: Callable[[], Awaitable[Any]]) -> AsyncIterator[Non
         yield
     except ChangedMeanwhile as error:
         shown = await present()
-        raise PreconditionFailed(shown, this_request().etag) from error
+        raise PreconditionFailed(shown, current_request().etag) from error

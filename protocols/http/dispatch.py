@@ -29,8 +29,8 @@ from protocols.http.conditional import expected_tags
 from protocols.http.errors import forget_frames
 from protocols.http.guard import Guard, token_in_header
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
+from protocols.http.request_context import RequestContext, current_request, require_certificate
 from protocols.http.rest.named import Named
-from protocols.http.this_request import ThisRequest, require_certificate, this_request
 from storage.ballast import making_room
 from storage.conditions import UnderConditions
 from storage.fair_places import FairPlaces
@@ -151,7 +151,7 @@ class _Endpoint:
         return answer if isinstance(answer, Response) else answer.response()
 
     async def reply(self, names: Mapping[str, str]) -> Answer | Response:
-        """Answer `this_request`; a `Response` only where the handler returns one. `names` are those in the path.
+        """Answer `current_request`; a `Response` only where the handler returns one. `names` are those in the path.
 
         Raises DomainError, StoreError.
         """
@@ -171,8 +171,8 @@ class _Endpoint:
         """The answer after the commit."""
         return self._rendered(begun.answer(), 0)
 
-    def reply_at_once(self, request: ThisRequest, body: bytes) -> AfterCommit[Any] | None:
-        """Begin to answer this request, which is `this_request` and has this body, without waiting, in the order of
+    def reply_at_once(self, request: RequestContext, body: bytes) -> AfterCommit[Any] | None:
+        """Begin to answer this request, which is `current_request` and has this body, without waiting, in the order of
         `_begin`.
 
         Returns:
@@ -210,7 +210,7 @@ class _Endpoint:
         arguments = await self._read(performer, found, names)
         for name, parameter in self._call.text_parameters:
             arguments[parameter] = names[name]
-        if self._call.is_conditional and (header := this_request().header(b"if-match")):
+        if self._call.is_conditional and (header := current_request().header(b"if-match")):
             with expecting(expected_tags(header)):
                 answer = await self._handler(**arguments)
         elif self._call.method == "DELETE":
@@ -229,7 +229,7 @@ class _Endpoint:
         call = self._call
         caller = performer if isinstance(performer, Caller) else None
         arguments: dict[str, Any] = {}
-        query = Query(this_request().query) if call.queries else None
+        query = Query(current_request().query) if call.queries else None
         if query is not None:
             if self._find_in_query is not None:
                 found = await self._find_in_query(performer, query)
@@ -244,7 +244,7 @@ class _Endpoint:
                 if call.counted is Counted.MESSAGES and caller is not None:
                     await self._noun.body_refused(caller, error)
                 raise
-            if not this_request().is_whole:
+            if not current_request().is_whole:
                 found = await self._found_again(performer, found, names, query)
         if query is not None:
             query.check()
@@ -277,7 +277,7 @@ class _Endpoint:
         if self._call.is_timed:
             return search_answer(answer, started)
         rendered = secret_answer(answer) if self._call.is_secret else plain_answer(answer)
-        if self._call.is_tagged and (tag := this_request().etag):
+        if self._call.is_tagged and (tag := current_request().etag):
             return rendered._replace(headers=(*rendered.headers, ("ETag", f'"{tag}"')))
         return rendered
 
@@ -307,7 +307,7 @@ class _Body:
     def _is_form(self) -> bool:
         if not self._call.reads_forms:
             return False
-        return parse_options_header(this_request().header(b"content-type"))[0].lower() == FORM
+        return parse_options_header(current_request().header(b"content-type"))[0].lower() == FORM
 
     def _members_of_long(self, body: bytes, caller: Caller | None) -> Any:
         if body.count(b"&") > BODY_VALUES_MAX if self._is_form() else has_too_many_values(body):

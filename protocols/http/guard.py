@@ -8,7 +8,7 @@ from broker.errors import PermissionDenied, Unauthorized
 from broker.limits.meters import Channel, Meters
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.admission import Admission
-from protocols.http.this_request import ThisRequest, this_request
+from protocols.http.request_context import RequestContext, current_request
 from protocols.streams.peers import authenticated
 
 _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
@@ -16,7 +16,7 @@ _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
 
 def token_in_header() -> str | None:
     """The bearer token in the header of the request, which need not be valid."""
-    return bearer(this_request().authorization)
+    return bearer(current_request().authorization)
 
 
 def bearer(authorization: str) -> str | None:
@@ -59,7 +59,7 @@ class Guard:
         token = token_in_header() or offered
         if token is None:
             raise Unauthorized
-        request = this_request()
+        request = current_request()
         caller = request.caller = await self._tokens.caller(token)
         caller.act()
         authenticated(caller)
@@ -69,7 +69,7 @@ class Guard:
         await self._admission.check_caller(caller, request.certificate)
         return caller, refusal
 
-    def admitted_nowait(self, request: ThisRequest) -> Caller | None:
+    def admitted_nowait(self, request: RequestContext) -> Caller | None:
         """The caller, if all that `admitted` looks up is in memory, and it would admit. Nothing is counted or noted."""
         token = bearer(request.authorization)
         caller = None if token is None else self._tokens.caller_nowait(token)
@@ -84,7 +84,7 @@ class Guard:
 
     def count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
         """Count the call, and note where the caller stands for the headers of the answer."""
-        request = this_request()
+        request = current_request()
         request.channel = channel
         meter = None if self._meters is None else self._meters.of(channel, caller)
         if meter is None:

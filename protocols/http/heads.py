@@ -1,54 +1,100 @@
-"""The head of an HTTP request, examined before Hypercorn or the WebSocket server gets it."""
+"""The head of an HTTP request: its usual form, read without h11, and the refusals of what is no head.
+
+`parse_head` reads the forms that nearly every client uses, as h11 would read them, and no others. Not usual are other
+versions than HTTP/1.1, escapes in the path, transfer and content codings, `Expect`, `Upgrade`, `Connection` with
+anything but `keep-alive`, headers twice of which there is one, folded or non-ASCII lines, and long bodies.
+"""
 
 import re
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 from wsgiref.handlers import format_date_time
 
-import trio
-
 from broker.ids import new_id
 from broker.trace.refusals import Refusals
+from config.limits import UNCOUNTED_BODY_BYTES
+from protocols.http.forwarded import Headers
 from protocols.refusals import rest_error_body
-from protocols.streams.listeners import Stream, end_gently
-from protocols.streams.peers import turn_of_strangers
+from protocols.roots import usual_root
 
 HEAD_BYTES: Final = 16 * 1024
-#: From the first byte of a head to its last; for the first head of a connection, from the connection's begin.
-HEAD_SECONDS: Final = 10.0
-_LINGER_SECONDS: Final = 1.0
 
 _END: Final = re.compile(rb"\n\r?\n")  # as lenient as h11
 _LINE_END: Final = re.compile(rb"\r?\n")
+_EMPTY_LINES: Final = re.compile(rb"(?:\r?\n)+")
+_PATH_BYTES: Final = 200
+_USUAL: Final = re.compile(
+    rb"(GET|POST|PUT|DELETE) ((?:/[A-Za-z0-9_.~-]+){1,12})(?:\?([!\"$-~]*))? HTTP/1\.1\r\n"
+    rb"((?:[A-Za-z0-9_-]+:[\t -~]*\r\n)+)\r\n"
+)
+_HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+")
+_LENGTH: Final = re.compile(rb"[0-9]{1,15}")
+#: Headers that no usual request has.
+_REFUSED: Final = frozenset(
+    {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
+)
+#: Of each of these there is one at most.
+_SINGLE: Final = frozenset({b"authorization", b"connection", b"content-length", b"host"})
 
 
-async def read_head(stream: trio.abc.ReceiveStream, head: bytearray) -> None:
-    """Read into `head` until it is whole or too long, cannot become a request any more, or the peer has closed.
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A head of the usual form."""
 
-    Empty lines before a request are ignored (RFC 9112, 2.2).
-    """
-    while True:
-        drop_empty_lines(head)
-        if len(head) >= HEAD_BYTES or is_whole(head):
-            return
-        # No method begins with a byte below "!". Hypercorn's parser, h11, refuses what is not HTTP.
-        if head and head[0] < 0x21 and head != b"\r":
-            return
-        try:
-            received = await stream.receive_some(HEAD_BYTES - len(head))
-        finally:
-            await turn_of_strangers()
-        if not received:
-            return
-        head += received
+    method: str
+    path: str
+    query: bytes
+    authorization: str
+    headers: Headers  # names in lower case
+    head_length: int
+    body_length: int
 
 
-def drop_empty_lines(received: bytearray) -> None:
-    """Remove the empty lines before a request."""
-    while received.startswith((b"\r\n", b"\n")):
-        del received[: received.index(b"\n") + 1]
+def parse_head(received: bytes, *, longest_body: int | None = UNCOUNTED_BODY_BYTES) -> RequestHead | None:
+    """The head that these bytes begin with; None for one of an unusual form, or with a body longer than `longest_body`
+    bytes, which need not have come."""
+    match = _USUAL.match(received)
+    if match is None or match.end() > HEAD_BYTES:
+        return None
+    method, path, query, lines = match.groups(b"")
+    if len(path) > _PATH_BYTES:
+        return None
+    headers = []
+    single: dict[bytes, bytes] = {}
+    for line in lines.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b":")
+        name, value = name.lower(), value.strip(b"\t ")
+        if name in _REFUSED or name in single:
+            return None
+        if name in _SINGLE:
+            single[name] = value
+        headers.append((name, value))
+    length = single.get(b"content-length", b"0")
+    if (
+        _HOST.fullmatch(single.get(b"host", b"")) is None
+        or single.get(b"connection", b"keep-alive").lower() != b"keep-alive"
+        or _LENGTH.fullmatch(length) is None
+        or (longest_body is not None and int(length) > longest_body)
+    ):
+        return None
+    return RequestHead(
+        method.decode("ascii"),
+        usual_root(path.decode("ascii")),
+        query,
+        single.get(b"authorization", b"").decode("ascii"),
+        headers,
+        match.end(),
+        int(length),
+    )
+
+
+def without_empty_lines(received: bytes) -> bytes:
+    """What has come, without the empty lines before a request, which are ignored (RFC 9112, 2.2)."""
+    match = _EMPTY_LINES.match(received)
+    return received if match is None else received[match.end() :]
 
 
 def is_whole(head: bytes | bytearray) -> bool:
@@ -83,45 +129,35 @@ def headers_of(head: bytes | bytearray) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value.strip()) for name, _, value in split]
 
 
-async def refuse_head(stream: Stream, status: HTTPStatus, refusals: Refusals) -> None:
-    """Answer a request whose head cannot be read, and close."""
+def head_refusal(received: bytes, refusals: Refusals) -> bytes | None:
+    """The answer to bytes that begin no head, or a head that is too long; None: they may begin one."""
+    end = _END.search(received)
+    if (len(received) >= HEAD_BYTES) if end is None else (end.end() > HEAD_BYTES):
+        return refused_head(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, refusals)
+    # No method begins with a byte below "!". What has an end goes to Hypercorn's parser, h11, which refuses it.
+    return no_head() if end is None and received[0] < 0x21 and received != b"\r" else None
+
+
+def refused_head(status: HTTPStatus, refusals: Refusals) -> bytes:
+    """The last answer of a connection, about a head that cannot be read."""
     error_id = new_id()
     refusals.note("http_head_refused", reason=status.phrase, error_id=error_id, status=status.value)
     body = rest_error_body(status.value, status.phrase, error_id)
-    answer = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    ).encode()
-    with trio.move_on_after(_LINGER_SECONDS):
-        await stream.send_all(answer + body)
-        await end_gently(stream)
+    return b"".join(
+        (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json; charset=utf-8\r\n".encode(),
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode(),
+            body,
+        )
+    )
 
 
-async def has_refused(head: bytes, stream: Stream, refusals: Refusals, *, is_late: bool = False) -> bool:
-    """Answer what is no head, too long, or late, and close; nothing is to be said about an empty one. Returns whether
-    the connection has ended so: then these bytes begin no request."""
-    end = _END.search(head)
-    if not head:
-        return True
-    if is_late:
-        await refuse_head(stream, HTTPStatus.REQUEST_TIMEOUT, refusals)
-    elif (len(head) >= HEAD_BYTES) if end is None else (end.end() > HEAD_BYTES):
-        await refuse_head(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, refusals)
-    elif end is None:
-        await refuse_fragment(stream)
-    else:
-        return False
-    return True
-
-
-async def refuse_fragment(stream: Stream) -> None:
-    """Answer what is no head and will not become one, with the bytes that Hypercorn would send, and close.
+def no_head() -> bytes:
+    """The last answer of a connection, about what will not become a head: the bytes that Hypercorn would send.
 
     Hypercorn takes ten times as long, and strangers decide how many connections end so.
     """
-    with trio.move_on_after(_LINGER_SECONDS):
-        await stream.send_all(b"HTTP/1.1 400 \r\ncontent-length: 0\r\nconnection: close\r\n" + date_line() + b"\r\n")
-        await end_gently(stream)
+    return b"HTTP/1.1 400 \r\ncontent-length: 0\r\nconnection: close\r\n" + date_line() + b"\r\n"
 
 
 def date_line() -> bytes:

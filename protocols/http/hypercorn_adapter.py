@@ -1,12 +1,9 @@
-"""Hypercorn as a function of one connection: its configuration, its log, and how it stops.
+"""Hypercorn as a function of one request: its configuration and its log.
 
 It speaks HTTP/1.1 only: a request for an upgrade is answered as if it did not ask (RFC 9110, 7.8), and a client that
-begins with HTTP/2 gets 505. Hypercorn would grant both. WebSockets never come here: front_door.py hands them on.
+begins with HTTP/2 gets 505. Hypercorn would grant both. WebSockets never come here: server.py hands them on.
 
-What is sent is shielded from cancellation, so a peer that does not read could keep a stopping daemon waiting without
-end. Therefore each wait for a peer is in a scope of `PeerTimeouts`, which the adapter can end.
-
-Hypercorn documents none of the classes that hypercorn_connection.py drives. So pyproject.toml allows only the version
+Hypercorn documents none of the classes that hypercorn_exchange.py drives. So pyproject.toml allows only the version
 that was tested, and tests/protocols/http/test_hypercorn_adapter.py names each attribute that is relied on.
 """
 
@@ -30,15 +27,10 @@ from hypercorn.typing import (
 )
 
 from broker.limits.bodies import BodyBudget
-from broker.limits.overhead import Overhead
-from broker.trace.refusals import Refusals
 from protocols.http.bodies import STATE_KEY as BODY_KEY
-from protocols.http.direct import DirectCalls
 from protocols.http.forwarded import Forwarded
-from protocols.http.hypercorn_connection import CONNECTION_KEY, HypercornConnection
-from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.hypercorn_exchange import EXCHANGE_KEY, HypercornExchange, RequestCarrier
 from protocols.metrics.vitals import Traffic
-from protocols.streams.listeners import Stream
 from protocols.streams.peers import Peer, current_peer
 from protocols.streams.proxies import TrustedProxies
 from protocols.streams.turnstile import Turnstile
@@ -55,80 +47,24 @@ class HypercornAdapter:
         self,
         app: ASGIFramework,
         *,
-        timeouts: PeerTimeouts,
-        refusals: Refusals,
-        overhead: Overhead,
         bodies: BodyBudget | None = None,
         proxies: TrustedProxies | None = None,
-        takes_upgrades: bool = True,
         traffic: Traffic | None = None,
-        direct: DirectCalls | None = None,
         turnstile: Turnstile | None = None,
     ) -> None:
         """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts, `traffic` counts.
-
-        `direct` gets each connection back after an answer, for the plain calls that follow. Strangers wait at the
-        `turnstile`.
-
-        Without `takes_upgrades`, a request for a WebSocket is answered as any other.
-        """
-        self._takes_upgrades = takes_upgrades
-        self.timeouts = timeouts
-        self._direct = direct
-        self._refusals = refusals
-        self._overhead = overhead
+        Strangers wait at the `turnstile`."""
         self._turnstile = turnstile
         self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies(), traffic or Traffic()))
         self._config = _config()
         self._bodies = bodies or BodyBudget()
         self._context = WorkerContext(None)
-        self._open = 0  # connections
-        self._none_open = trio.Event()  # replaced when a connection opens
-        self._none_open.set()
 
-    async def serve_connection(self, head: bytes, stream: Stream) -> bytes:
-        """Serve a connection to its end, or until a request asks for a WebSocket.
-
-        Returns:
-            The head of the request for a WebSocket, with the bytes that came behind it; empty at the connection's end.
-        """
-        connection = HypercornConnection(
-            head,
-            stream,
-            self.timeouts,
-            self._overhead,
-            self._refusals,
-            self._turnstile,
-            bodies=self._bodies,
-            direct=self._direct,
-            takes_upgrades=self._takes_upgrades,
-        )
-        if not self._open:
-            self._none_open = trio.Event()
-        self._open += 1
-        try:
-            return await connection.run(self._app, self._config, self._context)
-        finally:
-            self._open -= 1
-            if not self._open:
-                self._none_open.set()
-
-    async def stop_after(self, stopping: trio.Event) -> None:
-        """After `stopping`, close idle connections, and answer requests in flight but none that begin later.
-
-        Returns when no connection is open. A cancellation ends the grace period of the requests in flight.
-        """
-        try:
-            await stopping.wait()
-            await self._stop(at_once=False)
-            await self._none_open.wait()
-        except trio.Cancelled:
-            await self._stop(at_once=True)
-            raise
-
-    async def _stop(self, *, at_once: bool) -> None:
-        self.timeouts.stop(at_once=at_once)
-        await self._context.terminated.set()  # Hypercorn's events set without waiting
+    async def serve(self, received: bytes, connection: RequestCarrier) -> HypercornExchange:
+        """Answer the request that begins with these bytes, which are its whole head at least."""
+        exchange = HypercornExchange(connection, self._bodies, self._turnstile)
+        await exchange.run(received, self._app, self._config, self._context)
+        return exchange
 
 
 class _Requests:
@@ -147,9 +83,8 @@ class _Requests:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000, "reason": None})
             return
-        connection: HypercornConnection = scope["state"].pop(CONNECTION_KEY)
-        held = scope["state"][BODY_KEY] = connection.held
-        await connection.wait_turn()
+        exchange: HypercornExchange = scope["state"].pop(EXCHANGE_KEY)
+        held = scope["state"][BODY_KEY] = exchange.held
         began = time.perf_counter()
         _name_client(scope, current_peer(), self._proxies)
         arrived = trio.Event()

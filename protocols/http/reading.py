@@ -34,7 +34,7 @@ from broker.errors import (
 from broker.nesting import check_nesting
 from broker.numbers import INT64, number_out_of_range
 from config.limits import IDS_MAX, MAX_BODY_BYTES
-from protocols.http.this_request import this_request
+from protocols.http.request_context import current_request
 
 M = TypeVar("M", bound=msgspec.Struct)
 D = TypeVar("D", bool, None)
@@ -214,7 +214,7 @@ async def read_body(*, limit: int = MAX_BODY_BYTES) -> bytes:
         BodyTooLarge: the body is longer than `limit`.
         TooManyBodies: there is no room for it in memory (reference 21.6).
     """
-    return await this_request().read_body(limit)
+    return await current_request().read_body(limit)
 
 
 def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
@@ -357,7 +357,7 @@ class Query:
 
     @classmethod
     def of_request(cls) -> "Query":
-        return cls(this_request().query)
+        return cls(current_request().query)
 
     def check(self) -> None:
         """Raises ValidationFailed with all findings so far."""

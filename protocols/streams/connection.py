@@ -44,8 +44,6 @@ from protocols.streams.listeners import end_gently
 from protocols.streams.outbox import Outbox
 from protocols.streams.peers import current_peer, turn_of_strangers
 
-_READ_BYTES: Final = 64 * 1024
-
 _log = structlog.get_logger(__name__)
 
 
@@ -111,8 +109,13 @@ class StreamConnection(Outbox):
 
     #: For the farewell, and for the peer to close.
     GOODBYE_SECONDS: ClassVar[float] = 1.0
+    #: Read at a time, where the hub does not read.
+    READ_BYTES: ClassVar[int] = 64 * 1024
     #: In the log.
     PROTOCOL: ClassVar[str]
+
+    #: Whether the hub reads while the peer is authenticated: where most bytes need no task.
+    parks: bool = True
 
     pace: Pace  # before `take` returns Need.PACE
 
@@ -255,7 +258,12 @@ class StreamConnection(Outbox):
         is_stranger = current_peer().place is not None
         self._move(LifePhase.OPENING if is_stranger else LifePhase.READING)
         try:
-            if self._socket is not None and not is_stranger and await self.hub.read(self._socket, self._take_parked):
+            if (
+                self._socket is not None
+                and self.parks
+                and not is_stranger
+                and await self.hub.read(self._socket, self._take_parked)
+            ):
                 return self.need
             received = await self.receive()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -269,12 +277,15 @@ class StreamConnection(Outbox):
 
     async def receive(self) -> bytes | bytearray:
         """The received bytes, at least one; empty at the end. Raises BrokenResourceError, ClosedResourceError."""
-        if self._socket is None:
-            received = await self.stream.receive_some(_READ_BYTES)
-        else:
-            received = await _read_when_ready(self._socket)
+        received = await self.receive_some()
         await turn_of_strangers()
         return received
+
+    async def receive_some(self) -> bytes | bytearray:
+        """As `receive`, without the turn of strangers, so that a cancellation loses nothing."""
+        if self._socket is None:
+            return await self.stream.receive_some(self.READ_BYTES)
+        return await _read_when_ready(self._socket, self.READ_BYTES)
 
     def end(self) -> None:
         """Stop reading and waiting."""
@@ -321,7 +332,7 @@ class StreamConnection(Outbox):
     # --- The outbox --------------------------------------------------------------------------------------------------
 
     def _send_now(self, data: bytes) -> int:
-        if self.state is LifePhase.CLOSED:  # commits may still acknowledge what the peer has sent
+        if self.state is LifePhase.CLOSED or self.is_broken:  # commits may still acknowledge what the peer has sent
             return len(data)
         if self._socket is None:
             return 0
@@ -349,10 +360,11 @@ class StreamConnection(Outbox):
             except Exception:  # noqa: BLE001 - as in `_beat`
                 _log.exception("connection_failed", protocol=self.PROTOCOL)
             self.is_broken = True
+            self.discard()
             self.end()
 
 
-async def _read_when_ready(socket: trio.socket.SocketType) -> bytes:
+async def _read_when_ready(socket: trio.socket.SocketType, size: int) -> bytes:
     """Wait for bytes and return them; empty at the end.
 
     A device mostly sends its next messages after the answers to its last ones. So this waits first, where
@@ -361,7 +373,7 @@ async def _read_when_ready(socket: trio.socket.SocketType) -> bytes:
     while socket.fileno() >= 0:  # strangers lose their sockets when there are too many
         await trio.lowlevel.wait_readable(socket)
         try:
-            return os.read(socket.fileno(), _READ_BYTES)  # if closed during the wait, its number may be another one's
+            return os.read(socket.fileno(), size)  # if closed during the wait, its number may be another one's
         except BlockingIOError:
             continue
         except OSError as error:

@@ -20,6 +20,7 @@ from broker.registration.room import RegistrationRoom
 from config.limits import APPROVED_ROWS_MAX, CERTIFICATE_MAX_BYTES, VENDOR_ID_MAX_CHARACTERS
 from protocols.http.calls import USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
+from protocols.http.request_context import current_request
 from protocols.http.rest.named import ADMINISTERED_TYPE, Named
 from protocols.http.schema import (
     Amount,
@@ -36,7 +37,6 @@ from protocols.http.schema import (
     one_of,
     text,
 )
-from protocols.http.this_request import this_request
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 
 _PATH: Final = "/devicetypes/{dtid}/whitelist"
@@ -210,7 +210,7 @@ class ApprovedListCalls(RestCalls):
         refusals={409: f"{TOO_MANY_UPLOADS}. {TOO_MANY_IDS}."},
     )
     async def upload(self, type_: DeviceType, body: bytes) -> _Uploaded:
-        content = _csv(body, this_request().header(b"content-type"))
+        content = _csv(body, current_request().header(b"content-type"))
         upload_id = await self._lists.upload(type_, content)
         return _Uploaded(upload_id, _UploadId(upload_id))
 

@@ -9,7 +9,7 @@ import trio
 from quart import Response
 
 from broker.files import StoredFile
-from protocols.http.this_request import this_request
+from protocols.http.request_context import current_request
 
 CONTENT_TYPE: Final = "application/x-compressed"
 
@@ -18,7 +18,7 @@ def archive_answer(
     file: StoredFile, name: str, size: int, served: Callable[[], Awaitable[None]] | None = None
 ) -> Response:
     """The file as an attachment `name.tgz`. `served` is called when the peer has all of it."""
-    if this_request().method == "HEAD":
+    if current_request().method == "HEAD":
         answer = Response(b"")
     else:
         answer = Response(_download(file, size, served))

@@ -31,9 +31,9 @@ from protocols.http.calls import (
     RestCalls,
 )
 from protocols.http.reading import read_body
+from protocols.http.request_context import current_request
 from protocols.http.rest.device_records import DeviceObject, device_record
 from protocols.http.schema import Data, Id, Shape, about
-from protocols.http.this_request import this_request
 
 _PROVIDER_AUTH: Final = "/devices/{did}/providerauth"
 _NOTIFICATIONS: Final = "/cloudconnectors/{dtid}/thirdpartynotifications"
@@ -104,7 +104,7 @@ class ConnectorCalls(RestCalls):
     )
     async def authorize(self, caller: Caller, device: Device, query: _ForScreen, body: _Wish) -> Answer:
         mobile = bool(body.mobile) if query.mobile is None else query.mobile
-        referer = this_request().header(b"referer")
+        referer = current_request().header(b"referer")
         return _redirect(await self._connectors.authorize(caller, device, referer=referer, mobile=mobile))
 
     @RestCall(
@@ -173,7 +173,7 @@ class ConnectorCalls(RestCalls):
         return await self._notified(dtid, body)
 
     async def _notified(self, dtid: str, body: bytes) -> Answer:
-        request = this_request()
+        request = current_request()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
         heard = await self._connectors.notified(dtid, IncomingRequest(request.method, _parameters(), headers, body))
         return Answer(heard.body, heard.status, (NO_SNIFF,), "text/plain; charset=utf-8")
@@ -187,7 +187,7 @@ def _redirect(address: str) -> Answer:
 
 def _parameters() -> dict[str, str]:
     """The query, whose parameters are the third party's. Raises BadRequest when they are too many."""
-    text = this_request().query.decode("latin-1")
+    text = current_request().query.decode("latin-1")
     try:
         return dict(parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=_PARAMETERS))
     except ValueError as error:

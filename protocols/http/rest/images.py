@@ -16,6 +16,7 @@ from broker.device_types.catalog import DeviceType
 from config.limits import DOWNLOAD_KEPT_HOURS, NAME_MAX_CHARACTERS
 from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chunks, Counted, RestCall
 from protocols.http.openapi import samples
+from protocols.http.request_context import current_request
 from protocols.http.rest.managed import CONFIGURED_TYPE, CONFIGURERS, ManagementCalls
 from protocols.http.schema import (
     Count,
@@ -30,7 +31,6 @@ from protocols.http.schema import (
     integer,
     text,
 )
-from protocols.http.this_request import this_request
 from storage.firmware import FirmwareImageRecord
 
 _IMAGES: Final = "/devicemgmt/devicetypes/{dtid}/images"
@@ -174,7 +174,7 @@ class ImageCalls(ManagementCalls):
         if len(wanted) != size:
             headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size}"
         answer = Response(b"", 206 if len(wanted) != size else 200, headers=headers)
-        if this_request().method != "HEAD":
+        if current_request().method != "HEAD":
             answer = Response(_sent(self._management.downloads, download, wanted), answer.status_code, headers=headers)
             answer.timeout = None  # the device may read slowly
         answer.headers["Content-Length"] = str(len(wanted))
@@ -186,7 +186,7 @@ def _wanted(size: int, etag: str) -> range | None:
 
     Several ranges, and what is no range of bytes, are ignored, as the RFC allows.
     """
-    request = this_request()
+    request = current_request()
     match = _RANGE.fullmatch(request.header(b"range").replace(" ", ""))
     if match is None or (request.header(b"if-range") or etag) != etag:
         return range(size)

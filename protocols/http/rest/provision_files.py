@@ -7,7 +7,7 @@ from werkzeug.http import parse_accept_header
 
 from protocols.http.answers import NO_SNIFF, Answer
 from protocols.http.calls import Answers
-from protocols.http.this_request import this_request
+from protocols.http.request_context import current_request
 
 _TOML: Final = "application/toml"
 _PLAIN: Final = "text/plain"  # for generators of clients, which know TOML by no name
@@ -19,6 +19,6 @@ def provision_answers(kind: Any, example: str) -> Answers:
 
 def provision_answer(text: str) -> Answer:
     """The answer as `application/toml`, or as `text/plain` for clients that prefer it."""
-    accepted = parse_accept_header(this_request().header(b"accept"), MIMEAccept)
+    accepted = parse_accept_header(current_request().header(b"accept"), MIMEAccept)
     chosen = accepted.best_match([_TOML, _PLAIN], default=_TOML)
     return Answer(text.encode(), headers=(NO_SNIFF,), content_type=f"{chosen}; charset=utf-8")

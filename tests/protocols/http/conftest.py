@@ -9,7 +9,7 @@ import trio
 
 from broker.services import Services
 from config.settings import Address
-from protocols.http.front_door import serve_http
+from protocols.http.server import serve_http
 from tests.factories import World
 from tests.protocols.http.routes import shared_routes
 

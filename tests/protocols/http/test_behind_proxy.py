@@ -9,7 +9,7 @@ import trio
 
 from broker.services import Services
 from config.settings import Address, Http, Limits, Settings
-from protocols.http.front_door import serve_http
+from protocols.http.server import serve_http
 from protocols.streams.peers import current_peer
 from tests.factories import World
 from tests.protocols.http.certificates import contexts

@@ -147,7 +147,7 @@ def test_the_types_of_the_handler_decide_which_way_a_call_goes() -> None:
 
 
 def test_no_handler_reads_a_request_of_quarts() -> None:
-    """On the short way there is none: `this_request` is there on both ways."""
+    """On the short way there is none: `current_request` is there on both ways."""
     rest = Path(protocols.http.rest.__file__).parent
     reading = [
         path.name for path in rest.glob("*.py") if re.search(r"from quart import .*\brequest\b", path.read_text())

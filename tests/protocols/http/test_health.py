@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.services import Services
 from broker.trace.origin import listening_as
 from config.settings import Address, Http, Metrics, Settings
-from protocols.http.front_door import serve_http
+from protocols.http.server import serve_http
 from protocols.metrics.collecting import Exposition
 from protocols.metrics.table import DAEMON, LISTENERS
 from protocols.metrics.vitals import FRESH_SECONDS, Vitals

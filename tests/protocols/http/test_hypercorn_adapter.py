@@ -1,6 +1,6 @@
 """What the long way relies on of Hypercorn, though Hypercorn documents none of it.
 
-protocols/http/hypercorn_connection.py uses `H11Protocol` as a part of its own connection. Each use is named here, and
+protocols/http/hypercorn_exchange.py uses `H11Protocol` as a part of its own connection. Each use is named here, and
 pyproject.toml allows no version but the one that the suite has passed with.
 """
 
@@ -21,7 +21,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 
-from protocols.http.hypercorn_connection import _Requests
+from protocols.http.hypercorn_exchange import _Request
 
 ROOT: Final = Path(__file__).parents[3]
 #: Of what H11Protocol takes for the h11.Connection.
@@ -46,7 +46,7 @@ def test_only_the_tested_version_can_be_installed() -> None:
 def test_the_protocol_object_uses_nothing_of_a_connection_that_requests_lack() -> None:
     used = set(re.findall(r"self\.connection\.(\w+)", inspect.getsource(H11Protocol)))
     assert used == OF_REQUESTS
-    assert not used - {name for name in vars(_Requests) if not name.startswith("_")}
+    assert not used - {name for name in vars(_Request) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize(

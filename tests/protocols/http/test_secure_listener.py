@@ -16,7 +16,7 @@ from trio_websocket import wrap_client_stream
 
 from broker.services import Services
 from config.settings import Address
-from protocols.http.front_door import serve_http
+from protocols.http.server import serve_http
 from protocols.streams.hub import Hub
 from protocols.streams.tls import PeerContext
 from protocols.websocket.server import serve_websocket_connection

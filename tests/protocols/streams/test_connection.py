@@ -350,7 +350,7 @@ async def test_a_reader_whose_socket_is_closed_before_its_turn_reads_from_no_oth
         is_sent = True
         try:
             with pytest.raises(trio.BrokenResourceError):
-                await connection._read_when_ready(ours)
+                await connection._read_when_ready(ours, 100)
         finally:
             trio.lowlevel.remove_instrument(thief)
             os.close(number)

@@ -15,9 +15,8 @@ from broker.life import Life
 from broker.limits.strangers import Strangers
 from config.limits import STRANGERS_PER_TURN, UNAUTHENTICATED_SECONDS
 from config.settings import Address
-from protocols.http.heads import read_head
 from protocols.streams.listeners import PROXY_HEADER_SECONDS, Entrance, Stream, end_gently, sender_at_once, serve_tcp
-from protocols.streams.peers import authenticated, current_peer
+from protocols.streams.peers import authenticated, current_peer, turn_of_strangers
 from protocols.streams.proxies import TrustedProxies
 from tests.fakes import new_refusals
 
@@ -151,7 +150,8 @@ async def test_strangers_who_leave_at_one_moment_end_a_few_in_each_turn(
     async def read(stream: Stream) -> None:
         nonlocal ended
         try:
-            await read_head(stream, bytearray())
+            await stream.receive_some(1)
+            await turn_of_strangers()
         finally:
             ended += 1
 

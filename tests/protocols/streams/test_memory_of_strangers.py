@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
 from config.settings import Address
-from protocols.http.front_door import serve_http
+from protocols.http.server import serve_http
 from protocols.mqtt.server import serve_mqtt
 from protocols.streams.hub import Hub
 from protocols.streams.tls import PeerContext, TlsContext

@@ -14,7 +14,7 @@ from trio_websocket import WebSocketConnection, open_websocket_url
 from broker.services import Services
 from config.limits import STRANGERS_PER_TURN, UNAUTHENTICATED_CONNECTIONS
 from config.settings import Address
-from protocols.http.front_door import serve_http
+from protocols.http.server import serve_http
 from protocols.mqtt.server import serve_mqtt
 from protocols.streams.hub import Hub
 from protocols.websocket.server import serve_websocket_connection

@@ -4,15 +4,19 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
+import pytest
 import trio
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.life import Life
 from broker.limits.overhead import Overhead
 from broker.limits.strangers import Place, Strangers
 from broker.trace.origin import Origin, enter
 from config.limits import STRANGERS_PER_TURN
-from protocols.http.hypercorn_connection import HypercornConnection
-from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.connection import HttpConnection, HttpListener
+from protocols.http.hypercorn_adapter import HypercornAdapter
+from protocols.streams.hub import Hub
 from protocols.streams.peers import Peer, set_peer
 from protocols.streams.turnstile import Turnstile
 from tests.fakes import new_refusals
@@ -93,33 +97,43 @@ async def test_long_turns_let_more_of_a_crowd_go_on(nursery: trio.Nursery, mock_
     assert waited[-1] - waited[0] <= 2 * len(waited)
 
 
-async def test_hypercorn_gets_what_strangers_send_one_by_one(nursery: trio.Nursery, mock_clock: MockClock) -> None:
+async def test_hypercorn_gets_what_strangers_send_one_by_one(
+    nursery: trio.Nursery, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocols.http.hypercorn_exchange._bound", lambda _stream: None)
     turnstile, turn, passed = Turnstile(nursery, at_once=1, turns=8, per_second=100), 0, list[int]()
     strangers = Strangers(in_all=100, of_one_address=100)
 
-    async def receive(place: Place | None) -> None:
+    async def note(_scope: Scope, _receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        passed.append(turn)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    listener = HttpListener(
+        Hub(nursery, Life()), HypercornAdapter(note, turnstile=turnstile), new_refusals(), Overhead()
+    )
+
+    async def serve(place: Place | None) -> None:
         ours, theirs = trio.socket.socketpair()
         with ours, theirs:
             set_peer(Peer(place=place))
-            stream = HypercornConnection(
-                b"head", trio.SocketStream(ours), PeerTimeouts(grace_seconds=1), Overhead(), new_refusals(), turnstile
-            )
-            assert await stream.receive() == b"head"
-            passed.append(turn)
+            await theirs.send(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            await HttpConnection(listener, trio.SocketStream(ours)).run()
 
     for _ in range(20):
-        nursery.start_soon(receive, strangers.enter(None, print))
+        nursery.start_soon(serve, strangers.enter(None, print))
     while len(passed) < 20:
         await trio.lowlevel.checkpoint()
         turn += 1
     assert passed[-1] >= 7 * (20 - STRANGERS_PER_TURN - 1)
     turn = 0
     for _ in range(20):
-        nursery.start_soon(receive, None)  # somebody is authenticated on these
+        nursery.start_soon(serve, None)  # somebody is authenticated on these
     while len(passed) < 40:
         await trio.lowlevel.checkpoint()
         turn += 1
-    assert turn < 10
+    assert turn < 20
+    nursery.cancel_scope.cancel()
 
 
 async def test_who_is_cancelled_while_waiting_hinders_nobody(nursery: trio.Nursery, mock_clock: MockClock) -> None:

@@ -16,7 +16,7 @@ from wsproto.events import CloseConnection, Event, Message, Ping, RejectConnecti
 
 from broker.services import Services
 from config.limits import WEBSOCKET_BACKLOG
-from protocols.http.heads import read_head, split_head
+from protocols.http.heads import is_whole, split_head
 from protocols.mqtt.server import serve_mqtt_connection
 from protocols.streams.hub import Hub
 from protocols.streams.peers import Peer, ended, set_peer
@@ -105,10 +105,11 @@ class Peers:
 
 
 async def whole_head(stream: trio.abc.ReceiveStream) -> bytes:
-    """The head of a request, which front_door.py reads before it passes the connection on."""
-    head = bytearray()
-    await read_head(stream, head)
-    return bytes(head)
+    """The head of a request, which HTTP reads before it passes the connection on."""
+    head = b""
+    while not is_whole(head) and (more := await stream.receive_some()):
+        head += more
+    return head
 
 
 @asynccontextmanager

@@ -73,16 +73,16 @@ async def test_a_socket_is_read_until_its_end() -> None:
     ours, theirs = trio.socket.socketpair()
     with ours, theirs:
         await theirs.send(b"abc")
-        assert await connection._read_when_ready(ours) == b"abc"
+        assert await connection._read_when_ready(ours, 65_536) == b"abc"
         theirs.close()
-        assert await connection._read_when_ready(ours) == b""
+        assert await connection._read_when_ready(ours, 65_536) == b""
 
 
 async def test_a_socket_that_was_closed_here_reads_as_ended() -> None:
     ours, theirs = trio.socket.socketpair()
     with ours, theirs:
         ours.close()
-        assert await connection._read_when_ready(ours) == b""
+        assert await connection._read_when_ready(ours, 65_536) == b""
 
 
 async def test_a_socket_that_is_closed_here_while_it_is_read_raises() -> None:
@@ -96,7 +96,7 @@ async def test_a_socket_that_is_closed_here_while_it_is_read_raises() -> None:
                 ours.close()
 
             with pytest.raises(trio.ClosedResourceError):
-                await connection._read_when_ready(ours)
+                await connection._read_when_ready(ours, 65_536)
 
 
 async def test_a_connection_that_was_reset_raises() -> None:
@@ -107,4 +107,4 @@ async def test_a_connection_that_was_reset_raises() -> None:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         theirs.close()
         with ours, pytest.raises(trio.BrokenResourceError):
-            await connection._read_when_ready(ours)
+            await connection._read_when_ready(ours, 65_536)

@@ -12,7 +12,7 @@ import trio
 from broker.mail import PasswordReset
 from broker.services import Services
 from config.settings import Accounts, Address, Limits, Settings
-from protocols.http.front_door import serve_http
+from protocols.http.server import serve_http
 from tests.broker.accounts.oauth_world import CALLBACK, SERVER, TV, WEB, OAuthWorld, basic, query_of
 from tests.factories import World
 from tests.protocols.http.accounts.browser import Browser, Form, give_password

@@ -2,10 +2,10 @@
 
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 import trio
@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.limits.meters import Channel
-from broker.limits.overhead import Overhead
 from broker.messages.ingest import Ingest
 from broker.services import Services
 from config.limits import UNCOUNTED_BODY_BYTES
@@ -22,14 +21,12 @@ from config.settings import Address, Limits, Settings
 from protocols.http import dispatch
 from protocols.http.application import build_app
 from protocols.http.calls import FORM
-from protocols.http.direct import DirectCalls
-from protocols.http.front_door import serve_http
-from protocols.http.hypercorn_connection import HypercornConnection
-from protocols.http.parked import KEEP_ALIVE_SECONDS
-from protocols.http.peer_timeouts import PeerTimeouts
-from protocols.http.plain_requests import plain_request
+from protocols.http.connection import KEEP_ALIVE_SECONDS, HttpConnection
+from protocols.http.heads import parse_head
+from protocols.http.hypercorn_adapter import HypercornAdapter
+from protocols.http.hypercorn_exchange import HypercornExchange
 from protocols.http.rest.sending import Sending
-from protocols.streams import listeners
+from protocols.http.server import serve_http
 from protocols.streams.turnstile import Turnstile
 from storage.database import Database
 from storage.sql import StoreError
@@ -46,7 +43,6 @@ from tests.factories import (
     NOW_MS,
     World,
 )
-from tests.fakes import new_refusals
 from tests.protocols.http.conftest import repeat_head
 
 #: What no two answers have in common.
@@ -184,16 +180,15 @@ async def listening(services: Services, nursery: trio.Nursery) -> AsyncIterator[
 
 
 class Left(list[bytes]):
-    """What each connection left for the long way; empty for one that ended on the short way."""
+    """The first bytes of each request that takes the slow path; empty for the end of a connection."""
 
     def __init__(self) -> None:
         super().__init__()
         self._noted = trio.Event()
 
-    def note(self, left: bytes) -> bytes:
+    def note(self, left: bytes) -> None:
         self.append(left)
         self._noted.set()
-        return left
 
     async def first(self) -> bytes:
         with trio.fail_after(60):
@@ -203,12 +198,19 @@ class Left(list[bytes]):
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Left:
-    found, serve = Left(), DirectCalls.serve
+    found, serve = Left(), HypercornAdapter.serve
 
-    async def noting(calls: DirectCalls, *arguments: Any) -> bytes:
-        return found.note(await serve(calls, *arguments))
+    async def noting(adapter: HypercornAdapter, received: bytes, connection: HttpConnection) -> HypercornExchange:
+        if connection._listener.fast_path is not None:
+            found.note(received)
+        return await serve(adapter, received, connection)
 
-    monkeypatch.setattr(DirectCalls, "serve", noting)
+    def leave(connection: HttpConnection) -> None:
+        if connection._listener.fast_path is not None:
+            found.note(b"")
+
+    monkeypatch.setattr(HypercornAdapter, "serve", noting)
+    monkeypatch.setattr(HttpConnection, "leave", leave)
     return found
 
 
@@ -222,7 +224,7 @@ async def short(services: Services, world: World, nursery: trio.Nursery) -> Addr
 async def long(services: Services, short: Address, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Address:
     """A listener whose requests all go the long way. It is made after the other one: fixtures are made side by side."""
     with monkeypatch.context() as patch:
-        patch.setattr("protocols.http.front_door.short_way", lambda *_, **__: None)
+        patch.setattr("protocols.http.server.fast_path", lambda *_, **__: None)
         async with listening(services, nursery) as address, connected(address) as client:
             for sent in (get(f"/devices/{KITCHEN}/quota"), post(BODY)):
                 await client.ask(sent)  # from now on, the plan is known
@@ -283,7 +285,7 @@ async def test_strangers_pass_a_turnstile_of_their_own_before_the_long_way(
             entered.append(1)
             await super().enter()
 
-    monkeypatch.setattr("protocols.http.front_door.Turnstile", Counting)
+    monkeypatch.setattr("protocols.http.server.Turnstile", Counting)
     async with listening(services, nursery) as address, connected(address) as client:
         await client.ask(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
         assert len(entered) == 1
@@ -418,34 +420,6 @@ async def test_a_connection_goes_the_long_way_and_comes_back(short: Address, lef
         assert left == [odd, odd]
 
 
-async def test_an_answer_of_the_long_way_is_sent_before_one_of_the_short_way() -> None:
-    """Also to a client that sends the next request before it has read the answer."""
-    ours, theirs = trio.socket.socketpair()
-
-    class Direct:
-        async def serve(
-            self, _received: bytes, stream: trio.SocketStream, begin: Callable[[], Awaitable[None]]
-        ) -> bytes:
-            await begin()
-            await stream.send_all(b"second")
-            return b""
-
-    with theirs:
-        stream = HypercornConnection(
-            b"",
-            trio.SocketStream(ours),
-            PeerTimeouts(grace_seconds=1),
-            Overhead(),
-            new_refusals(),
-            direct=cast("DirectCalls", Direct()),
-        )
-        await stream.send(b"first ")
-        await theirs.send(get(f"/devices/{KITCHEN}"))
-        assert await stream.receive() == b""
-        assert await theirs.recv(100) == b"first second"
-        await stream._end()
-
-
 async def test_a_body_behind_its_head_is_waited_for(short: Address, left: Left, mock_clock: MockClock) -> None:
     async with await trio.open_tcp_stream(short.host, short.port) as stream:
         for byte in post(BODY):
@@ -457,7 +431,7 @@ async def test_a_body_behind_its_head_is_waited_for(short: Address, left: Left, 
 async def test_a_body_that_is_late_goes_the_long_way(
     short: Address, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protocols.http.direct._BODY_SECONDS", 0.0)
+    monkeypatch.setattr("protocols.http.connection._BODY_SECONDS", 0.0)
     sent = post(BODY)
     head = sent[: -len(BODY)]
     async with await trio.open_tcp_stream(short.host, short.port) as stream:
@@ -472,7 +446,7 @@ async def test_requests_in_one_segment_are_answered_in_their_order(short: Addres
     async with connected(short) as client:
         answers = await client.end(sent)
     assert [int(status) for status in re.findall(rb"HTTP/1.1 ([0-9]+) ", answers)] == [200, 200, 401]
-    assert left[0] == sent
+    assert left == [CLOSE, b""]
 
 
 async def test_a_failure_of_the_store_and_a_bug_are_answered_alike(
@@ -502,7 +476,7 @@ async def test_a_failure_of_the_store_and_a_bug_are_answered_alike(
 
 def test_plain_requests_are_read_whole() -> None:
     for sent in PLAIN:
-        plain = plain_request(sent)
+        plain = parse_head(sent)
         assert plain is not None, sent
         assert plain.head_length + plain.body_length == len(sent)
 
@@ -690,7 +664,7 @@ async def test_what_comes_while_a_message_is_in_flight_waits_for_its_answer(
                 while part := await stream.receive_some():
                     received += part
             assert re.findall(rb"HTTP/1.1 ([0-9]+) ", received) == expected
-    assert accepted == [True, True, True]
+    assert accepted == [True] * 4
 
 
 async def test_a_client_that_does_not_read_gets_its_whole_answer_later(
@@ -698,7 +672,7 @@ async def test_a_client_that_does_not_read_gets_its_whole_answer_later(
 ) -> None:
     """What the operating system does not take at once, the connection's task sends."""
     await services.limits.quotas.reload()  # from now on, the plan is known
-    monkeypatch.setattr(listeners, "_send_at_once", lambda sock, data: os.write(sock.fileno(), data[:10]))
+    monkeypatch.setattr(HttpConnection, "_send_now", lambda served, data: os.write(served._socket.fileno(), data[:10]))
     async with connected(short) as client:
         expected = await client.ask(post(BODY))
         for sent in (post(BODY), post('{"data":{"state":5}}'), post(f'{{"data":{{"state":true}},"ts":{"9" * 15}}}')):
@@ -726,7 +700,7 @@ async def test_a_parked_connection_ends_after_the_keep_alive_time_since_its_last
 async def test_a_message_that_came_while_the_daemon_was_paused_is_answered(
     short: Address, accepted: list[bool], mock_clock: MockClock
 ) -> None:
-    """As test_front_door.py has it for other requests: the keep-alive time is over, and bytes lie in the socket."""
+    """As test_server.py has it for other requests: the keep-alive time is over, and bytes lie in the socket."""
     async with await trio.open_tcp_stream(short.host, short.port) as stream:
         for seconds in (0, KEEP_ALIVE_SECONDS + 1, KEEP_ALIVE_SECONDS + 1):
             await wait_all_tasks_blocked()

@@ -12,9 +12,9 @@ from broker.services import Services
 from broker.trace.origin import current_origin
 from config.limits import MAX_FORM_BYTES
 from config.settings import Address, Http, Settings
-from protocols.http.front_door import serve_http
 from protocols.http.hypercorn_adapter import HypercornAdapter
-from protocols.http.long_forms import LongForms
+from protocols.http.oversized_forms import OversizedForms
+from protocols.http.server import serve_http
 from protocols.metrics.vitals import Vitals
 from tests.factories import World
 from tests.protocols.http.certificates import contexts
@@ -37,18 +37,18 @@ def settings(settings: Settings) -> Settings:
 @pytest.fixture
 def on_the_long_way(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The heads that go the long way."""
-    heads, serve = list[bytes](), HypercornAdapter.serve_connection
+    heads, serve = list[bytes](), HypercornAdapter.serve
 
-    async def noted(adapter: HypercornAdapter, head: bytes, stream: Any) -> bytes:
+    async def noted(adapter: HypercornAdapter, head: bytes, connection: Any) -> Any:
         heads.append(head)
-        return await serve(adapter, head, stream)
+        return await serve(adapter, head, connection)
 
-    monkeypatch.setattr(HypercornAdapter, "serve_connection", noted)
+    monkeypatch.setattr(HypercornAdapter, "serve", noted)
     return heads
 
 
-async def never(*_: object) -> bool:
-    return False
+def never(*_: object) -> None:
+    return None
 
 
 async def ask(stream: trio.abc.Stream, sent: bytes) -> bytes:
@@ -99,7 +99,7 @@ async def test_both_ways_refuse_a_long_form_alike(
             for is_short in (True, False):
                 with monkeypatch.context() as patch:
                     if not is_short:
-                        patch.setattr(LongForms, "refuse", never)
+                        patch.setattr(OversizedForms, "refusal", never)
                     stream: trio.abc.Stream = await trio.open_tcp_stream(address.host, address.port)
                     if tls is not None:
                         stream = trio.SSLStream(stream, client_tls, server_hostname="127.0.0.1", https_compatible=True)

@@ -3,9 +3,10 @@
 Tokens, limits and bodies are read from it, so that one set of rules serves both ways.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from broker.accounts.tokens import Caller
@@ -18,7 +19,7 @@ from protocols.http.forwarded import Headers
 
 
 @dataclass(eq=False, slots=True)
-class ThisRequest:
+class RequestContext:
     """The current request, and notes about it while it is answered."""
 
     method: str
@@ -32,6 +33,8 @@ class ThisRequest:
     #: All of it was there before anything was checked.
     is_whole: bool = False
     headers: Headers = ()  # names in lower case
+    #: The `time.perf_counter` when it had come.
+    began: float = field(default_factory=time.perf_counter)
     #: The ETag of the answer, without quotes; empty: it has none.
     etag: str = ""
     caller: Caller | None = None
@@ -48,7 +51,7 @@ class ThisRequest:
 
 def require_certificate() -> ClientCertificate:
     """The certificate of the TLS handshake, which is always there on the secure listener. Raises PermissionDenied."""
-    shown = this_request().certificate
+    shown = current_request().certificate
     if shown is None:
         raise PermissionDenied("a client certificate")
     return shown
@@ -64,10 +67,10 @@ async def within(body: bytes, limit: int) -> bytes:
 #: The key of the client certificate in ASGI's `state`, which the requests of one connection share.
 CERTIFICATE_KEY: Final = "client_certificate"
 
-_current: Final[ContextVar[ThisRequest | None]] = ContextVar("this_request", default=None)
+_current: Final[ContextVar[RequestContext | None]] = ContextVar("current_request", default=None)
 
 
-def this_request() -> ThisRequest:
+def current_request() -> RequestContext:
     """Raises LookupError in a task that answers no request."""
     request = _current.get()
     if request is None:
@@ -75,6 +78,6 @@ def this_request() -> ThisRequest:
     return request
 
 
-def answering(request: ThisRequest | None) -> None:
+def set_current_request(request: RequestContext | None) -> None:
     """Set the request that the current task answers; None: it answers none."""
     _current.set(request)

@@ -23,13 +23,13 @@ from broker.life import Life
 from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.settings import Address
-from protocols.http.front_door import FrontDoor, serve_http
-from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS
+from protocols.http.connection import HEAD_SECONDS, KEEP_ALIVE_SECONDS, REQUEST_FRAMES, HttpListener
+from protocols.http.heads import HEAD_BYTES
 from protocols.http.hypercorn_adapter import HypercornAdapter
-from protocols.http.hypercorn_connection import REQUEST_FRAMES
-from protocols.http.parked import KEEP_ALIVE_SECONDS
-from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.server import serve_http, serve_http_connection
+from protocols.streams.hub import Hub
 from protocols.streams.listeners import serve_tcp
+from protocols.streams.proxies import TrustedProxies
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import new_refusals
 from tests.protocols.http.certificates import contexts
@@ -62,7 +62,7 @@ async def receive_answer(stream: trio.abc.ReceiveStream) -> bytes:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections behave alike, whether Hypercorn serves the plain calls or not."""
     if request.param == "long way":
-        monkeypatch.setattr("protocols.http.front_door.short_way", lambda *_, **__: None)
+        monkeypatch.setattr("protocols.http.server.fast_path", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ async def test_what_will_be_no_request_is_refused_as_hypercorn_does(
     async def unused(*_: object) -> bytes:
         raise AssertionError("Hypercorn takes ten times as long")
 
-    monkeypatch.setattr(HypercornAdapter, "serve_connection", unused)
+    monkeypatch.setattr(HypercornAdapter, "serve", unused)
     await stream.send_all(fragment)
     await stream.send_eof()
     lines = (await receive_all(stream)).split(b"\r\n")
@@ -384,8 +384,11 @@ async def test_connection_close_is_honoured(stream: trio.SocketStream) -> None:
 
 @each_row("sent", [b"", b"GET", POST, POST + BODY[:5], POST + BODY, GET_DEVICE, GET_DEVICE * 50, UPGRADE, b"\x16"])
 @each_row("abruptly", [False, True])
-async def test_a_peer_that_vanishes_leaves_no_task_and_no_log_entry(door: Address, sent: bytes, abruptly: bool) -> None:
+async def test_a_peer_that_vanishes_leaves_no_task_and_no_log_entry(
+    door: Address, raw: Raw, sent: bytes, abruptly: bool
+) -> None:
     with capture_logs() as logs:
+        await raw(b"\x16")  # from now on the listener has its task for connections that linger
         await _vanish(door, sent, abruptly=abruptly)
         await wait_all_tasks_blocked(0.01)
         before = trio.lowlevel.current_statistics().tasks_living  # those of the listener wait for other connections
@@ -496,40 +499,6 @@ async def test_a_stop_does_not_wait_longer_than_the_grace_period(stopping: Stopp
         assert trio.current_time() - started == pytest.approx(stopping.services.core.settings.grace_seconds)
 
 
-@pytest.mark.parametrize(("in_flight", "seconds"), [(True, 5.0), (False, 0.0)])
-async def test_a_stop_ends_waits_that_are_shielded(
-    nursery: trio.Nursery, autojump_clock: MockClock, in_flight: bool, seconds: float
-) -> None:
-    timeouts = PeerTimeouts(grace_seconds=5.0)
-
-    async def stop_later() -> None:
-        await trio.sleep(1)
-        timeouts.stop(at_once=False)
-
-    nursery.start_soon(stop_later)
-    with trio.CancelScope(shield=True), timeouts.limit(100, in_flight=in_flight):
-        await trio.sleep_forever()
-    assert trio.current_time() == 1 + seconds
-    with timeouts.limit(100, in_flight=in_flight):
-        await trio.sleep_forever()
-    assert trio.current_time() == 1 + seconds
-
-
-async def test_a_second_stop_ends_the_grace_period(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    timeouts = PeerTimeouts(grace_seconds=5.0)
-
-    async def stop_twice() -> None:
-        await trio.sleep(1)
-        timeouts.stop(at_once=False)
-        await trio.sleep(2)
-        timeouts.stop(at_once=True)
-
-    nursery.start_soon(stop_twice)
-    with trio.CancelScope(shield=True), timeouts.limit(100, in_flight=True):
-        await trio.sleep_forever()
-    assert trio.current_time() == 3
-
-
 async def test_a_cancelled_grace_period_does_not_wait_for_a_peer_that_does_not_read(
     autojump_clock: MockClock,
 ) -> None:
@@ -538,28 +507,25 @@ async def test_a_cancelled_grace_period_does_not_wait_for_a_peer_that_does_not_r
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(50_000_000), "more_body": False})
 
-    adapter, stopping = (
-        HypercornAdapter(
-            answer_at_length, timeouts=PeerTimeouts(grace_seconds=100.0), refusals=new_refusals(), overhead=Overhead()
-        ),
-        trio.Event(),
-    )
+    life = Life()
     async with AsyncExitStack() as after, trio.open_nursery() as connections:
-        connections.start_soon(adapter.stop_after, stopping)
+        listener = HttpListener(
+            Hub(connections, life), HypercornAdapter(answer_at_length), new_refusals(), Overhead(), takes_upgrades=False
+        )
         serve = partial(
             serve_tcp,
             Address("127.0.0.1", 0),
-            FrontDoor(adapter, None, new_refusals()).serve_connection,
+            partial(serve_http_connection, listener, None, TrustedProxies()),
             protocol="http",
             refusals=new_refusals(),
-            life=Life(),
+            life=life,
         )
         address: Address = await connections.start(partial(serve, connections=connections))
         # The client stays open until the server's connection has ended.
         stream = await after.enter_async_context(await trio.open_tcp_stream(address.host, address.port))
         await stream.send_all(GET_DEVICE)
         await wait_all_tasks_blocked()
-        stopping.set()
+        life.stopping.set()
         await trio.sleep(10)
         connections.cancel_scope.cancel()
     assert trio.current_time() == 10

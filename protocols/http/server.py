@@ -1,9 +1,7 @@
-"""One port for HTTP and WebSocket: reads the head of the first request and hands the connection on.
+"""The listener of HTTP and WebSocket: one port for both.
 
-Plain REST calls are answered directly (direct.py).
-
-A head that is too long or too slow is refused here. Clients may ask for a WebSocket on a connection that has served
-requests before; then Hypercorn gives the connection back.
+`connection.py` is the conversation of a connection. One that asks for a WebSocket, at its first request or at a later
+one, is handed on.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,24 +12,15 @@ import trio
 
 from broker.services import Services
 from broker.trace.origin import Origin, current_listener, enter
-from broker.trace.refusals import Refusals
 from config.limits import TURNS_BETWEEN_LONG_WAYS
 from config.settings import Address
 from protocols.http.answers import add_hsts
-from protocols.http.application import build_accounts_app, build_app, short_way
-from protocols.http.direct import DirectCalls
+from protocols.http.application import build_accounts_app, build_app, fast_path
+from protocols.http.connection import HttpConnection, HttpListener
 from protocols.http.forwarded import Forwarded
-from protocols.http.heads import (
-    HEAD_SECONDS,
-    has_refused,
-    headers_of,
-    is_websocket_upgrade,
-    read_head,
-    split_head,
-)
+from protocols.http.heads import headers_of, split_head
 from protocols.http.hypercorn_adapter import HypercornAdapter
-from protocols.http.long_forms import LongForms
-from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.oversized_forms import OversizedForms
 from protocols.metrics.vitals import Vitals
 from protocols.streams.hub import Hub
 from protocols.streams.listeners import Entrance, Stream, serve_tcp
@@ -43,7 +32,7 @@ from protocols.streams.turnstile import Turnstile
 #: Called with the head of a request for a WebSocket, the bytes that came behind the head, and the connection.
 WebSocketServer = Callable[[bytes, bytes, Stream], Awaitable[None]]
 #: Hypercorn and Quart take some 2 ms for a request on a small gateway, in thirty steps of their tasks.
-_LONG_WAYS_PER_SECOND: Final = 100.0
+_SLOW_PATHS_PER_SECOND: Final = 100.0
 
 
 async def serve_http(
@@ -82,29 +71,29 @@ async def serve_http(
     hsts_seconds = 0 if ssl_context is None else settings.http.hsts_seconds
     if hsts_seconds:
         app.after_request(partial(add_hsts, hsts_seconds))
-    refusals, limits = services.core.refusals, services.limits
-    timeouts, traffic = PeerTimeouts(grace_seconds=settings.grace_seconds), vitals.traffic_of(current_listener())
-    hub = Hub(connections, services.core.life) if ssl_context is None else None
-    direct = short_way(app, services, timeouts, traffic, hub=hub, hsts_seconds=hsts_seconds)
-    site = services.core.site
-    root = site.own_accounts if is_accounts else site.accounts
-    long_forms = LongForms(root, refusals, timeouts, traffic, entrance.proxies, hsts_seconds=hsts_seconds)
-    adapter = HypercornAdapter(
+    refusals, limits, root = services.core.refusals, services.limits, services.core.site.accounts
+    if is_accounts:
+        root = services.core.site.own_accounts
+    traffic = vitals.traffic_of(current_listener())
+    hypercorn = HypercornAdapter(
         app,
-        timeouts=timeouts,
-        refusals=refusals,
-        overhead=limits.overhead,
         bodies=limits.bodies,
         proxies=entrance.proxies,
-        takes_upgrades=websocket is not None,
         traffic=traffic,
-        direct=direct,
-        turnstile=Turnstile(connections, at_once=1, turns=TURNS_BETWEEN_LONG_WAYS, per_second=_LONG_WAYS_PER_SECOND),
+        turnstile=Turnstile(connections, at_once=1, turns=TURNS_BETWEEN_LONG_WAYS, per_second=_SLOW_PATHS_PER_SECOND),
     )
-    connections.start_soon(adapter.stop_after, services.core.life.stopping)
+    listener = HttpListener(
+        Hub(connections, services.core.life),
+        hypercorn,
+        refusals,
+        limits.overhead,
+        fast_path(app, services, traffic, hsts_seconds=hsts_seconds),
+        OversizedForms(root, refusals, traffic, entrance.proxies, hsts_seconds=hsts_seconds),
+        takes_upgrades=websocket is not None,
+    )
     await serve_tcp(
         bind,
-        FrontDoor(adapter, websocket, refusals, entrance.proxies, direct, long_forms).serve_connection,
+        partial(serve_http_connection, listener, websocket, entrance.proxies),
         protocol="http",
         refusals=refusals,
         life=services.core.life,
@@ -115,42 +104,17 @@ async def serve_http(
     )
 
 
-class FrontDoor:
-    def __init__(
-        self,
-        adapter: HypercornAdapter,
-        websocket: WebSocketServer | None,
-        refusals: Refusals,
-        proxies: TrustedProxies | None = None,
-        direct: DirectCalls | None = None,
-        long_forms: LongForms | None = None,
-    ) -> None:
-        self._direct = direct
-        self._long_forms = long_forms
-        self._refusals = refusals
-        self._adapter = adapter
-        self._websocket = websocket
-        self._proxies = proxies or TrustedProxies()
-
-    async def serve_connection(self, stream: Stream) -> None:
-        """Serve one connection from its first byte to its last."""
-        head = bytearray()
-        with self._adapter.timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
-            await read_head(stream, head)
-        upgrade = bytes(head)
-        if await has_refused(upgrade, stream, self._refusals, is_late=scope.cancelled_caught):
-            return
-        if self._direct is not None:
-            upgrade = await self._direct.serve(upgrade, stream)
-            if await has_refused(upgrade, stream, self._refusals):
-                return
-        if self._long_forms is not None and await self._long_forms.refuse(upgrade, stream):
-            return
-        if self._websocket is None or not is_websocket_upgrade(upgrade):
-            upgrade = await self._adapter.serve_connection(upgrade, stream)
-        if upgrade and self._websocket is not None:
-            _name_client(upgrade, self._proxies)
-            await self._websocket(*split_head(upgrade), stream)
+async def serve_http_connection(
+    listener: HttpListener, websocket: WebSocketServer | None, proxies: TrustedProxies, stream: Stream
+) -> None:
+    """Serve one connection from its first byte to its last."""
+    connection = HttpConnection(listener, stream)
+    await connection.run()
+    if connection.upgrade and websocket is not None:
+        upgrade = connection.upgrade
+        del connection  # the WebSocket may live for months
+        _name_client(upgrade, proxies)
+        await websocket(*split_head(upgrade), stream)
 
 
 def _name_client(head: bytes, proxies: TrustedProxies) -> None:

@@ -1,0 +1,176 @@
+"""The fast path: plain REST calls are answered from the bytes of their request to the handler and back, past Hypercorn
+and Quart.
+
+Those two take ten times as long as most calls. A call that is not plain, and a request of an unusual form, take the
+slow path from their first byte on: nothing has been done about them here. Both paths read the same declarations, check
+in the same order (`dispatch`), and answer with the same bytes; tests/protocols/http/test_fast_path.py compares them.
+"""
+
+import time
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from quart import Quart, Response
+from werkzeug.exceptions import HTTPException
+
+from broker.accounts.tokens import TokenKind
+from broker.errors import DomainError
+from broker.registration.certificates import ClientCertificate
+from broker.trace.origin import Origin, enter
+from broker.trace.refusals import Refusals
+from protocols.http.allowances import EXPOSED, Allowances
+from protocols.http.answers import CORS, REST_ROOT, Answer
+from protocols.http.calls import AfterCommit
+from protocols.http.errors import failure_answer, refusal_answer
+from protocols.http.forwarded import Forwarded
+from protocols.http.heads import RequestHead, date_line
+from protocols.http.request_context import RequestContext, set_current_request, within
+from protocols.metrics.vitals import Traffic
+from protocols.streams.peers import Peer
+from protocols.streams.proxies import TrustedProxies
+from storage.sql import StoreError
+
+_ROUTES_KEPT: Final = 4096
+
+_CORS_LINES: Final = b"".join(
+    f"{name.lower()}: {value}\r\n".encode()
+    for name, value in (*CORS.items(), ("Access-Control-Expose-Headers", EXPOSED))
+)
+
+
+class Endpoint(Protocol):
+    is_at_once: bool
+
+    def reply_at_once(self, request: RequestContext, body: bytes) -> AfterCommit[Any] | None:
+        """Begin to answer `current_request` without waiting; None where that cannot be. Raises DomainError."""
+
+    def committed(self, begun: AfterCommit[Any]) -> Answer:
+        """The answer after the commit."""
+
+    async def reply(self, names: Mapping[str, str]) -> Answer | Response:
+        """Answer `current_request`. Raises DomainError, StoreError."""
+
+
+class Route(NamedTuple):
+    endpoint: Endpoint
+    rule: str  # as in the log
+    names: Mapping[str, str]  # those in the path
+    is_of_address: bool  # counts against the limit of the client's address
+
+
+class FastPath:
+    """The plain calls of one listener."""
+
+    def __init__(
+        self,
+        app: Quart,
+        endpoints: Mapping[str, Endpoint],
+        allowances: Allowances,
+        refusals: Refusals,
+        traffic: Traffic,
+        proxies: TrustedProxies,
+        *,
+        hsts_seconds: int = 0,
+    ) -> None:
+        """`endpoints` are the plain calls by the names that they have as endpoints of `app`."""
+        self._endpoints = endpoints
+        self._router = app.url_map.bind("localhost")
+        #: By method and path; bounded: the paths of usual heads are short.
+        self.route = lru_cache(_ROUTES_KEPT)(self._routed)
+        self._allowances = allowances
+        self._refusals = refusals
+        self._traffic = traffic
+        self._proxies = proxies
+        self._hsts = f"strict-transport-security: max-age={hsts_seconds}\r\n".encode() if hsts_seconds else b""
+
+    def _routed(self, method: str, path: str) -> Route | None:
+        if not path.startswith(REST_ROOT):
+            return None
+        try:
+            rule, names = self._router.match(path, method, return_rule=True)
+        except HTTPException:
+            return None
+        endpoint = self._endpoints.get(rule.endpoint)
+        if endpoint is None:
+            return None
+        is_of_address = self._allowances.are_of_address(path)
+        return Route(endpoint, rule.rule, names, is_of_address)
+
+    def request(
+        self, head: RequestHead, body: bytes, peer: Peer, certificate: ClientCertificate | None
+    ) -> RequestContext:
+        """The request that the peer has sent, which is whole."""
+        return RequestContext(
+            head.method,
+            Forwarded(head.headers).client(peer.address, self._proxies) if peer.is_proxy else peer.address,
+            head.authorization,
+            head.query,
+            certificate,
+            partial(within, body),
+            is_whole=True,
+            headers=head.headers,
+        )
+
+    async def answer(self, request: RequestContext, route: Route) -> bytes:
+        enter(Origin(request.address))
+        set_current_request(request)
+        try:
+            if route.is_of_address:
+                self._allowances.count_address(request.address)
+            answer = await route.endpoint.reply(route.names)
+            if isinstance(answer, Response):
+                raise TypeError(f"{request.method} {route.rule} is no plain call")
+        except Exception as error:  # noqa: BLE001 - a bug must end only its request
+            return self.refused(request, error, route)
+        return self._finished(request, answer)
+
+    def committed(
+        self, request: RequestContext, route: Route, begun: AfterCommit[Any], error: StoreError | None
+    ) -> bytes:
+        """The answer to a message after its commit, which has failed with this error, or not."""
+        if error is not None:
+            return self.refused(request, error, route)
+        try:
+            return self._finished(request, route.endpoint.committed(begun))
+        except Exception as bug:  # noqa: BLE001 - as above
+            return self.refused(request, bug, route)
+
+    def refused(self, request: RequestContext, error: Exception, route: Route) -> bytes:
+        """The answer to an error, as Quart's: of several errors at once, the first one counts."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, DomainError | StoreError):
+            answer = refusal_answer(error, self._refusals, request.method, route.rule)
+        else:
+            answer = failure_answer(error, request.method, route.rule)
+        return self._finished(request, answer)
+
+    def _finished(self, request: RequestContext, answer: Answer) -> bytes:
+        self._traffic.answered(time.perf_counter() - request.began, answer.status)
+        return self._rendered(answer, self._allowances.standing(request))
+
+    def _rendered(self, answer: Answer, standing: Mapping[str, str]) -> bytes:
+        own, is_open = "", True
+        for name, value in answer.headers:
+            own += f"{name.lower()}: {value}\r\n"
+            is_open = is_open and name != "Cache-Control"
+        about = "".join([f"{name}: {value}\r\n" for name, value in standing.items()]).lower()  # values are numbers
+        return b"".join(
+            (
+                b"HTTP/1.1 %d \r\ncontent-type: %b\r\ncontent-length: %d\r\n"
+                % (answer.status, answer.content_type.encode(), len(answer.body)),
+                own.encode("latin-1"),
+                self._hsts,
+                _CORS_LINES if is_open else b"",
+                about.encode("latin-1"),
+                date_line(),
+                b"\r\n",
+                answer.body,
+            )
+        )
+
+
+def is_of_device(request: RequestContext, peer: Peer) -> bool:
+    """Whether the peer is a device that has shown its token. Strangers may lose their connections at any time."""
+    return peer.place is None and request.caller is not None and request.caller.kind is TokenKind.DEVICE
