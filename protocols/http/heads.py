@@ -92,7 +92,7 @@ def parse_head(received: bytes, *, longest_body: int | None = UNCOUNTED_BODY_BYT
 
 
 def without_empty_lines(received: bytes) -> bytes:
-    """What has come, without the empty lines before a request, which are ignored (RFC 9112, 2.2)."""
+    """These bytes without the empty lines before a request, which are ignored (RFC 9112, 2.2)."""
     match = _EMPTY_LINES.match(received)
     return received if match is None else received[match.end() :]
 
@@ -134,7 +134,7 @@ def head_refusal(received: bytes, refusals: Refusals) -> bytes | None:
     end = _END.search(received)
     if (len(received) >= HEAD_BYTES) if end is None else (end.end() > HEAD_BYTES):
         return refused_head(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, refusals)
-    # No method begins with a byte below "!". What has an end goes to Hypercorn's parser, h11, which refuses it.
+    # No method begins with a byte below "!". Hypercorn's parser, h11, refuses a head that has an end.
     return no_head() if end is None and received[0] < 0x21 and received != b"\r" else None
 
 

@@ -54,7 +54,7 @@ class _Request:
         self._bodies = bodies
         #: The body, if it is a long one.
         self.held: HeldBody | None = None
-        #: What has come behind the request.
+        #: The bytes that have come behind the request.
         self.behind = b""
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._has_ended = False
@@ -143,7 +143,7 @@ class HypercornExchange:
         return self._request.held
 
     def take_behind(self) -> bytes:
-        """What has come behind the request."""
+        """The bytes that have come behind the request."""
         behind, self._request.behind = self._request.behind, b""
         return behind
 
