@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from broker.clock import Clock
 from broker.cluster.leases import Leases
+from broker.cluster.news import News
 from broker.facts import Router
 from broker.files import Files
 from broker.life import Life
@@ -23,6 +24,7 @@ class Core:
     vault: Vault
     clock: Clock
     router: Router
+    news: News
     #: The public addresses of this daemon.
     site: Site
     life: Life

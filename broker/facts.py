@@ -343,6 +343,10 @@ class Router:
         subscriptions.sort(key=itemgetter(0))
         self._handlers[kind] = tuple(known for _, known in subscriptions)
 
+    def handlers(self, kind: type[Fact]) -> tuple[Callable[[Any], None], ...]:
+        """The handlers of a fact's type, in the order in which they are called."""
+        return self._handlers.get(kind, ())
+
     def publish_all(self, facts: Iterable[Fact] | None) -> None:
         for fact in facts or ():
             self.publish(fact)

@@ -10,6 +10,7 @@ from broker.accounts.provider_port import Providers
 from broker.accounts.room import AccountsRoom, open_accounts
 from broker.clock import Clock
 from broker.cluster.leases import LeaseName, Leases
+from broker.cluster.news import News
 from broker.connectors.port import ThirdParty
 from broker.connectors.room import open_connectors
 from broker.connectors.service import Connectors
@@ -134,8 +135,11 @@ async def open_services(
     store = settings.state_dir / "store.sqlite"
     files = Files(database, clock, settings.state_dir, is_undoable=lambda: bool(copies_of(store)), tell=tell_of_upgrade)
     site = Site(settings)
-    leases = leases or Leases()
-    core = Core(settings, database, vault, clock, Router(), site, Life(), leases, audit, refusals, trusted_time, files)
+    router, leases = Router(), leases or Leases()
+    news = News(database, router)
+    core = Core(
+        settings, database, vault, clock, router, news, site, Life(), leases, audit, refusals, trusted_time, files
+    )
     core.life.observe("store", database.statistics)
     core.life.worker("clock", trusted_time.watch_forever, save=trusted_time.save, statistics=trusted_time.statistics)
     # In this order: what is saved last at the end gets what the others have to say.

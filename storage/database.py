@@ -75,6 +75,7 @@ from storage.sql import (
 )
 from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
+from storage.told import NotReadError, Tellable, Told, read_told
 from storage.transfers import TransferStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
@@ -82,6 +83,7 @@ from storage.trials import TrialStore
 from storage.worker_thread import Job, Worker, WorkerThread
 
 T = TypeVar("T")
+_K = TypeVar("_K")
 _READERS = 4
 #: How often work runs whose connection to the store breaks. Each time a new connection is waited for.
 _TRIES = 4
@@ -123,6 +125,7 @@ class Transaction:
 
     def __init__(self, connection: EngineConnection) -> None:
         self.connection = connection
+        self.told: list[tuple[Tellable[Any], Any]] | None = None  # while it writes
         self.accounts = AccountStore(connection)
         self.application_ends = ApplicationEndStore(connection)
         self.audit = AuditStore(connection)
@@ -170,6 +173,13 @@ class Transaction:
         self.names = NameStore(connection)
         self.operating = OperatingStore(connection)
 
+    def tell(self, kind: Tellable[_K], key: _K) -> None:
+        """Tell a change to all who listen for this kind, in the order of the commits, once it is durable. A work that
+        is undone tells nothing. Raises RuntimeError in a read."""
+        if self.told is None:
+            raise RuntimeError("a read has nothing to tell")
+        self.told.append((kind, key))
+
 
 @dataclass(slots=True)
 class _Work:
@@ -203,6 +213,8 @@ class CommitGroup:
     forgets_log: bool = False
     has_forgotten: bool = False
     works: list[_Work] = field(default_factory=list)
+    #: What its works told, as far as they are durable.
+    told: list[Told] = field(default_factory=list)
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     error: StoreError | None = None
@@ -323,10 +335,16 @@ class Database:
         self.last_error: StoreError | None = None
         self.open_group = CommitGroup()
         self._commit_handlers: list[Callable[[CommitGroup], None]] = []
+        self._hear: Callable[[Sequence[Told]], None] = _nobody_hears
 
     def on_commit(self, handler: Callable[[CommitGroup], None]) -> None:
         """Call `handler` on the loop after each successful commit, before anyone who waits for the commit is told."""
         self._commit_handlers.append(handler)
+
+    def on_told(self, hear: Callable[[Sequence[Told]], None]) -> None:
+        """Call `hear` on the loop with what the works of a commit told: after the handlers of `on_commit`, before
+        anyone who waits for the commit is told, and also when they were cancelled."""
+        self._hear = hear
 
     async def open(self) -> None:
         """Bring the schema up to date and open the connections. Raises StoreError."""
@@ -402,38 +420,27 @@ class Database:
     # them in their transaction. The works of `write` are serial: each reads, decides and writes as if it were alone.
     # Own works (`write_own`) are alone because only the holder of a lease writes what they write.
 
-    async def write_own(
-        self, holder: Holder, work: Callable[[Transaction], T], *, announce: Callable[[T], None] | None = None
-    ) -> T:
+    async def write_own(self, holder: Holder, work: Callable[[Transaction], T]) -> T:
         """As `write`, for a work that only the holder of a lease may write.
 
         Raises StaleLeaseError: another node has the lease. Nothing of the work is in the store.
         """
-        return await self._write(work, announce, holder.held)
+        return await self._write(work, holder.held)
 
-    async def write(self, work: Callable[[Transaction], T], *, announce: Callable[[T], None] | None = None) -> T:
+    async def write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in the next group commit; return what it returned once that is durable.
 
-        If `work` raises, what it wrote is undone, the rest of the group is kept, and the error is raised here.
-
-        `announce` is called with what `work` returned, on the loop and in the order of the commits, as soon as it is
-        durable: also if the calling task has been cancelled.
+        If `work` raises, what it wrote is undone, the rest of the group is kept, and the error is raised here. It tells
+        a change that others keep in memory with `Transaction.tell`.
         """
-        return await self._write(work, announce)
+        return await self._write(work)
 
-    async def _write(
-        self,
-        work: Callable[[Transaction], T],
-        announce: Callable[[T], None] | None,
-        held: HeldLease | None = None,
-    ) -> T:
+    async def _write(self, work: Callable[[Transaction], T], held: HeldLease | None = None) -> T:
         if self._closed:
             raise StoreError("the store is closed")
         work = conditional(work)
         job, group = self.write_with_next(work), self.open_group
         job.held = held
-        if announce is not None:
-            group.callbacks.append(partial(_announce, job, announce))
         await group.ended.wait()
         if group.error is not None and not job.is_saved:
             raise type(group.error)(str(group.error)) from group.error
@@ -541,6 +548,8 @@ class Database:
                 group.settle()
             for handler in self._commit_handlers:
                 _isolated(handler, group)
+        if group.told:
+            _isolated(self._hear, group.told)
         for callback in group.callbacks:
             _isolated(callback, group.error)
         group.ended.set()
@@ -571,14 +580,14 @@ class Database:
     def _try_commit(self, transaction: Transaction, group: CommitGroup) -> None:
         try:
             missing = transaction.messages.missing_too_many(Position(group.head))
-            self._commit_together(transaction, group, group.works, missing)
-        except StoreDamagedError:
+            group.told = self._commit_together(transaction, group, group.works, missing)
+        except (StoreDamagedError, NotReadError):
             self._commit_apart(transaction, group)
         except StoreFullError:
-            self._make_room(transaction, group.works)
+            self._make_room(transaction, group, group.works)
             raise
         if refused := [job for job in group.works if isinstance(job.error, StoreFullError)]:
-            self._make_room(transaction, refused)
+            self._make_room(transaction, group, refused)
         if not self._has_ballast and self._ballast is not None:  # room that is there again is first for deleting
             self._has_ballast = self._ballast.take()
         if group.forgets_log:
@@ -593,11 +602,11 @@ class Database:
         for job in group.works:
             job.error = job.result = None
             try:
-                self._commit_together(transaction, nothing, (job,))
+                group.told += self._commit_together(transaction, nothing, (job,))
             except StoreError as error:
                 job.error = job.error or error
 
-    def _make_room(self, transaction: Transaction, works: Sequence[_Work]) -> None:
+    def _make_room(self, transaction: Transaction, group: CommitGroup, works: Sequence[_Work]) -> None:
         """The disk is full: commit those of the works that delete, each alone, in the room that is kept for them."""
         deleting = [job for job in works if job.context.get(makes_room, False)]
         if self._ballast is None or not deleting:
@@ -606,18 +615,22 @@ class Database:
         for job in deleting:
             job.error = job.result = None
             with suppress(StoreError):
-                self._commit_together(transaction, CommitGroup(), (job,))
+                group.told += self._commit_together(transaction, CommitGroup(), (job,))
                 job.is_saved = True
         self._has_ballast = self._ballast.take()
 
     def _commit_together(
         self, transaction: Transaction, group: CommitGroup, works: Sequence[_Work], missing: Missing | None = None
-    ) -> None:
+    ) -> list[Told]:
+        """Commit; return what the works told."""
         connection, log = transaction.connection, transaction.messages
         if group.messages and not (group.actions or group.failed or works or missing):
             group.base = log.append_alone(group.encoded or group.messages, head=group.head)
-            return
+            return []
+        told: list[Told] = []
+        unread: list[tuple[Tellable[Any], Any]] = []
         try:
+            transaction.told = unread
             connection.begin(write=True)
             if group.row_count:
                 group.base = log.append(group.encoded or group.messages, group.actions, group.failed, head=group.head)
@@ -626,13 +639,18 @@ class Database:
             if missing is not None:
                 log.add_missing(missing)
             for job in works:
-                _run_in_savepoint(transaction, job)
+                _run_in_savepoint(transaction, job, unread)
+            if unread:
+                told = read_told(transaction, unread)
             connection.commit()
         except BaseException:  # whatever it is: no transaction must stay open; raised again
             log.forget()
             with suppress(StoreError):
                 connection.rollback()
             raise
+        finally:
+            transaction.told = None
+        return told
 
     def _close(self) -> None:
         with self._readers_lock:
@@ -669,9 +687,8 @@ def _index_all(writer: Transaction) -> None:
         log.forget()
 
 
-def _announce(job: _Work, announce: Callable[[Any], None], error: StoreError | None) -> None:
-    if (error is None or job.is_saved) and job.error is None:
-        announce(job.result)
+def _nobody_hears(_told: Sequence[Told]) -> None:
+    """No room is open."""
 
 
 def _isolated(callback: Callable[[T], None], argument: T) -> None:
@@ -691,8 +708,8 @@ def _in_read(transaction: Transaction, work: Callable[[Transaction], T]) -> T:
         connection.rollback()
 
 
-def _run_in_savepoint(transaction: Transaction, job: _Work) -> None:
-    connection = transaction.connection
+def _run_in_savepoint(transaction: Transaction, job: _Work, told: list[tuple[Tellable[Any], Any]]) -> None:
+    connection, before = transaction.connection, len(told)
     connection.savepoint("SAVEPOINT work")
     try:
         if job.held is not None:
@@ -703,4 +720,5 @@ def _run_in_savepoint(transaction: Transaction, job: _Work) -> None:
     except Exception as error:  # noqa: BLE001 - it is raised again in the task that asked for the work
         job.error = error
         connection.savepoint("ROLLBACK TO work")
+        del told[before:]
     connection.savepoint("RELEASE work")

@@ -4,7 +4,7 @@ What a power cut loses is tested in tests/e2e/test_kill.py, and the steps of the
 """
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache, partial
 from itertools import count
@@ -16,8 +16,10 @@ from storage.damage import Damage
 from storage.database import Database, EngineConnection, StoreEngine, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.messages import MessageStore
+from storage.told import Told
 from tests.fakes import BreakableConnection, BreakableEngine
 from tests.postgresql import ENGINE, migrated_engine
+from tests.told import through_messagepack
 
 T = TypeVar("T")
 
@@ -156,6 +158,10 @@ class InlineDatabase(Database):
     def _open(self) -> None:
         self._writer = Transaction(_open_on_loop(self._engine))
         self._readers = [self._writer]
+
+    def on_told(self, hear: Callable[[Sequence[Told]], None]) -> None:
+        """What is heard went through MessagePack: another node hears the same."""
+        super().on_told(lambda told: hear([through_messagepack(one) for one in told]))
 
     async def read(self, work: Callable[[Transaction], T], *, interrupt: Callable[[], object] | None = None) -> T:
         return await super().read(partial(_changing_nothing, work), interrupt=interrupt)

@@ -12,6 +12,7 @@ from broker.accounts.applications import Method
 from broker.accounts.issuance import Issuance
 from broker.accounts.organizations import require_administrator
 from broker.accounts.tokens import CONSOLE_ID, Caller, Tokens
+from broker.cluster.kinds import publish
 from broker.errors import Conflict, NotFound
 from broker.facts import ApplicationGrantsChanged
 from broker.ids import new_id
@@ -85,10 +86,10 @@ class ApplicationEnds:
             counts = self._counts(tx, known)
             for _, ender in self._enders:
                 ender(issuance, known)
-            issuance.revoked += tx.application_ends.token_hashes(known.key)
+            issuance.tell_revoked(tx.application_ends.token_hashes(known.key))
             users = tx.application_ends.users(known.key)
             if users:
-                issuance.facts.append(ApplicationGrantsChanged(known.key, dict.fromkeys(users, ())))
+                publish(tx, ApplicationGrantsChanged(known.key, dict.fromkeys(users, ())))
             tx.application_ends.end(known, secret=no_secret, now_ms=issuance.now_ms)
             ended = {kind: str(count) for kind, count in counts.items() if count}
             note(tx, AuditEvent.APPLICATION_DELETED, f"application {known.id}", now_ms=issuance.now_ms, **ended)

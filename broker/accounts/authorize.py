@@ -147,7 +147,7 @@ def _complete(
     screen = _screen(issuance.tx, decided, user)
     if screen is not None and screen != agreed:
         return screen
-    issuance.facts += save_consent(issuance.tx, decided.application, user)
+    save_consent(issuance.tx, decided.application, user)
     if agreed is not None:
         note(issuance.tx, AuditEvent.CONSENT_GIVEN, f"application {decided.application.id}", now_ms=issuance.now_ms)
     if decided.implicit:

@@ -25,8 +25,8 @@ from storage.records import UserRecord
 #: Most names of each kind that are kept for the page.
 _NAMES_KEPT: Final = 100
 
-#: Ends the objects of a user in one capability, within the transaction, and returns their names. It appends facts to
-#: `Issuance.facts`, and other work for after the commit to `Issuance.then`.
+#: Ends the objects of a user in one capability, within the transaction, and returns their names. It tells what
+#: others keep in memory.
 Ender = Callable[[Issuance, UserRecord], Sequence[str]]
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from broker.accounts.applications import Application, Method
 from broker.accounts.consent_words import EVERY_TYPE, PROFILE, TRIALS, Allowed, OwnTypes, sentences
+from broker.cluster.kinds import publish
 from broker.facts import GrantsChanged
 from storage.database import Transaction
 from storage.keys import ApplicationKey, UserKey
@@ -107,12 +108,8 @@ def sign_in_grant(application: ApplicationKey, user: UserKey) -> GrantRecord:
     return GrantRecord(user, application, None, read=False, write=False)
 
 
-def save_consent(tx: Transaction, application: Application, user: UserKey) -> tuple[GrantsChanged, ...]:
-    """Add the grants that the application asks for; earlier grants stay.
-
-    Returns:
-        The fact to publish after the commit; none when everything was granted before, as at most sign-ins.
-    """
+def save_consent(tx: Transaction, application: Application, user: UserKey) -> None:
+    """Add the grants that the application asks for; earlier grants stay."""
     before = tx.accounts.grants(application.key, user)
     signed_in = sign_in_grant(application.key, user)
     tx.claims.consented_again(user, application.key)
@@ -126,7 +123,8 @@ def save_consent(tx: Transaction, application: Application, user: UserKey) -> tu
             key = request.device_type.key if request.device_type is not None else None
             tx.accounts.add_grant(replace(signed_in, device_type=key, read=request.read, write=request.write))
     after = tx.accounts.grants(application.key, user)
-    return () if after == before else (GrantsChanged(user, application.key, tuple(after)),)
+    if after != before:  # at most sign-ins, everything was granted before
+        publish(tx, GrantsChanged(user, application.key, tuple(after)))
 
 
 def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:

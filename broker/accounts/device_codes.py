@@ -15,7 +15,6 @@ from broker.accounts.consent import ConsentScreen, save_consent, screen_of
 from broker.accounts.throttle import Throttle
 from broker.clock import Clock
 from broker.errors import NotFound
-from broker.facts import Fact, Router
 from broker.trace.audit import AuditEvent, note
 from broker.trace.origin import address_key
 from config.limits import USER_CODE_MISSES, USER_CODE_WINDOW_SECONDS
@@ -59,17 +58,15 @@ class WaitingDevice:
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """The facts to publish after a decision; or, when nothing was decided, what to show `instead`."""
+    """What to show `instead` when nothing was decided."""
 
-    facts: tuple[Fact, ...] = ()
     instead: WaitingDevice | None = None
 
 
 class DeviceCodes:
-    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
         self._throttle = Throttle(clock, misses=USER_CODE_MISSES, window_seconds=USER_CODE_WINDOW_SECONDS)
 
     async def find(self, user_code: str, *, address: str) -> WaitingDevice:
@@ -128,15 +125,13 @@ class DeviceCodes:
                 return _Decided(instead=shown)
             tx.authorizations.decide_device_code(record.hash, state="approved", user=user)
             note(tx, AuditEvent.CONSENT_GIVEN, f"application {application.id}", now_ms=now_ms)
-            return _Decided(facts=save_consent(tx, application, user))
+            save_consent(tx, application, user)
+            return _Decided()
 
-        decided = await self._database.write(work, announce=self._tell)
+        decided = await self._database.write(work)
         if decided is None:
             raise self._missed(code, address)
         return decided.instead
-
-    def _tell(self, decided: _Decided | None) -> None:
-        self._router.publish_all(decided.facts if decided is not None else ())
 
     def _typed(self, user_code: str, address: str) -> str:
         self._throttle.check(address_key(address), f"code {user_code[:16]}")

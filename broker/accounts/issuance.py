@@ -6,15 +6,16 @@ again (RFC 9700, 4.14.2), unless that is soon: a client that lost the answer get
 """
 
 import hmac
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from secrets import token_bytes
 from typing import Any, Final
 
 from broker.accounts.applications import Method
 from broker.accounts.consent import sign_in_grant
+from broker.cluster.kinds import TOKEN_SHORTENED, publish
 from broker.errors import PermissionDenied, Unauthorized
-from broker.facts import Fact, GrantsChanged, SessionsEnded
+from broker.facts import GrantsChanged, SessionsEnded, TokenRevoked
 from broker.ids import new_id
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
@@ -62,15 +63,11 @@ class NewTokens:
 
 
 class Issuance:
-    """Changes tokens in one transaction, and collects what `Tokens.change` publishes after the commit."""
+    """Changes tokens in one transaction, and tells what it changed."""
 
     def __init__(self, tx: Transaction, lifetimes: Lifetimes, now_ms: int) -> None:
         self.tx = tx
         self.now_ms = now_ms
-        self.revoked: list[bytes] = []
-        self.shortened: list[bytes] = []
-        self.facts: list[Fact] = []  # other facts to publish
-        self.then: list[Callable[[], None]] = []  # what else is done after the commit, before the facts
         self._lifetimes = lifetimes
 
     def for_application(self, application: ApplicationKey) -> NewTokens:
@@ -96,9 +93,10 @@ class Issuance:
         pair = _derived(presented, salt)
         tokens = self._in_family(old.application, old.user, old.family, by="refresh", pair=pair)
         self.tx.authorizations.use_refresh_token(old.hash, salt=salt, now_ms=self.now_ms)
-        self.shortened += self.tx.authorizations.shorten_tokens(
+        for hashed in self.tx.authorizations.shorten_tokens(
             old.family, but=token_hash(tokens.access_token), until_ms=self.now_ms + OLD_TOKEN_SECONDS * 1000
-        )
+        ):
+            self.tx.tell(TOKEN_SHORTENED, hashed)
         return tokens
 
     def refreshed_again(self, old: RefreshTokenRecord, presented: str) -> NewTokens | None:
@@ -116,7 +114,11 @@ class Issuance:
         if (holder := self.tx.authorizations.holder_of(family)) is not None:
             application, user = holder
             self._note(AuditEvent.TOKEN_REVOKED, application, user)
-        self.revoked += self.tx.authorizations.end_family(family)
+        self.tell_revoked(self.tx.authorizations.end_family(family))
+
+    def tell_revoked(self, hashes: Iterable[bytes]) -> None:
+        """Tell that these tokens were removed."""
+        publish(self.tx, *map(TokenRevoked, hashes))
 
     def end_everything_of(self, user: UserKey) -> None:
         """End what the user's sign-ins led to: browser sessions, token families, unused codes and password resets.
@@ -127,7 +129,7 @@ class Issuance:
             self.end_family(family)
         self.tx.authorizations.forget_codes_of(user)
         self.tx.sessions.remove_of(user)
-        self.facts.append(SessionsEnded(user))
+        publish(self.tx, SessionsEnded(user))
         self.tx.codes.remove_resets(user)
 
     def end_application(self, user: UserKey, application: ApplicationKey) -> None:
@@ -145,7 +147,7 @@ class Issuance:
         self.tx.claims.end_consent(user, application, by_user=True)
         if (record := self.tx.accounts.application(application)) is not None:
             note(self.tx, AuditEvent.CONSENT_REVOKED, f"application {record.id}", now_ms=self.now_ms)
-        self.facts.append(GrantsChanged(user, application, ()))
+        publish(self.tx, GrantsChanged(user, application, ()))
 
     def end_grants_of(self, user: UserKey, *, but: Collection[ApplicationKey] = ()) -> list[ApplicationKey]:
         """End what the user granted any application, without the user having revoked it: their subscriptions wait.
@@ -159,7 +161,7 @@ class Issuance:
             if application in but:
                 self.tx.accounts.put_grant(sign_in_grant(application, user))
             left = tuple(self.tx.accounts.grants(application, user))
-            self.facts.append(GrantsChanged(user, application, left, revoked=False))
+            publish(self.tx, GrantsChanged(user, application, left, revoked=False))
         return ended
 
     def end_what_sign_ins_gave(self, user: UserKey) -> None:
@@ -176,7 +178,7 @@ class Issuance:
         user = None if token.user is None else self.tx.accounts.user(token.user)
         self._note(AuditEvent.TOKEN_REVOKED, application.id if application else "", user.id if user else None)
         self.tx.accounts.remove_token(token.hash)
-        self.revoked.append(token.hash)
+        self.tell_revoked((token.hash,))
         return None
 
     def _in_family(

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from broker.accounts.sessions import password_mark
 from broker.clock import Clock
-from broker.facts import Router, SessionsEnded
+from broker.cluster.kinds import publish
+from broker.facts import SessionsEnded
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
@@ -24,10 +25,9 @@ class OpenSession:
 
 
 class OpenSessions:
-    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
 
     async def of(self, user: UserRecord) -> list[OpenSession]:
         """The person's sessions, the newest first."""
@@ -45,12 +45,11 @@ class OpenSessions:
             for hash_ in found:
                 tx.sessions.remove(hash_)
                 note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms)
+            if found:
+                publish(tx, SessionsEnded(user.key))
             return bool(found)
 
-        return await self._database.write(work, announce=lambda _ended: self._announce(user))
-
-    def _announce(self, user: UserRecord) -> None:
-        self._router.publish(SessionsEnded(user.key))
+        return await self._database.write(work)
 
     async def end_all(self, user: UserRecord) -> None:
         now_ms = self._clock.now_ms()
@@ -58,8 +57,9 @@ class OpenSessions:
         def work(tx: Transaction) -> None:
             tx.sessions.remove_of(user.key)
             note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms, sessions="all")
+            publish(tx, SessionsEnded(user.key))
 
-        await self._database.write(work, announce=lambda _none: self._announce(user))
+        await self._database.write(work)
 
 
 def shown_session_id(hash_: bytes) -> str:

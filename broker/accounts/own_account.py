@@ -5,8 +5,9 @@ from typing import Final
 
 from broker.accounts.sign_up import check_full_name
 from broker.clock import Clock
+from broker.cluster.kinds import publish
 from broker.errors import UserNotFound, ValidationFailed
-from broker.facts import Router, UserProfileUpdated
+from broker.facts import UserProfileUpdated
 from broker.trace.audit import AuditEvent, AuditLog, note
 from storage.database import Database, Transaction
 from storage.records import AuditRecord, UserRecord
@@ -22,10 +23,9 @@ _INVITING: Final = frozenset(
 
 
 class OwnAccount:
-    def __init__(self, database: Database, clock: Clock, router: Router, audit: AuditLog) -> None:
+    def __init__(self, database: Database, clock: Clock, audit: AuditLog) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
         self._audit = audit
 
     async def rename(self, user: UserRecord, full_name: str) -> UserRecord:
@@ -40,22 +40,18 @@ class OwnAccount:
         if finding := check_full_name(full_name):
             raise ValidationFailed((finding,))
 
-        def work(tx: Transaction) -> tuple[UserRecord, bool]:
+        def work(tx: Transaction) -> UserRecord:
             known = tx.accounts.user(user.key)
             if known is None:
                 raise UserNotFound
             if known.full_name == full_name:
-                return known, False
+                return known
             tx.accounts.rename_user(user.key, full_name, now_ms=now_ms)
             note(tx, AuditEvent.PROFILE_CHANGED, f"account {user.id}", now_ms=now_ms)
-            return replace(known, full_name=full_name, modified_on=now_ms), True
+            publish(tx, UserProfileUpdated(user.key, user.id, now_ms))
+            return replace(known, full_name=full_name, modified_on=now_ms)
 
-        def announce(done: tuple[UserRecord, bool]) -> None:
-            if done[1]:
-                self._router.publish(UserProfileUpdated(user.key, user.id, now_ms))
-
-        found, _is_changed = await self._database.write(work, announce=announce)
-        return found
+        return await self._database.write(work)
 
     async def activity(
         self, user: UserRecord, *, offset: int, limit: int, with_invited: bool

@@ -75,9 +75,9 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     factor_check = FactorCheck(vault, settings)
     limits = core.settings.limits
     wrong = WrongTokens(clock, limit=limits.calls_per_address if limits.rate_limits == "on" else None)
-    tokens = Tokens(database, clock, core.router, Lifetimes.of(settings), wrong)
+    tokens = Tokens(database, clock, core.router, core.news, Lifetimes.of(settings), wrong)
     permissions = Permissions(database, core.router)
-    sessions = Sessions(database, clock, core.router, hashing, vault, factor_check)
+    sessions = Sessions(database, clock, hashing, vault, factor_check)
     await report_same_addresses(database)
     claims = Claims(database)
     core.life.worker("token expiry", tokens.end_expired_forever)
@@ -85,7 +85,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         tokens=tokens,
         permissions=permissions,
         users=Users(database),
-        own_account=OwnAccount(database, clock, core.router, core.audit),
+        own_account=OwnAccount(database, clock, core.audit),
         applications=Applications(database),
         application_ends=ApplicationEnds(database, tokens, vault),
         granted=GrantedApplications(database, tokens, permissions),
@@ -93,11 +93,11 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         passwords=passwords,
         authorize=Authorize(database, tokens),
         grants=TokenEndpoints(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
-        device_codes=DeviceCodes(database, clock, core.router),
+        device_codes=DeviceCodes(database, clock),
         sessions=sessions,
         form_keys=FormKeys(vault),
-        open_sessions=OpenSessions(database, clock, core.router),
-        second_factors=SecondFactors(database, clock, core.router, vault, factor_check),
+        open_sessions=OpenSessions(database, clock),
+        second_factors=SecondFactors(database, clock, vault, factor_check),
         sign_up=SignUp(database, clock, hashing, settings),
         invitations=AccountInvitations(database, clock, tokens, hashing, claims),
         resets=PasswordResets(database, clock, tokens, hashing, mails, claims, settings),

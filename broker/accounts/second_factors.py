@@ -22,8 +22,9 @@ from broker.accounts.one_time_codes import (
 )
 from broker.accounts.sessions import Session, user_called
 from broker.clock import Clock
+from broker.cluster.kinds import publish
 from broker.errors import Conflict, DomainError, PermissionDenied, UserNotFound
-from broker.facts import Router, SessionsEnded
+from broker.facts import SessionsEnded
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import FRESH_SIGN_IN_SECONDS
@@ -66,10 +67,9 @@ class _Offered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="off
 
 
 class SecondFactors:
-    def __init__(self, database: Database, clock: Clock, router: Router, vault: Vault, check: FactorCheck) -> None:
+    def __init__(self, database: Database, clock: Clock, vault: Vault, check: FactorCheck) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
         self._vault = vault
         self._check = check
 
@@ -140,8 +140,9 @@ class SecondFactors:
             tx.second_factors.add(factor, hashes)
             tx.sessions.remove_of(user, but=token_hash(session.id))
             note(tx, AuditEvent.SECOND_FACTOR_SET, f"account {session.user.id}", now_ms=now_ms)
+            publish(tx, SessionsEnded(user))
 
-        await self._database.write(work, announce=lambda _none: self._router.publish(SessionsEnded(user)))
+        await self._database.write(work)
         return codes
 
     async def remove(self, session: Session) -> None:
@@ -174,17 +175,14 @@ class SecondFactors:
             Conflict: it is the address of an account whose holder has not proved to own it.
         """
         now_ms = self._clock.now_ms()
-        _user, had_factor = await self._database.write(
-            lambda tx: _reset(tx, name, now_ms), announce=lambda done: self._router.publish(SessionsEnded(done[0]))
-        )
-        return had_factor
+        return await self._database.write(lambda tx: _reset(tx, name, now_ms))
 
     def _require_fresh(self, session: Session) -> None:
         if not self.is_fresh(session):
             raise PermissionDenied("a new sign-in")
 
 
-def _reset(tx: Transaction, name: str, now_ms: int) -> tuple[UserKey, bool]:
+def _reset(tx: Transaction, name: str, now_ms: int) -> bool:
     user = user_called(tx, name.strip())
     if user is None:
         raise UserNotFound
@@ -195,10 +193,11 @@ def _reset(tx: Transaction, name: str, now_ms: int) -> tuple[UserKey, bool]:
             f" name, {user.name}"
         )
     tx.sessions.remove_of(user.key)
+    publish(tx, SessionsEnded(user.key))
     if not tx.second_factors.remove(user.key):
-        return user.key, False
+        return False
     _note_removed(tx, user, now_ms)
-    return user.key, True
+    return True
 
 
 def _note_removed(tx: Transaction, user: UserRecord, now_ms: int) -> None:

@@ -20,8 +20,9 @@ from broker.accounts.hashing import Hashing, TooBusy
 from broker.accounts.one_time_codes import FactorCheck, WrongCode
 from broker.accounts.throttle import Throttle
 from broker.clock import Clock
+from broker.cluster.kinds import publish
 from broker.errors import DomainError
-from broker.facts import Router, SessionsEnded
+from broker.facts import SessionsEnded
 from broker.ids import is_id, new_id
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
@@ -148,14 +149,12 @@ class Sessions:
         self,
         database: Database,
         clock: Clock,
-        router: Router,
         hashing: Hashing,
         vault: Vault,
         factor_check: FactorCheck,
     ) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
         self._hashing = hashing
         self._vault = vault
         self._factor_check = factor_check
@@ -306,15 +305,16 @@ class Sessions:
         """End a session, if there is one with this id."""
         hash_, now_ms = token_hash(session_id), self._clock.now_ms()
 
-        def work(tx: Transaction) -> list[SessionsEnded]:
+        def work(tx: Transaction) -> None:
             found = tx.sessions.find(hash_, now_ms=now_ms)
             user = None if found is None else tx.accounts.user(found.user)
             if user is not None:
                 note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms, actor=f"user {user.id}")
             tx.sessions.remove(hash_)
-            return [] if found is None else [SessionsEnded(found.user)]
+            if found is not None:
+                publish(tx, SessionsEnded(found.user))
 
-        await self._database.write(work, announce=self._router.publish_all)
+        await self._database.write(work)
 
     async def begin(
         self,
@@ -334,33 +334,30 @@ class Sessions:
         id_, now_ms = new_id(), self._clock.now_ms()
         mark = password_mark(user)
 
-        def work(tx: Transaction) -> tuple[Session | None, set[UserKey]]:
-            ended: set[UserKey] = set()
+        def work(tx: Transaction) -> Session | None:
             known = tx.accounts.user(user.key)
             if known is None:  # the account was deleted while the person signed in
                 raise WrongPassword
             if known.disabled_on is not None:
                 raise AccountDisabled
             if proof is not Proof.CODE and tx.second_factors.of(user.key) is not None:
-                return None, ended
+                return None
             tx.sessions.purge(now_ms=now_ms)
             if instead_of is not None:
                 former = tx.sessions.find(token_hash(instead_of), now_ms=now_ms)
-                ended |= set() if former is None else {former.user}
+                if former is not None:
+                    publish(tx, SessionsEnded(former.user))
                 tx.sessions.remove(token_hash(instead_of))
             for oldest in tx.sessions.of(user.key, now_ms=now_ms)[SESSIONS_OF_ONE_USER - 1 :]:
                 tx.sessions.remove(oldest.hash)
-                ended.add(user.key)
+                publish(tx, SessionsEnded(user.key))
             expires_on = now_ms + SESSION_SECONDS * 1000
             where = (visitor.address, visitor.shortened)
             tx.sessions.add(SessionRecord(token_hash(id_), user.key, mark, proof, *where, now_ms, now_ms, expires_on))
             note(tx, AuditEvent.SIGN_IN, f"account {user.id}", now_ms=now_ms, actor=f"user {user.id}")
-            return Session(id_, user, now_ms, self._must_enrol(tx, user.key, proof)), ended
+            return Session(id_, user, now_ms, self._must_enrol(tx, user.key, proof))
 
-        def announce(begun: tuple[Session | None, set[UserKey]]) -> None:
-            self._router.publish_all(SessionsEnded(one) for one in begun[1])
-
-        session, _ = await self._database.write(work, announce=announce)
+        session = await self._database.write(work)
         if session is None:
             waiting = _Waiting(user.key, mark, now_ms + SECOND_FACTOR_SECONDS * 1000)
             raise CodeWanted(self._vault.seal(msgspec.json.encode(waiting).decode()).decode())

@@ -12,6 +12,8 @@ from broker.accounts.issuance import Issuance, Lifetimes
 from broker.accounts.wrong_tokens import WrongTokens
 from broker.changes import Changes, ReadsTogether
 from broker.clock import Clock
+from broker.cluster.kinds import TOKEN_SHORTENED
+from broker.cluster.news import News
 from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import DeviceChanged, FactPhase, Router, TokenRevoked
 from broker.loops import Loop
@@ -121,7 +123,7 @@ class Tokens:
     """Resolves tokens to callers, and ends tokens. A resolved caller is cached until its token or device changes."""
 
     def __init__(
-        self, database: Database, clock: Clock, router: Router, lifetimes: Lifetimes, wrong: WrongTokens
+        self, database: Database, clock: Clock, router: Router, news: News, lifetimes: Lifetimes, wrong: WrongTokens
     ) -> None:
         self._database = database
         self._clock = clock
@@ -137,6 +139,7 @@ class Tokens:
         self._reads: ReadsTogether[bytes, _Resolved] = ReadsTogether(self._read, self._changes)
         router.subscribe(TokenRevoked, lambda fact: self._forget_hash(fact.hash), FactPhase.STATE)
         router.subscribe(DeviceChanged, self._forget_device, FactPhase.STATE)
+        news.listen(TOKEN_SHORTENED, self._shortened)
         #: Announces expired tokens, so that their connections end, and removes old rows every ten minutes.
         self.end_expired_forever = Loop(self._sweep, every=EXPIRY_SWEEP_SECONDS, failure="token_sweep_failed").run
 
@@ -250,33 +253,13 @@ class Tokens:
         await self.change(work)
 
     async def change(self, work: Callable[[Issuance], T]) -> T:
-        """Issue and end tokens in one transaction, and publish the facts after the commit.
-
-        The writer publishes them (`Database.write`), also when the task that asked was cancelled: otherwise a revoked
-        token would stay valid in the cache.
-        """
+        """Issue and end tokens in one transaction."""
         now_ms = self._clock.now_ms()
-
-        def in_transaction(tx: Transaction) -> tuple[T, Issuance]:
-            issuance = self.issuance(tx, now_ms)
-            return work(issuance), issuance
-
-        result, _issuance = await self._database.write(in_transaction, announce=lambda done: self._tell(done[1]))
-        return result
+        return await self._database.write(lambda tx: work(self.issuance(tx, now_ms)))
 
     def issuance(self, tx: Transaction, now_ms: int) -> Issuance:
-        """Issue tokens in another component's transaction, which publishes the collected facts after the commit."""
+        """Issue tokens in another component's transaction."""
         return Issuance(tx, self._lifetimes, now_ms)
-
-    def _tell(self, issuance: Issuance) -> None:
-        for hashed in issuance.shortened:
-            self._forget_hash(hashed)
-        for hashed in issuance.revoked:
-            self._router.publish(TokenRevoked(hashed))
-        for done in issuance.then:
-            done()
-        for fact in issuance.facts:
-            self._router.publish(fact)
 
     async def _sweep(self) -> None:
         self._sweeps += 1
@@ -319,6 +302,9 @@ class Tokens:
     def _forget_hash(self, hashed: bytes) -> None:
         self._changes.note()
         self._known.pop(hashed, None)
+
+    def _shortened(self, hashed: bytes, _content: None) -> None:
+        self._forget_hash(hashed)
 
     def _forget_device(self, fact: DeviceChanged) -> None:
         self._changes.note()

@@ -10,12 +10,13 @@ import trio
 from cryptography.fernet import InvalidToken
 
 from broker.clock import Clock
+from broker.cluster.kinds import DEVICE, publish
 from broker.connectors.hooks import HookOutcome
 from broker.connectors.plugin import AccessToken, LinkedDevice
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.inventory import device_fact
-from broker.devices.registry import Device, Devices
-from broker.facts import DeviceUpdated, Router
+from broker.devices.registry import Device
+from broker.facts import DeviceUpdated
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
@@ -61,9 +62,7 @@ class ConnectorLinks:
     _database: Database
     _vault: Vault
     _clock: Clock
-    _router: Router
     _types: DeviceTypes
-    _devices: Devices
     _contents: WeakValueDictionary[DeviceKey, trio.Lock] = field(default_factory=WeakValueDictionary, init=False)
     _standing: WeakValueDictionary[DeviceKey, trio.Lock] = field(default_factory=WeakValueDictionary, init=False)
 
@@ -188,12 +187,14 @@ class ConnectorLinks:
         """Write, and tell what changed: a link begins and ends with `device.updated` (reference 20)."""
         type_, now_ms = (await self._types.get(link.device_type)).record, self._clock.now_ms()
 
-        def tell(changed: list[DeviceRecord] | None) -> None:
+        def and_tell(tx: Transaction) -> list[DeviceRecord] | None:
+            changed = work(tx)
             for record in changed or ():
-                self._devices.note_changed(record)
-                self._router.publish(device_fact(DeviceUpdated, record, type_, application_id, now_ms))
+                tx.tell(DEVICE, record.key)
+                publish(tx, device_fact(DeviceUpdated, record, type_, application_id, now_ms))
+            return changed
 
-        return await self._database.write(work, announce=tell)
+        return await self._database.write(and_tell)
 
     def _sealed(self, contents: Contents) -> bytes:
         return self._vault.seal(msgspec.json.encode(contents).decode())

@@ -91,7 +91,7 @@ class Connectors:
         self._fetch_lanes, self._action_lanes = Lanes(), Lanes()
         self._database, self._devices = database, devices
         self.problems = Problems(database, clock)
-        links = ConnectorLinks(database, vault, clock, router, device_types, devices)
+        links = ConnectorLinks(database, vault, clock, device_types)
         self._calls = Calls(links, devices, CallBudget(limits.meters), quotas, clock, third_party)
         self._intake = Intake(database, clock, devices, SubDevices(database, devices, of_devices.inventory), ingest)
         self.fetches = Fetches(

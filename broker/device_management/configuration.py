@@ -3,9 +3,11 @@
 from dataclasses import asdict, dataclass, replace
 
 from broker.clock import Clock
+from broker.cluster.kinds import MANAGEMENT, publish
+from broker.cluster.news import News
 from broker.device_types.catalog import DeviceType
 from broker.errors import Finding, ValidationFailed, too_low
-from broker.facts import ManagementConfigured, Router
+from broker.facts import ManagementConfigured
 from broker.trace.audit import AuditEvent, note
 from config.limits import PMAX_SECONDS, PMIN_SECONDS, TASK_EXPIRES_SECONDS
 from storage.database import Database, Transaction
@@ -24,12 +26,12 @@ class ConfigurationChange:
 
 
 class Configurations:
-    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
+    def __init__(self, database: Database, clock: Clock, news: News) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
         # One for each type that was asked for: there are as many as device types in memory.
         self._known: dict[DeviceTypeKey, ManagementRecord] = {}
+        news.listen(MANAGEMENT, self._heard)
 
     async def of(self, type_: DeviceType) -> ManagementRecord:
         """The configuration of a type; of one that was never configured the defaults."""
@@ -52,13 +54,15 @@ class Configurations:
             tx.device_management.put_management(changed)
             given = {name: value for name, value in asdict(change).items() if value is not None}
             note(tx, AuditEvent.MANAGEMENT_CONFIGURED, f"device_type {type_.record.id}", now_ms=now_ms, **given)
+            tx.tell(MANAGEMENT, changed.device_type)
+            publish(tx, ManagementConfigured(changed.device_type))
             return changed
 
-        return await self._database.write(work, announce=self._announce)
+        return await self._database.write(work)
 
-    def _announce(self, changed: ManagementRecord) -> None:
-        self._known[changed.device_type] = changed
-        self._router.publish(ManagementConfigured(changed.device_type))
+    def _heard(self, type_: DeviceTypeKey, changed: ManagementRecord | None) -> None:
+        if changed is not None:
+            self._known[type_] = changed
 
 
 def _defaults(type_: DeviceType) -> ManagementRecord:

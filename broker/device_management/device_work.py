@@ -5,7 +5,7 @@ before the next operation begins, so that a restart goes on where the daemon sto
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -14,16 +14,18 @@ import structlog
 import trio
 
 from broker.clock import Clock
+from broker.cluster.kinds import publish
 from broker.device_management.configuration import Configurations
 from broker.device_management.objects import RESULT, STATE
 from broker.device_management.operations import Operations
-from broker.device_management.queueing import Moved
+from broker.device_management.queueing import tell_move
 from broker.device_management.requests import unpacked
 from broker.device_management.rollouts import Rollouts
 from broker.device_management.sessions import ManagedSession, ResourcePath, ResourceValue, SessionLostError
 from broker.device_management.states import BEGUN, Acceptance, DeviceTaskStatus, ErrorCode, TaskFailure, move, put_back
 from broker.device_management.timers import Timers
 from broker.device_management.updates import Done, Failed, Firmware, Go, PutBack, Rest, Step, Verdict, advance
+from broker.facts import TaskProgressed
 from storage.database import Database, Transaction
 from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceKey
@@ -72,21 +74,16 @@ class DeviceWork:
         timers: Timers,
         configurations: Configurations,
         operations: Operations,
-        settled: Callable[[Sequence[Moved]], None],
         image_root: Callable[[str | None], str | None],
         *,
         stop: Callable[[int], None],
-        progressed: Callable[[int], None],
     ) -> None:
-        """`settled` is told of each end of a step of a device task, `progressed` of the task when a step begins. Images
-        are below `image_root` of their protocol. `stop` ends a roll-out."""
+        """Images are below `image_root` of their protocol. `stop` ends a roll-out."""
         self._database = database
-        self._progressed = progressed
         self._clock = clock
         self._timers = timers
         self._configurations = configurations
         self._operations = operations
-        self._settled = settled
         self._image_root = image_root
         self._sessions: dict[DeviceKey, ManagedSession] = {}
         self._work: dict[DeviceKey, _Work] = {}
@@ -224,10 +221,12 @@ class DeviceWork:
 
     async def _begin(self, chosen: _Chosen) -> DeviceTaskRecord | None:
         now_ms = self._clock.now_ms()
-        return await self._database.write(
-            lambda tx: move(tx, chosen.entry.key, DeviceTaskStatus.PROCESSING, now_ms),
-            announce=lambda _: self._progressed(chosen.task.key),
-        )
+
+        def work(tx: Transaction) -> DeviceTaskRecord | None:
+            publish(tx, TaskProgressed(chosen.task.key))
+            return move(tx, chosen.entry.key, DeviceTaskStatus.PROCESSING, now_ms)
+
+        return await self._database.write(work)
 
     async def _operate(self, session: ManagedSession, chosen: _Chosen, work: _Work) -> None:
         request, failure, is_lost = unpacked(chosen.task.request), None, False
@@ -260,14 +259,8 @@ class DeviceWork:
 
     async def _move(
         self, before: DeviceTaskRecord, change: Callable[[Transaction, int], DeviceTaskRecord | None]
-    ) -> DeviceTaskRecord | None:
-        return await self._database.write(
-            lambda tx: change(tx, before.key), announce=lambda after: self._announce(before, after)
-        )
-
-    def _announce(self, before: DeviceTaskRecord, after: DeviceTaskRecord | None) -> None:
-        if after is not None:
-            self._settled([Moved(before, after)])
+    ) -> None:
+        await self._database.write(lambda tx: tell_move(tx, before, change(tx, before.key)))
 
     # Updates
 
@@ -333,9 +326,7 @@ class DeviceWork:
                 return device in self._heard
 
     async def _set_step(self, entry: DeviceTaskRecord, **changes: Any) -> None:
-        await self._database.write(
-            partial(_set_step, entry.key, **changes), announce=lambda _: self._progressed(entry.task)
-        )
+        await self._database.write(partial(_set_step, entry, **changes))
 
     @property
     def sessions(self) -> int:
@@ -371,9 +362,10 @@ def _put_back(tx: Transaction, key: int, *, now_ms: Any) -> DeviceTaskRecord | N
     return put_back(tx, key, LOST, now_ms)
 
 
-def _set_step(key: int, tx: Transaction, *, step: Step, now_ms: Any, **changes: Any) -> None:
+def _set_step(known: DeviceTaskRecord, tx: Transaction, *, step: Step, now_ms: Any, **changes: Any) -> None:
     """Change the step of an update, unless it has ended."""
-    entry = tx.tasks.entry(key)
+    publish(tx, TaskProgressed(known.task))
+    entry = tx.tasks.entry(known.key)
     if entry is not None and entry.status in BEGUN:
         step_on = entry.step_on if entry.step == step else now_ms
         tx.tasks.put_entry(replace(entry, step=step, step_on=step_on, **changes))

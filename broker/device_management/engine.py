@@ -4,7 +4,7 @@ The store has the state. Work at a later time (schedules, expiries, polls, roll-
 registered devices is in `DeviceWork`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -13,13 +13,15 @@ import structlog
 import trio
 
 from broker.clock import Clock
+from broker.cluster.kinds import DEVICE_TASK_MOVED, ROLLOUT_CHANGED, TASK_ADDED, DeviceTaskMove, publish
+from broker.cluster.news import News
 from broker.device_management.configuration import Configurations
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.operations import Operations
 from broker.device_management.properties import DeviceProperties
 from broker.device_management.queueing import (
     BATCH,
-    Moved,
+    QueuedDevices,
     cancel_some,
     expire_some,
     fail_all_of_device,
@@ -78,6 +80,7 @@ class ManagementEngine:
         database: Database,
         clock: Clock,
         router: Router,
+        news: News,
         presence: Presence,
         configurations: Configurations,
         properties: DeviceProperties,
@@ -87,7 +90,6 @@ class ManagementEngine:
     ) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
         self._presence = presence
         self._configurations = configurations
         self._properties = properties
@@ -100,16 +102,17 @@ class ManagementEngine:
             self._waits,
             configurations,
             operations,
-            self._settled,
             image_root,
             stop=self._stop_rollout,
-            progressed=self.progressed,
         )
         self._wakeup = Wakeup()
         self._nursery: trio.Nursery | None = None
         self._ended = dict.fromkeys(ENDED, 0)
         self._tried_again = 0
         router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
+        news.listen(TASK_ADDED, self._task_added)
+        news.listen(ROLLOUT_CHANGED, self._rollout_changed)
+        news.listen(DEVICE_TASK_MOVED, self._settled)
 
     # Registrations
 
@@ -134,33 +137,35 @@ class ManagementEngine:
 
     # Tasks
 
-    def added(self, task: TaskRecord) -> None:
-        """A task was created: it begins now or at its time, and ends at the latest when it expires."""
+    def _task_added(self, _key: int, task: TaskRecord | None) -> None:
+        if task is not None:
+            self._added(task)
+
+    def _added(self, task: TaskRecord) -> None:
+        """A task begins now or at its time, and ends at the latest when it expires."""
         self._timers.set(("expiry", task.key), task.expires_on, partial(self._begin_expiry, task.key))
         if task.scheduled_on is not None and task.status == TaskStatus.SCHEDULED:
             begin = partial(self._start, ("schedule", task.key), partial(self._schedule_reached, task.key))
             self._timers.set(("schedule", task.key), task.scheduled_on, begin)
         self._wakeup.set()
-        self.progressed(task.key)
 
-    def progressed(self, task: int) -> None:
-        """Publish that the state of a task, as calls show it, has changed."""
-        self._router.publish(TaskProgressed(task))
+    def _rollout_changed(self, task: int, _content: None) -> None:
+        self.work.rollouts.forget(task)
 
     async def cancel_device_tasks(self, task: int) -> None:
         """Cancel what has not ended of a cancelled task."""
         self._timers.cancel(("schedule", task))
         await self._in_batches(task, partial(cancel_some, failure=None))
 
-    def changed(self, moves: Sequence[Moved]) -> None:
-        """Device tasks were changed by a call."""
-        self._settled(moves)
-
     async def _schedule_reached(self, task: int) -> None:
         now_ms = self._clock.now_ms()
-        await self._database.write(lambda tx: move_task(tx, task, TaskStatus.REQUESTED, now_ms))
+
+        def work(tx: Transaction) -> None:
+            move_task(tx, task, TaskStatus.REQUESTED, now_ms)
+            publish(tx, TaskProgressed(task))
+
+        await self._database.write(work)
         self._wakeup.set()
-        self.progressed(task)
 
     def _begin_expiry(self, task: int) -> None:
         self._start(("expiry", task), partial(self._expire, task))
@@ -172,15 +177,14 @@ class ManagementEngine:
     def _stop_rollout(self, task: int) -> None:
         self._start(("stop", task), partial(self._in_batches, task, partial(cancel_some, failure=_ABORTED)))
 
-    async def _in_batches(self, task: int, change: Callable[..., list[Moved]]) -> None:
+    async def _in_batches(self, task: int, change: Callable[..., int]) -> None:
         """Change the device tasks of a task, a bounded number in each transaction."""
         while True:
             now_ms = self._clock.now_ms()
             moved = await self._database.write(
-                lambda tx, now_ms=now_ms: change(tx, task, now_ms),  # type: ignore[misc]
-                announce=self._settled,
+                lambda tx, now_ms=now_ms: change(tx, task, now_ms)  # type: ignore[misc]
             )
-            if len(moved) < BATCH:
+            if moved < BATCH:
                 return
 
     def _start(self, name: tuple[str, int], job: Callable[[], Awaitable[None]]) -> None:
@@ -195,19 +199,17 @@ class ManagementEngine:
             at_ms = self._clock.steady_ms() + _STORE_SECONDS * 1000
             self._waits.set(name, at_ms, partial(self._start, name, job))
 
-    def _settled(self, moves: Sequence[Moved]) -> None:
-        for moved in moves:
-            status = DeviceTaskStatus(moved.after.status)
-            if status in ENDED:
-                self._ended[status] += 1
-                self.work.stop_operation(moved.after.key, moved.after.device)
-            elif status is DeviceTaskStatus.QUEUED and moved.before.status in BEGUN:
-                self._tried_again += 1
-            elif status is DeviceTaskStatus.CANCEL_REQUESTED:
-                self.work.wake(moved.after.device)
-        self.work.rollouts.settled(moves)
-        for task in {moved.after.task for moved in moves}:
-            self.progressed(task)
+    def _settled(self, moved: DeviceTaskMove, _content: None) -> None:
+        """A step of a device task has ended."""
+        status = DeviceTaskStatus(moved.after.status)
+        if status in ENDED:
+            self._ended[status] += 1
+            self.work.stop_operation(moved.after.key, moved.after.device)
+        elif status is DeviceTaskStatus.QUEUED and moved.before.status in BEGUN:
+            self._tried_again += 1
+        elif status is DeviceTaskStatus.CANCEL_REQUESTED:
+            self.work.wake(moved.after.device)
+        self.work.rollouts.settled(moved)
 
     def _device_deleted(self, fact: DeviceDeleted) -> None:
         self.work.drop(fact.device)
@@ -215,7 +217,7 @@ class ManagementEngine:
 
     async def _end_all_of(self, device: DeviceKey) -> None:
         now_ms = self._clock.now_ms()
-        await self._database.write(lambda tx: fail_all_of_device(tx, device, _DELETED, now_ms), announce=self._settled)
+        await self._database.write(lambda tx: fail_all_of_device(tx, device, _DELETED, now_ms))
 
     # The worker
 
@@ -244,7 +246,7 @@ class ManagementEngine:
         now_ms = self._clock.now_ms()
         await self._database.write(partial(_put_back_interrupted, now_ms))
         for task in await self._database.read(_unfinished):
-            self.added(task)
+            self._added(task)
             if task.status == TaskStatus.CANCELLED:
                 cancel = partial(self._start, ("cancel", task.key), partial(self.cancel_device_tasks, task.key))
                 self._timers.set(("cancel", task.key), 0, cancel)
@@ -263,10 +265,9 @@ class ManagementEngine:
             await self._database.write(lambda tx: fix_devices(tx, task.key, self._clock.now_ms()))
         is_last = False
         while not is_last:
-            queued = await self._database.write(lambda tx: queue_some(tx, task.key, self._clock.now_ms()))
+            queued = await self._database.write(partial(_queue_some, task.key, self._clock.now_ms()))
             for device in queued.devices:
                 self.work.wake(device)
-            self.progressed(task.key)
             is_last = queued.is_last
         if task.expires_on <= self._clock.now_ms():  # its timer came while it was being queued
             self._begin_expiry(task.key)
@@ -283,6 +284,11 @@ class ManagementEngine:
             cancelled,
             self._tried_again,
         )
+
+
+def _queue_some(task: int, now_ms: Milliseconds, tx: Transaction) -> QueuedDevices:
+    publish(tx, TaskProgressed(task))
+    return queue_some(tx, task, now_ms)
 
 
 def _unfinished(tx: Transaction) -> list[TaskRecord]:

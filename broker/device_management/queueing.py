@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from broker.cluster.kinds import DEVICE_TASK_MOVED, DeviceTaskMove, publish
 from broker.device_management.properties import has_server_property, merge_server_properties, parse_filter
 from broker.device_management.requests import TaskRequest, nested_value, unpacked
 from broker.device_management.states import (
@@ -19,6 +20,7 @@ from broker.device_management.states import (
     move_task,
 )
 from broker.errors import ValidationFailed
+from broker.facts import TaskProgressed
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.tasks import DeviceTaskRecord
@@ -97,33 +99,34 @@ def _on_server_property(tx: Transaction, entry: DeviceTaskRecord, request: TaskR
     move(tx, entry.key, DeviceTaskStatus.SUCCEEDED, now_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A device task before and after a change."""
-
-    before: DeviceTaskRecord
-    after: DeviceTaskRecord
-
-
-def expire_some(tx: Transaction, key: int, now_ms: Milliseconds) -> list[Moved]:
-    """End some entries of a task whose time is over."""
+def expire_some(tx: Transaction, key: int, now_ms: Milliseconds) -> int:
+    """End some entries of a task whose time is over; return how many."""
     entries = tx.tasks.entries_with(key, OPEN, limit=BATCH)
-    return _moved([(entry, fail(tx, entry.key, EXPIRED, now_ms)) for entry in entries])
+    return _told(tx, [(entry, fail(tx, entry.key, EXPIRED, now_ms)) for entry in entries])
 
 
-def cancel_some(tx: Transaction, key: int, now_ms: Milliseconds, failure: TaskFailure | None) -> list[Moved]:
-    """Cancel some entries of a task; none is left when the list is shorter than `BATCH`."""
+def cancel_some(tx: Transaction, key: int, now_ms: Milliseconds, failure: TaskFailure | None) -> int:
+    """Cancel some entries of a task; none is left when fewer than `BATCH` were."""
     statuses = [DeviceTaskStatus.REQUESTED, DeviceTaskStatus.QUEUED]
     if failure is None:  # the operator's wish; a roll-out that is stopped lets the begun ones go on
         statuses.append(DeviceTaskStatus.PROCESSING)
     entries = tx.tasks.entries_with(key, statuses, limit=BATCH)
-    return _moved([(entry, cancel(tx, entry.key, now_ms, failure)) for entry in entries])
+    return _told(tx, [(entry, cancel(tx, entry.key, now_ms, failure)) for entry in entries])
 
 
-def fail_all_of_device(tx: Transaction, device: DeviceKey, failure: TaskFailure, now_ms: Milliseconds) -> list[Moved]:
+def fail_all_of_device(tx: Transaction, device: DeviceKey, failure: TaskFailure, now_ms: Milliseconds) -> None:
     entries = tx.tasks.entries_of_device(device, OPEN)
-    return _moved([(entry, fail(tx, entry.key, failure, now_ms)) for entry in entries])
+    _told(tx, [(entry, fail(tx, entry.key, failure, now_ms)) for entry in entries])
 
 
-def _moved(pairs: list[tuple[DeviceTaskRecord, DeviceTaskRecord | None]]) -> list[Moved]:
-    return [Moved(before, after) for before, after in pairs if after is not None]
+def _told(tx: Transaction, pairs: list[tuple[DeviceTaskRecord, DeviceTaskRecord | None]]) -> int:
+    return sum(tell_move(tx, before, after) for before, after in pairs)
+
+
+def tell_move(tx: Transaction, before: DeviceTaskRecord, after: DeviceTaskRecord | None) -> bool:
+    """Tell the end of a step of a device task; False: None was taken."""
+    if after is None:
+        return False
+    tx.tell(DEVICE_TASK_MOVED, DeviceTaskMove(before, after))
+    publish(tx, TaskProgressed(after.task))
+    return True

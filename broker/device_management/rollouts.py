@@ -6,14 +6,14 @@ exceed the bound by one batch at most.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Final
 
 from broker.changes import Changes
 from broker.clock import Clock
-from broker.device_management.queueing import Moved
+from broker.cluster.kinds import DeviceTaskMove
 from broker.device_management.requests import RolloutPlan, unpacked
 from broker.device_management.states import BEGUN, ENDED, DeviceTaskStatus
 from broker.device_management.timers import Timers
@@ -217,22 +217,21 @@ class Rollouts:
             room -= self._wake(device)
         self._look_again(rollout, task)
 
-    def settled(self, moves: Iterable[Moved]) -> None:
-        """Device tasks have changed."""
+    def settled(self, moved: DeviceTaskMove) -> None:
+        """A device task has changed."""
         self._changes.note()
-        for moved in moves:
-            rollout = self._known.get(moved.after.task)
-            if rollout is None or moved.before.started_on is None:
-                continue
-            was_running = moved.before.status in BEGUN
-            if moved.after.status in ENDED:
-                rollout.end(DeviceTaskStatus(moved.after.status), was_running=was_running)
-            elif was_running and moved.after.status == DeviceTaskStatus.QUEUED:
-                rollout.put_back()
-            if rollout.phase is RolloutPhase.ABORTED:
-                self._stop(moved.after.task)
-            else:
-                self._wake_held(moved.after.task)
+        rollout = self._known.get(moved.after.task)
+        if rollout is None or moved.before.started_on is None:
+            return
+        was_running = moved.before.status in BEGUN
+        if moved.after.status in ENDED:
+            rollout.end(DeviceTaskStatus(moved.after.status), was_running=was_running)
+        elif was_running and moved.after.status == DeviceTaskStatus.QUEUED:
+            rollout.put_back()
+        if rollout.phase is RolloutPhase.ABORTED:
+            self._stop(moved.after.task)
+        else:
+            self._wake_held(moved.after.task)
 
     def forget(self, task: int) -> None:
         """Forget a task that has ended or whose phase was changed in the store: its devices are read again."""

@@ -44,7 +44,7 @@ async def open_device_management(
 ) -> DeviceManagementRoom:
     database, clock, settings = core.database, core.clock, core.settings.device_management
     objects = ObjectMap([*_models(core), *shipped_models()])
-    configurations = Configurations(database, clock, core.router)
+    configurations = Configurations(database, clock, core.news)
     properties = DeviceProperties(database, clock, devices.registry, devices.presence, objects)
     images = Images(database, clock, core.files, max_bytes=settings.image_max_bytes)
     downloads = Downloads(database, clock, core.router)
@@ -55,6 +55,7 @@ async def open_device_management(
         database,
         clock,
         core.router,
+        core.news,
         devices.presence,
         configurations,
         properties,

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import msgspec
 
 from broker.clock import Clock
+from broker.cluster.kinds import ROLLOUT_CHANGED, TASK_ADDED, publish
 from broker.device_management.configuration import Configurations
 from broker.device_management.engine import ManagementEngine
 from broker.device_management.objects import ObjectMap
 from broker.device_management.properties import parse_filter
-from broker.device_management.queueing import Moved
+from broker.device_management.queueing import tell_move
 from broker.device_management.requests import TaskRequest, check, packed, unpacked
 from broker.device_management.rollouts import RolloutPhase, first_phase
 from broker.device_management.states import (
@@ -30,6 +30,7 @@ from broker.device_management.states import (
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.errors import Conflict, DeviceNotFound, Finding, NotFound, ValidationFailed, invalid
+from broker.facts import TaskProgressed
 from broker.ids import new_id
 from broker.site import IMAGE_PROTOCOLS
 from broker.trace.audit import AuditEvent, note
@@ -141,9 +142,12 @@ class Tasks:
                 property=request.target,
                 image=record.image,
             )
-            return tx.tasks.add(record)
+            added = tx.tasks.add(record)
+            tx.tell(TASK_ADDED, added.key)
+            publish(tx, TaskProgressed(added.key))
+            return added
 
-        return Task(await self._database.write(add, announce=self._engine.added), request, StatusCounts(0, 0, 0, 0, 0))
+        return Task(await self._database.write(add), request, StatusCounts(0, 0, 0, 0, 0))
 
     async def find(self, task_id: str) -> TaskRecord:
         """Raises NotFound."""
@@ -226,9 +230,10 @@ class Tasks:
             if (moved := move_task(tx, task.key, TaskStatus.CANCELLED, now_ms)) is None:
                 raise Conflict(TASK_ENDED)
             note(tx, AuditEvent.TASK_CANCELLED, f"task {task.id}", now_ms=now_ms)
+            publish(tx, TaskProgressed(task.key))
             return moved
 
-        moved = await self._database.write(work, announce=lambda _: self._engine.progressed(task.key))
+        moved = await self._database.write(work)
         await self._engine.cancel_device_tasks(task.key)
         return await self.shown(moved)
 
@@ -244,12 +249,10 @@ class Tasks:
             if (now := tx.tasks.task(task.key)) is not None:
                 tx.tasks.put(replace(now, phase=RolloutPhase.OPEN, modified_on=now_ms))
                 note(tx, AuditEvent.ROLLOUT_CONTINUED, f"task {task.id}", now_ms=now_ms)
+            tx.tell(ROLLOUT_CHANGED, task.key)
+            publish(tx, TaskProgressed(task.key))
 
-        def tell(_: None) -> None:
-            self._engine.work.rollouts.forget(task.key)
-            self._engine.progressed(task.key)
-
-        await self._database.write(work, announce=tell)
+        await self._database.write(work)
         return await self.shown(task)
 
     async def cancel_on(self, entry: DeviceTaskRecord) -> DeviceTaskRecord:
@@ -260,9 +263,10 @@ class Tasks:
             if (moved := cancel(tx, entry.key, now_ms)) is None:
                 raise Conflict(TASK_ENDED)
             _note(tx, AuditEvent.TASK_CANCELLED, entry, now_ms)
+            tell_move(tx, entry, moved)
             return moved
 
-        return await self._database.write(work, announce=partial(self._announce, entry))
+        return await self._database.write(work)
 
     async def answer(self, entry: DeviceTaskRecord, *, is_accepted: bool) -> Acceptance:
         """The owner's answer to an update. Raises Conflict when none is waited for."""
@@ -276,17 +280,15 @@ class Tasks:
             tx.tasks.put_entry(answered)
             event = AuditEvent.UPDATE_ACCEPTED if is_accepted else AuditEvent.UPDATE_REJECTED
             _note(tx, event, entry, now_ms)
-            return answered if is_accepted else fail(tx, entry.key, _REJECTED, now_ms) or answered
+            publish(tx, TaskProgressed(entry.task))
+            if not is_accepted and (failed := fail(tx, entry.key, _REJECTED, now_ms)) is not None:
+                tell_move(tx, entry, failed)
+                return failed
+            return answered
 
-        answered: DeviceTaskRecord = await self._database.write(work, announce=partial(self._announce, entry))
+        answered: DeviceTaskRecord = await self._database.write(work)
         self._engine.work.wake(entry.device)
         return Acceptance(answered.acceptance)
-
-    def _announce(self, before: DeviceTaskRecord, after: DeviceTaskRecord | None) -> None:
-        if after is not None and after.status != before.status:
-            self._engine.changed([Moved(before, after)])
-        elif after is not None:  # the owner has accepted an update
-            self._engine.progressed(after.task)
 
 
 def _note(tx: Transaction, event: AuditEvent, entry: DeviceTaskRecord, now_ms: Milliseconds) -> None:

@@ -28,7 +28,9 @@ class DeviceSession:
     """
 
     __slots__ = (
+        "__weakref__",
         "actions_after",
+        "begun",
         "client_id",
         "deliveries",
         "device",
@@ -36,6 +38,7 @@ class DeviceSession:
         "is_stored",
         "late",
         "next_number",
+        "number",
         "outlet",
         "received",
         "sent_until",
@@ -46,6 +49,9 @@ class DeviceSession:
         self.device = device
         self.client_id = client_id
         self.expiry_seconds = expiry_seconds
+        # While a connection waits for its commit: its number, and what is called with whether the session goes on.
+        self.number = 0
+        self.begun: Callable[[DeviceSession, bool], None] | None = None
         self.is_stored = False
         self.outlet: SessionOutlet | None = None  # None while the device is away
         self.late: list[DeliveryRecord] = []  # that came while a new connection began

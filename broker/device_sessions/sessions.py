@@ -9,9 +9,13 @@ the daemon is killed, and a session that is away costs nothing.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Final
+from weakref import WeakValueDictionary
 
 from broker.clock import Clock
+from broker.cluster.kinds import SESSION_BEGAN, SESSION_EXPIRED, SessionBegin
+from broker.cluster.news import News
 from broker.device_sessions import steps
 from broker.device_sessions.session import DeviceSession, Written
 from broker.envelope import Action
@@ -35,15 +39,20 @@ class SessionStatistics:
 
 
 class DeviceSessions:
-    def __init__(self, database: Database, clock: Clock, *, longest_seconds: int) -> None:
+    def __init__(self, database: Database, clock: Clock, news: News, *, longest_seconds: int) -> None:
         self._database = database
         self._clock = clock
         self._longest_seconds = longest_seconds
         self._current: dict[DeviceKey, DeviceSession] = {}  # of connections
         self._known: dict[DeviceKey, DeviceSession] = {}  # receivers of messages: also of devices that are offline
+        #: Sessions whose connection waits for their commit.
+        self._beginning: WeakValueDictionary[int, DeviceSession] = WeakValueDictionary()
+        self._numbers = count(1)
         self._on_end: list[Callable[[DeviceKey], None]] = []
         self._on_begin: list[Callable[[DeviceKey, bool], None]] = []
         self._resumed = self._expired = self._dropped = 0
+        news.listen(SESSION_BEGAN, self._session_began)
+        news.listen(SESSION_EXPIRED, self._session_expired)
         self.sweep_forever = Loop(
             self.sweep, every=_SWEEP_SECONDS, at_once=True, failure="mqtt_sessions_not_swept", deletes=True
         ).run
@@ -101,10 +110,15 @@ class DeviceSessions:
         self._current[session.device] = session
         if (away := self._known.get(session.device)) is not None:
             away.outlet, away.late = None, []
-        work = partial(steps.begin, session, is_clean, is_actions, written, self._clock.now_ms())
-        await self._database.write(work, announce=partial(self._begun, session, begun))
+        session.number, session.begun = next(self._numbers), begun
+        self._beginning[session.number] = session
+        await self._database.write(partial(steps.begin, session, is_clean, is_actions, written, self._clock.now_ms()))
 
-    def _begun(self, session: DeviceSession, begun: Callable[[DeviceSession, bool], None], is_present: bool) -> None:
+    def _session_began(self, began: SessionBegin, _content: None) -> None:
+        session, is_present = self._beginning.pop(began.number, None), began.is_present
+        if session is None or (begun := session.begun) is None:  # its task was cancelled, and nobody has it any more
+            return
+        session.number, session.begun = 0, None
         self._resumed += is_present
         away = self._known.get(session.device)
         if away is not None and is_present:
@@ -242,16 +256,15 @@ class DeviceSessions:
         """Remove sessions whose time has passed."""
         while self._clock.may_delete():
             now_ms = self._clock.now_ms()
-            removed = await self._database.write(partial(steps.sweep, now_ms), announce=self._swept)
+            removed = await self._database.write(partial(steps.sweep, now_ms))
             self._expired += len(removed)
             if len(removed) < steps.SWEPT_AT_ONCE:
                 return
 
-    def _swept(self, removed: Sequence[DeviceKey]) -> None:
-        for device in removed:
-            if device not in self._current:
-                self._known.pop(device, None)
-                self._tell_end(device)
+    def _session_expired(self, device: DeviceKey, _content: None) -> None:
+        if device not in self._current:
+            self._known.pop(device, None)
+            self._tell_end(device)
 
     def statistics(self) -> SessionStatistics:
         return SessionStatistics(len(self._current), self._resumed, self._expired, self._dropped)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from broker.cluster.kinds import SESSION_BEGAN, SESSION_EXPIRED, SessionBegin
 from broker.device_sessions.session import DeviceSession, Written
 from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
 from storage.database import Transaction
@@ -19,7 +20,7 @@ def begin(
     written: Written,
     now_ms: Milliseconds,
     tx: Transaction,
-) -> bool:
+) -> None:
     store, device = tx.mqtt_sessions, session.device
     known = store.session(device)
     is_present = (
@@ -46,7 +47,7 @@ def begin(
                 device, session.client_id, session.expiry_seconds, None, session.actions_after, session.sent_until
             )
         )
-    return is_present
+    tx.tell(SESSION_BEGAN, SessionBegin(device, session.number, is_present))
 
 
 def take_actions(
@@ -124,6 +125,7 @@ def sweep(now_ms: Milliseconds, tx: Transaction) -> Sequence[DeviceKey]:
     expired = tx.mqtt_sessions.expired(now_ms, limit=SWEPT_AT_ONCE)
     for device in expired:
         tx.mqtt_sessions.remove(device)
+        tx.tell(SESSION_EXPIRED, device)
     return expired
 
 

@@ -5,9 +5,10 @@ from functools import partial
 
 from broker.accounts.tokens import CONSOLE_ID
 from broker.clock import Clock
-from broker.devices.registry import Device, Devices
+from broker.cluster.kinds import publish
+from broker.devices.registry import Device
 from broker.errors import DeviceNotFound, NotFound
-from broker.facts import Router, TokenRevoked
+from broker.facts import DeviceChanged, TokenRevoked
 from broker.ids import new_id
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
@@ -24,23 +25,13 @@ class DeviceToken:
     application_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChange:
-    """The change of a device's token by a transaction. Pass it to `DeviceTokens.tell` when it is durable."""
-
-    device: DeviceRecord
-    ended: bytes | None  # SHA-256 of the former token
-
-
 class DeviceTokens:
     """The caller checks permissions."""
 
-    def __init__(self, database: Database, router: Router, clock: Clock, vault: Vault, devices: Devices) -> None:
+    def __init__(self, database: Database, clock: Clock, vault: Vault) -> None:
         self._database = database
-        self._router = router
         self._clock = clock
         self._vault = vault
-        self._devices = devices
 
     async def of(self, device: Device) -> DeviceToken:
         """The token of a device. Raises NotFound: it has none."""
@@ -50,18 +41,16 @@ class DeviceTokens:
         """A new token; the former one ends, and with it its connections. Raises DeviceNotFound."""
         token = new_id()
 
-        def work(tx: Transaction) -> tuple[TokenChange, str]:
-            change = self.put(tx, device.key, token, application=application)
-            return change, _application_id(tx, application)
+        def work(tx: Transaction) -> str:
+            self.put(tx, device.key, token, application=application)
+            return _application_id(tx, application)
 
-        _change, application_id = await self._database.write(work, announce=lambda done: self.tell(done[0]))
-        return DeviceToken(token, application_id)
+        return DeviceToken(token, await self._database.write(work))
 
-    def put(self, tx: Transaction, device: DeviceKey, token: str, *, application: ApplicationKey | None) -> TokenChange:
-        """Give a device this token, in the caller's transaction. The caller passes the result to `tell`.
-
-        Raises DeviceNotFound.
-        """
+    def put(
+        self, tx: Transaction, device: DeviceKey, token: str, *, application: ApplicationKey | None
+    ) -> DeviceRecord:
+        """Give a device this token, in the caller's transaction. Raises DeviceNotFound."""
         record = tx.devices.device(device)
         if record is None:
             raise DeviceNotFound
@@ -70,31 +59,33 @@ class DeviceTokens:
         tx.devices.put_token(DeviceTokenRecord(device, token_hash(token), self._vault.seal(token), application, now_ms))
         event = AuditEvent.DEVICE_TOKEN_MADE if former is None else AuditEvent.DEVICE_TOKEN_REPLACED
         note(tx, event, f"device {record.id}", now_ms=now_ms)
-        return TokenChange(record, None if former is None else former.hash)
+        tell_token(tx, device, None if former is None else former.hash)
+        return record
 
     async def remove(self, device: Device) -> DeviceToken:
         """End the token of a device. Returns the former token. Raises NotFound: the device has none."""
 
-        def work(tx: Transaction) -> tuple[TokenChange, tuple[DeviceTokenRecord, str]]:
+        def work(tx: Transaction) -> tuple[DeviceTokenRecord, str]:
             kept, record = _kept(device.key, tx), tx.devices.device(device.key)
             if record is None:
                 raise NotFound
             tx.devices.remove_token(device.key)
             note(tx, AuditEvent.DEVICE_TOKEN_DELETED, f"device {record.id}", now_ms=self._clock.now_ms())
-            return TokenChange(record, kept[0].hash), kept
+            tell_token(tx, record.key, kept[0].hash)
+            return kept
 
-        _change, kept = await self._database.write(work, announce=lambda done: self.tell(done[0]))
-        return self._opened(kept)
-
-    def tell(self, change: TokenChange) -> None:
-        """Publish a change that is durable."""
-        if change.ended is not None:
-            self._router.publish(TokenRevoked(change.ended))
-        self._devices.note_changed(change.device)
+        return self._opened(await self._database.write(work))
 
     def _opened(self, kept: tuple[DeviceTokenRecord, str]) -> DeviceToken:
         record, application_id = kept
         return DeviceToken(self._vault.open(record.sealed), application_id)
+
+
+def tell_token(tx: Transaction, device: DeviceKey, ended: bytes | None) -> None:
+    """Tell that a device's token changed. `ended`: the hash of the former one."""
+    if ended is not None:
+        publish(tx, TokenRevoked(ended))
+    publish(tx, DeviceChanged(device))
 
 
 def _kept(device: DeviceKey, tx: Transaction) -> tuple[DeviceTokenRecord, str]:

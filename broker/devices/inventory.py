@@ -1,15 +1,16 @@
-"""The inventory: creates, changes and deletes devices, and publishes facts about it in the order of the commits.
+"""The inventory: creates, changes and deletes devices, and tells facts about it.
 
 A deleted device is invisible at once and kept for 30 days (removal.py); its token is deleted at once.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final, Literal, TypeVar
 
 from broker.accounts.issuance import Issuance
 from broker.clock import Clock
+from broker.cluster.kinds import ACCOUNT_CLOSED, DEVICE, publish
+from broker.cluster.news import News
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device, Devices
 from broker.errors import (
@@ -29,8 +30,6 @@ from broker.facts import (
     DeviceEnabled,
     DeviceFact,
     DeviceUpdated,
-    Fact,
-    Router,
     TokenRevoked,
 )
 from broker.ids import new_id
@@ -80,12 +79,12 @@ class DeviceChanges:
 class Inventory:
     """The caller checks permissions. `application_id` is that of the token that causes a change; events show it."""
 
-    def __init__(self, database: Database, router: Router, clock: Clock, devices: Devices) -> None:
+    def __init__(self, database: Database, news: News, clock: Clock, devices: Devices) -> None:
         self._database = database
-        self._router = router
         self._clock = clock
         self._devices = devices
         self._closed = Wakeup()
+        news.listen(ACCOUNT_CLOSED, self._account_closed)
         #: Deletes the devices of accounts that are closed.
         self.delete_of_closed_forever = Loop(
             self.delete_of_closed,
@@ -127,13 +126,11 @@ class Inventory:
             note(tx, AuditEvent.DEVICE_CREATED, f"device {record.id}", now_ms=now_ms, owner=record.owner_id)
             if beside is not None:
                 beside(tx, record)
+            about = (record, new.type.record, application_id, now_ms)
+            publish(tx, device_fact(DeviceCreated, *about), device_fact(DeviceEnabled, *about))
             return record
 
-        def tell(record: DeviceRecord) -> None:
-            about = (record, new.type.record, application_id, now_ms)
-            self._router.publish_all((device_fact(DeviceCreated, *about), device_fact(DeviceEnabled, *about)))
-
-        record = await self._database.write(work, announce=tell)
+        record = await self._database.write(work)
         return await self._devices.get(record.key)
 
     async def change(self, device: Device, changes: DeviceChanges, *, application_id: str | None = None) -> None:
@@ -146,25 +143,20 @@ class Inventory:
         _check(device.type, changes.name, changes.manifest_version)
         now_ms, type_ = self._clock.now_ms(), device.type
 
-        def work(tx: Transaction) -> tuple[DeviceRecord, DeviceRecord]:
+        def work(tx: Transaction) -> None:
             known = _known(tx, device)
             wanted = _changed(known, changes, latest=type_.latest.version)
-            if wanted != known:
-                tx.devices.put_device(wanted)
-            return known, wanted
-
-        def tell(done: tuple[DeviceRecord, DeviceRecord]) -> None:
-            known, wanted = done
             if wanted == known:
                 return
-            self._devices.note_changed(wanted)
+            tx.devices.put_device(wanted)
+            tx.tell(DEVICE, wanted.key)
             about = (wanted, type_.record, application_id, now_ms)
             if wanted != replace(known, enabled=wanted.enabled):
-                self._router.publish(device_fact(DeviceUpdated, *about))
+                publish(tx, device_fact(DeviceUpdated, *about))
             if wanted.enabled is not known.enabled:
-                self._router.publish(device_fact(DeviceEnabled if wanted.enabled else DeviceDisabled, *about))
+                publish(tx, device_fact(DeviceEnabled if wanted.enabled else DeviceDisabled, *about))
 
-        await self._database.write(work, announce=tell)
+        await self._database.write(work)
 
     async def delete(self, device: Device, *, application_id: str | None = None) -> DeviceRecord:
         """Delete a device: no query finds it, its token ends, its connections close. Returns its last record.
@@ -173,15 +165,12 @@ class Inventory:
         """
         now_ms, type_ = self._clock.now_ms(), device.type
 
-        def work(tx: Transaction) -> tuple[DeviceRecord, list[Fact]]:
+        def work(tx: Transaction) -> DeviceRecord:
             known = _known(tx, device)
-            return known, _delete(tx, known, now_ms)
+            _delete(tx, known, type_.record, application_id, now_ms)
+            return known
 
-        def tell(done: tuple[DeviceRecord, list[Fact]]) -> None:
-            self._tell_deleted(done[0], type_.record, done[1], application_id, now_ms)
-
-        known, _ended = await self._database.write(work, announce=tell)
-        return known
+        return await self._database.write(work)
 
     def end_all_of(self, issuance: Issuance, owner: UserRecord) -> Sequence[str]:
         """End the tokens of a user's devices in the caller's transaction (`broker/accounts/claims.py: Ender`).
@@ -190,61 +179,32 @@ class Inventory:
         """
         tx = issuance.tx
         names = tx.devices.names_of_owner(owner.key)
-        issuance.revoked += tx.devices.remove_tokens_of(owner.key)
-        told = self._delete_some(tx, tx.devices.keys_of_owner(owner.key)[:_DELETED_AT_ONCE], issuance.now_ms)
-        issuance.then += [*told, self._closed.set]
+        issuance.tell_revoked(tx.devices.remove_tokens_of(owner.key))
+        _delete_some(tx, tx.devices.keys_of_owner(owner.key)[:_DELETED_AT_ONCE], issuance.now_ms)
+        tx.tell(ACCOUNT_CLOSED, owner.key)
         return names
 
     async def delete_of_closed(self) -> bool:
         """One step. Returns whether there may be more to do."""
         now_ms = self._clock.now_ms()
-
-        def work(tx: Transaction) -> list[Callable[[], None]]:
-            return self._delete_some(tx, tx.claims.devices_of_former(limit=_DELETED_AT_ONCE), now_ms)
-
-        def announce(told: list[Callable[[], None]]) -> None:
-            for tell in told:
-                tell()
-
         if not await self._database.read(lambda tx: tx.claims.devices_of_former(limit=1)):
             return False
-        told: list[Callable[[], None]] = await self._database.write(work, announce=announce)
-        return bool(told)
+        return await self._database.write(
+            lambda tx: _delete_some(tx, tx.claims.devices_of_former(limit=_DELETED_AT_ONCE), now_ms)
+        )
 
-    def _delete_some(self, tx: Transaction, keys: Sequence[DeviceKey], now_ms: int) -> list[Callable[[], None]]:
-        """Delete devices; return what is to be called after the commit."""
-        told: list[Callable[[], None]] = []
-        for key in keys:
-            known = tx.devices.device(key)
-            type_ = None if known is None else tx.device_types.device_type(known.device_type)
-            if known is not None and type_ is not None:
-                ended = _delete(tx, known, now_ms)
-                told.append(partial(self._tell_deleted, known, type_, ended, None, Milliseconds(now_ms)))
-        return told
-
-    def _tell_deleted(
-        self,
-        known: DeviceRecord,
-        type_: DeviceTypeRecord,
-        ended: list[Fact],
-        application_id: str | None,
-        now_ms: Milliseconds,
-    ) -> None:
-        about = (known, type_, application_id, now_ms)
-        self._router.publish(device_fact(DeviceDisabled, *about))
-        self._router.publish_all(ended)
-        self._devices.note_deleted(known)
-        self._router.publish(device_fact(DeviceDeleted, *about))
+    def _account_closed(self, _user: UserKey, _content: None) -> None:
+        self._closed.set()
 
     async def set_cloud_authorization(self, device: Device, value: CloudAuthorization) -> None:
         """Record how the device stands with its third-party cloud. Raises DeviceNotFound."""
 
-        def work(tx: Transaction) -> DeviceRecord:
+        def work(tx: Transaction) -> None:
             wanted = replace(_known(tx, device), cloud_authorization=value)
             put_origin(tx, wanted)
-            return wanted
+            tx.tell(DEVICE, wanted.key)
 
-        await self._database.write(work, announce=self._devices.note_changed)
+        await self._database.write(work)
 
 
 def device_fact(
@@ -303,12 +263,31 @@ def _check(type_: DeviceType, name: str | None, manifest_version: int | None) ->
         raise ValidationFailed(tuple(findings))
 
 
-def _delete(tx: Transaction, known: DeviceRecord, now_ms: int) -> list[Fact]:
+def _delete_some(tx: Transaction, keys: Sequence[DeviceKey], now_ms: int) -> bool:
+    """Delete devices; return whether there were any."""
+    deleted = False
+    for key in keys:
+        known = tx.devices.device(key)
+        type_ = None if known is None else tx.device_types.device_type(known.device_type)
+        if known is not None and type_ is not None:
+            _delete(tx, known, type_, None, Milliseconds(now_ms))
+            deleted = True
+    return deleted
+
+
+def _delete(
+    tx: Transaction, known: DeviceRecord, type_: DeviceTypeRecord, application_id: str | None, now_ms: Milliseconds
+) -> None:
     token = tx.devices.token_of(known.key)
     tx.devices.remove_token(known.key)
     tx.devices.set_deleted(known.key, now_ms)
     note(tx, AuditEvent.DEVICE_DELETED, f"device {known.id}", now_ms=now_ms, owner=known.owner_id)
-    return [] if token is None else [TokenRevoked(token.hash)]
+    about = (known, type_, application_id, now_ms)
+    publish(tx, device_fact(DeviceDisabled, *about))
+    if token is not None:
+        publish(tx, TokenRevoked(token.hash))
+    tx.tell(DEVICE, known.key)
+    publish(tx, device_fact(DeviceDeleted, *about))
 
 
 def _known(tx: Transaction, device: Device) -> DeviceRecord:

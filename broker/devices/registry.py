@@ -9,6 +9,8 @@ from weakref import WeakValueDictionary
 
 from broker.accounts.tokens import Caller, TokenKind, Tokens
 from broker.changes import Changes
+from broker.cluster.kinds import DEVICE
+from broker.cluster.news import News
 from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
 from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled, Unauthorized
 from broker.facts import DeviceChanged, Router
@@ -87,7 +89,9 @@ class Device:
 class Devices:
     """Finds and authenticates devices."""
 
-    def __init__(self, database: Database, router: Router, device_types: DeviceTypes, tokens: Tokens) -> None:
+    def __init__(
+        self, database: Database, router: Router, news: News, device_types: DeviceTypes, tokens: Tokens
+    ) -> None:
         self._database = database
         self._router = router
         self._types = device_types
@@ -96,6 +100,7 @@ class Devices:
         self._keys: dict[str, DeviceKey] = {}
         self._recent: OrderedDict[DeviceKey, Device] = OrderedDict()
         self._changes = Changes()
+        news.listen(DEVICE, self._changed)
 
     async def find(self, device_id: str) -> Device:
         """Find a device by id. Raises DeviceNotFound."""
@@ -219,24 +224,18 @@ class Devices:
                 device.refresh(*found)
                 self._router.publish(DeviceChanged(key))
 
-    def note_changed(self, record: DeviceRecord) -> None:
-        """Refresh the shared object with a record that was stored, and publish DeviceChanged.
-
-        Called in `announce` of `Database.write`, so that the order is that of the commits.
-        """
+    def _changed(self, key: DeviceKey, record: DeviceRecord | None) -> None:
+        """Refresh the shared object, and publish DeviceChanged."""
         self._changes.note()
-        if (device := self._live.get(record.key)) is not None:
+        device = self._live.get(key)
+        if device is not None and record is not None:
             device.refresh(record, device.type)
-        self._router.publish(DeviceChanged(record.key))
-
-    def note_deleted(self, record: DeviceRecord) -> None:
-        """Forget a device that was deleted in the store. Its shared object is disabled for tasks that still hold it."""
-        self._changes.note()
-        self._keys.pop(record.id, None)
-        self._recent.pop(record.key, None)
-        if (device := self._live.pop(record.key, None)) is not None:
-            device.refresh(replace(record, enabled=False, shared_with=frozenset()), device.type)
-        self._router.publish(DeviceChanged(record.key))
+        elif device is not None:  # deleted; it is disabled for tasks that still hold the object
+            self._keys.pop(device.id, None)
+            self._recent.pop(key, None)
+            del self._live[key]
+            device.refresh(replace(device.record, enabled=False, shared_with=frozenset()), device.type)
+        self._router.publish(DeviceChanged(key))
 
     async def _read(
         self, choose: Callable[[Transaction], DeviceRecord | None]

@@ -31,7 +31,7 @@ class DevicesRoom:
 
 async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_types: DeviceTypesRoom) -> DevicesRoom:
     database, router, clock = core.database, core.router, core.clock
-    registry = Devices(database, router, device_types.catalog, accounts.tokens)
+    registry = Devices(database, router, core.news, device_types.catalog, accounts.tokens)
     presence = Presence(database, router, clock)
     await presence.resume()
     core.life.worker("presence", presence.flush_forever, save=presence.flush, statistics=presence.statistics)
@@ -40,8 +40,8 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     core.life.worker(
         "removal", removal.sweep_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=removal.statistics
     )
-    shares = Shares(database, router, clock, registry, mails)
-    inventory = Inventory(database, router, clock, registry)
+    shares = Shares(database, clock, mails)
+    inventory = Inventory(database, core.news, clock, registry)
     core.life.worker(
         "devices of closed accounts", inventory.delete_of_closed_forever, lease=core.leases.of(LeaseName.UPKEEP)
     )
@@ -51,9 +51,9 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
         registry=registry,
         inventory=inventory,
         lists=DeviceLists(database, registry, device_types.catalog, accounts.permissions, shares),
-        tokens=DeviceTokens(database, router, clock, core.vault, registry),
+        tokens=DeviceTokens(database, clock, core.vault),
         shares=shares,
-        transfers=DeviceTransfers(database, router, clock, registry, mails),
+        transfers=DeviceTransfers(database, clock, mails),
         presence=presence,
         removal=removal,
     )

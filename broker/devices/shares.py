@@ -6,12 +6,12 @@ accounts/permissions.py decides what a share permits. `Device.shared_with` has t
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from typing import Final
 
 from broker.accounts.issuance import Issuance
 from broker.clock import Clock
-from broker.devices.registry import Device, Devices
+from broker.cluster.kinds import DEVICE, publish
+from broker.devices.registry import Device
 from broker.errors import (
     REQUIRED,
     Conflict,
@@ -22,7 +22,7 @@ from broker.errors import (
     UserNotFound,
     ValidationFailed,
 )
-from broker.facts import Router, SharesChanged
+from broker.facts import SharesChanged
 from broker.ids import new_id
 from broker.mail import DeviceShareInvitation, Mails
 from broker.secrets import token_hash
@@ -31,7 +31,7 @@ from config.limits import DEVICE_SHARES_MAX, EMAIL_MAX_CHARACTERS
 from config.mail import mail_address
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
-from storage.records import DeviceRecord, ShareRecord, UserRecord
+from storage.records import ShareRecord, UserRecord
 from storage.shares import OfferRow
 
 THE_OWNER: Final = "Device cannot be shared with its owner"
@@ -62,22 +62,12 @@ class ShareInvitation:
     owner_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A share as it is now, and the device's record when that changed with it."""
-
-    share: ShareRecord
-    device: DeviceRecord | None = None
-
-
 class Shares:
     """The caller checks who may offer, list and remove shares; `answer` checks that the share is for the user."""
 
-    def __init__(self, database: Database, router: Router, clock: Clock, devices: Devices, mails: Mails) -> None:
+    def __init__(self, database: Database, clock: Clock, mails: Mails) -> None:
         self._database = database
-        self._router = router
         self._clock = clock
-        self._devices = devices
         self._mails = mails
 
     async def offer(self, device: Device, *, email: str | None = None, uid: str | None = None) -> ShareRecord:
@@ -174,7 +164,7 @@ class Shares:
             Conflict: it has another answer.
         """
 
-        def work(tx: Transaction) -> _Change:
+        def work(tx: Transaction) -> ShareRecord:
             share = tx.shares.by_id(share_id)
             if share is None:
                 raise NotFound
@@ -183,7 +173,7 @@ class Shares:
             if status not in ANSWERS[ShareStatus(share.status)]:
                 raise Conflict(f"Share is {share.status}")
             if status == share.status:
-                return _Change(share)
+                return share
             if _is_code_of(share, code):
                 tx.accounts.verify_email(user, now_ms=self._clock.now_ms())
             answered = replace(share, user=user, status=status, code_hash=None)
@@ -191,43 +181,45 @@ class Shares:
             accepted, device = status is ShareStatus.ACCEPTED, tx.devices.device(share.device)
             event = AuditEvent.SHARE_ACCEPTED if accepted else AuditEvent.SHARE_REJECTED
             self._note(tx, event, answered, device.id if device is not None else "")
-            return _Change(answered, device if accepted else None)
+            if accepted and device is not None:
+                _tell_changed(tx, device.key)
+            return answered
 
-        return (await self._database.write(work, announce=self._tell)).share
+        return await self._database.write(work)
 
     async def remove(self, share_id: str) -> ShareRecord:
         """Remove a share: the owner revokes it, or the invited user leaves it. Returns it. Raises NotFound."""
 
-        def work(tx: Transaction) -> _Change:
+        def work(tx: Transaction) -> ShareRecord:
             share = tx.shares.by_id(share_id)
             if share is None:
                 raise NotFound
             tx.shares.remove(share_id)
             ended, device = share.status == ShareStatus.ACCEPTED, tx.devices.device(share.device)
             self._note(tx, AuditEvent.SHARE_REMOVED, share, device.id if device is not None else "")
-            return _Change(share, device if ended else None)
+            if ended and device is not None:
+                _tell_changed(tx, device.key)
+            return share
 
-        return (await self._database.write(work, announce=self._tell)).share
+        return await self._database.write(work)
 
     def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
         """Remove the shares of a user's devices and with the user (`broker/accounts/claims.py: Ender`)."""
         tx = issuance.tx
         found = (tx.devices.device(key) for key in tx.shares.remove_all_of(user.key))
         shared = [record for record in found if record is not None]
-        issuance.then += [partial(self._tell_changed, record) for record in shared]
+        for record in shared:
+            _tell_changed(tx, record.key)
         return [record.name for record in shared]
 
     def _note(self, tx: Transaction, event: AuditEvent, share: ShareRecord, device_id: str) -> None:
         whom = {"email": share.email} if share.uid is None else {"user": share.uid}
         note(tx, event, f"device {device_id}", now_ms=self._clock.now_ms(), share=share.id, **whom)
 
-    def _tell(self, change: _Change) -> None:
-        if change.device is not None:
-            self._tell_changed(change.device)
 
-    def _tell_changed(self, device: DeviceRecord) -> None:
-        self._devices.note_changed(device)
-        self._router.publish(SharesChanged(device.key))
+def _tell_changed(tx: Transaction, device: DeviceKey) -> None:
+    tx.tell(DEVICE, device)
+    publish(tx, SharesChanged(device))
 
 
 async def invited(

@@ -3,23 +3,22 @@
 The device's properties and messages stay with it. Access that its former owner gave to others ends: shares, trials.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from broker.clock import Clock
+from broker.cluster.kinds import DEVICE, publish
 from broker.devices.inventory import device_fact
-from broker.devices.registry import Device, Devices
+from broker.devices.registry import Device
 from broker.devices.shares import address_of, invited
 from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, UserNotFound
-from broker.facts import DeviceHandedOver, DeviceTakenOver, Router, SharesChanged, TokenRevoked
+from broker.facts import DeviceHandedOver, DeviceTakenOver, SharesChanged, TokenRevoked
 from broker.ids import new_id
 from broker.mail import DeviceTransferAnswered, DeviceTransferOffer, Mails
 from broker.trace.audit import AuditEvent, note
 from config.limits import TRANSFER_DAYS, TRANSFERS_OF_ONE_USER, TRANSFERS_SHOWN
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
-from storage.records import DeviceRecord, UserRecord
+from storage.records import UserRecord
 from storage.transfers import OfferedDevice, TransferRecord
 
 STILL_LINKED: Final = "Device is linked with its third party: remove its provider authorization first"
@@ -27,21 +26,12 @@ SAME_ID: Final = "External device id already in use by a device of the new owner
 _KEPT_MS: Final = TRANSFER_DAYS * 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    before: DeviceRecord
-    now: DeviceRecord | None = None  # None: it was declined
-    ended: Sequence[bytes] = ()  # the hash of its token, if a trial's application made it
-
-
 class DeviceTransfers:
     """The caller checks who may offer and withdraw; `answer` checks that the offer is for the user."""
 
-    def __init__(self, database: Database, router: Router, clock: Clock, devices: Devices, mails: Mails) -> None:
+    def __init__(self, database: Database, clock: Clock, mails: Mails) -> None:
         self._database = database
-        self._router = router
         self._clock = clock
-        self._devices = devices
         self._mails = mails
 
     async def offer(self, device: Device, *, email: str | None = None, uid: str | None = None) -> TransferRecord:
@@ -130,7 +120,7 @@ class DeviceTransfers:
         """
         now_ms, type_ = self._clock.now_ms(), device.type
 
-        def work(tx: Transaction) -> _Answered:
+        def work(tx: Transaction) -> None:
             found = tx.transfers.of_device(device.key, now_ms=now_ms)
             known = tx.devices.device(device.key)
             if found is None or known is None or found.id != transfer.id:
@@ -148,25 +138,19 @@ class DeviceTransfers:
             note(tx, event, f"device {known.id}", now_ms=now_ms, **details)
             if not accept:
                 tx.transfers.remove(known.key)
-                return _Answered(known)
+                return
             _transferable(tx, device)
             if known.eid is not None and tx.devices.by_eid(receiver.key, known.device_type, known.eid) is not None:
                 raise Conflict(SAME_ID)
             ended = tx.transfers.hand_over(known.key, receiver.key)
-            return _Answered(known, tx.devices.device(known.key), ended)
-
-        def tell(answered: _Answered) -> None:
-            if answered.now is None:
-                return
-            for hashed in answered.ended:
-                self._router.publish(TokenRevoked(hashed))
-            self._devices.note_changed(answered.now)
+            publish(tx, *map(TokenRevoked, ended))  # its token, if a trial's application made it
+            tx.tell(DEVICE, known.key)
             about = (type_.record, None, now_ms)
-            self._router.publish(device_fact(DeviceHandedOver, answered.before, *about))
-            self._router.publish(SharesChanged(answered.now.key))
-            self._router.publish(device_fact(DeviceTakenOver, answered.now, *about))
+            publish(tx, device_fact(DeviceHandedOver, known, *about), SharesChanged(known.key))
+            if (now := tx.devices.device(known.key)) is not None:
+                publish(tx, device_fact(DeviceTakenOver, now, *about))
 
-        await self._database.write(work, announce=tell)
+        await self._database.write(work)
 
 
 def _transferable(tx: Transaction, device: Device) -> None:

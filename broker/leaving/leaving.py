@@ -13,6 +13,7 @@ import trio
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Role
 from broker.accounts.tokens import Tokens
+from broker.cluster.kinds import publish
 from broker.errors import Conflict, UserNotFound
 from broker.facts import GrantsChanged
 from broker.leaving.erasing import Erasing
@@ -96,7 +97,7 @@ class Leaving:
             issuance.end_everything_of(user.key)
             for token in tx.accounts.tokens_of_user(user.key):
                 issuance.end_token(token)
-            issuance.facts += [GrantsChanged(user.key, application, ()) for application in sorted(granted)]
+            publish(tx, *(GrantsChanged(user.key, application, ()) for application in sorted(granted)))
             tx.leaving.begin(known, now_ms=issuance.now_ms)
             note(tx, AuditEvent.ACCOUNT_DELETED, f"account {user.id}", now_ms=issuance.now_ms)
 

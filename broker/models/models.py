@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +12,7 @@ from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller
 from broker.accounts.users import Users, user_in_body
 from broker.clock import Clock
+from broker.cluster.kinds import MODEL, RULE_MODELS
 from broker.devices.registry import Device, Devices
 from broker.errors import (
     REQUIRED,
@@ -43,7 +43,7 @@ from broker.models.training import IS_TRAINING, Training
 from broker.trace.audit import AuditEvent, note
 from config.limits import MODEL_SENSITIVITY, MODELS_OF_RULES, MODELS_OF_USER
 from storage.database import Database, Transaction
-from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
+from storage.keys import ApplicationKey, DeviceKey, Milliseconds, RuleKey, UserKey
 from storage.models import ModelRecord
 from storage.records import ApplicationRecord, UserRecord
 
@@ -128,9 +128,10 @@ class Models:
                 raise Conflict(TOO_MANY_MODELS)
             added = tx.models.add(record, keys)
             _note(tx, AuditEvent.MODEL_CREATED, added, record.created_on)
+            tx.tell(MODEL, added.id)
             return added
 
-        return _shown(await self._database.write(add, announce=lambda _: self._training.wake()))
+        return _shown(await self._database.write(add))
 
     async def find(self, caller: Caller, model_id: str) -> Model:
         """A model, for a caller who acts for its user and may read its sources.
@@ -175,8 +176,9 @@ class Models:
         def work(tx: Transaction) -> None:
             tx.models.remove(model.record.key)
             _note(tx, AuditEvent.MODEL_REMOVED, model.record, now_ms)
+            tx.tell(MODEL, model.record.id)
 
-        await self._database.write(work, announce=lambda _: self._shelf.drop(model.record.id))
+        await self._database.write(work)
 
     def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
         """Remove a user's models in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
@@ -193,7 +195,7 @@ class Models:
         for model in ended:
             issuance.tx.models.remove(model.key)
             _note(issuance.tx, AuditEvent.MODEL_REMOVED, model, issuance.now_ms)
-            issuance.then.append(partial(self._shelf.drop, model.id))
+            issuance.tx.tell(MODEL, model.id)
         return ended
 
     def predict(self, model: Model, inputs: object) -> ModelAnswer:
@@ -213,10 +215,9 @@ class Models:
     # Rules
 
     def create_for_rule(
-        self, tx: Transaction, rule: int, user: UserKey, application: ApplicationKey, wanted: Sequence[RuleModel]
+        self, tx: Transaction, rule: RuleKey, user: UserKey, application: ApplicationKey, wanted: Sequence[RuleModel]
     ) -> None:
         """Make the missing models of a rule and remove the ones that it does not need any more, in a transaction.
-        Call `rules_changed` after the commit.
 
         Raises LearningNotInstalled; Conflict when the user's rules have too many models.
         """
@@ -228,6 +229,7 @@ class Models:
                 known.add(place)
             else:
                 tx.models.remove(model.key)
+                tx.tell(RULE_MODELS, rule)
         missing = [one for one in wanted if (one.condition, one.device.key) not in known]
         if missing and not self._learner.is_installed:
             raise LearningNotInstalled
@@ -242,14 +244,14 @@ class Models:
             record = _record(user, application, one.kind, definition, {device.id: device}, now_ms)
             of_rule = replace(record, rule=rule, condition=one.condition, rule_device=device.key)
             tx.models.add(of_rule, [device.key])
+        if missing:
+            tx.tell(RULE_MODELS, rule)
 
-    def delete_for_rule(self, tx: Transaction, rule: int) -> None:
-        """Remove the models of a rule in the transaction that changes or removes it. Then call `rules_changed`."""
-        tx.models.remove_of_rule(rule)
-
-    def rules_changed(self) -> None:
-        """A transaction with `create_for_rule` or `delete_for_rule` is durable."""
-        self._training.wake(reload=True)
+    def delete_for_rule(self, tx: Transaction, rule: RuleKey) -> None:
+        """Remove the models of a rule in the transaction that changes or removes it."""
+        if tx.models.ids_of_rule(rule):
+            tx.models.remove_of_rule(rule)
+            tx.tell(RULE_MODELS, rule)
 
     def output(self, model_id: str, values: Mapping[str, Value], at_ms: Milliseconds | None = None) -> Value | None:
         """The answer of a model, as it is now, to the values of a time, by the names of its inputs, without waiting.

@@ -23,7 +23,7 @@ async def open_models(
 ) -> ModelsRoom:
     """`learner` trains the models; None: processes of this daemon do."""
     shelf, learner = Shelf(), learner or ProcessLearner()
-    training = Training(core.database, core.clock, core.router, devices.registry, learner, shelf)
+    training = Training(core.database, core.clock, core.router, core.news, devices.registry, learner, shelf)
     models = Models(
         core.database,
         core.clock,

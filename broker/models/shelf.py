@@ -97,6 +97,13 @@ class Shelf:
         self._ready = {record.id: model for record in ready if (model := ready_model(record)) is not None}
         self._of_rules = {place: OfRule.of(record) for record in of_rules if (place := _place_of(record)) is not None}
 
+    def changed(self, id_: str, record: ModelRecord | None) -> None:
+        """A model was made or changed; None: it was removed."""
+        if record is None:
+            self._drop(id_)
+        else:
+            self.put(record)
+
     def put(self, record: ModelRecord) -> None:
         self.changes.note()
         model = ready_model(record)
@@ -107,7 +114,7 @@ class Shelf:
         if (place := _place_of(record)) is not None:
             self._of_rules[place] = OfRule.of(record)
 
-    def drop(self, model_id: str) -> None:
+    def _drop(self, model_id: str) -> None:
         self.changes.note()
         self._ready.pop(model_id, None)
 

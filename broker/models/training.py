@@ -9,6 +9,8 @@ import structlog
 import trio
 
 from broker.clock import Clock
+from broker.cluster.kinds import MODEL, RULE_MODELS
+from broker.cluster.news import News
 from broker.devices.registry import Device, Devices
 from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
 from broker.loops import Loop, Wakeup
@@ -18,8 +20,8 @@ from broker.models.series import LARGEST, SeriesHistory, read_series
 from broker.models.shelf import Shelf
 from broker.models.state import TrainingJob
 from config.limits import MODEL_RETRY_SECONDS, MODEL_VALUES_MIN
-from storage.database import Database
-from storage.keys import DeviceKey, Milliseconds, UserKey
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds, RuleKey, UserKey
 from storage.models import ModelRecord
 from storage.sql import StoreError
 
@@ -70,7 +72,14 @@ def _too_large(history: SeriesHistory, name: str) -> str:
 
 class Training:
     def __init__(
-        self, database: Database, clock: Clock, router: Router, devices: Devices, learner: Learner, shelf: Shelf
+        self,
+        database: Database,
+        clock: Clock,
+        router: Router,
+        news: News,
+        devices: Devices,
+        learner: Learner,
+        shelf: Shelf,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -84,11 +93,28 @@ class Training:
         self._trained = self._failed = 0
         router.subscribe(DeviceDeleted, self._deleted, FactPhase.STATE)
         router.subscribe(SharesChanged, self._shares_changed, FactPhase.STATE)
+        news.listen(MODEL, shelf.changed)
+        news.listen(MODEL, self._model_changed)
+        news.listen(RULE_MODELS, self._rule_models_changed)
         self.train_forever = Loop(
             self.train, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="models_not_trained"
         ).run
 
     # Facts
+
+    def _model_changed(self, _id: str, record: ModelRecord | None) -> None:
+        if record is not None and record.status == ModelStatus.TRAINING:
+            self.wake()
+
+    def wake(self) -> None:
+        """Look for models that are due."""
+        self._wakeup.set()
+
+    def _rule_models_changed(self, _rule: RuleKey, _content: None) -> None:
+        """Models of a rule were made or removed: all models are read again."""
+        self._is_stale = True
+        self._changes.set()
+        self.wake()
 
     def _deleted(self, fact: DeviceDeleted) -> None:
         self._shelf.drop_device(fact.device_id)
@@ -106,12 +132,6 @@ class Training:
         else:  # too many to remember one by one: all are read again
             self._is_stale = True
         self._changes.set()
-
-    def wake(self, *, reload: bool = False) -> None:
-        """There is a new model. `reload`: models of rules were made or removed; read all models again."""
-        self._is_stale = self._is_stale or reload
-        self._changes.set()
-        self._wakeup.set()
 
     # Work
 
@@ -172,9 +192,12 @@ class Training:
         if not reason:
             return record
         wrong = replace(record, status=ModelStatus.ERROR, reason=reason)
-        await self._database.write(
-            lambda tx: tx.models.set_status(record.key, wrong.status, reason), announce=lambda _: self._shelf.put(wrong)
-        )
+
+        def work(tx: Transaction) -> None:
+            tx.models.set_status(record.key, wrong.status, reason)
+            tx.tell(MODEL, record.id)
+
+        await self._database.write(work)
         return wrong
 
     async def _train(self, record: ModelRecord, now_ms: Milliseconds) -> None:
@@ -188,25 +211,24 @@ class Training:
             trained = replace(
                 record, status=ModelStatus.ERROR, reason=str(error), next_training_on=next_training(now_ms)
             )
-        await self._database.write(
-            lambda tx: (
-                tx.models.set_training(
-                    record.key,
-                    status=trained.status,
-                    reason=trained.reason,
-                    next_training_on=trained.next_training_on,
-                    trained_on=trained.trained_on,
-                    state=trained.state,
-                )
-                if tx.models.by_id(record.id) is not None
-                else None
+
+        def work(tx: Transaction) -> None:
+            if tx.models.by_id(record.id) is None:  # deleted since
+                return
+            tx.models.set_training(
+                record.key,
+                status=trained.status,
+                reason=trained.reason,
+                next_training_on=trained.next_training_on,
+                trained_on=trained.trained_on,
+                state=trained.state,
             )
-        )
+            tx.tell(MODEL, record.id)
+
+        await self._database.write(work)
         now = await self._database.read(lambda tx: tx.models.by_id(record.id))
-        if now is None:  # deleted since
-            self._shelf.drop(record.id)
-        else:
-            self._shelf.put(await self.judged(now))  # a source may be gone
+        if now is not None:
+            await self.judged(now)  # a source may be gone
 
     async def _trained_on_history(self, record: ModelRecord, now_ms: Milliseconds) -> ModelRecord:
         """Raises LearningFailed."""
@@ -230,6 +252,8 @@ class Training:
         ahead_ms = (definition.ahead_seconds or 0) * 1000 if is_ahead else 0
         wanted = {one.name: series[one.name] for one in (*inputs, definition.target)}
         learned = await self._learner(TrainingJob(name, [one.name for one in inputs], ahead_ms, wanted))
+        if reason := reason_against(definition, record.user, await self._devices.find_all(definition.dids)):
+            raise LearningFailed(reason)  # a source is gone since
         return replace(
             record,
             status=ModelStatus.READY,

@@ -19,12 +19,12 @@ import structlog
 from broker.accounts.redirects import with_parameters
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
+from broker.cluster.kinds import TIER
 from broker.devices.registry import Device, Devices
 from broker.errors import Conflict, DomainError, NotFound, PermissionDenied
 from broker.ids import is_id, new_id
 from broker.monetization.port import MANUAL, PaymentFailed, PaymentOrder, PaymentOutcome, Processor
 from broker.monetization.statuses import REFUND_DUE
-from broker.monetization.tiers import Tiers
 from broker.monetization.upgrades import opened, paid_tier, share_of
 from broker.secrets import token_hash
 from broker.site import Site
@@ -93,7 +93,6 @@ class Payments:
         database: Database,
         clock: Clock,
         devices: Devices,
-        tiers: Tiers,
         site: Site,
         processor: Processor,
         settings: PaymentSettings,
@@ -101,7 +100,6 @@ class Payments:
         self._database = database
         self._clock = clock
         self._devices = devices
-        self._tiers = tiers
         self._site = site
         self._processor = processor
         self._currency = settings.currency.upper()
@@ -337,18 +335,15 @@ class Payments:
             tx.monetization.decide_payment(reference, status, now_ms=now_ms)
             if status == "accepted":
                 tx.monetization.set_tier(record.device, record.tier, now_ms=now_ms)
+                tx.tell(TIER, record.device)
             return _Decision(Payment(replace(record, status=status, decided_on=now_ms), payment.tier), is_new=True)
 
-        return (await self._database.write(work, announce=self._tell)).payment
-
-    def _tell(self, decision: "_Decision") -> None:
-        record = decision.payment.record
-        if not decision.is_new:
-            return
-        log = _log.warning if record.status == REFUND_DUE else _log.info
-        log("payment_decided", reference=record.id, outcome=record.status, device=record.device_id)
-        if record.status == "accepted":
-            self._tiers.activated(record.device, decision.payment.tier)
+        decision = await self._database.write(work)
+        if decision.is_new:
+            record = decision.payment.record
+            log = _log.warning if record.status == REFUND_DUE else _log.info
+            log("payment_decided", reference=record.id, outcome=record.status, device=record.device_id)
+        return decision.payment
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ import structlog
 
 from broker.accounts.permissions import ADMINISTRATORS
 from broker.clock import Clock
+from broker.cluster.kinds import publish
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.device_types.reading import DocumentReader
 from broker.errors import REQUIRED, Conflict, NotFound, ValidationFailed, choice, invalid
-from broker.facts import PlanApproved, Router
+from broker.facts import PlanApproved
 from broker.ids import new_id
 from broker.limits.allowance import UNLIMITED
 from broker.mail import Letter, Mail, Mails, MonetizationPlanDecided
@@ -60,7 +61,6 @@ class Plans:
 
     _database: Database
     _clock: Clock
-    _router: Router
     _types: DeviceTypes
     _mails: Mails
 
@@ -121,13 +121,11 @@ class Plans:
             tx.monetization.set_plan_status(record.key, decision, comments or record.comments, now_ms=now_ms)
             for letter in letters:
                 self._mails.add(tx, letter)
+            if decision == "APPROVED":
+                publish(tx, PlanApproved(type_.key))
             return _plan(tx, _found(tx.monetization.plan_version(type_.key, version)), type_)
 
-        def tell(_plan: MonetizationPlan) -> None:
-            if decision == "APPROVED":
-                self._router.publish(PlanApproved(type_.key))
-
-        return await self._database.write(work, announce=tell)
+        return await self._database.write(work)
 
     def _letter(self, address: str, mail: Mail, type_: DeviceType) -> Letter | None:
         """None for an address that cannot get mail: the decision does not depend on it."""

@@ -29,14 +29,14 @@ async def open_monetization(
     processor: Processor | None,
 ) -> MonetizationRoom:
     """Open monetization. Without a `processor`, the operator confirms payments."""
-    database, clock, router = core.database, core.clock, core.router
-    tiers = Tiers(database, clock, router, limits.quotas)
+    database, clock = core.database, core.clock
+    tiers = Tiers(database, clock, core.router, core.news, limits.quotas)
     await tiers.resume()
     core.life.worker("tiers", tiers.follow_forever)
     return MonetizationRoom(
-        plans=Plans(database, clock, router, device_types.catalog, mails),
+        plans=Plans(database, clock, device_types.catalog, mails),
         tiers=tiers,
         payments=Payments(
-            database, clock, devices.registry, tiers, core.site, processor or ManualProcessor(), core.settings.payments
+            database, clock, devices.registry, core.site, processor or ManualProcessor(), core.settings.payments
         ),
     )

@@ -8,6 +8,8 @@ import structlog
 
 from broker.changes import Changes
 from broker.clock import Clock
+from broker.cluster.kinds import TIER
+from broker.cluster.news import News
 from broker.devices.registry import Device
 from broker.errors import DeviceNotFound, PermissionDenied, ValidationFailed, invalid
 from broker.facts import DeviceCreated, DeviceDeleted, FactPhase, PlanApproved, Router
@@ -31,7 +33,7 @@ class DeviceTier:
 class Tiers:
     """Puts devices on tiers and sets their daily quotas accordingly. The caller checks permissions."""
 
-    def __init__(self, database: Database, clock: Clock, router: Router, quotas: Quotas) -> None:
+    def __init__(self, database: Database, clock: Clock, router: Router, news: News, quotas: Quotas) -> None:
         self._database = database
         self._clock = clock
         self._quotas = quotas
@@ -42,6 +44,7 @@ class Tiers:
         router.subscribe(PlanApproved, self._plan_approved, FactPhase.STATE)
         router.subscribe(DeviceCreated, self._device_created, FactPhase.STATE)
         router.subscribe(DeviceDeleted, lambda fact: self._change(fact.device, None), FactPhase.STATE)
+        news.listen(TIER, self.tier_changed)
         #: Sets the limits of devices that are new, or whose type has a plan now.
         self.follow_forever = Loop(
             self._follow, wakeup=self._wakeup, failure="tiers_not_followed", retry_seconds=_RETRY_SECONDS
@@ -106,14 +109,13 @@ class Tiers:
             if wanted.type == "paid" and not tx.monetization.has_paid(device.key, wanted.key):
                 raise PermissionDenied(f"payment of tier {tier_id}")
             tx.monetization.set_tier(device.key, wanted.key, now_ms=self._clock.now_ms())
+            tx.tell(TIER, device.key)
             return wanted
 
-        record = await self._database.write(work, announce=partial(self.activated, device.key))
-        return DeviceTier(record, active=True)
+        return DeviceTier(await self._database.write(work), active=True)
 
-    def activated(self, device: DeviceKey, tier: TierRecord) -> None:
-        """Apply the tier's limit to the device. Called in `announce`, so that limits change in the order of commits."""
-        self._change(device, _daily_limit(tier))
+    def tier_changed(self, device: DeviceKey, tier: TierRecord | None) -> None:
+        self._change(device, None if tier is None else _daily_limit(tier))
 
 
 def _limits(device_type: DeviceTypeKey | None, tx: Transaction) -> Mapping[DeviceKey, int]:

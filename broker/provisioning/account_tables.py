@@ -307,7 +307,7 @@ class AccountTables:
             return self._run.created(at, hashed, holder)
         keys = [] if known.expires_on == wanted.expires_on else [_expiry(known, wanted)]
         if (known.application, known.user) != (wanted.application, wanted.user):
-            self._run.revoked.append(hashed)
+            self._run.issuance.tell_revoked((hashed,))
             keys.append(ChangedKey("application and user", self._holder(known), holder))
         return self._run.found(at, hashed, holder, keys)
 

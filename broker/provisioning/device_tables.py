@@ -311,7 +311,7 @@ class DeviceTables:
         if self._is_of_another(token):
             raise at.refusal("token", _TAKEN)
         if known is not None:
-            self._run.revoked.append(known.hash)
+            self._run.issuance.tell_revoked((known.hash,))
         devices.put_token(self._token_record(at, device))
         return True
 

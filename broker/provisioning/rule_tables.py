@@ -36,7 +36,7 @@ class RuleTables:
         if known is None:
             new = self._new(at, entry, body, owner, application)
             try:
-                added, _ = add_rule(run.tx, new, rule, self._models)
+                added = add_rule(run.tx, new, rule, self._models)
             except Conflict as error:
                 raise at.refusal("owner", str(error)) from error
             run.rules.append(added.key)

@@ -59,10 +59,10 @@ class UnprovedAddress(MissingObject):
 
 
 class ProvisioningRun:
-    """Collects the `report`, the `findings`, the hashes of `revoked` tokens, the `rules` to run, the
-    `subscriptions` to take, and the `facts` to publish after the commit.
+    """Collects the `report`, the `findings`, the `rules` to run, and the `facts` to publish when all that was changed
+    has been read again.
 
-    What a claim of an address ends is in `issuance`.
+    A claim of an address ends through `issuance` what the former account has.
 
     `force` replaces what others changed since the last run, where it would stay otherwise.
     """
@@ -85,10 +85,8 @@ class ProvisioningRun:
         self.findings = findings
         self.issuance = issuance
         self.report = ProvisionReport(dry_run=dry_run)
-        self.revoked: list[bytes] = []
         self.facts: list[Fact] = []
         self.rules: list[RuleKey] = []
-        self.subscriptions: list[int] = []
         self._seen: dict[object, EntryLocation] = {}
         #: Objects that entries of the present table refer to: thousands may refer to one user and one type.
         self._users: dict[str, UserRecord] = {}

@@ -16,7 +16,7 @@ from broker.connectors.catalog import Catalog
 from broker.device_management.images import Images
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Devices
-from broker.facts import Router, TokenRevoked
+from broker.facts import Router
 from broker.limits.quotas import Quotas
 from broker.mail import Mails
 from broker.provisioning.account_tables import AccountTables, PreparedPassword
@@ -134,8 +134,6 @@ class Provisioning:
                     run = await self._database.write(work)
             except _DryRunDoneError as done:
                 return done.report
-            for hashed in (*run.revoked, *run.issuance.revoked):
-                self._router.publish(TokenRevoked(hashed))
             self._tokens.forget_all()
             await self._types.reload()
             await self._trust.reload()
@@ -143,12 +141,8 @@ class Provisioning:
             await self._devices.reload()
             await self._quotas.reload()
             await self._rulebook.loader.reload(run.rules)
-            await self._subscriptions.take(run.subscriptions)
-            for announce in run.issuance.then:
-                announce()
-            facts = (*run.issuance.facts, *run.facts)
-            for begin in range(0, len(facts), _FACTS_AT_ONCE):
-                self._router.publish_all(facts[begin : begin + _FACTS_AT_ONCE])
+            for begin in range(0, len(run.facts), _FACTS_AT_ONCE):
+                self._router.publish_all(run.facts[begin : begin + _FACTS_AT_ONCE])
                 await trio.lowlevel.checkpoint()
         return run.report
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from broker.accounts.permissions import Grants, Permission, Reach
 from broker.accounts.tokens import user_through
+from broker.cluster.kinds import SUBSCRIPTION
 from broker.devices.registry import device_in
 from broker.errors import Conflict
 from broker.ids import new_id
@@ -73,7 +74,7 @@ class SubscriptionTables:
                 added = add(run.tx, replace(record, id=id_))
             except Conflict as error:
                 raise at.refusal("owner", str(error)) from error
-            run.subscriptions.append(added.key)
+            run.tx.tell(SUBSCRIPTION, added.key)
             return run.created(at, added.id, _name(application, record))
         return run.found(at, known.id, _name(application, known), self._change(entry, known, record))
 
@@ -151,7 +152,7 @@ class SubscriptionTables:
         if begins:
             begin(run.tx, wanted)
         note(run.tx, AuditEvent.SUBSCRIPTION_CHANGED, f"subscription {known.id}", now_ms=run.now_ms)
-        run.subscriptions.append(known.key)
+        run.tx.tell(SUBSCRIPTION, known.key)
         return [
             ChangedKey(_CHANGED.get(name, name), *(_shown(name, getattr(one, name)) for one in (known, wanted)))
             for name in changes

@@ -18,8 +18,9 @@ from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.throttle import Throttle
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
+from broker.cluster.kinds import DEVICE
 from broker.device_types.catalog import DeviceTypes
-from broker.devices.device_tokens import DeviceTokens, TokenChange
+from broker.devices.device_tokens import DeviceTokens, tell_token
 from broker.devices.inventory import VENDOR_ID_TAKEN, Inventory, NewDevice, put_origin
 from broker.devices.registry import Device
 from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, ValidationFailed, invalid
@@ -119,10 +120,10 @@ class Registrations:
         if not compare_digest(token_hash(nonce), registration.nonce_hash):
             raise PermissionDenied("the nonce of this registration")
         token = new_id()
-        change = await self._database.write(partial(self._complete, id_, token), announce=self._device_tokens.tell)
-        return Completed(token, change.device.owner_id, change.device.id)
+        device = await self._database.write(partial(self._complete, id_, token))
+        return Completed(token, device.owner_id, device.id)
 
-    def _complete(self, id_: str, token: str, tx: Transaction) -> TokenChange:
+    def _complete(self, id_: str, token: str, tx: Transaction) -> DeviceRecord:
         registration = tx.registrations.by_id(id_)
         device = None if registration is None or registration.device is None else tx.devices.device(registration.device)
         if registration is None or device is None or self._status(registration) is not Status.PENDING_DEVICE_COMPLETION:
@@ -130,10 +131,11 @@ class Registrations:
         _require_free(tx, registration)
         _require_unregistered(device)
         put_origin(tx, replace(device, certificate=registration.certificate, vdid=registration.vendor_device_id))
-        change = self._device_tokens.put(tx, device.key, token, application=registration.application)
+        device = self._device_tokens.put(tx, device.key, token, application=registration.application)
+        tx.tell(DEVICE, device.key)
         tx.registrations.end(id_, Status.REGISTERED)
         note(tx, AuditEvent.CERTIFICATE_REGISTERED, f"device {device.id}", now_ms=self._clock.now_ms())
-        return change
+        return device
 
     async def _of_device(self, shown: ClientCertificate, id_: str) -> RegistrationRecord:
         registration = await self._find(id_)
@@ -215,7 +217,7 @@ class Registrations:
     async def revoke(self, device: Device) -> None:
         """Step 5: end the device's token, its certificate and its connections. Raises NotFound: not registered."""
 
-        def work(tx: Transaction) -> TokenChange:
+        def work(tx: Transaction) -> None:
             record = tx.devices.device(device.key)
             if record is None or not tx.registrations.revoke_of_device(record.key):
                 raise NotFound
@@ -224,9 +226,10 @@ class Registrations:
             record = replace(record, certificate=None, vdid=None)
             put_origin(tx, record)
             note(tx, AuditEvent.CERTIFICATE_REVOKED, f"device {record.id}", now_ms=self._clock.now_ms())
-            return TokenChange(record, None if token is None else token.hash)
+            tell_token(tx, record.key, None if token is None else token.hash)
+            tx.tell(DEVICE, record.key)
 
-        await self._database.write(work, announce=self._device_tokens.tell)
+        await self._database.write(work)
 
     async def _by_pin(self, caller: Caller, pin: str) -> RegistrationRecord:
         """The registration of a PIN. One call at a time, so that parallel guesses are all counted.

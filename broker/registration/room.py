@@ -29,7 +29,7 @@ async def open_registration(
     database, clock = core.database, core.clock
     trust = Trust(database, clock)
     await trust.reload()
-    uploads = Uploads(database, clock, core.router)
+    uploads = Uploads(database, clock)
     core.life.worker(
         "approved lists", uploads.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=uploads.statistics
     )

@@ -14,7 +14,8 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.facts import Router, UploadProgressed
+from broker.cluster.kinds import publish
+from broker.facts import UploadProgressed
 from broker.loops import Loop, Wakeup
 from config.limits import APPROVED_ROWS_MAX
 from storage.database import Database, Transaction
@@ -63,10 +64,9 @@ class UploadStatistics:
 class Uploads:
     """The worker. Call `wake` when there is a new upload."""
 
-    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
         self._wakeup = Wakeup()
         self._rows: tuple[int, list[str]] = 0, []  # of the upload with this key, whose turn it was last
         self._served: dict[int, int] = {}  # by organization: the turn that it had last
@@ -110,7 +110,7 @@ class Uploads:
         if (done := upload.succeeded + upload.failed) < len(rows):
             some = rows[done : done + _ROWS_AT_ONCE]
             taking = partial(_take, upload, some, self._clock.now_ms())
-            upload = await self._database.write(taking, announce=self._tell)
+            upload = await self._database.write(taking)
         if upload.succeeded + upload.failed < len(rows):
             return
         await self._save(replace(upload, status="Completed"))
@@ -124,12 +124,7 @@ class Uploads:
         return UploadStatistics(self._files, self._refused, self._taken, self._rejected)
 
     async def _save(self, upload: ApprovedUploadRecord) -> None:
-        await self._database.write(
-            lambda tx: tx.approved_lists.save_upload(upload), announce=lambda _: self._tell(upload)
-        )
-
-    def _tell(self, upload: ApprovedUploadRecord) -> None:
-        self._router.publish(UploadProgressed(upload.id, upload.device_type))
+        await self._database.write(partial(_saved, upload))
 
 
 def _take(upload: ApprovedUploadRecord, rows: Sequence[str], now_ms: int, tx: Transaction) -> ApprovedUploadRecord:
@@ -146,5 +141,10 @@ def _take(upload: ApprovedUploadRecord, rows: Sequence[str], now_ms: int, tx: Tr
         succeeded=upload.succeeded + len(rows) - len(rejected),
         failed=upload.failed + len(rejected),
     )
-    lists.save_upload(upload)
+    _saved(upload, tx)
     return upload
+
+
+def _saved(upload: ApprovedUploadRecord, tx: Transaction) -> None:
+    tx.approved_lists.save_upload(upload)
+    publish(tx, UploadProgressed(upload.id, upload.device_type))

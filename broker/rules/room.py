@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.kinds import RULE
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
@@ -55,13 +56,15 @@ async def open_rules(
     index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, clock)
     evaluator = Evaluator(database, devices.registry, index, models, loops)
     sending = RuleSender(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)
-    engine = RuleEngine(database, clock, router, index, evaluator, sending, queue)
+    engine = RuleEngine(database, clock, router, core.news, index, evaluator, sending, queue)
     names = NameResolver(devices.registry, device_types.catalog, accounts.permissions)
-    loader = RuleLoader(database, clock, accounts.permissions, names, engine, models, mails, router)
+    loader = RuleLoader(database, clock, accounts.permissions, names, engine, models, mails)
+    core.news.listen(RULE, loader.changed)
     rulebook = Rulebook(database, clock, accounts.permissions, names, loader, models)
     accounts.claims.ends("Rules", rulebook.end_all_of)
     accounts.application_ends.ends("rule", rulebook.end_all_of_application)
     invalidation = RuleInvalidator(database, router, loader, index, evaluator)
+    loader.on_unprepared(invalidation.compile)
     await loader.load_all()
     await engine.resume()
     life.worker(

@@ -1,8 +1,8 @@
 """The rules of users: found, made, changed and removed, and stored with what they name (reference 12.1)."""
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +13,7 @@ from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind
 from broker.clock import Clock
+from broker.cluster.kinds import RULE
 from broker.conditional import require_unchanged, tag_of
 from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed, too_long
 from broker.ids import new_id
@@ -21,7 +22,7 @@ from broker.rules.language.body_reader import INVALID_RULE, ResolvedNames
 from broker.rules.language.compiler import compile_rule
 from broker.rules.language.rule import CompiledRule
 from broker.rules.running.index import acting, through
-from broker.rules.running.loader import RuleLoader
+from broker.rules.running.loader import PreparedRule, RuleLoader
 from broker.rules.running.models import ConditionModels
 from broker.rules.running.names import NameResolver
 from broker.trace.audit import AuditEvent, note
@@ -69,6 +70,9 @@ class _Checked:
     names: ResolvedNames
     rule: CompiledRule
     reach: Reach
+
+    def with_key(self, key: RuleKey) -> CompiledRule:
+        return self.rule if self.rule.key == key else compile_rule(self.body, self.names, key=key)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -149,11 +153,13 @@ class Rulebook:
         )
         checked = await self._checked(record)
 
-        def work(tx: Transaction) -> tuple[RuleRecord, RuleState]:
-            return add_rule(tx, record, checked.rule, self.models)
+        def work(tx: Transaction) -> RuleRecord:
+            added = add_rule(tx, record, checked.rule, self.models)
+            tx.tell(RULE, added.key)
+            return added
 
-        stored: tuple[RuleRecord, RuleState] = await self._database.write(work, announce=partial(self._begin, checked))
-        return stored[0]
+        with self._prepared(record, checked):
+            return await self._database.write(work)
 
     async def findings(self, caller: Caller, owner: UserRecord, body: Any) -> tuple[Finding, ...]:
         """All findings about a body. Raises PermissionDenied."""
@@ -188,7 +194,7 @@ class Rulebook:
             await self._names.require(checked.rule, through(caller, record))
         now_ms = self._clock.now_ms()
 
-        def work(tx: Transaction) -> tuple[RuleRecord, RuleState]:
+        def work(tx: Transaction) -> RuleRecord:
             known = tx.rules.rule(record.id)
             if known is None:
                 raise NotFound
@@ -196,10 +202,11 @@ class Rulebook:
             changed = replace(known, **given)
             if changed.body != wanted.body:
                 raise Conflict(CHANGED_MEANWHILE)
+            tx.tell(RULE, known.key)
             return put_rule(tx, known, changed, checked.rule, self.models, now_ms)
 
-        stored: tuple[RuleRecord, RuleState] = await self._database.write(work, announce=partial(self._begin, checked))
-        return stored[0]
+        with self._prepared(wanted, checked):
+            return await self._database.write(work)
 
     async def remove(self, record: RuleRecord) -> None:
         """Raises NotFound: another call has removed it."""
@@ -210,11 +217,12 @@ class Rulebook:
                 raise NotFound
             self._remove(tx, record, now_ms)
 
-        await self._database.write(work, announce=lambda _: self.loader.stop(record.key))
+        await self._database.write(work)
 
     def _remove(self, tx: Transaction, record: RuleRecord, now_ms: int) -> None:
         self.models.remove(tx, record.key)
         tx.rules.remove(record.key)
+        tx.tell(RULE, record.key)
         note(tx, AuditEvent.RULE_REMOVED, f"rule {record.id}", now_ms=now_ms, owner=record.owner_id)
 
     async def made_by_applications(self, owner: UserKey) -> list[MadeByApplication]:
@@ -232,17 +240,11 @@ class Rulebook:
         """Remove these, all at once."""
         now_ms = self._clock.now_ms()
 
-        def work(tx: Transaction) -> list[RuleKey]:
-            rules = _of_applications(tx, owner)
-            for rule in rules:
+        def work(tx: Transaction) -> None:
+            for rule in _of_applications(tx, owner):
                 self._remove(tx, rule, now_ms)
-            return [rule.key for rule in rules]
 
-        def announce(keys: list[RuleKey]) -> None:
-            for key in keys:
-                self.loader.stop(key)
-
-        await self._database.write(work, announce=announce)
+        await self._database.write(work)
 
     def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
         """Remove a user's rules in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
@@ -257,7 +259,6 @@ class Rulebook:
     def _end(self, issuance: Issuance, rules: Sequence[RuleRecord]) -> None:
         for rule in rules:
             self._remove(issuance.tx, rule, issuance.now_ms)
-            issuance.then.append(partial(self.loader.stop, rule.key))
 
     async def _checked(self, record: RuleRecord) -> _Checked:
         """Compile a rule and check its permissions. Raises PermissionDenied, ValidationFailed."""
@@ -268,13 +269,8 @@ class Rulebook:
         await self._names.require(rule, caller)
         return _Checked(body, names, rule, await self._permissions.reach(caller))
 
-    def _begin(self, checked: _Checked, stored: tuple[RuleRecord, RuleState]) -> None:
-        """A rule was made or changed, and that is durable."""
-        record, state = stored
-        rule = checked.rule
-        if rule.key != record.key:  # a new rule has its number only now
-            rule = compile_rule(checked.body, checked.names, key=record.key)
-        self.loader.start(record, rule, checked.reach, state)
+    def _prepared(self, record: RuleRecord, checked: _Checked) -> AbstractContextManager[None]:
+        return self.loader.prepared({(record.id, record.body): PreparedRule(checked.with_key, checked.reach)})
 
 
 def _of_applications(tx: Transaction, owner: UserKey) -> list[RuleRecord]:
@@ -304,21 +300,18 @@ def rule_tag(rule: RuleRecord) -> str:
     return tag_of(rule.name, rule.description, rule.body, rule.enabled, rule.scope)
 
 
-def add_rule(
-    tx: Transaction, record: RuleRecord, rule: CompiledRule, models: ConditionModels
-) -> tuple[RuleRecord, RuleState]:
+def add_rule(tx: Transaction, record: RuleRecord, rule: CompiledRule, models: ConditionModels) -> RuleRecord:
     """Add a rule that was checked. Raises Conflict: its owner has too many."""
     require_application(tx, record.application)
     if tx.rules.count_of(record.owner) >= RULES_OF_USER:
         raise Conflict(TOO_MANY_RULES)
     added = replace(record, since=tx.messages.head())
     added = replace(added, key=tx.rules.add(added))
-    state = RuleState(added.key, added.revision)
-    tx.rules.begin_state(state)
+    tx.rules.begin_state(RuleState(added.key, added.revision))
     tx.rules.put_uses(added.key, uses_of(tx, rule))
     models.put(tx, added, rule.transformers)
     note(tx, AuditEvent.RULE_CREATED, f"rule {added.id}", now_ms=added.created_on, owner=added.owner_id)
-    return added, state
+    return added
 
 
 def put_rule(
@@ -328,17 +321,16 @@ def put_rule(
     rule: CompiledRule,
     models: ConditionModels,
     now_ms: Milliseconds,
-) -> tuple[RuleRecord, RuleState]:
+) -> RuleRecord:
     """Change a rule to what was checked. It restarts unless it goes on with the same body."""
     changed = replace(
         wanted, modified_on=now_ms, invalidated_on=None, findings="", stopped_on=None, stop_reason="",
         revision=known.revision, since=known.since,
     )  # fmt: skip
-    state = tx.rules.state(known.key) or RuleState(known.key, known.revision)
     if not (known.runs and changed.runs and known.body == changed.body):
         changed = replace(changed, revision=known.revision + 1, since=tx.messages.head())
-        state = RuleState(known.key, changed.revision, state.triggered, state.last_on)
-        tx.rules.begin_state(state)
+        state = tx.rules.state(known.key) or RuleState(known.key, known.revision)
+        tx.rules.begin_state(RuleState(known.key, changed.revision, state.triggered, state.last_on))
         tx.rules.forget_problems(known.key)
     tx.rules.put(changed)
     tx.rules.put_uses(known.key, uses_of(tx, rule))
@@ -346,7 +338,7 @@ def put_rule(
         models.remove(tx, known.key)
     models.put(tx, changed, rule.transformers)
     note(tx, AuditEvent.RULE_CHANGED, f"rule {known.id}", now_ms=now_ms, owner=known.owner_id)
-    return changed, state
+    return changed
 
 
 def uses_of(tx: Transaction, rule: CompiledRule) -> set[tuple[UseKind, int]]:

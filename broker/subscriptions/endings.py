@@ -10,6 +10,7 @@ import structlog
 
 from broker.accounts.permissions import ADMINISTRATORS
 from broker.clock import Clock
+from broker.cluster.kinds import SUBSCRIPTION, publish
 from broker.errors import ValidationFailed
 from broker.facts import (
     DeviceDeleted,
@@ -41,7 +42,6 @@ class Endings:
     ) -> None:
         self._database = database
         self._clock = clock
-        self._router = router
         self._mails = mails
         self._subscriptions = subscriptions
         self._wakeup = Wakeup()
@@ -70,7 +70,7 @@ class Endings:
         now_ms = self._clock.now_ms()
         addresses = await self._addresses(subscription)
 
-        def work(tx: Transaction) -> tuple[Subscription, int] | None:
+        def work(tx: Transaction) -> int | None:
             record = tx.subscriptions.by_key(subscription.key)
             if record is None or record.removed_on or record.status not in COLLECTING:
                 return None
@@ -85,16 +85,12 @@ class Endings:
             )
             self._post(tx, subscription, addresses, mail)
             note(tx, AuditEvent.SUBSCRIPTION_SUSPENDED, f"subscription {record.id}", now_ms=now_ms, reason=error)
-            return Subscription(record, subscription.names), backlog
+            tx.tell(SUBSCRIPTION, record.key)
+            publish(tx, _reported(subscription, "suspended", error, backlog, now_ms))
+            return backlog
 
-        def tell(done: tuple[Subscription, int] | None) -> None:
-            if done is not None:
-                changed, backlog = done
-                _log.warning("subscription_suspended", subscription=changed.id, reason=error, backlog=backlog)
-                self._subscriptions.put(changed)
-                self._router.publish(_reported(changed, "suspended", error, backlog, now_ms))
-
-        await self._database.write(work, announce=tell)
+        if (backlog := await self._database.write(work)) is not None:
+            _log.warning("subscription_suspended", subscription=subscription.id, reason=error, backlog=backlog)
 
     async def reject(self, subscription: Subscription, error: str) -> None:
         """Remove a subscription whose stream refused a record for good, and tell the application's owners."""
@@ -104,10 +100,10 @@ class Endings:
 
         def beside(tx: Transaction) -> None:
             self._post(tx, subscription, addresses, StreamRemoved(stream_id=name, last_error=error))
+            publish(tx, _reported(subscription, "removed", error, 0, now_ms))
 
         _log.warning("subscription_stream_rejected", subscription=subscription.id, reason=error)
-        if await self._subscriptions.forget([subscription.key], error, beside=beside):
-            self._router.publish(_reported(subscription, "removed", error, 0, now_ms))
+        await self._subscriptions.forget([subscription.key], error, beside=beside)
 
     async def _addresses(self, subscription: Subscription) -> list[str]:
         organization = subscription.names.organization

@@ -8,7 +8,9 @@ from typing import Final, Literal
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
+from broker.cluster.kinds import REPLAYED, Replay, publish
 from broker.errors import Conflict, NotFound, ValidationFailed, invalid
+from broker.facts import DeliveriesProgressed
 from broker.subscriptions.entries import NotificationEntries, NotificationIds
 from broker.subscriptions.port import Entry
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
@@ -52,9 +54,8 @@ class DeliveryLog:
         ids: NotificationIds,
         *,
         flush: Callable[[], Awaitable[None]],
-        replayed: Callable[[int, int], None],
     ) -> None:
-        """`flush` stores what is known of attempts; `replayed` gets a subscription and a number of notifications."""
+        """`flush` stores what is known of attempts."""
         self._database = database
         self._clock = clock
         self._permissions = permissions
@@ -62,7 +63,6 @@ class DeliveryLog:
         self._entries = entries
         self._ids = ids
         self._flush = flush
-        self._replayed = replayed
 
     async def page(
         self, subscription: Subscription, status: str | None, *, offset: int, limit: int
@@ -141,12 +141,11 @@ class DeliveryLog:
             tx.deliveries.put(again)
             what = f"{len(again)} notifications again"
             note(tx, AuditEvent.SUBSCRIPTION_CHANGED, f"subscription {record.id}", now_ms=now_ms, what=what)
+            tx.tell(REPLAYED, Replay(record.key, sum(one.next_on is None for one in chosen)))
+            publish(tx, DeliveriesProgressed(record.key))
             return chosen
 
-        def tell(chosen: list[NotificationRecord]) -> None:
-            self._replayed(subscription.key, sum(one.next_on is None for one in chosen))
-
-        return [self._ids.id_of(one.key) for one in await self._database.write(work, announce=tell)]
+        return [self._ids.id_of(one.key) for one in await self._database.write(work)]
 
 
 def _found(key: int, tx: Transaction) -> ReadableNotification | None:

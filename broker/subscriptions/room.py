@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.kinds import REPLAYED, SUBSCRIPTION, Replay
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
-from broker.facts import DeliveriesProgressed
 from broker.mail import Mails
 from broker.messages.room import MessagesRoom
 from broker.subscriptions.creation import Creation
@@ -96,12 +96,13 @@ async def open_subscriptions(
         batch_seconds=settings.subscriptions.batch_seconds,
     )
 
-    def replayed(key: int, count: int) -> None:
-        if (outlet := outlets.get(key)) is not None:
-            outlet.pending += count
+    def replayed(replay: Replay, _content: None) -> None:
+        if (outlet := outlets.get(replay.subscription)) is not None:
+            outlet.pending += replay.added
         sender.look_for_due()
-        core.router.publish(DeliveriesProgressed(key))
 
+    core.news.listen(REPLAYED, replayed)
+    core.news.listen(SUBSCRIPTION, subscriptions.changed)
     log = DeliveryLog(
         database,
         clock,
@@ -110,7 +111,6 @@ async def open_subscriptions(
         entries,
         ids,
         flush=sender.flush,
-        replayed=replayed,
     )
     await subscriptions.load()
     accounts.claims.ends("Subscriptions", subscriptions.end_all_of)

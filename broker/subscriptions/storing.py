@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from broker.accounts.applications import require_application
+from broker.cluster.kinds import SUBSCRIPTION
 from broker.errors import Conflict, NotFound
 from broker.ids import new_id
 from broker.secrets import Vault
@@ -103,6 +104,7 @@ def removed(
             replace(record, removed_on=now_ms, modified_on=now_ms, handshake_on=None, last_error=reason)
         )
         note(tx, AuditEvent.SUBSCRIPTION_REMOVED, f"subscription {record.id}", now_ms=now_ms, reason=reason)
+        tx.tell(SUBSCRIPTION, key)
         gone.append(key)
     tx.subscriptions.forget_cursors(gone)
     for key in gone:

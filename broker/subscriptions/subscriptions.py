@@ -1,13 +1,12 @@
 """The subscriptions: creating, validating, pausing and removing them (reference 11.2).
 
 All subscriptions are in memory: facts about devices and grants end them at once (`endings`), and the reader of the log
-asks them about each message. Changes are announced in the order of their commits.
+asks them about each message.
 """
 
 import hmac
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from broker.accounts.applications import MadeByApplication, name_of_application
@@ -16,6 +15,7 @@ from broker.accounts.organizations import DEVELOPERS, require_administrator
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
+from broker.cluster.kinds import SUBSCRIPTION
 from broker.errors import Conflict, NotFound, PermissionDenied
 from broker.ids import new_id
 from broker.secrets import Vault
@@ -28,7 +28,7 @@ from config.limits import WEBHOOK_SECRETS
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, UserKey
 from storage.records import ApplicationRecord, UserRecord
-from storage.subscriptions import CursorRecord, SubscriptionRecord
+from storage.subscriptions import CursorRecord, SubscriptionNames, SubscriptionRecord
 
 NOT_ACTIVE: Final = "The subscription is not active"
 
@@ -71,22 +71,8 @@ class Subscriptions:
         """Read all subscriptions. End the ones that lost their grants or their device while the daemon did not run."""
         known, orphans = await self._database.read(lambda tx: (tx.subscriptions.in_use(), tx.subscriptions.orphans()))
         for record, names in known:
-            self.put(Subscription(record, names))
+            self._put(Subscription(record, names))
         self.end(orphans, "the grants or the device are gone")
-
-    async def take(self, keys: Collection[int]) -> None:
-        """Take what provisioning has stored."""
-
-        def work(tx: Transaction) -> list[Subscription]:
-            found = (tx.subscriptions.by_key(key) for key in keys)
-            return [Subscription(one, tx.subscriptions.names(one)) for one in found if one and not one.removed_on]
-
-        def tell(found: list[Subscription]) -> None:
-            for subscription in found:
-                self.put(subscription)
-
-        if keys:  # a write, because `tell` must come in the order of the commits
-            await self._database.write(work, announce=tell)
 
     def all(self) -> list[Subscription]:
         return list(self._by_key.values())
@@ -139,9 +125,10 @@ class Subscriptions:
 
         def work(tx: Transaction) -> Subscription:
             added = add(tx, record)
+            tx.tell(SUBSCRIPTION, added.key)
             return Subscription(added, tx.subscriptions.names(added))
 
-        return await self._database.write(work, announce=self.put)
+        return await self._database.write(work)
 
     async def create_for(self, caller: Caller, application: ApplicationRecord, wanted: NewSubscription) -> Subscription:
         """A developer creates a subscription of an application of the organization, as `create`.
@@ -194,9 +181,10 @@ class Subscriptions:
                 record = replace(record, status=SubscriptionStatus.ACTIVE, handshake_on=None, modified_on=now_ms)
                 tx.subscriptions.put(record)
                 tx.subscriptions.put_cursors([CursorRecord(record.key, tx.messages.head(), is_behind=True)])
+                tx.tell(SUBSCRIPTION, record.key)
             return Subscription(record, subscription.names)
 
-        return await self._database.write(work, announce=self.put)
+        return await self._database.write(work)
 
     async def remove(self, subscription: Subscription) -> None:
         """Remove a subscription. Raises NotFound: it is already removed."""
@@ -213,9 +201,10 @@ class Subscriptions:
             record = replace(record, status=status, modified_on=now_ms)
             tx.subscriptions.put(record)
             note(tx, AuditEvent.SUBSCRIPTION_CHANGED, f"subscription {record.id}", now_ms=now_ms, status=status.value)
+            tx.tell(SUBSCRIPTION, record.key)
             return Subscription(record, subscription.names)
 
-        return await self._database.write(work, announce=self.put)
+        return await self._database.write(work)
 
     async def renew_secret(self, subscription: Subscription) -> tuple[Subscription, str]:
         """Make a secret for the Standard Webhooks headers. The two before sign, too, for a day each (reference 11.4).
@@ -237,9 +226,10 @@ class Subscriptions:
             )
             tx.subscriptions.put(record)
             note(tx, AuditEvent.SUBSCRIPTION_CHANGED, f"subscription {record.id}", now_ms=now_ms, what="webhook secret")
+            tx.tell(SUBSCRIPTION, record.key)
             return Subscription(record, subscription.names)
 
-        return await self._database.write(work, announce=self.put), secret
+        return await self._database.write(work), secret
 
     def _former(self, record: SubscriptionRecord, now_ms: int) -> list[FormerSecret]:
         """The secrets that sign beside the next one, the latest first."""
@@ -257,15 +247,14 @@ class Subscriptions:
     async def note_handshake(self, key: int, *, tries: int, next_on: int | None) -> None:
         """Note an attempt of a handshake, and when the next one is due; None: the handshake is over."""
 
-        def work(tx: Transaction) -> Subscription | None:
-            subscription, record = self._by_key.get(key), tx.subscriptions.by_key(key)
-            if subscription is None or record is None or record.removed_on or record.handshake_on is None:
-                return None
-            record = replace(record, handshake_tries=tries, handshake_on=next_on)
-            tx.subscriptions.put(record)
-            return Subscription(record, subscription.names)
+        def work(tx: Transaction) -> None:
+            record = tx.subscriptions.by_key(key)
+            if record is None or record.removed_on or record.handshake_on is None:
+                return
+            tx.subscriptions.put(replace(record, handshake_tries=tries, handshake_on=next_on))
+            tx.tell(SUBSCRIPTION, key)
 
-        await self._database.write(work, announce=lambda changed: None if changed is None else self.put(changed))
+        await self._database.write(work)
 
     # Ends of subscriptions
 
@@ -294,7 +283,7 @@ class Subscriptions:
         def work(tx: Transaction) -> list[int]:
             return removed(tx, keys, reason, now_ms=now_ms, must_be_there=must_be_there, beside=beside)
 
-        gone: list[int] = await self._database.write(work, announce=self._forgotten)
+        gone: list[int] = await self._database.write(work)
         return bool(gone)
 
     async def made_for(self, user: UserKey) -> list[MadeByApplication]:
@@ -318,7 +307,6 @@ class Subscriptions:
         keys = tx.subscriptions.keys_of(user.key)
         found = [record for key in keys if (record := tx.subscriptions.by_key(key)) is not None]
         removed(tx, keys, "the account was closed", now_ms=issuance.now_ms, must_be_there=False, beside=None)
-        issuance.then.append(partial(self._forgotten, keys))
         return [_shown(one) for one in found]
 
     def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
@@ -326,18 +314,19 @@ class Subscriptions:
         keys = [one.key for one in issuance.tx.subscriptions.of_application(application.key)]
         reason = "the application was deleted"
         removed(issuance.tx, keys, reason, now_ms=issuance.now_ms, must_be_there=False, beside=None)
-        issuance.then.append(partial(self._forgotten, keys))
-
-    def _forgotten(self, keys: list[int]) -> None:
-        for key in keys:
-            if (subscription := self._by_key.get(key)) is not None:
-                self._drop(subscription)
 
     def _drop(self, subscription: Subscription) -> None:
         del self._by_key[subscription.key], self._by_id[subscription.id]
         self._tell(subscription, None)
 
-    def put(self, subscription: Subscription) -> None:
+    def changed(self, key: int, stored: tuple[SubscriptionRecord, SubscriptionNames] | None) -> None:
+        """A subscription was made or changed; None: it was removed."""
+        if stored is not None:
+            self._put(Subscription(*stored))
+        elif (subscription := self._by_key.get(key)) is not None:
+            self._drop(subscription)
+
+    def _put(self, subscription: Subscription) -> None:
         if subscription.key in self.ended:
             return
         before = self._by_key.get(subscription.key)

@@ -11,6 +11,7 @@ from broker.accounts.consent import sign_in_grant
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import READ_AND_WRITE, Grants, Reach
 from broker.accounts.tokens import user_through
+from broker.cluster.kinds import publish
 from broker.facts import ApplicationGrantsChanged, DeviceChanged
 from broker.trials.roles import TrialRole
 from storage.database import Transaction
@@ -60,8 +61,8 @@ def end_users(issuance: Issuance, trial: TrialRecord, users: Collection[UserKey]
     for user in users:
         for device, hashed in tx.trials.tokens_of_devices(user, trial.application):
             tx.devices.remove_token(device)
-            issuance.revoked.append(hashed)
-            issuance.facts.append(DeviceChanged(device))
+            issuance.tell_revoked((hashed,))
+            publish(tx, DeviceChanged(device))
         tx.accounts.remove_grants(user, trial.application)
     _tell(issuance, trial, users)
 
@@ -117,4 +118,4 @@ def _of_type(granted: GrantRecord, device_type: DeviceTypeKey) -> GrantRecord:
 def _tell(issuance: Issuance, trial: TrialRecord, users: Iterable[UserKey]) -> None:
     of = {user: tuple(issuance.tx.accounts.grants(trial.application, user)) for user in users}
     if of:
-        issuance.facts.append(ApplicationGrantsChanged(trial.application, of))
+        publish(issuance.tx, ApplicationGrantsChanged(trial.application, of))

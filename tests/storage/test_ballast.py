@@ -10,6 +10,7 @@ from storage.database import Database, EngineConnection, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.sql import StoreFullError
 from tests.stores import MigratedEngine
+from tests.told import NOTED, hear
 
 ROOM_PAGES = 12
 
@@ -60,6 +61,7 @@ def fill(tx: Transaction) -> None:
 def deletes(tx: Transaction) -> str:
     """It needs pages before it gives any back."""
     tx.connection.execute("CREATE TABLE deleted AS SELECT hex(randomblob(10000)) AS text")
+    tx.tell(NOTED, "deleted")
     return "deleted"
 
 
@@ -69,8 +71,9 @@ def engine_of_few_pages(tmp_path: Path) -> SmallEngine:
 
 
 async def test_what_deletes_is_written_while_nothing_else_can_be(engine_of_few_pages: SmallEngine) -> None:
-    ballast, announced = PagesInReserve(engine_of_few_pages), list[str]()
+    ballast = PagesInReserve(engine_of_few_pages)
     database = Database(engine_of_few_pages, ballast=ballast)
+    told = hear(database)
     await database.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(database.commit_forever)
@@ -85,8 +88,8 @@ async def test_what_deletes_is_written_while_nothing_else_can_be(engine_of_few_p
         async with trio.open_nursery() as both:  # in one group, and the other one stays refused
             both.start_soon(filling)
             with making_room():
-                assert await database.write(deletes, announce=announced.append) == "deleted"
-        assert (ballast.given_up, announced) == (1, ["deleted"])
+                assert await database.write(deletes) == "deleted"
+        assert (ballast.given_up, told) == (1, ["deleted"])
         tables = await database.read(
             lambda tx: {row["name"] for row in tx.connection.execute("SELECT name FROM sqlite_master")}
         )

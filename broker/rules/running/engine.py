@@ -16,13 +16,15 @@ import trio
 
 from broker.accounts.permissions import Reach
 from broker.clock import Clock
+from broker.cluster.kinds import RULE_FAILED, publish
+from broker.cluster.news import News
 from broker.facts import FactPhase, MessagesStored, Router, RuleReported
 from broker.loops import Wakeup
 from broker.rules.language.rule import CompiledRule
 from broker.rules.running.evaluator import Evaluator, PendingEffects
 from broker.rules.running.index import RuleIndex, RunningRule, remembered
 from broker.rules.sending.requests import RequestQueue
-from broker.rules.sending.sender import FiringBatch, FiringProblem, RuleSender
+from broker.rules.sending.sender import FiringProblem, RuleSender
 from config.limits import RULE_LOG_ROWS
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, Position, RuleKey
@@ -66,6 +68,7 @@ class RuleEngine:
         database: Database,
         clock: Clock,
         router: Router,
+        news: News,
         index: RuleIndex,
         evaluator: Evaluator,
         sending: RuleSender,
@@ -86,9 +89,10 @@ class RuleEngine:
         self._saved_at = 0
         self._must_restore = False
         self._wakeup = Wakeup()
-        self._told: OrderedDict[tuple[RuleKey, str, str], int] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         self._triggered = self._actions = self._problems = self._stopped = 0
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
+        news.listen(RULE_FAILED, self._rule_failed)
 
     # Rules
 
@@ -247,9 +251,23 @@ class RuleEngine:
             problems = self._sending.write(tx, batch, now_ms)
             for problem in problems:
                 tx.rules.set_failing(problem.running.key)
+                if (failed := _failed(problem.running, problem.field, problem.text, problem.at_ms)) is not None:
+                    tx.tell(RULE_FAILED, failed)
+            for stop, _ in batch.stops:
+                stopped = _reported(stop.running, "stopped", "rule", stop.reason, stop.at_ms)
+                if stopped is not None:
+                    publish(tx, stopped)
             return problems
 
-        await self._database.write(work, announce=partial(self._announce, batch))
+        problems = await self._database.write(work)
+        if batch.requests:
+            self._requests.wake()
+        for problem in problems:
+            problem.running.failing = True
+        self._problems += len(problems)
+        self._stopped += len(batch.stops)
+        for stop, _ in batch.stops:
+            _log.warning("rule_stopped", rule=stop.running.id, reason=stop.reason)
 
     def _states(self, found: PendingEffects) -> list[RuleState]:
         changed = {*found.changed, *(problem.running.key for problem in found.problems)}
@@ -257,21 +275,9 @@ class RuleEngine:
         running = [self._index.get(key) for key in changed] + [stop.running for stop in found.stops]
         return [one.state for one in running if one is not None]
 
-    def _announce(self, batch: FiringBatch, problems: Sequence[FiringProblem]) -> None:
-        if batch.requests:
-            self._requests.wake()
-        for problem in problems:
-            problem.running.failing = True
-            self._problems += 1
-            self.tell(problem.running, "failed", problem.field, problem.text, problem.at_ms)
-        for stop, _ in batch.stops:
-            self._stopped += 1
-            _log.warning("rule_stopped", rule=stop.running.id, reason=stop.reason)
-            self._publish(stop.running, "stopped", "rule", stop.reason, stop.at_ms)
-
-    def tell(self, running: RunningRule, kind: str, field: str, text: str, at_ms: Milliseconds) -> None:
-        """Publish an event about a rule; the same one at most once a second."""
-        what = (running.key, field, text)
+    def _rule_failed(self, failed: RuleReported, _content: None) -> None:
+        """Publish this; the same problem at most once a second."""
+        what = (failed.rule_id, failed.field, failed.text)
         steady_ms = self._clock.steady_ms()
         if steady_ms - self._told.get(what, steady_ms - _TOLD_MS) < _TOLD_MS:
             return
@@ -279,42 +285,29 @@ class RuleEngine:
         self._told.move_to_end(what)
         if len(self._told) > _TOLD_MAX:
             self._told.popitem(last=False)
-        self._publish(running, kind, field, text, at_ms)
-
-    def _publish(self, running: RunningRule, kind: str, field: str, text: str, at_ms: Milliseconds) -> None:
-        caller = running.reach.caller
-        if caller.application is not None:
-            self._router.publish(
-                RuleReported(
-                    kind,
-                    running.id,
-                    running.owner,
-                    running.owner_id,
-                    caller.application,
-                    caller.application_id or "",
-                    field,
-                    text,
-                    at_ms,
-                )
-            )
+        self._router.publish(failed)
 
     async def note(self, rule: RuleKey, field: str, text: str) -> None:
         """An HTTP request of a rule has failed."""
         now_ms, running = self._clock.now_ms(), self._index.get(rule)
+        failed = None if running is None else _failed(running, field, text, now_ms)
 
         def work(tx: Transaction) -> None:
             if tx.rules.state(rule) is not None:
                 tx.rules.note_problem(rule, field, text, now_ms)
                 tx.rules.set_failing(rule)
+            if failed is not None:
+                tx.tell(RULE_FAILED, failed)
 
         try:
             await self._database.write(work)
         except StoreError as error:
             _log.warning("rule_problem_not_saved", reason=str(error))
+            if failed is not None:
+                self._rule_failed(failed, None)
         self._problems += 1
         if running is not None:
             running.failing = True
-            self.tell(running, "failed", field, text, now_ms)
 
     async def _restore(self) -> None:
         """Go back to the stored state: a commit has failed."""
@@ -372,3 +365,25 @@ def _after(position: Position, tx: Transaction) -> list[MessageRow]:
 
 def _nothing(tx: Transaction) -> None:
     """A write without a change: it is durable after everything that was accepted before it."""
+
+
+def _failed(running: RunningRule, field: str, text: str, at_ms: Milliseconds) -> RuleReported | None:
+    return _reported(running, "failed", field, text, at_ms)
+
+
+def _reported(running: RunningRule, kind: str, field: str, text: str, at_ms: Milliseconds) -> RuleReported | None:
+    """None: no application made the rule."""
+    caller = running.reach.caller
+    if caller.application is None:
+        return None
+    return RuleReported(
+        kind,
+        running.id,
+        running.owner,
+        running.owner_id,
+        caller.application,
+        caller.application_id or "",
+        field,
+        text,
+        at_ms,
+    )

@@ -3,8 +3,9 @@
 Reference 12.3.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -13,6 +14,7 @@ import trio
 
 from broker.accounts.permissions import Permissions, Reach
 from broker.clock import Clock
+from broker.cluster.kinds import RULE, publish
 from broker.errors import DomainError, Finding, ValidationFailed
 from broker.facts import (
     DeviceCreated,
@@ -46,8 +48,18 @@ _encode_findings = msgspec.json.Encoder().encode
 _decode_findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRule:
+    """A body that was compiled, and the reach of its rule. A new rule has its number only when it is stored."""
+
+    compiled: Callable[[RuleKey], CompiledRule]
+    reach: Reach
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class RuleLoader:
+    """Runs rules when it hears of them: at once those that were prepared, the others as soon as they are compiled."""
+
     _database: Database
     _clock: Clock
     _permissions: Permissions
@@ -55,17 +67,36 @@ class RuleLoader:
     _engine: RuleEngine
     _models: ConditionModels
     _mails: Mails
-    _router: Router
+    #: By the id and the body of the rule, while it is being stored.
+    _prepared: dict[tuple[str, str], PreparedRule] = field(default_factory=dict, init=False)
+    #: Called with a rule that is to be compiled.
+    _compile: Callable[[RuleKey], None] | None = field(default=None, init=False)
 
-    def start(self, record: RuleRecord, rule: CompiledRule, reach: Reach, state: RuleState) -> None:
-        """A rule was made, changed or compiled again, and that is durable."""
-        self._models.changed(record.key, rule.transformers)
-        self._engine.begin(record, rule, reach, state)
+    def on_unprepared(self, compile_: Callable[[RuleKey], None]) -> None:
+        self._compile = compile_
 
-    def stop(self, key: RuleKey) -> None:
-        """A rule was removed, and that is durable."""
-        self._engine.remove(key)
-        self._models.changed(key, ())
+    @contextmanager
+    def prepared(self, rules: Mapping[tuple[str, str], PreparedRule]) -> Iterator[None]:
+        """Rules that are stored in this block run when their commit is heard of."""
+        self._prepared.update(rules)
+        try:
+            yield
+        finally:
+            for name, mine in rules.items():
+                if self._prepared.get(name) is mine:
+                    del self._prepared[name]
+
+    def changed(self, key: RuleKey, stored: tuple[RuleRecord, RuleState] | None) -> None:
+        """A rule was made, changed or compiled again; None: it was removed."""
+        if stored is None or not stored[0].runs:
+            self._engine.remove(key)
+            return
+        record, state = stored
+        prepared = self._prepared.get((record.id, record.body))
+        if prepared is not None:
+            self._engine.begin(record, prepared.compiled(key), prepared.reach, state)
+        elif self._compile is not None:  # the task that asked for it was cancelled
+            self._compile(key)
 
     async def load_all(self) -> None:
         """Run all rules that are enabled. A rule that is not valid any more is marked so."""
@@ -85,61 +116,54 @@ class RuleLoader:
 
     async def _load(self, records: Iterable[RuleRecord]) -> int:
         """Run rules, or mark them as invalid. Returns how many are."""
-        invalid, valid = 0, list[tuple[RuleRecord, CompiledRule, Reach]]()
+        invalid, valid = 0, list[tuple[RuleRecord, CompiledRule]]()
+        prepared: dict[tuple[str, str], PreparedRule] = {}
         for record in records:
             await trio.lowlevel.checkpoint()  # a body takes its time, and there may be thousands
             reach = await self._permissions.reach(acting(record))
             try:
-                valid.append((record, await self._names.compiled(record), reach))
+                rule = await self._names.compiled(record)
+                valid.append((record, rule))
+                prepared[record.id, record.body] = PreparedRule(partial(_same, rule), reach)
             except ValidationFailed as error:
                 await self._invalidate(record, error.findings)
                 invalid += 1
 
-        def work(tx: Transaction) -> list[RuleState | None]:
-            """The states of the rules; None for one that was changed or removed since it was read."""
-            return [
-                self._state(tx, record, rule) if tx.rules.rule(record.id) == record else None
-                for record, rule, _ in valid
-            ]
+        def work(tx: Transaction) -> None:
+            for record, rule in valid:
+                if tx.rules.rule(record.id) == record:  # it was not changed or removed since it was read
+                    self._make_models(tx, record, rule)
+                    tx.tell(RULE, record.key)
 
-        def tell(states: list[RuleState | None]) -> None:
-            for (record, rule, reach), state in zip(valid, states, strict=True):
-                if state is not None:
-                    self.start(record, rule, reach, state)
-
-        if valid:  # a write, because `tell` must come in the order of the commits
-            await self._database.write(work, announce=tell)
+        if valid:  # a write, because the rules must begin in the order of the commits
+            with self.prepared(prepared):
+                await self._database.write(work)
         return invalid
 
-    def _state(self, tx: Transaction, record: RuleRecord, rule: CompiledRule) -> RuleState:
-        """The state of a rule that begins to run; devices of its types that came later get their models."""
+    def _make_models(self, tx: Transaction, record: RuleRecord, rule: CompiledRule) -> None:
+        """Devices of the rule's types that came later get their models."""
         if rule.transformers:
             try:
                 self._models.put(tx, record, rule.transformers)
             except DomainError as error:
                 tx.rules.note_problem(record.key, "rule.if", str(error), self._clock.now_ms())
-        return tx.rules.state(record.key) or RuleState(record.key, record.revision)
 
     async def _invalidate(self, record: RuleRecord, findings: tuple[Finding, ...]) -> None:
         now_ms = self._clock.now_ms()
         reason = "; ".join(f"{one.field}: {', '.join(one.messages)}" for one in findings)
         letter = await self._letter(record, reason)
 
-        def work(tx: Transaction) -> bool:
+        def work(tx: Transaction) -> None:
             if tx.rules.rule(record.id) != record:  # a change since then has checked it
-                return False
+                return
             text = _encode_findings(findings).decode()
             tx.rules.put(replace(record, invalidated_on=now_ms, findings=text))
             if letter is not None:
                 self._mails.add(tx, letter)
-            return True
+            tx.tell(RULE, record.key)
+            publish(tx, reported(record, "invalidated", findings[0].field, reason, now_ms))
 
-        def tell(done: bool) -> None:
-            if done:
-                self._engine.remove(record.key)
-                self._router.publish(reported(record, "invalidated", findings[0].field, reason, now_ms))
-
-        await self._database.write(work, announce=tell)
+        await self._database.write(work)
 
     async def _letter(self, record: RuleRecord, reason: str) -> Letter | None:
         owner = await self._database.read(lambda tx: tx.accounts.user(record.owner))
@@ -148,6 +172,10 @@ class RuleLoader:
             return None if owner is None else self._mails.compose(owner.email, mail, cause=f"user {owner.id}")
         except ValidationFailed:  # no address that a mail can be sent to
             return None
+
+
+def _same(rule: CompiledRule, _key: RuleKey) -> CompiledRule:
+    return rule
 
 
 def _page_after(key: RuleKey, tx: Transaction) -> list[RuleRecord]:
@@ -216,6 +244,10 @@ class RuleInvalidator:
         self.run_forever = Loop(
             self.step, wakeup=self._wakeup, at_once=True, failure="rules_not_loaded", retry_seconds=_RETRY_SECONDS
         ).run
+
+    def compile(self, key: RuleKey) -> None:
+        """Compile a rule that was made or changed, and run it."""
+        self._put("rule", key)
 
     def _members_changed(self, fact: DeviceFact) -> None:
         self._evaluator.forget_members(fact.owner, fact.device_type)

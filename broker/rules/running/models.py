@@ -28,7 +28,6 @@ class ModelWarning:
 class ConditionModels:
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._rules: set[RuleKey] = set()  # those with models
 
     def output(
         self, rule: RuleKey, condition: int, device: DeviceKey, value: Value, at_ms: Milliseconds
@@ -68,15 +67,6 @@ class ConditionModels:
     def remove(self, tx: Transaction, rule: RuleKey) -> None:
         """Remove the rule's models, in the transaction that removes the rule or changes its body."""
         self._models.delete_for_rule(tx, rule)
-
-    def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
-        """A transaction with `put` or `remove` is durable; the rule has these conditions now, or none."""
-        if transformers or rule in self._rules:
-            self._models.rules_changed()
-        if transformers:
-            self._rules.add(rule)
-        else:
-            self._rules.discard(rule)
 
 
 def _wanted(tx: Transaction, owner: UserKey, transformer: Transformer) -> Iterator[RuleModel]:

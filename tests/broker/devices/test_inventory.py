@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from broker.cluster.kinds import DEVICE
 from broker.devices.inventory import DeviceChanges, NewDevice
 from broker.errors import Conflict, DeviceNotFound, DomainError, SourceDeviceDisabled
 from broker.facts import (
@@ -26,7 +27,7 @@ from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.records import DeviceRecord
 from tests.builders import ServicesOpener
-from tests.factories import HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World, build_world
+from tests.factories import KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World, build_world
 from tests.fakes import HeldRunner
 
 INVENTORY = (DeviceCreated, DeviceUpdated, DeviceEnabled, DeviceDisabled, DeviceDeleted)
@@ -228,7 +229,6 @@ async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(opener: 
     runner = HeldRunner()
     async with opener(run_sync=runner) as services:
         world = await build_world(services.core.database, services.core.vault)
-        hall = await services.devices.registry.find(HALL)
 
         async def find() -> None:
             with pytest.raises(DeviceNotFound):
@@ -238,8 +238,10 @@ async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(opener: 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(find)
             await wait_all_tasks_blocked()  # the record was read, and is deleted next
-            await services.core.database.write(
-                lambda tx: tx.devices.set_deleted(world.kitchen, 1),
-                announce=lambda _none: services.devices.registry.note_changed(hall.record),
-            )
+
+            def delete_and_tell_of_another(tx: Transaction) -> None:
+                tx.devices.set_deleted(world.kitchen, 1)
+                tx.tell(DEVICE, world.hall)
+
+            await services.core.database.write(delete_and_tell_of_another)
             runner.reads.set()

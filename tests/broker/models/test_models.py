@@ -17,7 +17,7 @@ from broker.models.models import Model, RuleModel
 from broker.models.training import next_training
 from broker.services import Services
 from storage.database import Transaction
-from storage.keys import Milliseconds
+from storage.keys import Milliseconds, RuleKey
 from storage.models import ModelRecord
 from tests.broker.models.worlds import TaughtLearner, send_wave
 from tests.builders import ServicesOpener
@@ -293,7 +293,7 @@ async def test_an_anomaly_is_told_apart_by_its_sensitivity(services: Services, a
         assert services.models.models.output(made.record.id, {INPUT: value}) is expected
 
 
-def create(services: Services, world: World, rule: int, wanted: Sequence[RuleModel], tx: Transaction) -> None:
+def create(services: Services, world: World, rule: RuleKey, wanted: Sequence[RuleModel], tx: Transaction) -> None:
     services.models.models.create_for_rule(tx, rule, world.ada, world.application, wanted)
 
 
@@ -309,9 +309,7 @@ class TestModelsOfRules:
         await send_wave(services, KITCHEN, count=60)
         wanted = [RuleModel(0, one, "temperature", kind, 60, 50) for one in (kitchen, hall)]
         for some in (wanted[:1], wanted, wanted):  # a model that a rule has is not made again
-            await services.core.database.write(
-                partial(create, services, world, 7, some), announce=lambda _: models.rules_changed()
-            )
+            await services.core.database.write(partial(create, services, world, RuleKey(7), some))
         of_kitchen, of_hall = await services.core.database.read(lambda tx: tx.models.of_rule(7))
         await ended(services, of_kitchen.id, ModelStatus.READY)
         with trio.fail_after(10):
@@ -322,9 +320,7 @@ class TestModelsOfRules:
         assert models.output_for_rule(7, 1, world.kitchen, 1.0) is None
         assert models.waiting(of_kitchen.id, 7, 0, world.kitchen) is None
         assert models.waiting(of_hall.id, 7, 0, world.hall) == "is training"
-        await services.core.database.write(
-            lambda tx: models.delete_for_rule(tx, 7), announce=lambda _: models.rules_changed()
-        )
+        await services.core.database.write(lambda tx: models.delete_for_rule(tx, RuleKey(7)))
         with trio.fail_after(10):
             while models.output_for_rule(7, 0, world.kitchen, 1.0) is not None:
                 await trio.lowlevel.checkpoint()
@@ -335,10 +331,10 @@ class TestModelsOfRules:
     ) -> None:
         models, kitchen = services.models.models, await services.devices.registry.find(KITCHEN)
         wanted = [RuleModel(0, kitchen, "temperature", ModelType.PREDICTION, 60)]
-        await services.core.database.write(partial(create, services, world, 7, wanted))
+        await services.core.database.write(partial(create, services, world, RuleKey(7), wanted))
         (record,) = await services.core.database.read(lambda tx: tx.models.of_rule(7))
         with pytest.raises(Conflict, match="belongs to a rule"):
             await models.remove(await models.find(ada, record.id))
         monkeypatch.setattr("broker.models.models.MODELS_OF_RULES", 1)
         with pytest.raises(Conflict, match="at most"):
-            await services.core.database.write(partial(create, services, world, 8, wanted))
+            await services.core.database.write(partial(create, services, world, RuleKey(8), wanted))

@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from broker.facts import Router
+from broker.models.shelf import Shelf
 from broker.models.training import Training
 from broker.services import Services
 from storage.database import Transaction
@@ -19,7 +20,7 @@ async def test_models_are_trained_in_turns_of_their_users(
 ) -> None:
     unused: Any = None
     core = services.core
-    training = Training(core.database, core.clock, Router(), services.devices.registry, unused, unused)
+    training = Training(core.database, core.clock, Router(), core.news, services.devices.registry, unused, Shelf())
     trained: list[UserKey] = []
 
     async def train(record: ModelRecord, _now_ms: Milliseconds) -> None:

@@ -187,7 +187,7 @@ async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceT
     idle = ApprovedLists(
         services.core.database,
         services.core.clock,
-        Uploads(services.core.database, services.core.clock, services.core.router),
+        Uploads(services.core.database, services.core.clock),
     )
     for _ in range(APPROVED_UPLOADS_WAITING):
         await idle.upload(meters, b"vdid\n")

@@ -554,7 +554,7 @@ async def test_limits_read_before_a_payment_do_not_undo_it(
         reads.append(device_type)
         if len(reads) > 1:
             return real(store, device_type)
-        services.monetization.tiers.activated(world.kitchen, payment.tier)  # meanwhile
+        services.monetization.tiers.tier_changed(world.kitchen, payment.tier)  # meanwhile
         return {world.kitchen: 150}  # as it was before the payment
 
     real = MonetizationStore.limits

@@ -7,9 +7,11 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from broker.cluster.kinds import SUBSCRIPTION
 from broker.services import Services
 from broker.subscriptions.addresses import is_allowed_callback
 from broker.subscriptions.port import AttemptOutcome
+from storage.database import Transaction
 from storage.keys import Milliseconds, Position
 from storage.records import GrantRecord
 from tests.builders import ServicesOpener
@@ -384,8 +386,12 @@ async def test_a_former_secret_of_an_older_version_signs_until_its_time(
     (renewed, second) = await services.subscriptions.subscriptions.renew_secret(subscription)
     until = Milliseconds(NOW_MS + HOUR_MS)
     older = replace(renewed.record, old_webhook_secret=services.core.vault.seal(first), old_secret_until=until)
-    await services.core.database.write(lambda tx: tx.subscriptions.put(older))
-    services.subscriptions.subscriptions.put(replace(renewed, record=older))
+
+    def put(tx: Transaction) -> None:
+        tx.subscriptions.put(older)
+        tx.tell(SUBSCRIPTION, older.key)
+
+    await services.core.database.write(put)
     (_, third) = await services.subscriptions.subscriptions.renew_secret(subscription)
     for expected in ((third, second, first), (third, second)):
         before = len(callbacks.received)

@@ -6,11 +6,12 @@ import httpx
 import msgspec
 import pytest
 
+from broker.cluster.kinds import DEVICE
 from broker.connectors.terms import ConnectorTerms
 from broker.devices.shares import ShareStatus
 from broker.services import Services
 from storage.database import Transaction
-from storage.records import DeviceRecord, ShareRecord
+from storage.records import ShareRecord
 from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,
@@ -77,13 +78,11 @@ async def test_users_of_a_share_and_their_applications_may_not_link_the_device(
 ) -> None:
     share = ShareRecord("5a" * 16, world.bobs, "ada@example.org", world.ada, ShareStatus.ACCEPTED, 1, None)
 
-    def accept(tx: Transaction) -> DeviceRecord | None:
+    def accept(tx: Transaction) -> None:
         tx.shares.put(share)
-        return tx.devices.device(world.bobs)
+        tx.tell(DEVICE, world.bobs)
 
-    record = await services.core.database.write(accept)
-    assert record is not None
-    services.devices.registry.note_changed(record)
+    await services.core.database.write(accept)
     headers = bearer(token) | {"Referer": REFERER}
     assert (await api.get(f"/devices/{BOBS}", headers=headers)).status_code == 200
     assert (await api.request(method, f"/devices/{BOBS}/providerauth", headers=headers)).status_code == 403

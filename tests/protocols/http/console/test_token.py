@@ -69,7 +69,7 @@ async def test_all_pages_of_a_session_share_one_token_which_belongs_to_it(
 async def test_another_daemon_on_the_store_knows_the_token(new_token: NewToken, services: Services) -> None:
     core, token = services.core, await new_token()
     lifetimes = Lifetimes.of(core.settings.accounts)
-    other = Tokens(core.database, core.clock, Router(), lifetimes, WrongTokens(core.clock, limit=None))
+    other = Tokens(core.database, core.clock, Router(), core.news, lifetimes, WrongTokens(core.clock, limit=None))
     assert (await other.caller(token)).is_console
 
 

@@ -1,0 +1,154 @@
+"""The kinds of change that those hear who keep something of the store in memory."""
+
+from typing import Any, Final
+
+import msgspec
+
+from broker.cluster.news import NewsKind, event, of_fact, state
+from broker.facts import (
+    ApplicationGrantsChanged,
+    DeliveriesProgressed,
+    DeviceChanged,
+    DeviceCreated,
+    DeviceDeleted,
+    DeviceDisabled,
+    DeviceEnabled,
+    DeviceHandedOver,
+    DeviceTakenOver,
+    DeviceUpdated,
+    Fact,
+    GrantsChanged,
+    ManagementConfigured,
+    PlanApproved,
+    RuleReported,
+    SessionsEnded,
+    SharesChanged,
+    SubscriptionReported,
+    TaskProgressed,
+    TokenRevoked,
+    UploadProgressed,
+    UserProfileUpdated,
+)
+from storage.database import Transaction
+from storage.device_management import ManagementRecord
+from storage.keys import DeviceKey, DeviceTypeKey, RuleKey, UserKey
+from storage.models import ModelRecord
+from storage.records import DeviceRecord, TierRecord
+from storage.rules import RuleRecord, RuleState
+from storage.subscriptions import SubscriptionNames, SubscriptionRecord
+from storage.tasks import DeviceTaskRecord, TaskRecord
+
+
+def _device(tx: Transaction, key: DeviceKey) -> DeviceRecord | None:
+    return tx.devices.device(key)
+
+
+def _tier(tx: Transaction, key: DeviceKey) -> TierRecord | None:
+    return tx.monetization.tier_of(key)
+
+
+def _management(tx: Transaction, key: DeviceTypeKey) -> ManagementRecord | None:
+    return tx.device_management.management(key)
+
+
+def _task(tx: Transaction, key: int) -> TaskRecord | None:
+    return tx.tasks.task(key)
+
+
+def _model(tx: Transaction, id_: str) -> ModelRecord | None:
+    return tx.models.by_id(id_)
+
+
+def _rule(tx: Transaction, key: RuleKey) -> tuple[RuleRecord, RuleState] | None:
+    record = next(iter(tx.rules.rules_with((key,))), None)
+    return None if record is None else (record, tx.rules.state(key) or RuleState(key, record.revision))
+
+
+def _subscription(tx: Transaction, key: int) -> tuple[SubscriptionRecord, SubscriptionNames] | None:
+    record = tx.subscriptions.by_key(key)
+    return None if record is None or record.removed_on is not None else (record, tx.subscriptions.names(record))
+
+
+class DeviceTaskMove(msgspec.Struct, frozen=True):
+    """A device task before and after a step."""
+
+    before: DeviceTaskRecord
+    after: DeviceTaskRecord
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """`added`: the notifications that did not wait before."""
+
+    subscription: int
+    added: int
+
+
+class SessionBegin(msgspec.Struct, frozen=True):
+    """`number` is of the connection on its node. `is_present`: the device's session goes on."""
+
+    device: DeviceKey
+    number: int
+    is_present: bool
+
+
+#: The device's record or its shares; None: it was deleted.
+DEVICE: Final = state("device", _device)
+#: An access token that a refresh has replaced ends soon.
+TOKEN_SHORTENED: Final = event("token shortened", bytes)
+#: An account was closed; its devices are to be deleted.
+ACCOUNT_CLOSED: Final = event("account closed", UserKey)
+#: The device's tier.
+TIER: Final = state("tier", _tier)
+#: A device has a new connection with a session of MQTT. To end the former connection is not its matter.
+SESSION_BEGAN: Final = event("MQTT session began", SessionBegin)
+SESSION_EXPIRED: Final = event("MQTT session expired", DeviceKey)
+#: The configuration of device management of a type.
+MANAGEMENT: Final = state("management", _management)
+TASK_ADDED: Final = state("task added", _task)
+#: The phase of a task's roll-out was changed by a call.
+ROLLOUT_CHANGED: Final = event("roll-out changed", int)
+DEVICE_TASK_MOVED: Final = event("device task moved", DeviceTaskMove)
+#: A model of a user, by its id; None: it was removed.
+MODEL: Final = state("model", _model)
+#: The models of a rule were made or removed.
+RULE_MODELS: Final[NewsKind[RuleKey, None]] = NewsKind("models of a rule", RuleKey, is_state=True)
+#: A rule, by its key, and its state; None: it was removed.
+RULE: Final = state("rule", _rule)
+#: A rule that runs could not do something.
+RULE_FAILED: Final = event("rule failed", RuleReported)
+#: A subscription; None: it was removed.
+SUBSCRIPTION: Final = state("subscription", _subscription)
+REPLAYED: Final = event("notifications replayed", Replay)
+
+FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {
+    kind.key_type: kind
+    for kind in (
+        of_fact(ApplicationGrantsChanged, is_fencing=True),
+        of_fact(DeliveriesProgressed, is_state=True),
+        of_fact(DeviceChanged, is_state=True),
+        of_fact(DeviceCreated),
+        of_fact(DeviceDeleted, is_fencing=True),
+        of_fact(DeviceDisabled, is_fencing=True),
+        of_fact(DeviceEnabled),
+        of_fact(DeviceHandedOver, is_fencing=True),
+        of_fact(DeviceTakenOver),
+        of_fact(DeviceUpdated),
+        of_fact(GrantsChanged, is_fencing=True),
+        of_fact(ManagementConfigured, is_state=True),
+        of_fact(PlanApproved, is_state=True),
+        of_fact(RuleReported),
+        of_fact(SessionsEnded, is_fencing=True, is_state=True),
+        of_fact(SharesChanged, is_fencing=True, is_state=True),
+        of_fact(SubscriptionReported),
+        of_fact(TaskProgressed, is_state=True),
+        of_fact(TokenRevoked, is_fencing=True),
+        of_fact(UploadProgressed, is_state=True),
+        of_fact(UserProfileUpdated),
+    )
+}
+
+
+def publish(tx: Transaction, *facts: Fact) -> None:
+    """Have the router publish these facts when the transaction is durable."""
+    for fact in facts:
+        tx.tell(FACTS[type(fact)], fact)
