@@ -213,7 +213,7 @@ class CommitGroup:
     forgets_log: bool = False
     has_forgotten: bool = False
     works: list[_Work] = field(default_factory=list)
-    #: What its works told, as far as they are durable.
+    #: The changes that its works told, as far as they are durable.
     told: list[Told] = field(default_factory=list)
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)

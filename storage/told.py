@@ -1,5 +1,5 @@
-"""What a transaction tells those who keep something of the store in memory: a kind of change, and whom or what it
-concerns.
+"""Changes that a transaction tells, for everybody who keeps something of the store in memory: the kind of a change, and
+a key.
 
 A work of `Database.write` tells; the writer reads what hearers need at the end of the group, in its transaction; the
 loop passes it on in the order of the commits, before anybody who waits for a commit goes on.
@@ -14,7 +14,7 @@ _K_contra = TypeVar("_K_contra", contravariant=True)
 
 
 class NotReadError(StoreError):
-    """What a work told cannot be read. The work is undone."""
+    """A change that a work told cannot be read. The work is undone."""
 
 
 class Tellable(Protocol[_K_contra]):

@@ -58,7 +58,7 @@ class WaitingDevice:
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """What to show `instead` when nothing was decided."""
+    """When nothing was decided, `instead` is shown."""
 
     instead: WaitingDevice | None = None
 

@@ -1,4 +1,4 @@
-"""News: those who keep something of the store in memory hear of each change that was committed.
+"""News: a capability that keeps something of the store in memory hears of each change that was committed.
 
 A work of `Database.write` calls `tx.tell(kind, key)` or `publish(tx, fact)`. The writer reads what hearers need at the
 end of the group. The listeners of the kind are called on the loop in the order of the commits, before anybody who waits
@@ -62,7 +62,7 @@ def of_fact(fact: type[_F], *, is_fencing: bool = False, is_state: bool = False)
 
 
 class News:
-    """Who hears of what."""
+    """Calls the listeners of each kind that was told."""
 
     def __init__(self, database: Database, router: Router) -> None:
         self._router = router
@@ -70,8 +70,8 @@ class News:
         database.on_told(self._heard)
 
     def listen(self, kind: NewsKind[K, C], listener: Callable[[K, C], None]) -> None:
-        """Call `listener` with the key and the content. Those of one kind are called in the order of their calls of
-        this."""
+        """Call `listener` with the key and the content. The listeners of one kind are called in the order in which they
+        were registered."""
         self._listeners.setdefault(kind, []).append(listener)
 
     def listeners(self, kind: NewsKind[Any, Any]) -> Sequence[Callable[[Any, Any], None]]:

@@ -58,7 +58,7 @@ class PreparedRule:
 
 @dataclass(slots=True, eq=False, repr=False)
 class RuleLoader:
-    """Runs rules when it hears of them: at once those that were prepared, the others as soon as they are compiled."""
+    """Runs rules when it hears of them: at once if they were prepared, else as soon as they are compiled."""
 
     _database: Database
     _clock: Clock
