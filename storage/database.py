@@ -74,6 +74,7 @@ from storage.sql import (
     StoreTakenError,
 )
 from storage.subscriptions import SubscriptionStore
+from storage.tables import check_finished
 from storage.tasks import TaskStore
 from storage.told import NotReadError, Tellable, Told, read_told
 from storage.transfers import TransferStore
@@ -354,6 +355,7 @@ class Database:
         self._engine.migrate()
         try:
             self._writer = Transaction(self._engine.open(read_only=False))
+            check_finished(self._writer.connection, str(self._engine))
             if self._ballast is not None:
                 self._has_ballast = self._ballast.take()
             _index_all(self._writer)

@@ -22,6 +22,7 @@ _COMMANDS = {
     "key": "key",
     "retention": "retention",
     "migrate": "store",
+    "migrate-store": "migrate_store",
     "store": "store",
     "simulate": "simulate",
     "tail": "tail",
@@ -50,6 +51,7 @@ _FIRST_SENTENCES = {
     "key": "The key that seals the secrets in the store.",
     "retention": "Control deletion by age.",
     "migrate": "Bring the store of a stopped daemon to this version, as the daemon does when it starts.",
+    "migrate-store": "Copy the store into a database of PostgreSQL, or back into a file, and compare both.",
     "store": "The file that holds everything.",
     "simulate": "Send plausible messages as a device and print the Actions it receives.",
     "tail": "Print each message of the live feed as it is stored, one line of JSON each.",
@@ -81,7 +83,7 @@ class _Commands(click.Group):
             return None
         collect_garbage_seldom()  # modules are none, and to look through them takes a fifth of an import
         module = importlib.import_module(f"protocols.cli.{_COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -25,12 +25,12 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.control.client import ControlUnavailableError, send_command
-from protocols.errors import STORE, StateError, StateInUseError
+from protocols.errors import StateError, StateInUseError
 from protocols.operation.backup import MIB, BackupNotWrittenError, Copied, make_backup, make_folder, name_by_time
 from protocols.operation.restore import restore_backup
 from protocols.operation.state import lock_state
 from storage.audit import AuditStore
-from storage.engines.sqlite import SqliteEngine
+from storage.engines import StoreAnywhere, engine_of, may_have_store
 
 T = TypeVar("T")
 _RATE_MIB: Final = 32
@@ -89,7 +89,7 @@ def backup(
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)
         passphrase = None if passphrase_file is None else _first_line(passphrase_file)
-        if not (settings.state_dir / STORE).exists():
+        if not may_have_store(settings):
             raise StateError(f"{settings.state_dir}: there is no store")
         if file is None:
             file, keep = settings.backup_dir, keep or settings.console.keep_backups
@@ -114,7 +114,8 @@ def backup(
 def restore(file: Path, passphrase_file: Path | None, key_file: Path | None, config: Path | None) -> None:
     """Put back what `trunkline backup` has written into FILE, into a state directory without a store.
 
-    Stop the daemon first, and move its store away, if there is one. Everything is checked before anything is put back.
+    Stop the daemon first, and move its store away, if there is one; a database of PostgreSQL is a new one. Everything
+    is checked before anything is put back.
     """
     with _failures_told():
         settings = load_settings(config)
@@ -155,8 +156,8 @@ def _noted(settings: Settings, target: Path) -> Iterator[None]:
     arguments: dict[str, Any] = {"file": str(target.absolute())}
     while True:
         try:
-            with lock_state(settings) as directory:
-                noting = partial(_note, SqliteEngine(directory / STORE), arguments["file"])
+            with lock_state(settings):
+                noting = partial(_note, engine_of(settings), arguments["file"])
                 copy_context().run(_as_operator, noting)
                 yield
                 return
@@ -171,9 +172,10 @@ def _noted(settings: Settings, target: Path) -> Iterator[None]:
     yield
 
 
-def _note(engine: SqliteEngine, file: str) -> None:
-    if not engine.is_current():  # of an older version: it must stay as that version has left it
-        return
+def _note(engine: StoreAnywhere, file: str) -> None:
+    with engine.snapshot() as snapshot:
+        if not snapshot.is_current():  # of an older version: it must stay as that version has left it
+            return
     with closing(engine.open(read_only=False)) as store:
         store.begin(write=True)
         entry = entry_of(AuditEvent.COMMAND, f"file {file}", now_ms=time.time_ns() // 1_000_000, command="backup")

@@ -21,7 +21,7 @@ from protocols.errors import StateError, StateInUseError
 from protocols.operation.key_file import KeyFileError
 from protocols.operation.state import open_state
 from storage.audit import AuditStore
-from storage.engines.sqlite import SqliteEngine
+from storage.engines import StoreAnywhere, engine_of, may_have_store
 
 
 @click.group()
@@ -65,20 +65,20 @@ def rotate_key(settings: Settings, key_path: Path | None = None) -> Resealing:
         StoreError: the store cannot be read or written.
     """
     with open_state(settings, key_path=key_path) as state:
-        if not state.database.exists():
+        if not may_have_store(settings):
             raise StateError(f"{state.database}: there is no store")
         try:
             keys = state.keys if len(state.keys) > 1 else (Vault.new_key(), *state.keys)
             state.key_file.write(*keys)
             # In a context of its own: the origin that the audit log gets is the origin of this work only.
-            done = copy_context().run(_reseal, SqliteEngine(state.database, upgrades=False), Vault(*keys))
+            done = copy_context().run(_reseal, engine_of(settings, upgrades=False), Vault(*keys))
             state.key_file.write(keys[0])
         except KeyFileError as error:
             raise StateError(str(error)) from error
     return done
 
 
-def _reseal(engine: SqliteEngine, vault: Vault) -> Resealing:
+def _reseal(engine: StoreAnywhere, vault: Vault) -> Resealing:
     engine.migrate()
     # Closing writes all pages into the store, so that none sealed with the old key is left beside it.
     with closing(engine.open(read_only=False)) as store:

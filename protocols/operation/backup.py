@@ -11,21 +11,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from broker.backup.archive import FORMAT, IMAGES, KEY, SEALED_KEY, STORE, BackupManifest, BackupWriter, KeyIn
 from broker.backup.sealed_key import seal_key
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
 from config.settings import Settings
+from config.shown_command import shown_command
 from protocols.errors import StateError
 from protocols.operation.key_file import KeyFileError
 from protocols.operation.state import key_file_of
+from storage.engines import engine_of, may_have_store
 from storage.engines.sqlite import SqliteEngine, SqliteSnapshot
 from storage.firmware import FirmwareStore
 from storage.migrations import VERSION
 from storage.sealed import SEALED_COLUMNS
 from storage.sql import StoreError, StoreFullError
+from storage.store_copy import CopyProgress, copy_rows
+
+if TYPE_CHECKING:
+    from storage.engines.postgresql import PostgresqlSnapshot
 
 MIB: Final = 1024 * 1024
 _DRAFT: Final = ".trunkline-backup-"
@@ -84,17 +90,17 @@ def make_backup(
         BackupNotWrittenError: the file is there already, or there is no room for it.
     """
     directory = settings.state_dir
-    if not (directory / STORE).exists():
+    if not may_have_store(settings):
         raise StateError(f"{directory}: there is no store")
     if target.exists():
         raise BackupNotWrittenError(f"{target}: exists already")
     try:
         with _draft_beside(target) as draft:
-            return _Making(directory, draft, target, key_path, passphrase, has_key, copied).make()
+            return _Making(settings, draft, target, key_path, passphrase, has_key, copied).make()
     except StoreFullError as error:
         raise BackupNotWrittenError(f"{target}: the disk is full") from error
     except StoreError as error:
-        raise StoreError(f"{directory / STORE} cannot be copied to {target}: {error}") from error
+        raise StoreError(f"{engine_of(settings)} cannot be copied to {target}: {error}") from error
     except OSError as error:
         named = str(error.filename or target)
         raise BackupNotWrittenError(f"{target if _DRAFT in named else named}: {error.strerror or error}") from error
@@ -102,7 +108,7 @@ def make_backup(
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    directory: Path
+    settings: Settings
     draft: Path
     target: Path
     key_path: Path | None
@@ -110,8 +116,12 @@ class _Making:
     has_key: bool
     copied: Copied
 
+    @property
+    def directory(self) -> Path:
+        return self.settings.state_dir
+
     def make(self) -> Backup:
-        engine, copy = SqliteEngine(self.directory / STORE), self.draft / STORE
+        engine, copy = engine_of(self.settings), self.draft / STORE
         earlier = self._keys()
         with engine.snapshot() as snapshot:
             # Read before and after the moment of the copy: a rotation between the reads changes both the key and the
@@ -122,7 +132,10 @@ class _Making:
             size = snapshot.size_bytes + sum(images.values())
             work = snapshot.size_bytes + size  # the store is read twice: for the copy, and for the archive
             self._check_room(work)
-            snapshot.copy(copy, lambda more: self.copied(more, work))
+            if isinstance(snapshot, SqliteSnapshot):
+                snapshot.copy(copy, lambda more: self.copied(more, work))
+            else:
+                self._copy_rows(snapshot, copy, work)
             steps = snapshot.steps()
         SqliteEngine(copy).check()
         if not all((self.directory / IMAGES / id_).exists() for id_ in images):
@@ -152,6 +165,21 @@ class _Making:
         sync_folder(self.target.parent)
         return Backup(self.target, self.target.stat().st_size, hashing.digest.hexdigest(), has)
 
+    def _copy_rows(self, snapshot: "PostgresqlSnapshot", copy: Path, work: int) -> None:
+        """The rows of another engine's store as a store of SQLite: a backup is restored into either engine."""
+        if not snapshot.is_current():
+            raise StoreError(f"an older version has made it: start the daemon, or run once: {shown_command('migrate')}")
+        done = 0
+
+        def tell(now: CopyProgress) -> None:
+            nonlocal done
+            so_far = snapshot.size_bytes * now.rows // max(1, now.total)
+            self.copied(so_far - done, work)
+            done = so_far
+
+        target = SqliteEngine(copy, synchronous="off")  # until it is whole the copy is worth nothing
+        copy_rows(snapshot.rows, target, str(copy), tell)
+
     def _keys(self) -> tuple[bytes, ...]:
         if not self.has_key:
             return ()
@@ -168,7 +196,7 @@ class _Making:
         elif keys:
             writer.add_bytes(KEY, content)
 
-    def _images(self, snapshot: SqliteSnapshot) -> dict[str, int]:
+    def _images(self, snapshot: "SqliteSnapshot | PostgresqlSnapshot") -> dict[str, int]:
         """The size of each firmware image that is beside the store, where earlier versions had them."""
         known = FirmwareStore(snapshot.rows).sizes() if snapshot.has("firmware_image", "id") else {}
         paths = {id_: self.directory / IMAGES / id_ for id_ in sorted(known)}
@@ -183,7 +211,7 @@ class _Making:
             )
 
 
-def _check_key(snapshot: SqliteSnapshot, keys: tuple[bytes, ...]) -> None:
+def _check_key(snapshot: "SqliteSnapshot | PostgresqlSnapshot", keys: tuple[bytes, ...]) -> None:
     columns = [at for at in SEALED_COLUMNS if snapshot.has(at.table, at.column)]
     if keys and not opens_secrets(snapshot.rows, Vault(*keys), columns=columns):
         raise StateError("the key opens none of the store's secrets: it belongs to another store")

@@ -22,9 +22,11 @@ from protocols.operation.key_file import KeyFile, KeyFileError
 from protocols.operation.state import key_file_of, lock_state
 from storage.audit import AuditStore
 from storage.database import EngineConnection
+from storage.engines import engine_of
 from storage.engines.sqlite import SqliteEngine
 from storage.migrations import unknown_names
 from storage.sql import StoreError
+from storage.store_copy import CopyProgress, copy_store
 
 _DRAFT: Final = "restoring"
 
@@ -59,21 +61,22 @@ def restore_backup(
                 f" install {manifest.version} or a newer one"
             )
         with lock_state(settings) as directory:
-            _check_empty(directory)
+            _check_empty(settings)
             free = shutil.disk_usage(directory).free
             if free < manifest.bytes:
                 needed = f"{manifest.bytes / MIB:,.0f} MiB are needed"
                 raise StateError(f"{directory}: the disk has {free / MIB:,.0f} MiB, and {needed}")
             with _draft_in(directory) as draft:
                 unpack(file, draft, progress=lambda more: copied(more, manifest.bytes))
-                _Restoring(file, directory, draft, passphrase, key_path).finish()
+                _Restoring(file, settings, draft, passphrase, key_path, copied).finish()
     except OSError as error:
         raise BackupError(f"{error.filename or file}: {error.strerror or error}") from error
     return manifest
 
 
-def _check_empty(directory: Path) -> None:
-    for path in (directory / STORE, directory / IMAGES):
+def _check_empty(settings: Settings) -> None:
+    directory = settings.state_dir
+    for path in (directory / IMAGES, *(() if settings.storage.is_postgresql else (directory / STORE,))):
         if path.is_dir() and not any(path.iterdir()):
             continue
         if path.exists():
@@ -95,10 +98,15 @@ def _draft_in(directory: Path) -> Iterator[Path]:
 @dataclass(frozen=True, slots=True)
 class _Restoring:
     file: Path
-    directory: Path
+    settings: Settings
     draft: Path
     passphrase: str | None
     key_path: Path | None
+    copied: Copied
+
+    @property
+    def directory(self) -> Path:
+        return self.settings.state_dir
 
     def finish(self) -> None:
         keys, store = self._keys_in_backup(), SqliteEngine(self.draft / STORE)
@@ -150,7 +158,8 @@ class _Restoring:
         AuditStore(connection).add(entry)
 
     def _move_in(self, key_file: KeyFile | None, keys: tuple[bytes, ...]) -> None:
-        """The store last: without it, a daemon finds nothing, and the restore can be repeated."""
+        """The store last: without it, a daemon finds nothing, and the restore can be repeated. A database of PostgreSQL
+        is marked as unfinished until all is in it."""
         store, images = self.draft / STORE, self.draft / IMAGES
         owner = self.directory.stat()
         for path in (store, images, *images.iterdir()):
@@ -163,10 +172,27 @@ class _Restoring:
                 key_file.write(*keys)
             except KeyFileError as error:
                 raise StateError(str(error)) from error
+        if self.settings.storage.is_postgresql:
+            return self._copy_rows(store)
         with store.open("rb") as file:
             os.fsync(file.fileno())
         store.rename(self.directory / STORE)
         sync_folder(self.directory)
+        return None
+
+    def _copy_rows(self, store: Path) -> None:
+        target = engine_of(self.settings)
+        total = store.stat().st_size
+        done = 0
+
+        def tell(now: CopyProgress) -> None:
+            nonlocal done
+            so_far = total * now.rows // max(1, now.total)
+            self.copied(so_far - done, 2 * total)
+            done = so_far
+
+        with closing(SqliteEngine(store).open(read_only=True)) as source:
+            copy_store(source, target, str(target), tell)
 
 
 def _in_transaction(connection: EngineConnection, work: Callable[[EngineConnection], None]) -> None:

@@ -1,14 +1,18 @@
 """Database engines. Code that is special to one engine is in its modules."""
 
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Union
 
 from storage.sql import StoreError
 
 if TYPE_CHECKING:
     from config.settings import Settings
     from storage.engines.postgresql import PostgresqlEngine
+    from storage.engines.postgresql_target import Target
     from storage.engines.sqlite import SqliteEngine
     from storage.engines.sqlite_upgrade import Progress
+
+StoreAnywhere = Union["SqliteEngine", "PostgresqlEngine"]
 
 #: The file of SQLite, in the state directory.
 STORE: Final = "store.sqlite"
@@ -39,6 +43,30 @@ def engine_of(
         return SqliteEngine(
             settings.state_dir / STORE, synchronous=storage.synchronous, upgrades=upgrades, progress=progress
         )
+    engine, target = _postgresql()
+    return engine(
+        target(storage.url, storage.password_file, synchronous=storage.synchronous == "full"),
+        patience_seconds=settings.cluster.patience_seconds,
+        upgrades=upgrades,
+        progress=progress,
+    )
+
+
+def engine_at(to: str, password_file: "Path | None" = None) -> "SqliteEngine | PostgresqlEngine":
+    """The engine of a store that is somewhere else: at the address of a database, or in a file.
+
+    Raises:
+        StoreError: a library is missing.
+    """
+    if "://" in to:
+        engine, target = _postgresql()
+        return engine(target(to, password_file))
+    from storage.engines.sqlite import SqliteEngine  # noqa: PLC0415 - as said above
+
+    return SqliteEngine(Path(to).absolute())
+
+
+def _postgresql() -> "tuple[type[PostgresqlEngine], type[Target]]":
     try:
         from storage.engines.postgresql import PostgresqlEngine  # noqa: PLC0415 - as said above
         from storage.engines.postgresql_target import Target  # noqa: PLC0415 - as said above
@@ -46,9 +74,4 @@ def engine_of(
         raise StoreError(
             f"storage.url: PostgreSQL needs a library that is not here ({error}): install trunkline[postgresql]"
         ) from error
-    return PostgresqlEngine(
-        Target(storage.url, storage.password_file, synchronous=storage.synchronous == "full"),
-        patience_seconds=settings.cluster.patience_seconds,
-        upgrades=upgrades,
-        progress=progress,
-    )
+    return PostgresqlEngine, Target

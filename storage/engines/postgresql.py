@@ -26,6 +26,7 @@ from psycopg.sql import Literal
 from storage.damage import Damage
 from storage.engines.postgresql_schema import Progress, applied, check_database, check_steps, migrate
 from storage.engines.postgresql_sql import quoted, translated
+from storage.engines.postgresql_tables import PostgresqlTables
 from storage.engines.postgresql_target import Target, explained
 from storage.engines.postgresql_types import ARRAYS, adapt
 from storage.leases import HeldLease
@@ -164,6 +165,10 @@ class PostgresqlConnection:
             raise self._store_error(error) from error
         if result.status not in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}:
             raise self._store_error(errors.error_from_result(result))
+
+    def tables(self) -> PostgresqlTables:
+        """For a copy of the whole store."""
+        return PostgresqlTables(self)
 
     def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any] | EncodedRows) -> None:
         if not rows:

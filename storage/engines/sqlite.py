@@ -18,6 +18,7 @@ from storage import migrations
 from storage.damage import Damage
 from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
 from storage.engines.sqlite_check import opened_to_read
+from storage.engines.sqlite_tables import SqliteTables
 from storage.engines.sqlite_upgrade import Progress, apply_steps, keep_copy
 from storage.migrations import VERSION, note_version, unknown_steps, version_of
 from storage.sql import EncodedRows, StoreDamagedError, StoreError, StoreFullError
@@ -100,6 +101,19 @@ class SqliteConnection:
             sql = f"INSERT INTO {table} ({names}) {once} SELECT {', '.join(values)} FROM one"  # noqa: S608
             self._inserts[table] = sql
         self.execute(sql, {"rows": rows if isinstance(rows, str) else self.encoded(cast("Sequence[Any]", rows))})
+
+    def tables(self) -> SqliteTables:
+        """For a copy of the whole store."""
+        return SqliteTables(self)
+
+    def insert_rows(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows with every value as it is, which JSON text would not keep."""
+        places = ", ".join("?" * len(columns))
+        sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608 - of the schema
+        try:
+            self._connection.executemany(sql, rows)
+        except sqlite3.Error as error:
+            raise _store_error(error, sql, self._damage) from error
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         # Bound values: SQLite's parser of numbers in JSON text would lose the last bits of a double.

@@ -1,0 +1,152 @@
+"""`trunkline migrate-store`: to PostgreSQL and back, by the commands; the daemon answers the same on each store."""
+
+import json
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.secrets import Vault
+from tests.daemon import Daemon, run_command, start_command
+from tests.postgresql import server
+from tests.store_answers import Questions
+from tests.stores import make_index
+
+DEVICES, MESSAGES = 5, 4_000
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """An empty database."""
+    name = f"migrated_{time.time_ns()}"
+    sql = f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'"
+    server().administration.execute(sql.encode())
+    yield server().url(name)
+    server().drop(name)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Daemon:
+    """A daemon that does not run, with messages of a month."""
+    daemon = Daemon(tmp_path / "state")
+    daemon.configure(devices=DEVICES)
+    now_ms = time.time_ns() // 1_000_000
+    with closing(sqlite3.connect(daemon.state / "store.sqlite")) as db, db:
+        keys = [key for (key,) in db.execute("SELECT key FROM device ORDER BY key")]
+        db.executemany(
+            "INSERT INTO message (position, device, ts, cts, mv, data) VALUES (?, ?, ?, ?, 1, ?)",
+            [
+                (number + 1, keys[number % DEVICES], ts, ts, data(number))
+                for number in range(MESSAGES)
+                for ts in (now_ms - (MESSAGES - number) * 600_000,)
+            ],
+        )
+    make_index(daemon.state / "store.sqlite")
+    return daemon
+
+
+def data(number: int) -> str:
+    values = {"state": number % 3 == 0, "intensity": number % 101, "text": "as usual", "temperature": number % 97 / 4}
+    return json.dumps(values, separators=(",", ":"))
+
+
+def use(daemon: Daemon, url: str) -> None:
+    daemon.settings = "" if url == "sqlite" else f'[storage]\nurl = "{url}"\n'
+    daemon.write_config()
+
+
+def answers(daemon: Daemon, questions: Questions) -> dict[str, Any]:
+    daemon.start()
+    try:
+        return questions.answers(daemon)
+    finally:
+        daemon.stop()
+
+
+def migrated(daemon: Daemon, to: str, *more: str | Path) -> str:
+    done = run_command("migrate-store", "--to", to, *more, "--config", daemon.config)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(daemon: Daemon, to: str, *more: str | Path, status: int = 4) -> str:
+    done = run_command("migrate-store", "--to", to, *more, "--config", daemon.config)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str) -> None:
+    questions = Questions(DEVICES, time.time_ns() // 1_000_000 - 60_000, count=100)
+    before = answers(daemon, questions)
+    assert {status for status, _ in before.values()} == {200}
+    assert len({content for _, content in before.values()}) > len(before) // 2
+    store = daemon.state / "store.sqlite"
+    said = migrated(daemon, url)
+    assert f'[storage] url = "{url}"' in said
+    assert "are copied and compared" in said
+    use(daemon, url)
+    assert answers(daemon, questions) == before
+    assert "has a store already" in refused(daemon, str(store))
+    store.rename(store.with_name("before.sqlite"))
+    said = migrated(daemon, str(store))
+    assert '[storage] url = "sqlite"' in said
+    assert store.stat().st_mode & 0o777 == 0o600
+    use(daemon, "sqlite")
+    assert answers(daemon, questions) == before
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0])
+def test_a_killed_command_goes_on_where_it_stopped(daemon: Daemon, tmp_path: Path, seconds: float) -> None:
+    """Killed at some moment, which is another one on each machine; the tests of the copy have each moment."""
+    target = tmp_path / "target.sqlite"
+    for _ in range(2):
+        process = start_command("migrate-store", "--to", target, "--config", daemon.config)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and process.poll() is None:
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+    run_command("migrate-store", "--to", target, "--config", daemon.config)
+    with closing(sqlite3.connect(target)) as db:
+        assert db.execute("SELECT count(*), sum(position) FROM message").fetchone() == (
+            MESSAGES,
+            MESSAGES * (MESSAGES + 1) // 2,
+        )
+        assert db.execute("SELECT count(*) FROM store_copy").fetchone() == (0,)
+
+
+def test_what_is_refused(daemon: Daemon, url: str, tmp_path: Path) -> None:
+    store = daemon.state / "store.sqlite"
+    assert "name another" in refused(daemon, str(store))
+    assert "does not exist" in refused(daemon, url.replace("migrated_", "no_"))
+    assert "No such file" in refused(daemon, str(tmp_path / "nowhere" / "store.sqlite"))
+    (tmp_path / "text.sqlite").write_text("something else", encoding="utf-8")
+    assert "not a database" in refused(daemon, str(tmp_path / "text.sqlite"))
+    (tmp_path / "key").write_bytes(Vault.new_key() + b"\n")
+    (tmp_path / "key").chmod(0o600)
+    assert "another store" in refused(daemon, url, "--key-file", tmp_path / "key")
+    daemon.start()
+    try:
+        assert "stop the daemon first" in refused(daemon, url)
+    finally:
+        daemon.stop()
+    use(daemon, url)
+    daemon.start()
+    try:
+        daemon_on_another_machine = Daemon(tmp_path / "other" / "state")
+        daemon_on_another_machine.state.parent.mkdir()
+        daemon_on_another_machine.write_config()
+        (tmp_path / "other").mkdir(exist_ok=True)
+        use(daemon_on_another_machine, url)
+        said = refused(daemon_on_another_machine, str(tmp_path / "copy.sqlite"))
+        assert "of a daemon are open: stop it first" in said
+    finally:
+        daemon.stop()
