@@ -1,4 +1,4 @@
-"""Statuses of payments that operators act on."""
+"""Statuses of payments that operators act on. The commands of operators import no more than this (test_imports.py)."""
 
 from typing import Final
 

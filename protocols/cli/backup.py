@@ -15,8 +15,7 @@ import click
 import trio
 from click.termui import progressbar
 
-from broker.backup.archive import BackupError
-from broker.backup.pace import CopyPace
+from broker.backup.archive import BackupError, CopyPace
 from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, enter
 from config.logging import configure_logging

@@ -14,13 +14,11 @@ from broker.ids import new_id
 from broker.nesting import check_nesting
 from protocols.control.applications import APPLICATION_COMMANDS
 from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
-from protocols.control.backup import BACKUP_COMMANDS
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.devices import DEVICE_COMMANDS
-from protocols.control.limits import LIMIT_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.naming import with_ids
-from protocols.control.retention import RETENTION_COMMANDS
+from protocols.control.operation import OPERATION_COMMANDS
 from protocols.control.rooms import ControlRooms
 from protocols.control.rules import RULE_COMMANDS
 from protocols.control.users import USER_COMMANDS
@@ -76,12 +74,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "statistics": partial(_statistics, {}),
     **APPLICATION_COMMANDS,
     **AUDIT_COMMANDS,
-    **BACKUP_COMMANDS,
     **DEVICE_COMMANDS,
     **DEVICE_TYPE_COMMANDS,
-    **LIMIT_COMMANDS,
     **MONETIZATION_COMMANDS,
-    **RETENTION_COMMANDS,
+    **OPERATION_COMMANDS,
     **RULE_COMMANDS,
     **USER_COMMANDS,
 }

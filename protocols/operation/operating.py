@@ -11,8 +11,7 @@ from typing import Final
 import msgspec
 import trio
 
-from broker.backup.archive import BackupError
-from broker.backup.pace import CopyPace
+from broker.backup.archive import BackupError, CopyPace
 from broker.operating.port import BackupFailedError, Check, Copied, ListenerStatus, Room
 from config.settings import Address, Settings
 from protocols.doctor.examination import examine

@@ -17,12 +17,11 @@ from protocols.coap.blockwise import BlockOption
 from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.errors import BadOption
 from protocols.coap.incoming import Incoming
-from protocols.coap.lwm2m.answering import internal_error, refusal
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
 from protocols.coap.lwm2m.formats.content import ANSWER_BYTES
 from protocols.coap.lwm2m.requests import DeviceRequest, read_request
-from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer
+from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer, internal_error, refusal
 from protocols.coap.message_layer import MessageEvent, RequestReceived, ResponseReceived
 from protocols.coap.messages import (
     ACK,

@@ -5,6 +5,7 @@ in one heap.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from hmac import compare_digest
 from typing import Final, NamedTuple, Protocol
@@ -28,8 +29,8 @@ from broker.facts import FactPhase, ManagementConfigured
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
-from protocols.coap.containment import contain
-from protocols.coap.errors import MethodNotAllowed, Unfit, UnsupportedFormat
+from protocols.coap.containment import Failure, contain
+from protocols.coap.errors import InternalError, MethodNotAllowed, Unfit, UnsupportedFormat, response_code
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Lwm2mLink
 from protocols.coap.lwm2m.formats.content import SENML_CBOR, SENML_JSON, decode
@@ -39,7 +40,6 @@ from protocols.coap.lwm2m.lifetimes import RegistrationTable
 from protocols.coap.lwm2m.links import parse_offer
 from protocols.coap.lwm2m.requests import LIFETIME_SECONDS, DeviceRequest, Parameters, read_parameters
 from protocols.coap.lwm2m.sequence import Sequence
-from protocols.coap.lwm2m.statistics import Lwm2mStatistics
 from protocols.coap.messages import CoapMessage, Code, Option
 from protocols.coap.rooms import CoapRooms
 from protocols.refusals import note_refusal
@@ -75,6 +75,21 @@ class Lwm2mPeer(Lwm2mLink, Protocol):
     @property
     def is_stream(self) -> bool:
         """TCP and TLS: devices authenticate with a token, and the registration ends with the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lwm2mStatistics:
+    """The counters as `trunkline statistics` shows them."""
+
+    registered: int
+    asleep: int  # in queue mode, and silent for longer than they stay awake
+    registrations: int
+    updates: int
+    refused: int  # requests of devices
+    expired: int  # registrations whose lifetime has passed
+    notifications: int
+    unreadable: int  # answers and notifications
+    communication_failures: int  # that interrupted the sequence after a registration
 
 
 class Lwm2mServer:
@@ -391,3 +406,13 @@ def _is_of(registered: RegisteredDevice, peer: Lwm2mPeer) -> bool:
         return peer.pre_shared_key[0] == device.id.encode()
     known, shown_ = device.record.certificate, peer.certificate
     return known is not None and shown_ is not None and compare_digest(shown_.leaf, known)
+
+
+def refusal(error: DomainError) -> Lwm2mResponse:
+    """The answer for an error, with its text as diagnostic payload (RFC 7252, 5.5.2)."""
+    return Lwm2mResponse(response_code(error), (), str(error).encode())
+
+
+def internal_error(failure: Failure) -> Lwm2mResponse:
+    """The answer after an exception that no code expects; its id is in the log."""
+    return Lwm2mResponse(response_code(InternalError()), (), f"{InternalError()} {failure.error_id}".encode())

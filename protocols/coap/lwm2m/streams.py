@@ -15,11 +15,10 @@ from broker.device_management.sessions import SessionLostError
 from broker.errors import DomainError
 from config.settings import Address
 from protocols.coap.containment import Failure, contain, contain_async
-from protocols.coap.lwm2m.answering import internal_error, refusal
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
 from protocols.coap.lwm2m.requests import DeviceRequest, read_request
-from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer
+from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer, internal_error, refusal
 from protocols.coap.messages import CoapMessage, Code, encode_options, uint
 from protocols.coap.reliable import (
     ABORT,

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 from broker.services import Services
-from protocols.coap.lwm2m.statistics import Lwm2mStatistics
+from protocols.coap.lwm2m.server import Lwm2mStatistics
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.metrics.collecting import members
 from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Metric

@@ -16,8 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.backup.archive import BackupError, BackupManifest, read_manifest
-from broker.backup.pace import CopyPace
+from broker.backup.archive import BackupError, BackupManifest, CopyPace, read_manifest
 from broker.export.status import ExportStatus
 from config.settings import Settings
 from protocols.errors import StateError, StateInUseError
