@@ -103,10 +103,6 @@ _log = structlog.get_logger(__name__)
 
 
 class EngineConnection(StoreConnection, Protocol):
-    #: Whether the positions of rows are given in the commit. Otherwise their tickets are the positions.
-    @property
-    def gives_positions(self) -> bool: ...
-
     def begin(self, *, write: bool) -> None: ...
     def savepoint(self, command: str) -> None:
         """SAVEPOINT, RELEASE or ROLLBACK TO, before the next statement."""
@@ -545,7 +541,8 @@ class Database:
             self._rows += group.row_count
             if self.open_group.row_count >= _AHEAD_ROWS:
                 self._ahead = self._begin()  # the thread writes while the loop tells of this one
-            self.base = group.base
+            if group.row_count:
+                self.base = group.base
             if group.base:
                 group.settle()
             for handler in self._commit_handlers:
@@ -581,7 +578,7 @@ class Database:
 
     def _try_commit(self, transaction: Transaction, group: CommitGroup) -> None:
         try:
-            missing = transaction.messages.missing_too_many(Position(group.head))
+            missing = transaction.messages.missing_too_many(Position(group.head + self.base))
             group.told = self._commit_together(transaction, group, group.works, missing)
         except (StoreDamagedError, NotReadError):
             self._commit_apart(transaction, group)

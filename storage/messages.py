@@ -65,27 +65,27 @@ class MessageStore:
         *,
         head: int,
     ) -> int:
-        """Add rows; `head` is the ticket of the last one. Returns `CommitGroup.base`, 0: their tickets are their
-        positions."""
-        self._head, self._is_head_saved = Position(head), False
-        if messages:
-            self._db.insert_many("message", _MESSAGE, messages)
-        if actions:
-            self._db.insert_many("action", _ACTION, actions)
-        if failed:
-            self._db.insert_many("failed_message", _FAILED, failed)
+        """Add rows; `head` is the ticket of the last one. Returns `CommitGroup.base`."""
+        parts: tuple[tuple[str, Sequence[str], Sequence[Any] | EncodedRows], ...] = (
+            ("message", _MESSAGE, messages),
+            ("action", _ACTION, actions),
+            ("failed_message", _FAILED, failed),
+        )
+        base = self._db.insert_log([part for part in parts if part[2]], head=head)
+        self._head, self._is_head_saved = Position(head + base), False
         self.save_head()
-        return 0
+        return base
 
     def append_alone(self, messages: Sequence[MessageRow] | EncodedRows, *, head: Ticket) -> int:
         """As `append`, of messages alone, without a transaction around it."""
-        self._db.insert_many("message", _MESSAGE, messages)
-        self._head, self._is_head_saved = Position(head), False
-        return 0
+        base = self._db.insert_log((("message", _MESSAGE, messages),), head=head)
+        self._head, self._is_head_saved = Position(head + base), False
+        return base
 
     def save_head(self) -> None:
-        """Save the highest position, before others in the transaction may delete its row."""
-        if not self._is_head_saved:
+        """Save the highest position, before others in the transaction may delete its row. Where the engine gives the
+        positions, it keeps the highest one."""
+        if not self._is_head_saved and not self._db.gives_positions:
             self._head = self.head() if self._head is None else self._head
             self.set_counter("head", self._head)
             self._is_head_saved = True
@@ -109,7 +109,7 @@ class MessageStore:
 
     def head(self) -> Position:
         """The highest position ever stored: a position is never used twice, even after everything was deleted."""
-        found = [Position(self.counter("head")), Position(self.counter("indexed"))]
+        found = [Position(self._db.given_head()), Position(self.counter("head")), Position(self.counter("indexed"))]
         for table in _LOG:
             with suppress(StoreDamagedError):
                 found.append(self.last_position(table))

@@ -23,6 +23,10 @@ class QueryResult(Protocol):
 class StoreConnection(Protocol):
     """Portable SQL with named parameters; the caller holds the transaction."""
 
+    #: Whether the positions of rows are given in the commit. Otherwise their tickets are the positions.
+    @property
+    def gives_positions(self) -> bool: ...
+
     #: The end of a SELECT whose rows keep their keys until the end of the transaction.
     @property
     def key_share(self) -> str: ...
@@ -43,6 +47,15 @@ class StoreConnection(Protocol):
 
     def encoded(self, rows: Sequence[Any]) -> EncodedRows:
         """Rows as the engine takes them, for `insert_many`; any thread may call this."""
+
+    def insert_log(self, parts: Sequence[tuple[str, Sequence[str], Sequence[Any] | EncodedRows]], *, head: int) -> int:
+        """Insert rows of the log: tables, each with its columns and rows, whose first one is the row's ticket.
+
+        `head` is the highest ticket. Returns the difference between the positions and the tickets.
+        """
+
+    def given_head(self) -> int:
+        """The highest position that the engine is known to have given; 0 if only the rows tell."""
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows, or replace those with the same key, in few statements. Floats keep every bit."""

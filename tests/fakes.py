@@ -183,6 +183,14 @@ class BreakableConnection:
             raise self._engine.error
         self._connection.insert_many(table, columns, rows)
 
+    def insert_log(self, parts: Sequence[tuple[str, Sequence[str], Sequence[Any] | EncodedRows]], *, head: int) -> int:
+        if self._engine.error is not None and not self._is_begun:  # a transaction of its own
+            raise self._engine.error
+        return self._connection.insert_log(parts, head=head)
+
+    def given_head(self) -> int:
+        return self._connection.given_head()
+
     def numbers_in(self, parameter: str) -> str:
         return self._connection.numbers_in(parameter)
 

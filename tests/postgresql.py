@@ -181,6 +181,7 @@ class _Kept:
         """Empty the tables that have rows. To make a database takes a hundred times as long."""
         self.connection.rollback()
         self.connection.execute("SELECT begin_test_anew(:mid)", {"mid": secrets.token_bytes(32)})
+        self.connection.forget()
         self.is_lent = False
 
 
@@ -288,6 +289,7 @@ BEGIN
       END IF;
     END IF;
   END LOOP;
+  PERFORM setval('log', 0);
   INSERT INTO secret (name, value) VALUES ('mid', mid);
 END $$
 """

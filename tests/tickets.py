@@ -12,6 +12,7 @@ from storage.engines.sqlite import SqliteConnection
 from storage.keys import Position, Ticket
 from storage.messages import MessageStore
 from storage.sql import EncodedRows
+from tests.postgresql import ENGINE
 
 #: Positions that others take before each commit of a store whose positions jump.
 JUMP: Final = 7
@@ -48,8 +49,25 @@ def jumping_positions() -> Iterator[None]:
         append_alone(self, moved(messages, base), head=Ticket(head + base))
         return base
 
+    if ENGINE == "postgresql":
+        yield from _jumping_in_postgresql()
+        return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MessageStore, "append", appended)
         patch.setattr(MessageStore, "append_alone", appended_alone)
         patch.setattr(SqliteConnection, "gives_positions", True)
+        yield
+
+
+def _jumping_in_postgresql() -> Iterator[None]:
+    from storage.engines.postgresql import PostgresqlConnection
+
+    insert_log = PostgresqlConnection.insert_log
+
+    def inserted(self: PostgresqlConnection, parts: Any, *, head: int) -> int:
+        self.execute("SELECT setval('log', (SELECT last_value FROM log) + :jump)", {"jump": JUMP})
+        return insert_log(self, parts, head=head)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PostgresqlConnection, "insert_log", inserted)
         yield

@@ -24,7 +24,16 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.sql import Literal
 
 from storage.damage import Damage
-from storage.engines.postgresql_schema import Progress, applied, check_database, check_steps, migrate
+from storage.engines.postgresql_schema import (
+    LOG_LOCK,
+    WORKS_LOCK,
+    Progress,
+    applied,
+    check_database,
+    check_steps,
+    keep_head,
+    migrate,
+)
 from storage.engines.postgresql_sql import quoted, translated
 from storage.engines.postgresql_tables import PostgresqlTables
 from storage.engines.postgresql_target import Target, explained
@@ -33,10 +42,6 @@ from storage.leases import HeldLease
 from storage.migrations import names
 from storage.sql import EncodedRows, StoreError, StoreFullError, StoreLostError, StoreTakenError, StoreUnreachableError
 
-#: Serial works hold it: what reads, decides and writes is alone in the store.
-WORKS_LOCK: Final = 0x7472756E6B01
-#: Rows of the log hold it from their positions to their commit.
-LOG_LOCK: Final = 0x7472756E6B02
 _PREPARED_MOST: Final = 600
 _PREPARED_FROM: Final = 3  # the third time
 _PAUSE_SECONDS: Final = 0.05
@@ -79,6 +84,7 @@ class _Arrays(NamedTuple):
     """Rows as arrays, one for each column."""
 
     arrays: Sequence[bytes]
+    number: int
 
 
 class _Columns:
@@ -117,7 +123,7 @@ class Contact:
 class PostgresqlConnection:
     """One connection in autocommit mode, which is made again when it breaks; `begin` starts a transaction."""
 
-    gives_positions = False  # one daemon writes: `PostgresqlEngine.fence`
+    gives_positions = True
     key_share = " FOR KEY SHARE"
 
     def __init__(self, engine: "PostgresqlEngine", *, read_only: bool) -> None:
@@ -127,6 +133,7 @@ class PostgresqlConnection:
         self._is_begun = self._is_writing = False
         self._node = engine.new_name()
         self._number = 0  # of the last commit
+        self._head: int | None = None  # the highest position that this connection has given
         self._connection = self._connected()
 
     @property
@@ -171,26 +178,45 @@ class PostgresqlConnection:
         return PostgresqlTables(self)
 
     def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any] | EncodedRows) -> None:
-        if not rows:
-            return
-        arrays = rows if isinstance(rows, _Arrays) else self._arrays_of(table, columns, rows)
-        types = self._types_of(table)
-        sql = _insert(table, columns, types)
+        if rows:
+            arrays = self._arrays_of(table, columns, rows).arrays
+            self._run(_insert(table, columns, self._types_of(table)), arrays)
+
+    def insert_log(self, parts: Sequence[tuple[str, Sequence[str], Sequence[Any] | EncodedRows]], *, head: int) -> int:
+        # The server has all of it before it takes the lock of the log, which lasts until the commit: so a daemon that
+        # stands still holds up no other one.
+        sql, values = "", list[Any]()
+        number = 0
+        for table, columns, rows in parts:
+            arrays = self._arrays_of(table, columns, rows)
+            inserting = _insert(table, columns, self._types_of(table), shifted=True)
+            sql += f", of_{table} AS ({inserting})"
+            values += [head, *arrays.arrays]
+            number += arrays.number
         if self._is_writing:
-            self._run(sql, arrays.arrays)
+            row = self._run(f"WITH {_GIVEN.format(fence='')}{sql} {_HEAD}", [number, *values]).one()
+            given = int(row["head"]) if row else 0
         else:
             fence = "".join(f"({check})::text || " for check in self._engine.fence)
-            self._alone(f"WITH {_BATCH_OF_ROWS.format(fence=fence)} {sql}", arrays.arrays)
+            given = self._alone(f"WITH {_GIVEN.format(fence=fence)}{_NUMBERED}{sql} {_HEAD}", number, values)
+        self._head = given
+        return given - head
+
+    def given_head(self) -> int:
+        row = self._run("SELECT max(head) AS head FROM batch", ()).one()
+        return int(row["head"] or 0) if row else 0
 
     def encoded(self, rows: Sequence[Any]) -> EncodedRows:
         return EncodedRows(self._arrays_of("message", rows[0].__struct_fields__, rows))
 
     def _arrays_of(self, table: str, columns: Sequence[str], rows: Any) -> _Arrays:
+        if isinstance(rows, _Arrays):
+            return rows
         types = self._types_of(table)
-        if hasattr(rows[0], "__struct_fields__"):
-            rows = map(attrgetter(*columns), rows)
-        values = zip(*rows, strict=True)
-        return _Arrays([ARRAYS[types[name]][1](of_column) for name, of_column in zip(columns, values, strict=True)])
+        records = map(attrgetter(*columns), rows) if hasattr(rows[0], "__struct_fields__") else rows
+        values = zip(*records, strict=True)
+        arrays = [ARRAYS[types[name]][1](of_column) for name, of_column in zip(columns, values, strict=True)]
+        return _Arrays(arrays, len(rows))
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         if not rows:
@@ -274,53 +300,61 @@ class PostgresqlConnection:
 
     def commit(self) -> None:
         number = self._number + 1
-        self._later.append(f"INSERT INTO batch (node, number) VALUES ('{self._node}', {number})")  # noqa: S608 - own
+        head = "NULL" if self._head is None else str(self._head)
+        values = f"('{self._node}', {number}, {head})"
+        self._later.append(f"INSERT INTO batch (node, number, head) VALUES {values}")  # noqa: S608 - own
         if number % _BATCHES_KEPT == 0:
-            self._later.append(self._forgetting())
+            self._later += self._forgetting()
         self._later.append("COMMIT")
         try:
             self._send_later()
         except StoreLostError:
             self._is_begun = self._is_writing = False
-            if not self._is_committed(number):
+            if self._settled(number) is None:
                 raise
         self._is_begun = self._is_writing = False
         self._number = number
 
-    def _forgetting(self) -> str:
+    def _forgetting(self) -> list[str]:
+        """Delete old numbers of commits. Their highest position goes into its counter."""
         old = self._number - _BATCHES_KEPT
-        return f"DELETE FROM batch WHERE node = '{self._node}' AND number <= {old}"  # noqa: S608 - own numbers
+        forgetting = [f"DELETE FROM batch WHERE node = '{self._node}' AND number <= {old}"]  # noqa: S608 - own numbers
+        if self._head is not None:
+            forgetting.insert(0, keep_head(str(self._head)))
+        return forgetting
 
-    def _alone(self, sql: str, parameters: Sequence[Any]) -> None:
-        """Run a statement that is a transaction of its own, and takes the number of the commit with it."""
-        number = self._number + 1
-        is_done = False
-        while not is_done:
+    def _alone(self, sql: str, of_rows: int, values: Sequence[Any]) -> int:
+        """Run a statement that is a transaction of its own, and takes the number of the commit with it. Returns the
+        highest position that it has given."""
+        number, row = self._number + 1, None
+        while row is None:
             try:
-                self._run(sql, [self._node, number, *parameters])
+                row = self._run(sql, [of_rows, self._node, number, *values]).one()
             except StoreLostError:
-                is_done = self._is_committed(number)
-            else:
-                is_done = True
-        self._number = number
+                row = self._settled(number)
+        given = int(row["head"])
+        self._number, self._head = number, given
         if number % _BATCHES_KEPT == 0:
-            self._run(self._forgetting(), ())
+            self._command("; ".join(self._forgetting()))
+        return given
 
-    def _is_committed(self, number: int) -> bool:
-        """Whether the commit is in the store whose connection broke before its end was told.
+    def _settled(self, number: int) -> Mapping[str, Any] | None:
+        """The row of a commit whose connection broke before its end was told; None: it is undone.
 
         The old session has ended by then. Raises StoreUnreachableError: nobody knows yet.
         """
-        sql = "SELECT EXISTS (SELECT 1 FROM batch WHERE node = %s AND number = %s) AS there"
         while True:
             try:
-                row = self._run(sql, [self._node, number]).one()
+                return self._run("SELECT head FROM batch WHERE node = %s AND number = %s", [self._node, number]).one()
             except StoreLostError:
                 continue
             except StoreUnreachableError:
                 self._number = number  # it may be taken
                 raise
-            return row is not None and bool(row["there"])
+
+    def forget(self) -> None:
+        """Know nothing of the commits before: the store is another one."""
+        self._head = None
 
     def rollback(self) -> None:
         self._later.clear()
@@ -389,18 +423,25 @@ def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) ->
     )
 
 
-#: Takes the lock of the log, then the number of the commit. The rows that follow are in the same statement.
-_BATCH_OF_ROWS: Final = (
+#: Takes the lock of the log, and behind it as many positions as there are rows.
+_GIVEN: Final = (
     f"locked AS MATERIALIZED (SELECT {{fence}}pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants
-    " numbered AS (INSERT INTO batch (node, number) SELECT %s, %s FROM locked)"
+    " given AS MATERIALIZED (SELECT setval('log',"
+    " (SELECT last_value FROM log WHERE locked.done IS NOT NULL) + %s) AS head FROM locked)"
 )
+_NUMBERED: Final = ", numbered AS (INSERT INTO batch (node, number, head) SELECT %s, %s, head FROM given)"
+_HEAD: Final = "SELECT head FROM given"
 
 
-def _insert(table: str, columns: Sequence[str], types: Mapping[str, str]) -> str:
+def _insert(table: str, columns: Sequence[str], types: Mapping[str, str], *, shifted: bool = False) -> str:
+    """The insertion of arrays, one for each column. `shifted`: of the log, at the positions that are given."""
     names = ", ".join(map(quoted, columns))
     arrays = ", ".join(f"%s::{ARRAYS[types[name]][0]}" for name in columns)
-    values = ", ".join(f"{quoted(name)}::json" if types[name] == "json" else quoted(name) for name in columns)
-    return f"INSERT INTO {quoted(table)} ({names}) SELECT {values} FROM unnest({arrays}) AS given ({names})"  # noqa: S608
+    values = [f"{quoted(name)}::json" if types[name] == "json" else quoted(name) for name in columns]
+    if shifted:
+        values[0] = f"{values[0]} + given.head - %s"
+    rows = f"unnest({arrays}) AS rows ({names}){', given' if shifted else ''}"
+    return f"INSERT INTO {quoted(table)} ({names}) SELECT {', '.join(values)} FROM {rows}"  # noqa: S608 - constants
 
 
 class PostgresqlSnapshot:

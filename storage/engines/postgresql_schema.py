@@ -28,6 +28,10 @@ _LEAST_VERSION: Final = 150_000
 _COLLATIONS: Final = frozenset({"C", "POSIX", "C.UTF-8", "C.utf8"})
 #: Held while the schema changes: two daemons that start at once do not both change it.
 _MIGRATION_LOCK: Final = 0x7472756E6B00
+#: Serial works hold it: what reads, decides and writes is alone in the store.
+WORKS_LOCK: Final = 0x7472756E6B01
+#: Rows of the log hold it from their positions to their commit.
+LOG_LOCK: Final = 0x7472756E6B02
 _log = structlog.get_logger(__name__)
 
 
@@ -148,12 +152,35 @@ def _migrate(connection: Connection, target: Target, *, upgrades: bool, progress
         with connection.transaction():
             _apply(connection, name)
             _note(connection, name)
+    _look_at_head(connection)
     if pending or not steps:
         connection.execute(
             "INSERT INTO store_version (id, version) VALUES (1, %s)"
             " ON CONFLICT (id) DO UPDATE SET version = excluded.version",
             [VERSION],
         )
+
+
+def keep_head(position: str) -> str:
+    """A statement: the counter of the highest position is at least this one, an expression."""
+    return (
+        f"INSERT INTO counter (name, value) VALUES ('head', {position})"  # noqa: S608 - of this module and its callers
+        " ON CONFLICT (name) DO UPDATE SET value = greatest(counter.value, excluded.value)"
+    )
+
+
+def _look_at_head(connection: Connection) -> None:
+    """Have no position given twice, also in a store that was copied here. Forget the commits of former daemons."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [LOG_LOCK])
+        connection.execute(
+            "SELECT setval('log', greatest((SELECT last_value FROM log), (SELECT max(value) FROM counter"
+            " WHERE name IN ('head', 'indexed')), (SELECT max(head) FROM batch), (SELECT max(position) FROM message),"
+            " (SELECT max(position) FROM action), (SELECT max(position) FROM failed_message)))"
+        )
+        if _one(connection, "SELECT last_value FROM log") != (0,):
+            connection.execute(keep_head("(SELECT last_value FROM log)").encode())
+        connection.execute("DELETE FROM batch WHERE at < now() - interval '1 day'")
 
 
 def _apply(connection: Connection, name: str) -> None:

@@ -115,6 +115,19 @@ class SqliteConnection:
         except sqlite3.Error as error:
             raise _store_error(error, sql, self._damage) from error
 
+    def insert_log(
+        self,
+        parts: Sequence[tuple[str, Sequence[str], Sequence[Any] | EncodedRows]],
+        *,
+        head: int,  # noqa: ARG002 - positions are tickets
+    ) -> int:
+        for table, columns, rows in parts:
+            self.insert_many(table, columns, rows)
+        return 0
+
+    def given_head(self) -> int:
+        return 0
+
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         # Bound values: SQLite's parser of numbers in JSON text would lose the last bits of a double.
         changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)

@@ -2,7 +2,14 @@
 -- the steps after it are the same files for both (storage/engines/postgresql_schema.py).
 CREATE TABLE schema_step (name TEXT PRIMARY KEY, applied_at TIMESTAMPTZ NOT NULL DEFAULT now());
 -- The numbers of the latest commits of each connection that writes: one that broke looks for its last commit here.
-CREATE TABLE batch (node TEXT NOT NULL, number BIGINT NOT NULL, PRIMARY KEY (node, number));
+-- `head`: the highest position that the connection had given by then.
+CREATE TABLE batch (
+  node TEXT NOT NULL, number BIGINT NOT NULL, head BIGINT, at TIMESTAMPTZ NOT NULL DEFAULT now(),
+  PRIMARY KEY (node, number)
+);
+CREATE INDEX batch_by_head ON batch (head);
+-- The highest position that was given. Positions are given under a lock that lasts until their commit.
+CREATE SEQUENCE log MINVALUE 0 START 0;
 -- Texts are equal without regard to case, as with SQLite's NOCASE.
 CREATE COLLATION nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
 -- The member of a JSON text at a dotted path, each of whose names is one of an object; NULL: none. JSON's form of NUL,
