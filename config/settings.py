@@ -255,6 +255,9 @@ class Storage(_Table, frozen=True):
     password_file: Path | None = None
     synchronous: Literal["full", "normal"] = "full"
     retention_days: int = 0
+    minute_rollup_days: int = 0
+    hour_rollup_days: int = 0
+    day_rollup_days: int = 0
 
     @property
     def is_postgresql(self) -> bool:

@@ -97,6 +97,9 @@ def _of_numbers(settings: "Settings") -> Iterator[str]:
         ("http.hsts_seconds", settings.http.hsts_seconds, 0),
         ("accounts.password_memory_mib", settings.accounts.password_memory_mib, PASSWORD_MEMORY_MIB),
         ("storage.retention_days", settings.storage.retention_days, 0),
+        ("storage.minute_rollup_days", settings.storage.minute_rollup_days, 0),
+        ("storage.hour_rollup_days", settings.storage.hour_rollup_days, 0),
+        ("storage.day_rollup_days", settings.storage.day_rollup_days, 0),
         ("subscriptions.batch_seconds", settings.subscriptions.batch_seconds, 0),
         ("subscriptions.keep_days", settings.subscriptions.keep_days, 1),
         ("subscriptions.keep_bytes", settings.subscriptions.keep_bytes, 1),
@@ -118,6 +121,9 @@ def _of_numbers(settings: "Settings") -> Iterator[str]:
     ):
         if not value >= lowest:  # also refuses NaN
             yield f"{key}: must be at least {lowest}"
+    kept = settings.storage
+    if 0 < kept.day_rollup_days < kept.retention_days:
+        yield "storage.day_rollup_days: must be at least storage.retention_days"
     if not MQTT_PACKET_BYTES <= settings.mqtt.packet_max_bytes <= MQTT_OPEN_PACKET_BYTES_MAX:
         yield f"mqtt.packet_max_bytes: must be {MQTT_PACKET_BYTES} to {MQTT_OPEN_PACKET_BYTES_MAX}"
 

@@ -26,9 +26,9 @@ from broker.messages.intervals import (
     HOUR_MS,
     LAST_MS,
     MINUTE_MS,
-    MINUTES_KEPT_MS,
     PRESENCE_RANGE_MS,
     Interval,
+    Kept,
     LocalInterval,
     Span,
     spans,
@@ -70,10 +70,11 @@ class PresenceAnswer:
 class Analytics:
     """Callers check permissions: pass only devices that the caller may read."""
 
-    def __init__(self, heavy_reads: HeavyReads, clock: Clock, projector: Projector) -> None:
+    def __init__(self, heavy_reads: HeavyReads, clock: Clock, projector: Projector, kept: Kept) -> None:
         self._heavy_reads = heavy_reads
         self._clock = clock
         self._projector = projector
+        self._kept = kept
 
     async def aggregates(
         self, device: Device, field: str, *, start_ms: Milliseconds, end_ms: Milliseconds
@@ -128,7 +129,7 @@ class Analytics:
         division = _division(interval, zone)
         _check_range(start_ms, end_ms, PRESENCE_RANGE_MS[interval], division)
         start_ms, end_ms = division.start_of(start_ms), division.start_of(end_ms)
-        looked_at = _LookedAt.of(self._settled_ms(), division, start_ms, end_ms)
+        looked_at = _LookedAt.of(self._settled_ms(), division, start_ms, end_ms, self._kept)
         keys = [device.key for device in devices]
         held = self._held(keys)
         found = await self._heavy_reads.read(
@@ -148,7 +149,7 @@ class Analytics:
         start_ms: Milliseconds,
         end_ms: Milliseconds,
     ) -> list["_Bucket"]:
-        looked_at = _LookedAt.of(self._settled_ms(), coarsest, start_ms, end_ms)
+        looked_at = _LookedAt.of(self._settled_ms(), coarsest, start_ms, end_ms, self._kept)
         held = self._held([device.key])
         return await self._heavy_reads.read(lambda tx: list(_buckets(_Sight(tx, held), device.key, field, looked_at)))
 
@@ -168,14 +169,18 @@ class _LookedAt:
 
     @classmethod
     def of(
-        cls, settled_ms: Milliseconds, coarsest: Interval | LocalInterval, start_ms: Milliseconds, end_ms: Milliseconds
+        cls,
+        settled_ms: Milliseconds,
+        coarsest: Interval | LocalInterval,
+        start_ms: Milliseconds,
+        end_ms: Milliseconds,
+        kept: Kept,
     ) -> "_LookedAt":
         cut = max(start_ms, min(end_ms, Interval.MINUTE.start_of(settled_ms)))
         minute = Range(cut, settled_ms) if cut <= settled_ms and cut < end_ms else None
         if isinstance(coarsest, Interval):
             return cls(tuple(spans(start_ms, cut, coarsest)), minute)
-        minutes_from_ms = settled_ms - MINUTES_KEPT_MS
-        return cls(tuple(spans_of(coarsest, start_ms, cut, minutes_from_ms)), minute)
+        return cls(tuple(spans_of(coarsest, start_ms, cut, kept, settled_ms)), minute)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 YEAR_MS = 366 * DAY_MS
-#: Rollups of minutes are kept a day longer (broker/messages/retention.py).
+#: Without a setting, rollups of minutes are kept a day longer (broker/messages/rollup_days.py).
 MINUTES_KEPT_MS = 399 * DAY_MS
 FIRST_MS = Milliseconds(0)
 #: The end of the year 9999, the last year of `datetime`.
@@ -177,21 +177,33 @@ def spans(start_ms: Milliseconds, end_ms: Milliseconds, coarsest: Interval = Int
             start_ms = edge
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How old the rollups of a level are at most, in milliseconds."""
+
+    minutes_ms: int
+    hours_ms: int
+
+
 def spans_of(
-    buckets: LocalInterval, start_ms: Milliseconds, end_ms: Milliseconds, minutes_from_ms: int
+    buckets: LocalInterval, start_ms: Milliseconds, end_ms: Milliseconds, kept: Kept, now_ms: int
 ) -> Iterator[Span]:
     """Cover whole minutes so that no row is in two of the buckets.
 
-    Rollups of minutes are not kept as long as those of hours. Before `minutes_from_ms`, an hour belongs to the bucket
-    in which it begins.
+    Rollups of minutes are not kept as long as those of hours, and hours not always as long as days. Where there are no
+    minutes any more, an hour belongs to the bucket in which it begins; where there are no hours, a day.
     """
     start = start_ms
     while start < end_ms:
         end = min(buckets.end_of(start), end_ms)
-        low, high = (_whole_hours(edge, minutes_from_ms) for edge in (start, end))
+        low, high = (_readable(edge, kept, now_ms) for edge in (start, end))
         yield from spans(low, high, buckets.interval)
         start = end
 
 
-def _whole_hours(edge: Milliseconds, minutes_from_ms: int) -> Milliseconds:
-    return edge if edge >= minutes_from_ms else Milliseconds(-(-edge // HOUR_MS) * HOUR_MS)
+def _readable(edge: Milliseconds, kept: Kept, now_ms: int) -> Milliseconds:
+    """The first edge, from this one on, that a bucket of a level has that is still there."""
+    if edge >= now_ms - kept.minutes_ms:
+        return edge
+    width = HOUR_MS if edge >= now_ms - kept.hours_ms else DAY_MS
+    return Milliseconds(-(-edge // width) * width)

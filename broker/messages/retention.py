@@ -3,7 +3,8 @@
 Messages, Actions and failed messages are deleted by ranges of positions in small steps, so that other writes come in
 between. Device types with the same number of days form a class, which is deleted along the log from a cursor to the end
 of its days; when the classes change, a new class starts at the beginning of the log. Rows that a consumer of the log
-has not read yet stay. Rollups are kept longer, finer ones shorter than coarser ones.
+has not read yet stay. Rollups are kept longer, finer ones shorter than coarser ones
+(broker/messages/rollup_days.py).
 """
 
 from collections.abc import Collection
@@ -15,7 +16,8 @@ import trio
 
 from broker.clock import Clock
 from broker.loops import Loop, Wakeup
-from broker.messages.intervals import DAY_MS, MINUTES_KEPT_MS, Interval
+from broker.messages.intervals import DAY_MS, Interval
+from broker.messages.rollup_days import RollupDays
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.retention import LogTable
@@ -23,10 +25,10 @@ from storage.sql import StoreDamagedError
 
 RETENTION_SWEEP_SECONDS = 600.0
 FAILED_DAYS = 7
-#: The least, and at least twice the days of messages. Ten years is the longest range of a presence search.
-ROLLUP_DAYS = {Interval.MINUTE: MINUTES_KEPT_MS // DAY_MS + 1, Interval.HOUR: 3_700, Interval.DAY: 3_700}
 LONGEST_DAYS = 36_500
 _STEP_POSITIONS = 1_000
+#: Rollups of a step at most: a day of the minutes of one field.
+_STEP_ROLLUPS = 1_440
 _PAUSE_SECONDS = 0.01
 _DEVICES_AT_ONCE = 100
 _ROW_BYTES = 58  # the size of a message beside its data: columns and entries in two indexes
@@ -66,11 +68,12 @@ _LOG: tuple[LogTable, ...] = ("message", "action")
 
 
 class Retention:
-    def __init__(self, database: Database, clock: Clock, *, days: int) -> None:
+    def __init__(self, database: Database, clock: Clock, *, days: int, rollups: RollupDays) -> None:
         self._database = database
         self._clock = clock
         self.wakeup = Wakeup()
         self._days = days
+        self._rollups = rollups
         self._statistics = RetentionStatistics(days)
         self._rollups_swept_on = -1  # in days since the epoch
         self.sweep_forever = Loop(
@@ -96,7 +99,9 @@ class Retention:
                 await self._sweep_log(table, one.cursor(table), one.days, one.types, others=one.others)
         await self._sweep_log("failed_message", "failed_message", FAILED_DAYS, None)
         today = self._clock.now_ms() // DAY_MS
-        if classes and today != self._rollups_swept_on:  # this reads every device, and has work only once a day
+        if (
+            classes or self._rollups.any
+        ) and today != self._rollups_swept_on:  # this reads every device, and has work only once a day
             await self._sweep_rollups(own)
             self._rollups_swept_on = today
         self._statistics = await self._database.read(
@@ -133,18 +138,20 @@ class Retention:
         key = DeviceKey(0)
         while devices := await self._database.read(partial(_devices, key)):
             for device, device_type in devices:
-                if days := own.get(device_type, self._days):
-                    await self._sweep_rollups_of(device, days)
+                for level, days in self._rollups.of_device(own.get(device_type, self._days)).items():
+                    if days:
+                        await self._sweep_rollups_of(device, level, self._clock.now_ms() - days * DAY_MS)
             key = devices[-1][0]
 
-    async def _sweep_rollups_of(self, device: DeviceKey, days: int) -> None:
-        for level, least in ROLLUP_DAYS.items():
-            before_ms = self._clock.now_ms() - max(least, 2 * days) * DAY_MS
-            while old := await self._database.read(partial(_old_rollups, device, level, before_ms)):
-                # One day of buckets of each field in a step.
-                upto = min(before_ms, min(bucket for _, bucket in old) + DAY_MS)
-                fields = [field for field, bucket in old if bucket < upto]
-                deleted = await self._database.write(partial(_delete_rollups, device, fields, level, upto))
+    async def _sweep_rollups_of(self, device: DeviceKey, level: Interval, before_ms: int) -> None:
+        """In steps of one day of some fields."""
+        at_once = max(1, _STEP_ROLLUPS * (level.end_of(0) - level.start_of(0)) // DAY_MS)
+        while old := await self._database.read(partial(_old_rollups, device, level, before_ms)):
+            upto = min(before_ms, min(bucket for _, bucket in old) + DAY_MS)
+            fields = [field for field, bucket in old if bucket < upto]
+            for first in range(0, len(fields), at_once):
+                some = fields[first : first + at_once]
+                deleted = await self._database.write(partial(_delete_rollups, device, some, level, upto))
                 self._count(deleted_rollups=deleted)
                 await trio.sleep(_PAUSE_SECONDS)
 

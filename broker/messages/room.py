@@ -14,6 +14,7 @@ from broker.messages.ingest import Ingest
 from broker.messages.mids import Mids
 from broker.messages.projections import Projector
 from broker.messages.retention import Retention
+from broker.messages.rollup_days import RollupDays
 from broker.messages.snapshots import Snapshots
 from broker.messages.status import Statuses
 from storage.journal import Journal
@@ -58,7 +59,8 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         save=projector.save,
         statistics=projector.statistics,
     )
-    retention = Retention(database, clock, days=core.settings.storage.retention_days)
+    rollup_days = RollupDays.of(core.settings.storage)
+    retention = Retention(database, clock, days=core.settings.storage.retention_days, rollups=rollup_days)
     core.trusted_time.on_confirm(retention.wakeup.set)
     life.worker(
         "retention", retention.sweep_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=retention.statistics
@@ -73,7 +75,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         history=MessageHistory(database, devices.registry, mids, Cursors(mid_key), heavy_reads),
         projector=projector,
         snapshots=snapshots,
-        analytics=Analytics(heavy_reads, clock, projector),
+        analytics=Analytics(heavy_reads, clock, projector, rollup_days.kept),
         statuses=Statuses(database, core.clock, devices.presence, snapshots),
         retention=retention,
     )

@@ -36,14 +36,18 @@ def saved_with_rows(tx: Transaction, device: DeviceKey, until: Position) -> tupl
     return fields, decoded(tx.message_searches.after_of([device], position)) if until > position else []
 
 
-def newest_minute(tx: Transaction, device: DeviceKey, field: str, upto_ms: Milliseconds) -> Milliseconds | None:
-    """The start of the newest minute, by `upto_ms`, that has a message with the field at this dotted path, as the
-    snapshot in the store has it; None without one."""
-    found = tx.rollups.newest(device, field, Interval.MINUTE, upto_ms)
-    for (level, start), cells in open_buckets(tx.snapshots.of(device)).items():
-        if level is Interval.MINUTE and start <= upto_ms and field in cells and (found is None or start > found):
-            found = Milliseconds(start)
-    return found
+def newest_bucket_end(tx: Transaction, device: DeviceKey, field: str, upto_ms: Milliseconds) -> Milliseconds | None:
+    """The last `ts` of the newest minute, by `upto_ms`, that has a message with the field at this dotted path, as the
+    snapshot in the store has it; of the newest hour or day where finer rollups are gone. None without one."""
+    open_ = open_buckets(tx.snapshots.of(device))
+    for level in (Interval.MINUTE, Interval.HOUR, Interval.DAY):
+        found = tx.rollups.newest(device, field, level, upto_ms)
+        for (of_level, start), cells in open_.items():
+            if of_level is level and start <= upto_ms and field in cells and (found is None or start > found):
+                found = Milliseconds(start)
+        if found is not None:
+            return Milliseconds(level.end_of(found) - 1)
+    return None
 
 
 def _current(

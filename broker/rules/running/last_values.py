@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.messages.decoding import decoded
-from broker.messages.intervals import FIRST_MS, LAST_MS, MINUTE_MS
-from broker.messages.snapshots import newest_minute, saved_with_rows
+from broker.messages.intervals import FIRST_MS, LAST_MS
+from broker.messages.snapshots import newest_bucket_end, saved_with_rows
 from broker.rules.language.values import CurrentMessage, Value
 from config.limits import CLOCK_AHEAD_MS
 from storage.database import Transaction
@@ -190,10 +190,10 @@ class _Before:
             if not isinstance(part.upto, tuple):
                 return None
             before = part.upto
-            minute = newest_minute(self.tx, self.device, path, before[0])
-            if minute is None:
+            end_ms = newest_bucket_end(self.tx, self.device, path, before[0])
+            if end_ms is None:
                 return None
-            upto_ms = Milliseconds(min(before[0], minute + MINUTE_MS - 1))
+            upto_ms = min(before[0], end_ms)
 
     def _range(self, match: FieldMatch, upto_ms: Milliseconds, before: SortKey | None = None) -> Range:
         return Range(

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.messages.intervals import DAY_MS, HOUR_MS, LAST_MS, MINUTE_MS, Interval, LocalInterval, spans, spans_of
+from broker.messages.intervals import (
+    DAY_MS,
+    HOUR_MS,
+    LAST_MS,
+    MINUTE_MS,
+    Interval,
+    Kept,
+    LocalInterval,
+    spans,
+    spans_of,
+)
 from storage.keys import Milliseconds
 
 WIDTHS = {Interval.MINUTE: MINUTE_MS, Interval.HOUR: HOUR_MS, Interval.DAY: DAY_MS}
@@ -90,7 +100,7 @@ def test_local_spans_cover_the_range_once_and_never_two_buckets(
     start: int, length: int, interval: Interval, zone: str
 ) -> None:
     local, place = LocalInterval(interval, ZoneInfo(zone)), start
-    for span in spans_of(local, Milliseconds(start), Milliseconds(start + length), 0):
+    for span in spans_of(local, Milliseconds(start), Milliseconds(start + length), Kept(10**15, 10**15), 0):
         assert span.start_ms == place
         width = WIDTHS[span.level]
         for row in range(span.start_ms, span.end_ms, width):

@@ -3,7 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -11,15 +14,18 @@ from trio.testing import MockClock
 from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.facts import MessagesStored
-from broker.messages.intervals import DAY_MS, HOUR_MS
+from broker.messages.intervals import DAY_MS, HOUR_MS, Interval
 from broker.messages.retention import RETENTION_SWEEP_SECONDS, Retention
+from broker.messages.rollup_days import RollupDays
 from broker.services import Services
+from config.settings import Settings, Storage
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import DeviceTypeRecord, MessageRow
-from storage.retention import LogTable
+from storage.retention import LogTable, RetentionStore
+from tests.builders import ServicesOpener
 from tests.damaged_pages import damage, leaves
-from tests.factories import LIGHT_MANIFEST, NOW_MS, World, new_device, new_device_type
+from tests.factories import LIGHT_MANIFEST, NOW_MS, World, build_world, new_device, new_device_type
 from tests.fakes import FakeClock
 from tests.tickets import at
 
@@ -28,6 +34,9 @@ from tests.tickets import at
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the steps: nobody else writes."""
     monkeypatch.setattr("broker.messages.retention._PAUSE_SECONDS", 0)
+
+
+_BY_DEFAULT = RollupDays()
 
 
 @dataclass
@@ -40,8 +49,15 @@ class Fleet:
     sensor: Device
     sensor_type: DeviceTypeKey
 
-    def retention(self, days: int) -> Retention:
-        return Retention(self.services.core.database, Clock(self.clock), days=days)
+    def retention(self, days: int, rollups: RollupDays = _BY_DEFAULT) -> Retention:
+        return Retention(self.services.core.database, Clock(self.clock), days=days, rollups=rollups)
+
+    async def levels(self) -> list[str]:
+        """The levels of which there are rollups."""
+        rows = await self.services.core.database.read(
+            lambda tx: list(tx.connection.execute("SELECT DISTINCT level FROM rollup ORDER BY level"))
+        )
+        return [row["level"] for row in rows]
 
     async def keep_sensors(self, days: int | None) -> None:
         await self.services.core.database.write(lambda tx: tx.retention.set_days(self.sensor_type, days))
@@ -225,22 +241,104 @@ async def test_minute_rollups_are_deleted_before_hours_and_days(fleet: Fleet) ->
     fleet.clock.advance(2 * DAY_MS)
     await fleet.send(fleet.light)  # the buckets of the first message are closed
 
-    async def levels() -> set[str]:
-        rows = await fleet.services.core.database.read(
-            lambda tx: list(tx.connection.execute("SELECT DISTINCT level FROM rollup"))
-        )
-        return {row["level"] for row in rows}
-
     fleet.clock.advance(397 * DAY_MS)
     await retention.sweep()
-    assert await levels() == {"minute", "hour", "day"}
+    assert await fleet.levels() == ["day", "hour", "minute"]
     fleet.clock.advance(2 * DAY_MS)
     await retention.sweep()
-    assert await levels() == {"hour", "day"}
+    assert await fleet.levels() == ["day", "hour"]
     fleet.clock.advance(3_300 * DAY_MS)
     await retention.sweep()
-    assert await levels() == set()
+    assert await fleet.levels() == []
     assert retention.statistics().deleted_rollups == 6  # every message and `intensity`, on three levels
+
+
+async def test_each_level_of_rollups_has_days_of_its_own(fleet: Fleet) -> None:
+    """Also where messages are kept for ever, and until the day is over, not longer."""
+    retention = fleet.retention(0, RollupDays(minutes=10, hours=20))
+    await fleet.send(fleet.light)
+    fleet.clock.advance(2 * DAY_MS)
+    await fleet.send(fleet.light)
+    for days, levels in ((7, ["day", "hour", "minute"]), (2, ["day", "hour"]), (10, ["day"]), (9_000, ["day"])):
+        fleet.clock.advance(days * DAY_MS)
+        await retention.sweep()
+        assert await fleet.levels() == levels
+    assert len(await fleet.left()) == 2
+
+
+@pytest.mark.parametrize(
+    ("rollups", "messages", "kept"),
+    [
+        (RollupDays(), 0, (0, 0, 0)),
+        (RollupDays(), 30, (400, 3_700, 3_700)),
+        (RollupDays(), 5_000, (10_000, 10_000, 10_000)),
+        (RollupDays(minutes=30), 0, (30, 0, 0)),
+        (RollupDays(minutes=30), 30, (30, 3_700, 3_700)),
+        (RollupDays(minutes=800, hours=90), 30, (90, 90, 3_700)),
+        (RollupDays(days=100), 30, (100, 100, 100)),
+        (RollupDays(days=100), 300, (300, 300, 300)),  # days stay as long as messages
+        (RollupDays(days=100), 0, (0, 0, 0)),
+    ],
+)
+def test_how_long_each_level_is_kept(rollups: RollupDays, messages: int, kept: tuple[int, int, int]) -> None:
+    assert tuple(rollups.of_device(messages)[level] for level in (Interval.MINUTE, Interval.HOUR, Interval.DAY)) == kept
+    for days, known in zip(kept[:2], (rollups.kept.minutes_ms, rollups.kept.hours_ms), strict=True):
+        assert not days or known < days * DAY_MS
+
+
+async def test_rollups_of_many_fields_are_deleted_in_small_steps(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        await fleet.send(fleet.light)
+        fleet.clock.advance(DAY_MS)
+    await fleet.send(fleet.light)
+    fleet.clock.advance(100 * DAY_MS)
+    written: list[int] = []
+    original = RetentionStore.delete_rollups
+
+    def counted(store: RetentionStore, *arguments: Any) -> int:
+        written.append(original(store, *arguments))
+        return written[-1]
+
+    monkeypatch.setattr(RetentionStore, "delete_rollups", counted)
+    monkeypatch.setattr("broker.messages.retention._STEP_ROLLUPS", 1)
+    retention = fleet.retention(0, RollupDays(minutes=10, hours=10))
+    await retention.sweep()
+    assert retention.statistics().deleted_rollups == sum(written) == 12  # of three closed days, two fields, two levels
+    assert set(written) == {1}
+
+
+async def test_answers_by_hours_and_days_stay_when_minutes_have_gone(
+    opener: ServicesOpener, settings: Settings, fake_clock: FakeClock
+) -> None:
+    """In a zone whose days do not begin at whole hours of UTC, too."""
+    storage = Storage(retention_days=30, minute_rollup_days=2, hour_rollup_days=5)
+    async with opener(settings=msgspec.structs.replace(settings, storage=storage)) as services:
+        world = await build_world(services.core.database, services.core.vault)
+        light = await services.devices.registry.get(world.kitchen)
+        start = Interval.DAY.start_of(fake_clock.now)
+
+        async def histogram() -> list[tuple[int, int]]:
+            found = await services.messages.analytics.histogram(
+                light,
+                "intensity",
+                Interval.DAY,
+                start_ms=Milliseconds(start - DAY_MS),
+                end_ms=Milliseconds(start + 4 * DAY_MS),
+                zone=ZoneInfo("Asia/Kolkata"),
+            )
+            return [(ts, aggregate.count) for ts, aggregate in found.buckets]
+
+        for _ in range(48):
+            services.messages.ingest.submit(light, b'{"intensity":1}')
+            await services.messages.ingest.wait_committed()
+            fake_clock.advance(HOUR_MS)
+        await services.messages.projector.flush()
+        for days in (3, 3):  # minutes are gone, then hours
+            fake_clock.advance(days * DAY_MS)
+            before = await histogram()
+            await services.messages.retention.sweep()
+            assert await histogram() == before
+            assert sum(count for _, count in before) == 48
 
 
 async def test_positions_are_not_reused_after_deleting(fleet: Fleet) -> None:
