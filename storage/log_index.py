@@ -4,10 +4,14 @@ An entry is for some rows of one device whose `ts` lie in the same ten seconds. 
 steps that make entries, so the position up to which the step went orders the entries of different steps. An entry for
 each row would have the step change a page of an index for nearly every row, while all senders wait.
 
+Entries of a device that sends seldom have few rows, often one. Later, entries that follow each other are put together
+(`LogIndex.merge`), as far as their `ts` rise and lie within a day. An index of its own finds the long ones.
+
 An entry may name rows that were deleted since. A position is never used twice, so they are only not found.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,12 +24,16 @@ Table = Literal["message", "action"]
 #: Most rows of an entry.
 ROWS: Final = 100
 _SPAN_MS: Final = 10_000
+#: From the first to the last `ts` of an entry, it takes less than this. One that takes `_SPAN_MS` or more is long.
+_LONGEST_MS: Final = 86_400_000
+_IS_LONG: Final = f"last_ts - first_ts >= {_SPAN_MS}"  # as in storage/schema/0087_long_entries.sql
 #: Most rows of a group. Groups grow up to this while the caller reads on.
 _GROUP_MOST: Final = 1_024
 
 _encode = msgspec.json.Encoder().encode
 
 _Read = Sequence[Any]  # ordered, number, positions, and by time first_ts, last_ts, key
+_READ: Final = "ordered, number, positions, first_ts, last_ts, key"
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -38,6 +46,18 @@ class Entry(msgspec.Struct, gc=False):
     first_ts: int
     last_ts: int
     ordered: bool
+    number: int
+    positions: str
+
+
+class Merged(msgspec.Struct, gc=False):
+    """An entry, given by its key, that takes the rows of `others`, which come right before it."""
+
+    key: int
+    others: list[int]
+    first_ts: int
+    last_ts: int
+    ordered: int
     number: int
     positions: str
 
@@ -120,18 +140,23 @@ class LogIndex:
         """
         conditions = ""
         if start_ms is not None:
-            conditions += " AND first_ts >= :first AND last_ts >= :start"
+            conditions += " AND last_ts >= :start"
         if end_ms is not None:
             conditions += " AND first_ts <= :end"
         if until is not None:
             conditions += " AND upto <= :step"
-        order = "first_ts DESC, key DESC" if descending else "first_ts, key"
+        chosen = f"SELECT {_READ} FROM {self._name} WHERE device = :device{conditions}"  # noqa: S608 - constants
+        if start_ms is not None:
+            chosen = (
+                f"{chosen} AND first_ts > :first UNION ALL"
+                f" {chosen} AND first_ts > :day AND first_ts <= :first AND {_IS_LONG}"
+            )
         entries = self._db.execute(
-            f"SELECT ordered, number, positions, first_ts, last_ts, key FROM {self._name}"  # noqa: S608 - constants
-            f" WHERE device = :device{conditions} ORDER BY {order}",
+            f"{chosen} ORDER BY {'first_ts DESC, key DESC' if descending else 'first_ts, key'}",
             {
                 "device": device,
-                "first": None if start_ms is None else start_ms - start_ms % _SPAN_MS,
+                "first": None if start_ms is None else start_ms - _SPAN_MS,
+                "day": None if start_ms is None else start_ms - _LONGEST_MS,
                 "start": start_ms,
                 "end": end_ms,
                 "step": None if until is None else self._step_of(device, until),
@@ -143,30 +168,34 @@ class LogIndex:
 
     def _downwards(self, device: DeviceKey, entries: Iterable[_Read], group: "_Group") -> Iterator[str]:
         floor: _Read | None = None
-        whole: int | None = None  # the span that is not divided
+        reached: int | None = None  # no division from this `ts` on
         free: int | None = None  # no entry that is left reaches rows of this `ts`
         for entry in entries:
-            if group.is_full and floor is not None:
-                span = floor[3] // _SPAN_MS
-                if entry[3] // _SPAN_MS == span and whole != span and free != floor[3]:
-                    if self._is_reached(device, floor):
-                        whole = span
-                    else:
-                        free = floor[3]
-                if entry[3] // _SPAN_MS != span or whole != span:
+            if group.is_full and floor is not None and (reached is None or entry[3] < reached):
+                reached = None if floor[3] == free else self._reached_from(device, floor)
+                if reached is None:
+                    free = floor[3]
                     yield from group.take()
             group.add(entry)
             floor = entry
         yield from group.take()
 
-    def _is_reached(self, device: DeviceKey, floor: _Read) -> bool:
-        """Whether an entry that begins before this one, in the same span, has a row behind the first one of it."""
+    def _reached_from(self, device: DeviceKey, floor: _Read) -> int | None:
+        """The lowest `first_ts` of the entries that come before this one and have a row at its first one or behind."""
+        before = f"SELECT min(first_ts) AS first_ts FROM {self._name} WHERE device = :device AND last_ts >= :floor"  # noqa: S608 - constants
         found = self._db.execute(
-            f"SELECT 1 AS found FROM {self._name} WHERE device = :device AND first_ts >= :span AND first_ts <= :floor"  # noqa: S608 - constants
-            " AND last_ts >= :floor AND (first_ts < :floor OR (last_ts > :floor AND key < :key)) LIMIT 1",
-            {"device": device, "span": floor[3] - floor[3] % _SPAN_MS, "floor": floor[3], "key": floor[5]},
-        )
-        return found.one() is not None
+            f"SELECT min(first_ts) AS first_ts FROM ({before} AND first_ts > :first AND first_ts <= :floor"  # noqa: S608 - constants
+            f" AND (first_ts < :floor OR (last_ts > :floor AND key < :key))"
+            f" UNION ALL {before} AND first_ts > :day AND first_ts <= :first AND {_IS_LONG}) AS found",
+            {
+                "device": device,
+                "first": floor[3] - _SPAN_MS,
+                "day": floor[3] - _LONGEST_MS,
+                "floor": floor[3],
+                "key": floor[5],
+            },
+        ).one()
+        return None if found is None else found["first_ts"]
 
     def by_arrival(
         self,
@@ -204,6 +233,57 @@ class LogIndex:
             {"device": device, "position": position},
         ).one()
         return position if row is None or row["upto"] is None else int(row["upto"])
+
+    def devices(self, behind: DeviceKey, *, step: Position, limit: int) -> list[tuple[DeviceKey, int]]:
+        """The next devices after `behind`, in the order of their keys, each with the number of its entries that were
+        made after a step."""
+        found: list[tuple[DeviceKey, int]] = []
+        while len(found) < limit:
+            row = self._db.execute(
+                f"SELECT device, (SELECT count(*) FROM {self._name} AS made WHERE made.device = next.device"  # noqa: S608 - constants
+                " AND upto > :step) AS number"
+                f" FROM (SELECT min(device) AS device FROM {self._name} WHERE device > :behind) AS next",
+                {"behind": behind, "step": step},
+            ).one()
+            if row is None or row["device"] is None:
+                break
+            behind = row["device"]
+            found.append((behind, row["number"]))
+        return found
+
+    def small(self, device: DeviceKey, *, step: Position) -> list[Merged]:
+        """The entries of a device that were made after a step, follow each other and may be one.
+
+        The last one before may be among them, as long as it is small beside them: each row is moved a few times only.
+        """
+        read = (
+            "SELECT ordered, number, CASE WHEN number > :most THEN '' ELSE positions END AS positions, first_ts,"  # noqa: S608 - constants
+            f" last_ts, key FROM {self._name} WHERE device = :device"
+        )
+        given = {"device": device, "step": step, "most": ROWS // 2}
+        fresh = list(self._db.execute(f"{read} AND upto > :step ORDER BY upto, key", given).tuples())
+        last = self._db.execute(f"{read} AND upto <= :step ORDER BY upto DESC, key DESC LIMIT 1", given).tuples()
+        rows = sum(entry[1] for entry in fresh)
+        fresh[:0] = [entry for entry in last if entry[1] <= 2 * rows]
+        return [_merged(run) for run in _runs(fresh) if len(run) > 1]
+
+    def merge(self, some: Iterable[Merged]) -> int:
+        """Replace entries by one each; return how many were deleted. One that is not there any more is left out."""
+        gone: list[str] = []
+        for one in some:
+            kept = self._db.execute(
+                f"UPDATE {self._name} SET first_ts = :first_ts, last_ts = :last_ts, ordered = :ordered,"  # noqa: S608 - constants
+                " number = :number, positions = :positions WHERE key = :key RETURNING key",
+                {name: getattr(one, name) for name in ("key", "first_ts", "last_ts", "ordered", "number", "positions")},
+            )
+            if kept.one() is not None:
+                gone += map(str, one.others)
+        if gone:
+            self._db.execute(
+                f"DELETE FROM {self._name} WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants
+                {"keys": f"[{','.join(gone)}]"},
+            )
+        return len(gone)
 
     def forget(self, device: DeviceKey, *, rows: int) -> list[str]:
         """Delete entries of a device with about `rows` rows in all; return the positions in them."""
@@ -290,6 +370,36 @@ def _upwards(entries: Iterable[_Read], group: _Group) -> Iterator[str]:
         group.add(entry)
         last = max(last, _last(entry))
     yield from group.take()
+
+
+def _runs(entries: Iterable[_Read]) -> Iterator[list[_Read]]:
+    """Entries in the order of their positions, cut into runs that may be one: few rows, within a day, `ts` rising."""
+    run: list[_Read] = []
+    number = last = 0
+    for entry in entries:
+        fits = run and number + entry[1] <= ROWS and entry[3] >= run[-1][3] and entry[1] <= ROWS // 2
+        if not fits or max(last, entry[4]) - run[0][3] >= _LONGEST_MS:
+            if run:
+                yield run
+            run, number, last = [], 0, 0
+        if entry[1] <= ROWS // 2:
+            run.append(entry)
+            number += entry[1]
+            last = max(last, entry[4])
+    if run:
+        yield run
+
+
+def _merged(run: Sequence[_Read]) -> Merged:
+    return Merged(
+        run[-1][5],
+        [entry[5] for entry in run[:-1]],
+        run[0][3],
+        max(entry[4] for entry in run),
+        int(all(entry[0] for entry in run) and all(one[4] <= other[3] for one, other in pairwise(run))),
+        sum(entry[1] for entry in run),
+        joined([entry[2] for entry in run]),
+    )
 
 
 def _divided(entries: Iterable[_Read], group: _Group) -> Iterator[str]:

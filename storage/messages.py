@@ -156,6 +156,9 @@ class MessageStore:
             messages = self._entries_of("message", indexed, upto)
         self._add_entries(upto, {"message": messages, "action": self._entries_of("action", indexed, upto)})
 
+    def index(self, table: Table) -> LogIndex:
+        return self._indexes[table]
+
     def _add_entries(self, upto: Position, entries: Mapping[Table, Sequence[Entry]]) -> None:
         try:
             for table, of_table in entries.items():

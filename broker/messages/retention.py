@@ -99,9 +99,8 @@ class Retention:
                 await self._sweep_log(table, one.cursor(table), one.days, one.types, others=one.others)
         await self._sweep_log("failed_message", "failed_message", FAILED_DAYS, None)
         today = self._clock.now_ms() // DAY_MS
-        if (
-            classes or self._rollups.any
-        ) and today != self._rollups_swept_on:  # this reads every device, and has work only once a day
+        if (classes or self._rollups.any) and today != self._rollups_swept_on:
+            # This reads every device, and has work only once a day.
             await self._sweep_rollups(own)
             self._rollups_swept_on = today
         self._statistics = await self._database.read(

@@ -8,6 +8,7 @@ from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.analytics import Analytics
 from broker.messages.claims import UnprovedClaims
+from broker.messages.entry_merger import EntryMerger
 from broker.messages.heavy_reads import HeavyReads
 from broker.messages.history import Cursors, MessageHistory
 from broker.messages.ingest import Ingest
@@ -65,6 +66,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     life.worker(
         "retention", retention.sweep_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=retention.statistics
     )
+    life.worker("index", EntryMerger(database).merge_forever, lease=core.leases.of(LeaseName.UPKEEP))
     heavy_reads = HeavyReads(database)
     claims = UnprovedClaims(devices.registry, ingest.refused, clock)
     life.worker("claims", claims.look_up_forever)

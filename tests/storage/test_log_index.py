@@ -95,6 +95,13 @@ class Log:
         self.store.add_entries(self.entries.made, Position(self.behind), Position(self.head))
         self.entries, self.behind = EntryBuilder(), self.head
 
+    def merge(self, step: int) -> None:
+        """Put the entries together that were made after a step, as the merger does."""
+        for table in self.rows:
+            entries = LogIndex(self.connection, table)
+            for device, _ in entries.devices(DeviceKey(0), step=Position(step), limit=100):
+                entries.merge(entries.small(device, step=Position(step)))
+
     def delete(self, upto: int) -> None:
         """Delete the rows up to a position, as retention does."""
         retention = RetentionStore(self.connection)
@@ -121,7 +128,7 @@ class Log:
 
 
 # Several rows of one moment, on both sides of the ends of ten seconds.
-_TIMES = (0, 1, 5_000, 59_999, 60_000, 60_001, 150_000)
+_TIMES = (0, 1, 5_000, 9_999, 59_999, 60_000, 60_001, 150_000, 86_400_000, 86_460_000)
 _times = st.sampled_from(_TIMES)
 _steps = st.lists(
     st.one_of(
@@ -129,7 +136,7 @@ _steps = st.lists(
             st.sampled_from(("message", "action")),
             st.lists(st.tuples(st.sampled_from(DEVICES), _times), min_size=1, max_size=7),
         ),
-        st.sampled_from(("index", "entries")),
+        st.sampled_from(("index", "entries", "0", "7")),  # a number: entries of after this step are put together
         st.integers(0, 20),  # deletes rows
     ),
     max_size=10,
@@ -172,6 +179,8 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
                 index(log.store)
             elif step == "entries":
                 log.add_entries()
+            elif isinstance(step, str):
+                log.merge(int(step))
             elif isinstance(step, int):
                 log.delete(min(step, log.head))
             elif isinstance(step, tuple):
@@ -228,6 +237,8 @@ def test_searches_that_look_at_few_rows_each_find_together_what_one_finds(
                 index(log.store)
             elif step == "entries":
                 log.add_entries()
+            elif isinstance(step, str):
+                log.merge(int(step))
             elif isinstance(step, int):
                 log.delete(min(step, log.head))
             elif isinstance(step, tuple):
@@ -316,26 +327,34 @@ def test_rows_have_one_entry_when_entries_come_late(connection: SqliteConnection
         assert [row.position for row in log.searches.page([DeviceKey(1)], Range(None, None))] == [1, 2, 3]
 
 
-_moments = st.sampled_from((10, 11, 12, 13, 14, 60_010, 60_011))
+_moments = st.sampled_from((10, 11, 12, 13, 14, 9_990, 10_010, 60_010, 60_011, 86_400_009, 86_400_010))
 
 
 @given(
     commits=st.lists(st.lists(_moments, min_size=1, max_size=4), min_size=1, max_size=9),
-    rows_of_an_entry=st.integers(1, 3),
+    rows_of_an_entry=st.integers(1, 5),
+    merged=st.sampled_from((0, 2, 3, 99)),
     by_arrival=st.booleans(),
     descending=st.booleans(),
 )
-@settings(max_examples=600)
+@settings(max_examples=1_000)
 def test_rows_of_a_group_come_before_those_of_the_next_one(
-    connection: SqliteConnection, commits: list[list[int]], rows_of_an_entry: int, by_arrival: bool, descending: bool
-) -> None:
+    connection: SqliteConnection, commits: list[list[int]], rows_of_an_entry: int, merged: int, by_arrival: bool,
+    descending: bool,
+) -> None:  # fmt: skip
     """Also where the times of entries overlap, and where all are the same."""
     with Log(connection) as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_index, "ROWS", rows_of_an_entry)
         patch.setattr(log_index, "_GROUP_MOST", 1)
-        for times in commits:
+        step = 0
+        for number, times in enumerate(commits, start=1):
             log.append("message", [(1, ts) for ts in times])
             log.add_entries()
+            if merged and number % merged == 0:
+                log.merge(step)
+                step = log.head
+        if merged:
+            log.merge(step)
         places = {position: (0 if by_arrival else ts, position) for position, _, ts in log.rows["message"]}
         found = [sorted(places[position] for position in group) for group in _groups(log, by_arrival, descending)]
         assert sorted(place for group in found for place in group) == sorted(places.values())
@@ -449,7 +468,7 @@ def test_a_page_of_a_device_without_a_clock_asks_the_index_once(connection: Sqli
         nothing = Range(Milliseconds(0), Milliseconds(9), match=FieldMatch(field="none"), limit=1, descending=True)
         assert log.searches.page([DeviceKey(1)], nothing) == []
         connection._connection.set_trace_callback(None)
-        assert sum("SELECT 1 AS found" in statement for statement in statements) == 1
+        assert sum("AS first_ts FROM (SELECT" in statement for statement in statements) == 1
 
 
 def test_rows_after_those_that_have_an_entry_are_found_without_the_index(connection: SqliteConnection) -> None:
