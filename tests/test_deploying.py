@@ -173,7 +173,7 @@ def test_a_version_that_does_not_start_is_taken_back(machine: Machine) -> None:
 
 
 def test_an_upgrade_that_is_killed_at_any_moment_leaves_a_version_that_works(machine: Machine) -> None:
-    """And the next one is not hindered by what it has left."""
+    """Its remains do not hinder the next upgrade."""
     machine.install()
     seed = random.Random(46)  # noqa: S311 - of a test
     began = time.monotonic()

@@ -89,7 +89,7 @@ def test_constraints_pin_every_requirement() -> None:
 
 @pytest.mark.parametrize("extras", [(), ("learning", "streams"), ("learning", "streams", "test")])
 def test_the_pins_of_an_extra_are_all_that_its_packages_need(extras: tuple[str, ...]) -> None:
-    """As the metadata of the installed packages say it; pip installs what it is told, and nothing else."""
+    """The metadata of the installed packages say what they need; pip installs the pins and nothing else."""
     chosen = needed(read_pins(), roots_of_project(extras))
     installed = {canonicalize_name(dist.name) for dist in installed_closure("trunkline", extras)}
     assert installed - {normalized(pin.name) for pin in chosen} == set()

@@ -75,7 +75,7 @@ def test_what_is_met_says_where() -> None:
 
 
 def test_the_repository_has_no_binary_file() -> None:
-    """But pictures of the documents, which a reviewer can look at."""
+    """Pictures of the documents are excepted: a reviewer can look at them."""
     binary = [path for path in tracked_files() if b"\0" in (ROOT / path).read_bytes()]
     assert [path for path in binary if not re.fullmatch(r"docs/images/[\w-]+\.png", path)] == []
 
@@ -198,7 +198,7 @@ def runtime_dependencies(name: str, known: set[str]) -> set[str]:
 
 @pytest.mark.processes
 def test_the_bill_of_materials_names_every_runtime_dependency(tmp_path: Path) -> None:
-    """As `make sbom` makes it, but of this environment, so that no network is needed."""
+    """It is made as by `make sbom`, but of this environment, so that no network is needed."""
     bill = tmp_path / "bill.json"
     tool = Path(sys.executable).with_name("cyclonedx-py")
     command: list[str | Path] = [tool, "environment", sys.executable, "--pyproject", ROOT / "pyproject.toml"]

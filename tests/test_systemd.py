@@ -17,7 +17,7 @@ MAX_EXPOSURE = 1.5
 
 
 def test_units_are_valid(tmp_path: Path) -> None:
-    """With the program where this machine has it: `verify` wants to see it."""
+    """The program is where this machine has it: `verify` looks for it."""
     analyze = require_program("systemd-analyze")
     installed = Path(sys.executable).with_name("trunkline")
     for unit in FOLDER.iterdir():

@@ -257,7 +257,7 @@ def test_links_lead_to_the_accounts_pages_with_the_code(mail: Mail, path: str) -
 def test_links_begin_where_the_site_is_reached(
     public_url: str, accounts_url: str, bound: dict[str, int], link: str, site: str
 ) -> None:
-    """With or without configured public URLs; a bound address with TLS is preferred."""
+    """Configured public URLs go first; among bound addresses one with TLS is preferred."""
     own = Accounts(public_url=accounts_url)
     links = Site(Settings(state_dir=Path(), public_url=public_url, accounts=own))
     links.listens_on({scheme: Address("127.0.0.1", port) for scheme, port in bound.items()})

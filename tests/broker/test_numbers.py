@@ -35,7 +35,7 @@ def test_numbers_out_of_range(text: str, path: str | None) -> None:
 
 
 def test_the_path_of_a_number_is_looked_for_once() -> None:
-    """Not once for each level of a large body: the search would block everybody else."""
+    """One search for each level of a large body would block everybody else."""
     deep = b'{"a":' * 800 + b'{"p":"' + b"1" * 100_000 + b'","x":1e400}' + b"}" * 800
     looked_at = 0
 

@@ -188,7 +188,7 @@ async def test_others_wait_for_few_statements_of_each_new_device(
 async def test_others_do_not_wait_for_all_devices_that_the_owner_has(
     services: Services, world: World, statements: list[str]
 ) -> None:
-    """Which of them may be a new one with another name was looked for among all: 1,000 more took 15 ms each time."""
+    """A renamed device was looked for among all of them: 1,000 more took 15 ms each time."""
     await services.provisioning.apply({"devices": many(300)})
     await wait_all_tasks_blocked()  # those who hear of new devices have read them
     statements.clear()

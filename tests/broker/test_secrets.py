@@ -38,7 +38,7 @@ def test_a_token_is_kept_as_its_sha_256() -> None:
 
 
 def test_a_password_costs_what_a_small_gateway_can_afford() -> None:
-    """In a process of its own, because tests hash passwords at a lower cost."""
+    """It runs in a process of its own, because tests hash passwords at a lower cost."""
     program = "from broker.secrets import Passwords; print(Passwords().hash('correct horse'))"
     run = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=60)
     assert run.stdout.startswith("$argon2id$v=19$m=19456,t=2,p=1$")

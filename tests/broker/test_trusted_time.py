@@ -143,7 +143,7 @@ async def test_a_clock_that_the_operating_system_keeps_right_is_believed(machine
 
 @pytest.mark.parametrize(("days", "left"), [(1, 0), (2, 1)])
 async def test_a_daemon_that_did_not_run_for_a_day_or_more(machine: Machine, days: int, left: int) -> None:
-    """After one day what is old is deleted; after two the clock may as well be wrong."""
+    """Old messages are deleted after one day without the daemon; after two the clock may be wrong."""
     async with machine.running() as services:
         await store_one(services)
         machine.clock.advance(29 * DAY_MS + DAY_MS // 2)

@@ -175,7 +175,7 @@ def test_an_interrupted_upgrade_is_repeated_without_a_network(packages: Packages
 
 
 def test_a_package_depends_on_the_tree_alone(packages: Packages) -> None:
-    """Not on the folder, the user or the umask of who builds it; dpkg-deb takes the times from the last commit."""
+    """Folder, user and umask of the builder leave no trace; dpkg-deb takes the times from the last commit."""
     words: list[str | Path] = ["dpkg-deb", "--contents", packages.first]
     listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     assert {line.split()[1] for line in listed} == {"root/root"}

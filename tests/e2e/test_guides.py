@@ -316,7 +316,7 @@ def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypa
 def test_a_mosquitto_is_a_bridge_in_both_directions(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    """With the default settings, mosquitto asks for level 0x84 first, which it must be able to leave behind."""
+    """With its default settings, mosquitto asks for level 0x84 first and must get on with the refusal."""
     for name in ("mosquitto", "mosquitto_pub", "mosquitto_sub"):
         require_program(name)
     (settings,), (bridge,) = world.find("recipes", "toml", "open"), world.find("recipes", "conf", "bridge")

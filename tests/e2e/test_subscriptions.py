@@ -164,7 +164,7 @@ def test_receive_subscribes_prints_and_verifies_by_itself(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
 def test_a_callback_of_a_user_ends_its_subscription_with_itself(tmp_path: Path, ends: signal.Signals) -> None:
-    """As systemd ends it, and as a person does."""
+    """systemd ends it, or a person does."""
     with ExitStack() as stack:
         daemon = stack.enter_context(running_daemon(tmp_path, devices=1, settings=SETTINGS))
         be_local(daemon)

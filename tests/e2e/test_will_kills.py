@@ -176,7 +176,7 @@ def test_wills_outlive_the_daemon(daemon: Daemon, how: str) -> None:
 
 
 def test_a_will_outlives_a_kill_where_nothing_else_of_a_connection_does(tmp_path: Path) -> None:
-    """With the default settings."""
+    """The settings are the default ones."""
     daemon = Daemon(tmp_path / "state")
     daemon.configure(devices=2)
     daemon.start()

@@ -342,7 +342,7 @@ def test_rows_of_a_group_come_before_those_of_the_next_one(
     connection: SqliteConnection, commits: list[list[int]], rows_of_an_entry: int, merged: int, by_arrival: bool,
     descending: bool,
 ) -> None:  # fmt: skip
-    """Also where the times of entries overlap, and where all are the same."""
+    """The times of entries may overlap or be all the same."""
     with Log(connection) as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_index, "ROWS", rows_of_an_entry)
         patch.setattr(log_index, "_GROUP_MOST", 1)
@@ -368,7 +368,7 @@ def test_rows_of_a_group_come_before_those_of_the_next_one(
 def test_rows_in_the_order_of_their_times_are_many_groups(
     connection: SqliteConnection, times: tuple[int, ...], by_arrival: bool, descending: bool
 ) -> None:
-    """So a page of the device reads few of them."""
+    """A page of the device reads few of them."""
     with Log(connection) as log:
         for ts in times:
             log.append("message", [(1, ts)])
@@ -436,7 +436,7 @@ def test_a_search_reads_the_index_and_the_rows_it_names(connection: SqliteConnec
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_a_page_of_a_busy_device_reads_few_rows(connection: SqliteConnection, descending: bool) -> None:
-    """Also while some of them are late, and all have one `ts`."""
+    """Some of them may be late, and all may have one `ts`."""
     with Log(connection) as log:
         for first in range(0, 50_000, 1_000):
             log.append("message", [(1, ts if ts % 500 else ts - 400) for ts in range(first, first + 1_000)])

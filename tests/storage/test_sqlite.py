@@ -58,7 +58,7 @@ def test_the_store_commits_to_disk_unless_told_otherwise(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_others_cannot_read_the_files_of_a_store(tmp_path: Path, is_there: bool) -> None:
-    """Also with a umask that lets them, and files that an older version made."""
+    """A umask that lets them does not matter, and files of an older version are changed."""
     path = tmp_path / "store"
     umask = os.umask(0)
     try:

@@ -604,7 +604,7 @@ async def test_names_of_files_are_safe_in_every_script(name: str, expected: str)
 async def test_devices_of_one_name_have_files_of_their_own(
     services: Services, ada: Caller, kitchen: Device, autojump_clock: MockClock
 ) -> None:
-    """Also where their ids begin alike, and where a file system takes upper and lower case for the same."""
+    """Ids may begin alike, and a file system may take upper and lower case for the same."""
     twin = f"{KITCHEN[:8]}{'7' * 24}"
     device = {"id": twin, "owner": ADA, "type": LIGHT_TYPE, "name": "KITCHEN light"}
     await services.provisioning.apply({"devices": [device]})

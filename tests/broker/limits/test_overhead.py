@@ -61,7 +61,7 @@ async def test_what_is_refused_for_another_reason_makes_no_flood_of_pings(autoju
 
 
 async def test_all_peers_wait_in_one_line(autojump_clock: MockClock) -> None:
-    """So a hundred of them take no more than one."""
+    """A hundred of them take no more than one does."""
     line = Overhead(per_second=10)
     served: list[tuple[int, float]] = []
 

@@ -92,7 +92,7 @@ async def test_two_flushes_at_once_count_once(held: Services, runner: HeldRunner
 
 
 async def test_a_read_during_a_write_counts_every_row_once(held: Services, runner: HeldRunner) -> None:
-    """Before the commit and after it, with buckets that are new, closed, and added to."""
+    """It reads before the commit and after it; buckets are new, closed, or added to."""
     kitchen = await kitchen_of(held)
     await send(held, kitchen, 1, ts=NOW_MS - HOUR_MS - MINUTE_MS)
     await held.messages.projector.flush()
@@ -667,7 +667,7 @@ async def test_devices_that_are_read_beside_a_damaged_one_do_not_add_to_the_tall
 async def test_a_row_that_cannot_be_decoded_is_left_out_alone(
     opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the log damaged so that the engine does not see it."""
+    """The log is damaged in a way that the engine does not see."""
     async with opener() as services:
         await build_world(services.core.database, services.core.vault)
         kitchen, hall, _ = await all_lights(services)

@@ -388,7 +388,7 @@ async def test_many_steps_delete_exactly_what_is_older(many: Fleet) -> None:
 
 
 async def test_nothing_is_deleted_from_the_first_row_on_that_is_young_enough(fleet: Fleet) -> None:
-    """Also when a later row has an older `cts`, because the clock was set back between them."""
+    """A later row may have an older `cts`, because the clock was set back between them."""
     for fleet.clock.now in (DAY_MS, 5 * DAY_MS, 2 * DAY_MS, 6 * DAY_MS):
         await fleet.send(fleet.light)
     fleet.clock.now = 8 * DAY_MS

@@ -198,7 +198,7 @@ async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceT
 async def test_the_lists_of_all_types_of_an_organization_are_bounded(
     services: Services, lists: ApprovedLists, meters: DeviceType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also what is kept of uploads that are done: else the types of one organization could fill a disk."""
+    """The bound counts finished uploads, too: else the types of one organization could fill a disk."""
     monkeypatch.setattr(approved_lists, "APPROVED_IDS_OF_ORGANIZATION", 3)
     monkeypatch.setattr(approved_lists, "APPROVED_UPLOADS_KEPT_OF_ORGANIZATION", 2)
     entry = {"id": "dt" + "0d" * 16, "unique_name": "example.gauge", "organization": "Acme", "published": True}

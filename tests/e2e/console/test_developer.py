@@ -160,7 +160,7 @@ def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
 
 
 def test_firmware_is_rolled_out_and_a_device_fails(ada: User, site: Site, tmp_path: Path) -> None:
-    """From the upload of the image to the sentence that says why the device was not updated."""
+    """The test goes from the upload of the image to the sentence that says why the device was not updated."""
     image = tmp_path / "firmware.bin"
     image.write_bytes(b"new software" * 1000)
     go(ada, f"{TYPE_PAGE}/firmware")
@@ -383,7 +383,7 @@ import(`${folder}data-table.js`).then(async ({ DataTable }) => {
 
 
 def test_a_table_of_ten_thousand_rows_pages_sorts_filters_and_goes_out(ada: User) -> None:
-    """As CSV, in which no text is a formula; and on the page, on which no text is HTML."""
+    """In the CSV file no text is a formula; on the page no text is HTML."""
     go(ada, "/developer/usage")
     ada.sees("Used this month")
     lines = ada.browser.driver.execute_async_script(TEN_THOUSAND_ROWS)

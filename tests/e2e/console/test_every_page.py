@@ -87,7 +87,7 @@ def test_every_page_is_measured() -> None:
 
 @pytest.mark.parametrize("email", [MEMBER, VIEWER, PLAIN])
 def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: Content, email: str) -> None:
-    """Not on any page, for a developer, a viewer and a person without a role; an administrator's pages are below."""
+    """This opens all pages as a developer, a viewer and a person without a role; an administrator's are below."""
     person = full.user(chromium, email)
     ids = full.ids | full.of[email]
     wrong = []

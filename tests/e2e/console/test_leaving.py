@@ -200,7 +200,7 @@ def test_what_was_typed_is_saved_after_signing_in_again(ada: User, site: Site, s
 
 
 def pictures(user: User, folder: Path | None, name: str) -> None:
-    """On a phone, a tablet and a desktop: nothing sticks out. With SCREENSHOTS, pictures of it."""
+    """Nothing sticks out on a phone, a tablet and a desktop. With SCREENSHOTS, it takes pictures."""
     for size in ((390, 844), (768, 1024), DESKTOP):
         user.browser.show(size, dark=False)
         if folder is not None:

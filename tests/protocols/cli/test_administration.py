@@ -135,7 +135,7 @@ def test_a_new_device_token_ends_the_former_one(config: Path) -> None:
 
 
 def test_a_device_is_named_by_its_id_or_by_a_name_that_no_other_has(config: Path) -> None:
-    """Also in the audit log, which has the id."""
+    """The audit log has the id in both cases."""
     device = device_id(1)
     assert f"id            {device}" in output(config, "device", "show", "Light 1")
     assert output(config, "device", "token", "Light 1") == f"{device_token(1)}\n"

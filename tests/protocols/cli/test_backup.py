@@ -42,7 +42,7 @@ def test_a_directory_keeps_the_newest_backups_and_all_that_is_not_one(config: Pa
 
 
 def test_without_a_file_it_goes_where_those_of_the_page_go(config: Path, tmp_path: Path) -> None:
-    """And as many are kept."""
+    """The command keeps as many as the page does."""
     folder = load_settings(config).backup_dir
     assert folder == tmp_path / "state-backups"
     config.write_text(config.read_text() + "[console]\nkeep_backups = 2\n")

@@ -403,7 +403,7 @@ LISTING = (("device", "list"), ("user", "list"), ("app", "list"), ("limits",), (
 
 
 def test_commands_say_that_a_store_is_older_and_what_to_do_runs_as_it_is_shown(tmp_path: Path) -> None:
-    """They change nothing."""
+    """The commands change nothing."""
     config, store = tmp_path / "the trunkline.toml", tmp_path / "state/store.sqlite"
     config.write_text(f'state_dir = "{store.parent}"\n')
     store.parent.mkdir(mode=0o700)

@@ -124,7 +124,7 @@ def test_what_keeps_the_daemon_from_starting_is_json_too(daemon: Daemon) -> None
 
 
 def test_a_check_leaves_the_write_ahead_log_of_a_store_that_it_refuses(daemon: Daemon) -> None:
-    """As after a kill: the last writes are in the log alone."""
+    """After a kill, the last writes are in the log alone."""
     store = daemon.state / "store.sqlite"
     with closing(sqlite3.connect(store)) as db:
         db.execute(

@@ -59,7 +59,7 @@ def test_only_messages_with_a_number_are_shown(path: str, data: object, is_shown
 async def test_it_ends_when_nobody_reads_its_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in `trunkline tail | head -3`."""
+    """`trunkline tail | head -3` does that."""
 
     async def serve(request: WebSocketRequest) -> None:
         socket = await request.accept()

@@ -82,7 +82,7 @@ async def test_datagrams_with_a_forged_address_do_not_lock_it_out_of_other_proto
 
 
 async def test_what_a_device_is_refused_is_on_its_owners_page(peer: Peer, services: Services) -> None:
-    """With kind and id of the device, also what cannot be read."""
+    """The page has kind and id of the device, also for a payload that cannot be read."""
     kitchen = await services.devices.registry.find(KITCHEN)
     for _ in range(2):  # the second time the device is known to its session
         assert (await posted(peer, KITCHEN_TOKEN)).code == Code.CREATED

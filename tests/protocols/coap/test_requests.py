@@ -90,7 +90,7 @@ def test_what_is_no_fraction_is_refused(value: bytes) -> None:
 
 
 def test_half_of_a_surrogate_pair_is_kept_for_the_manifest_to_drop() -> None:
-    """As an escape in JSON is. Bytes that are not UTF-8 otherwise are refused, as in JSON."""
+    """CBOR is treated as an escape in JSON is. Other bytes that are not UTF-8 are refused, as in JSON."""
     half, other = b"\xa2\x61a\x63\xed\xa0\x80\x61b\x42\xed\xa0", b"\xa1\x61a\x61\xff"
     assert cbor_to_json(half) == b'{"a":"' + b"\\ud800" * 3 + b'","b":"7aA="}'
     with pytest.raises(BadRequest):

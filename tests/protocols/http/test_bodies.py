@@ -106,7 +106,7 @@ async def test_a_peer_that_goes_gives_its_room_back(stream: trio.SocketStream, s
 
 
 async def test_a_body_that_nobody_reads_takes_no_room(stream: trio.SocketStream, services: Services) -> None:
-    """Refused by its head: without a token, or at a path that is unknown."""
+    """Its head is refused: there is no token, or the path is unknown."""
     await stream.send_all(post("/v1.1/devices", MAX_BODY_BYTES) + b"x" * 500_000)
     await wait_all_tasks_blocked(0.01)
     assert used(services) == (0, 0)

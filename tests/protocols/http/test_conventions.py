@@ -240,7 +240,7 @@ async def test_no_path_reads_a_body_with_a_content_encoding(api: httpx.AsyncClie
 
 
 def test_bodies_are_read_in_one_place() -> None:
-    """Which asks about their length, their encoding and the room that there is."""
+    """That place checks their length, their encoding and the room that there is."""
     readers = re.compile(r"(?<!\$)request\.(get_data|get_json|body|data|form|files|json|values)\b(?!#)")
     root = Path(protocols.http.__file__).parent
     found = {file.name for file in root.rglob("*.py") if readers.search(file.read_text(encoding="utf-8"))}

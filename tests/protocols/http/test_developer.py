@@ -257,7 +257,7 @@ async def test_failures_of_a_type_are_shown_without_what_was_in_them(api: httpx.
 async def test_a_subscription_is_looked_after_at_the_console(
     api: httpx.AsyncClient, services: Services, world: World, ada: str
 ) -> None:
-    """By administrators and developers of the organization, whoever's messages it delivers; by nobody else."""
+    """Administrators and developers of the organization see it, whosever messages it delivers; nobody else does."""
     caller = await services.accounts.tokens.caller(BOB_TOKEN)
     stream = NewSubscription(
         spelling="cloudStream",

@@ -147,7 +147,7 @@ async def test_the_shares_of_a_device_are_bounded(services: Services, world: Wor
 
 
 async def test_no_share_is_refused_because_of_its_mail(services: Services, api: httpx.AsyncClient) -> None:
-    """Of one cause 20 mails are sent in a minute; the others are sent later (reference 22)."""
+    """One cause sends 20 mails in a minute; the others are sent later (reference 22)."""
     for number in range(25):
         status, _ = await call(api, "POST", SHARES, ADA_TOKEN, {"email": f"u{number}@example.org"})
         assert status == 200

@@ -379,6 +379,6 @@ async def test_what_another_user_granted_the_application_is_not_the_callers_to_s
 async def test_what_is_too_long_for_a_name_finds_nothing(
     api: httpx.AsyncClient, query: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a search that is longer than a head may be."""
+    """The search may be longer than a head may be."""
     monkeypatch.setattr("protocols.http.heads.HEAD_BYTES", 64 * 1024)
     assert await listed(api, f"/devicetypes?{query}={'_' * 26_000}") == []

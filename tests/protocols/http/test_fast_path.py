@@ -644,7 +644,7 @@ class Commits:
 async def test_what_comes_while_a_message_is_in_flight_waits_for_its_answer(
     services: Services, short: Address, left: Left, accepted: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on the other ways: answers come in the order of the requests, and the end of the stream loses none."""
+    """Answers come in the order of the requests, and the end of the stream loses none."""
     behind = get(f"/devices/{KITCHEN}", ADA_TOKEN, "Connection: close")
     for more, expected in ((post(BODY) + behind, [b"200"] * 3), (behind, [b"200"] * 2), (b"", [b"200"])):
         async with await trio.open_tcp_stream(short.host, short.port) as stream:

@@ -311,7 +311,7 @@ async def test_the_archive_has_what_the_service_knows(zoe: UserRecord, life: Lif
 
 
 async def test_an_archive_has_no_address_that_a_user_id_stands_for(zoe: UserRecord, life: Life, tmp_path: Path) -> None:
-    """Not of whom she named by an id, nor of whose device she took over."""
+    """She named one person by an id, and took over another one's device."""
     for path in ("shares", "transfer"):
         await life.call("POST", f"/devices/{HER_LIGHT}/{path}", json={"uid": BOB})
     await life.call("POST", f"/devices/{KITCHEN}/transfer", token=ADA_TOKEN, json={"uid": ZOE})
@@ -349,7 +349,7 @@ async def test_one_archive_at_a_time_and_one_an_hour(
 
 
 async def test_nobody_else_has_the_archive(zoe: UserRecord, life: Life, tmp_path: Path, api: httpx.AsyncClient) -> None:
-    """Also no application of the user's, whatever was granted to it."""
+    """An application of the user does not get it either, whatever was granted to it."""
     await archived(life, tmp_path)
     for token in (ZOE_TOKEN, BOB_TOKEN, ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, HER_TOKEN):
         for method, path in (("POST", "archive"), ("GET", "archive"), ("GET", "archive/result")):

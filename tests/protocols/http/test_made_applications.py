@@ -198,7 +198,7 @@ async def test_a_developer_deletes_what_has_no_rights_of_its_own(
 async def test_a_developer_makes_a_subscription_of_an_application(
     api: httpx.AsyncClient, services: Services, world: World, admin: str
 ) -> None:
-    """For the own devices as far as the application was let in; for those of others as an administrator."""
+    """It covers the developer's devices that the application may read, and as an administrator those of others."""
     await set_role(services, world, "developer")
     ada = await console_token(services, ADA)
     stream = {"subscriptionType": "cloudStream", "cloudKey": "k", "cloudSecret": "secret", "cloudStreamName": "s"}

@@ -90,7 +90,7 @@ async def pay(pages: httpx.AsyncClient, address: str) -> httpx.Response:
 async def test_a_plan_that_is_not_approved_is_for_the_organization(
     api: httpx.AsyncClient, services: Services, administrator: None
 ) -> None:
-    """Also its prices and the operator's comments; whoever asks for the newest one gets the newest that is approved."""
+    """So are its prices and the operator's comments; others get the newest plan that is approved."""
     await approved(services, api)
     await add(api)
     rejected = (await add(api)).json()

@@ -100,7 +100,7 @@ async def ask(api: httpx.AsyncClient, method: str, path: str, token: str, **opti
 async def test_nobody_but_an_operator_at_the_console_gets_in(
     api: httpx.AsyncClient, services: Services, ada: str
 ) -> None:
-    """Not the operator's own token of an application either; and an address counts only once it is verified."""
+    """The operator's own token of an application does not either; an address counts only once it is verified."""
     bob = await console_token(services, BOB)
     eve = await services.core.database.write(
         lambda tx: add_account(

@@ -144,7 +144,7 @@ async def test_of_two_buttons_pressed_at_the_same_time_only_one_leads_to_a_check
 async def test_after_the_first_was_paid_the_second_address_leads_nowhere(
     services: Services, pages: httpx.AsyncClient, stripe: StripeStandIn
 ) -> None:
-    """Also before Stripe has told us."""
+    """That is so even before Stripe has told us."""
     first = await begin(services, pages, stripe)
     token = await upgrade_token(services)
     notification = first.pay()

@@ -340,7 +340,7 @@ async def test_lists_leave_out_what_is_not_granted(
 async def test_rules_need_read_on_their_source_and_write_on_their_destination(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
-    """Of own devices and of shared ones, which are source and destination of a rule for all applications.
+    """Own and shared devices are source and destination of the rules of all applications.
 
     To the caller who lacks something, such a rule is hidden.
     """
@@ -381,7 +381,7 @@ async def test_rules_need_read_on_their_source_and_write_on_their_destination(
 async def test_scenes_need_what_their_devices_need(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
-    """Of own devices and of shared ones. A scene of what is not granted is there, and neither shown nor sent."""
+    """Own and shared devices need it. A scene of devices without a grant exists, and is neither shown nor sent."""
     scenes = {
         place: {"id": f"{number:032x}", "owner": ADA, "application": "Dashboard", "name": "Old", "actions": actions}
         for number, (place, id_) in enumerate(reach.devices.items())

@@ -367,7 +367,7 @@ async def test_an_application_gains_nothing_by_changing_a_rule_that_runs_with_an
 async def test_values_are_told_to_those_who_may_read_the_sources(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:
-    """Of its own rule an application sees all members (reference 12.1), but no value that it may not read."""
+    """An application sees all members of its own rule (reference 12.1), but no value that it may not read."""
     beta = await beta_of(api, services)
     rule = await beta.rule()
     mid = await says(services, {"temperature": 20})

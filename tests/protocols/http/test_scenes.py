@@ -272,7 +272,7 @@ async def test_parameters_nest_at_most_20_levels(api: httpx.AsyncClient, world: 
 
 
 async def test_parameters_may_have_any_name(api: httpx.AsyncClient, world: World) -> None:
-    """Also one of a digit that stands for no number by itself. Findings have the order of the numbers."""
+    """A name may be a digit that stands for no number by itself. Findings have the order of the numbers."""
     names = ["10", "9", "\u00b2"]
     body = {"name": "x", "actions": [{**ON, "parameters": {name: {"value": 1} for name in names}}]}
     found = [place for place, _ in findings(await api.post("/scenes", json=body, headers=bearer(ADA_TOKEN)))]

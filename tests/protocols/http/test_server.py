@@ -177,7 +177,7 @@ async def test_http_2_is_not_spoken(raw: Raw) -> None:
 
 @pytest.mark.parametrize("gap", ["none", "inside the head", "before the head"])
 async def test_http_2_is_not_spoken_after_a_first_request(stream: trio.SocketStream, gap: str) -> None:
-    """Also where only Hypercorn sees the second head, because both requests came at once."""
+    """When both requests come at once, only Hypercorn sees the second head."""
     asked = GET_DEVICE_AND_CLOSE.replace(
         b"Connection: close", b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk"
     )
@@ -326,7 +326,7 @@ async def test_a_slow_head_is_408(stream: trio.SocketStream, autojump_clock: Moc
 async def test_a_later_head_has_the_same_time(
     stream: trio.SocketStream, autojump_clock: MockClock, is_sent_ahead: bool
 ) -> None:
-    """From its first byte on, also when that byte came together with the request before."""
+    """The time runs from its first byte on, also when that byte came together with the request before."""
     begun = b"GET / HTTP/1.1\r\n"
     await stream.send_all(GET_DEVICE + begun * is_sent_ahead)
     await receive_answer(stream)

@@ -79,6 +79,6 @@ async def test_a_wrong_count_is_refused(api: httpx.AsyncClient, query: str) -> N
 async def test_what_is_too_long_for_a_tag_suggests_nothing(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a name that is longer than a head may be."""
+    """The name may be longer than a head may be."""
     monkeypatch.setattr("protocols.http.heads.HEAD_BYTES", 64 * 1024)
     assert await tags(api, f"/tags/suggestions?name={'_' * 26_000}", ADA_TOKEN) == []

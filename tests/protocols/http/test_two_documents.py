@@ -68,7 +68,7 @@ async def test_row_6_an_application_may_say_whose_message_it_looks_for(api: http
 async def test_row_7_a_test_run_is_announced_as_it_will_end(
     api: httpx.AsyncClient, world: World, services: Services
 ) -> None:
-    """Also for an application that may not send, and for a rule whose device is gone."""
+    """The application may not send, or the device of the rule is gone."""
     condition = {"sdid": HALL, "field": "temperature", "operator": ">", "operand": {"value": 25}}
     rule = {"if": condition, "then": {"ddid": KITCHEN, "action": "setOn"}}
     made = (await api.post("/rules", headers=HEADERS, json={"name": "n", "rule": rule})).json()["data"]

@@ -143,7 +143,7 @@ async def test_packets_of_one_write_are_treated_as_those_that_come_one_by_one(
 
 
 async def test_errors_are_told_in_the_order_of_the_messages(tmp_path: Path) -> None:
-    """Of those over the rate limit, too: they are the last."""
+    """Messages over the rate limit have errors, too: they are the last."""
     limits = Limits(mqtt_device="3/100")
     async with serving(Settings(state_dir=tmp_path, limits=limits), FakeClock(NOW_MS)) as server:
         peer = await server.connected(topics=[ERRORS])

@@ -146,7 +146,7 @@ async def test_a_device_that_sends_nonsense_without_end_fills_no_log(server: Ser
 
 
 async def test_a_wrong_token_is_on_the_page_of_the_devices_owner(server: Server, services: Services) -> None:
-    """At most once a minute; and who connects is not told more about a device that is there."""
+    """The page has at most one a minute; the client does not learn from its answer whether the device exists."""
     kitchen = await services.devices.registry.find(KITCHEN)
     for name in (KITCHEN, "9" * 32, KITCHEN):
         peer = await server.dial()

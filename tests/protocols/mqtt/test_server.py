@@ -147,7 +147,7 @@ BRIDGE = connect(level=0x84)
     ids=["bridge", "6", "more", "repeated", "a flood", "nothing else", "3.1"],
 )
 async def test_an_unknown_level_is_refused_as_version_3_does_it(server: Server, sent: bytes) -> None:
-    """So that bridges, which try 0x84 and 0x83 first, come again with 4 or 3."""
+    """Bridges, which try 0x84 and 0x83 first, then come again with 4 or 3."""
     peer = await server.dial()
     await peer.send(sent)
     await peer.expect(refused(1))

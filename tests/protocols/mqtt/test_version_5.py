@@ -229,7 +229,7 @@ async def test_a_refused_message_has_a_reason_among_others_that_are_stored(serve
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_a_message_to_a_topic_with_wildcards_ends_the_connection(server: Server, qos: int) -> None:
-    """As other brokers do it: its sender meant something else, and would never hear of it with QoS 0."""
+    """Other brokers do the same: its sender meant something else, and would never hear of it with QoS 0."""
     peer = await connected(server)
     await peer.send(publish_5(1), publish_5(7, qos=qos, topic=b"a/+"), publish_5(8))
     await peer.expect(puback(1))

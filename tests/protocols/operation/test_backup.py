@@ -135,7 +135,7 @@ def test_what_is_written_during_a_backup_is_not_in_it_and_does_not_delay_it(sett
 
 
 def test_an_image_that_is_taken_into_the_store_meanwhile_is_not_left_out(settings: Settings, tmp_path: Path) -> None:
-    """At the first start of this version."""
+    """The first start of this version takes images into the store."""
 
     def take_in(_more: int, _total: int) -> None:
         (settings.state_dir / "images" / IMAGE).unlink(missing_ok=True)

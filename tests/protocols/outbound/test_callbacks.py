@@ -243,7 +243,7 @@ def test_the_signature_is_that_of_oauthlib(url: str) -> None:
 async def test_callbacks_of_an_application_that_hang_hold_up_no_other_application(
     nursery: trio.Nursery, serve: Serve, requests: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when each of them is at another host, so that the places of a host do not end."""
+    """Each of them may be at another host, so that the places of one host do not end."""
     monkeypatch.setattr("protocols.outbound.callbacks.CALLBACKS_PER_APPLICATION", 3)
     callbacks = HttpCallbacks(OutboundHttp(client_context(""), allow_private=True))
     for port in [await serve(None) for _ in range(5)]:

@@ -180,7 +180,7 @@ async def test_a_peer_whose_certificates_were_forgotten_is_asked_for_them_again(
 async def test_a_session_of_another_context_is_not_resumed(
     nursery: trio.Nursery, tmp_path: Path, resume: Resume
 ) -> None:
-    """As after a reload of the certificates, and after a restart."""
+    """A reload of the certificates and a restart make another context."""
     context = client_context(tmp_path, None, ssl.TLSVersion.TLSv1_2)
     _, session = await resume(context)
     other = PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=False)

@@ -184,7 +184,7 @@ async def test_a_device_created_later_is_seen(peers: Peers, services: Services, 
 async def test_who_has_the_answer_to_the_handshake_has_subscribed(
     peers: Peers, services: Services, sockets: bool
 ) -> None:
-    """Of the tasks that can run, trio takes any first: a single handshake would show nothing."""
+    """trio takes any task first that can run: a single handshake would show nothing."""
     async with AsyncExitStack() as streams:
         for number in range(1, 17):
             stream = await streams.enter_async_context(peers.open_stream(sockets=sockets))

@@ -295,7 +295,7 @@ async def test_a_follower_that_fails_does_not_harm_the_others(
 async def test_the_work_itself_tells_that_it_goes_on(
     services: Services, world: World, ada: str, subscription: Subscription, autojump_clock: MockClock
 ) -> None:
-    """From its begin to its end, each kind."""
+    """Each kind of work tells it from its begin to its end."""
     hints: list[str] = []
     followed = Follower(frozenset(Work), ada, lambda hint: hints.append(hint.name))
 

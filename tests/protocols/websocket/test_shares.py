@@ -144,7 +144,7 @@ async def test_sharees_get_online_status_events_only(
 async def test_a_feed_that_names_a_device_ends_with_it(
     peers: Peers, services: Services, world: World, change: str, named: str
 ) -> None:
-    """At once, not with the next ping; other feeds of the same token stay."""
+    """It ends at once, not with the next ping; other feeds of the same token stay."""
     accepted = await share(services, world)
     live_of_it = await peers.connect(live(BOB_TOKEN, f"sdids={named}"))
     events_of_it = await peers.connect(f"/v1.1/events?authorization=bearer+{BOB_TOKEN}&dids={named}&event=none")

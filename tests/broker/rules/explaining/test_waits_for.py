@@ -68,7 +68,7 @@ async def test_a_time_says_when_it_comes(
 
 
 async def test_a_date_without_an_event_of_the_sun_is_in_the_state(home: Home, fake_clock: FakeClock) -> None:
-    """Of the whole rule, with one condition of the sun among others, and only while it runs."""
+    """The state is that of the whole rule: one condition of the sun is enough, while the rule runs."""
     sunset = {"field": "datetime", "operator": ">", "operand": {"value": "@sunset 70N 30E +00:00 TZ Europe/Oslo"}}
     rule = await home.rule(body([when("temperature", ">", 25), sunset]))
     found = []

@@ -85,7 +85,7 @@ def _sine_of_altitude(seconds: np.ndarray, latitude: float, longitude: float) ->
 
 @pytest.mark.parametrize("name", ["sunrise", "sunset"])
 def test_every_event_of_a_year_is_there_and_no_other(name: str) -> None:
-    """To a minute or two; where the sun only just passes the horizon, to a tenth of a degree of its altitude."""
+    """Times may differ by two minutes; where the sun just passes the horizon, its altitude by a tenth of a degree."""
     begins, ends = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (2027, 2028))
     seconds = np.arange(begins - 86_400, ends + 86_400, _STEP_SECONDS)
     double = missed = 0

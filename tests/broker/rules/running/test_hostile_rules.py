@@ -195,7 +195,7 @@ async def test_a_simulation_answers_what_was_ready_and_goes_on_from_there(
 
 
 async def test_a_simulation_ends_when_nobody_waits_for_it_any_more(engine: SqliteEngine) -> None:
-    """So the daemon stops while one runs."""
+    """The daemon can stop while one runs."""
     database, began = Database(engine), threading.Event()
 
     def work(_tx: Transaction, budget: Budget) -> None:

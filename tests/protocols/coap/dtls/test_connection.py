@@ -119,7 +119,7 @@ class TestCookies:
         assert _context().prestate(garbage, ADDRESS) is None
 
     def test_are_answered_with_fewer_bytes_than_asked_for(self) -> None:
-        """So no amplification is possible."""
+        """This rules amplification out."""
         assert len(_context().challenge(ADDRESS)) < sum(map(len, _client().shake_hands([])))
 
 

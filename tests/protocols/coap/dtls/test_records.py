@@ -43,7 +43,7 @@ def test_no_datagram_raises(datagram: bytes) -> None:
 
 @given(st.binary(max_size=32), st.integers(0, 40))
 def test_the_session_that_a_hello_asks_for(id_: bytes, cut: int) -> None:
-    """Also of one that ends too early, or has its session in a field that is too long."""
+    """The hello may end too early, or have its session in a field that is too long."""
     hello = HELLO[:59] + bytes([len(id_)]) + id_ + b"\x04cook\0\x02\xc0\xa8\x01\0"
     assert session_id(hello) == id_
     assert len(session_id(hello[: max(60, len(hello) - cut)])) <= len(id_)
@@ -65,7 +65,7 @@ def test_a_record_that_is_too_short_is_no_hello() -> None:
 
 
 def test_a_retransmitted_hello_has_the_same_key() -> None:
-    """With another cookie the key differs: a device may send the same random number after each start."""
+    """Another cookie makes another key: a device may send the same random number after each start."""
     again = HELLO[:10] + b"\x05" + HELLO[11:]
     assert hello_key(again) == hello_key(HELLO)
     assert hello_key(HELLO[:65] + b"x" + HELLO[66:]) != hello_key(HELLO)

@@ -44,7 +44,7 @@ async def listener(services: Services, management: Management) -> AsyncIterator[
 
 @pytest.fixture
 async def address(listener: DtlsListener, world: object) -> AsyncIterator[Address]:
-    """Without a certificate: pre-shared keys only."""
+    """It has no certificate and takes pre-shared keys only."""
     async with trio.open_nursery() as nursery:
         yield await nursery.start(partial(listener.serve, Address("127.0.0.1", 0), None))
         nursery.cancel_scope.cancel()

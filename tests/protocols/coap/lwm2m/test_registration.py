@@ -240,7 +240,7 @@ class TestUpdate:
         assert server.statistics().asleep == 1
 
     async def test_may_be_a_put(self, device: ScriptedDevice) -> None:
-        """As drafts of LwM2M 1.0 had it."""
+        """Drafts of LwM2M 1.0 had PUT."""
         await device.register()
         assert (await device.update(code=aiocoap.PUT)).code == aiocoap.CHANGED
 

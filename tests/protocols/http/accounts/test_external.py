@@ -453,7 +453,7 @@ async def test_a_local_account_is_taken_over_by_its_proven_owner(
 async def test_an_address_that_was_not_proved_is_claimed(
     browser: Browser, provider: OpenIdProvider, services: Services, oauth: OAuthWorld
 ) -> None:
-    """Also when the stranger set up a second factor: else the owner of the address could never come in."""
+    """A second factor of the stranger does not matter: else the owner of the address could never come in."""
     stranger = await open_unproved(services, str(NEWCOMER["email"]))
     factor = SecondFactorRecord(stranger.key, b"sealed", 0, 1)
     await services.core.database.write(lambda tx: tx.second_factors.add(factor, ()))

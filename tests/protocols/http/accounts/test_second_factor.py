@@ -140,7 +140,7 @@ async def test_too_long_after_the_password_it_is_asked_again(
 
 
 async def test_the_code_alone_is_nothing(browser: Browser, other: Browser, phone: Phone) -> None:
-    """Neither in a browser that gave no password, nor with a form from elsewhere."""
+    """It signs nobody in, from a browser that gave no password or with a form from elsewhere."""
     page = await browser.sign_in(await browser.open("go"))
     form = {"code": phone.next_code(), "page": "go", "continue": ""}
     assert title(await other.post("/accounts/login/code", form)) == "Enter your code"

@@ -328,7 +328,7 @@ class TestLimits:
     async def test_an_action_is_refused_when_the_day_of_the_device_is_used_up(
         self, api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock
     ) -> None:
-        """Also when the last request of the day is reserved for an Action that waits (reference 21.2)."""
+        """The last request of the day may be reserved for an Action that waits (reference 21.2)."""
         await browser.authorize()
         services = browser.services
         await quiet(services)

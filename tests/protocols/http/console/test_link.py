@@ -43,7 +43,7 @@ async def test_a_link_signs_in_once(browser: httpx.AsyncClient, door: Address, s
 
 
 async def test_a_link_is_in_the_store(services: Services, world: World) -> None:
-    """So another daemon on the store takes it, also one that has started since."""
+    """Another daemon on the store takes it, also one that has started since."""
     core, accounts = services.core, services.accounts
     code = await accounts.console.new_code(ADA_EMAIL)
     other = Console(core.database, core.clock, core.router, core.vault, accounts.tokens, accounts.sessions)
