@@ -24,6 +24,7 @@ DAEMON: Final = "daemon"
 _EARLY_SECONDS: Final = 2.0
 #: How often a daemon that stands by looks whether the lease is free.
 _LOOK_SECONDS: Final = 0.2
+_AWAY_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
@@ -79,13 +80,23 @@ class Keeper(Deadline):
     async def take(self, wait: Callable[[LeaseRecord], None]) -> HeldLease:
         """Wait until the lease is free, and take it. `wait` is told of each other node that has it, once.
 
-        Raises StoreError.
+        Raises StoreError: the store cannot be used. Later, while another node has the lease, that is waited for.
         """
-        known = None
+        known, is_away = None, False
         while True:
-            if (held := await self.try_to_take()) is not None:
-                return held
-            holder = await self._table.find(DAEMON)
+            try:
+                if (held := await self.try_to_take()) is not None:
+                    return held
+                holder = await self._table.find(DAEMON)
+            except StoreError as error:
+                if known is None:
+                    raise
+                if not is_away:
+                    _log.warning("lease_not_read", reason=str(error))
+                is_away = True
+                await trio.sleep(_AWAY_SECONDS)
+                continue
+            is_away = False
             if holder is not None and (holder.node, holder.epoch) != known:
                 known = holder.node, holder.epoch
                 wait(holder)

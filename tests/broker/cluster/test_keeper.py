@@ -75,13 +75,7 @@ async def test_of_two_daemons_with_one_name_the_later_serves(autojump_clock: Moc
         await first.keep_forever()
 
 
-async def test_nothing_is_sent_out_when_the_lease_could_not_be_renewed_for_long(
-    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keeper = new_keeper("a", broken := BreakableEngine(engine))
-    await keeper.take(nobody)
-    lease = Leases(keeper).of(LeaseName.MAILS)
-    assert lease.may_act()
+def fail_while_broken(broken: BreakableEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     execute = BreakableConnection.execute
 
     def failing(self: BreakableConnection, *arguments: object) -> object:
@@ -90,6 +84,38 @@ async def test_nothing_is_sent_out_when_the_lease_could_not_be_renewed_for_long(
         return execute(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BreakableConnection, "execute", failing)
+
+
+async def test_a_daemon_that_stands_by_outlives_a_database_that_is_away(
+    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, waited = BreakableEngine(engine), list[str]()
+    first, second = new_keeper("a"), new_keeper("b", broken)
+    fail_while_broken(broken, monkeypatch)
+    broken.error = StoreError("the database is away")
+    with pytest.raises(StoreError, match="away"):  # nothing is known of the store yet
+        await second.take(nobody)
+    broken.error = None
+    await first.take(nobody)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second.take, lambda holder: waited.append(holder.node))
+        await trio.sleep(1)
+        broken.error = StoreError("the database is away")
+        await trio.sleep(60)
+        assert waited == ["a"]
+        await first.give_back()
+        broken.error = None
+    assert second.held is not None
+
+
+async def test_nothing_is_sent_out_when_the_lease_could_not_be_renewed_for_long(
+    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = new_keeper("a", broken := BreakableEngine(engine))
+    await keeper.take(nobody)
+    lease = Leases(keeper).of(LeaseName.MAILS)
+    assert lease.may_act()
+    fail_while_broken(broken, monkeypatch)
     broken.error, sent = StoreError("the database is away"), list[float]()
 
     async def send() -> None:
