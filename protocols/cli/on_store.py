@@ -24,7 +24,7 @@ async def run_on_store(settings: Settings, state: StateDirectory, command: str, 
 
     Raises:
         DomainError: the command is refused.
-        StateInUseError: a daemon on another machine serves the store.
+        StateError: a daemon on another machine serves the store.
         StoreError: the store cannot be used, or an older version has made it: the daemon and `trunkline migrate`
             upgrade it.
     """

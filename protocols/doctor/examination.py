@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from protocols.doctor.certificates import look_at_certificates
+from protocols.doctor.cluster import look_at_cluster
 from protocols.doctor.machine import look_at_clock, look_at_descriptors, look_at_gnutls, look_at_ports, look_at_unit
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.doctor.state import look_at_disk, look_at_state, look_at_store
@@ -11,6 +12,7 @@ from protocols.doctor.state import look_at_disk, look_at_state, look_at_store
 CHECKS: Final[dict[str, Callable[[Patient], Iterator[CheckResult]]]] = {
     "state": look_at_state,
     "store": look_at_store,
+    "cluster": look_at_cluster,
     "disk": look_at_disk,
     "clock": look_at_clock,
     "port": look_at_ports,

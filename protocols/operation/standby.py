@@ -18,9 +18,10 @@ import trio
 from broker.cluster.keeper import DAEMON, Keeper
 from broker.cluster.leases import Leases
 from config.settings import Address, Settings
-from protocols.errors import ListenerError, StateInUseError
+from protocols.errors import ListenerError, StateError
 from protocols.operation import systemd
 from protocols.streams.inherited import open_tcp
+from protocols.streams.proxy_protocol import ProxyHeaderError, receive_source
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
 
@@ -90,7 +91,7 @@ async def serving_alone(
 async def alone_for_a_command(engine: "PostgresqlEngine", settings: Settings) -> AsyncIterator[None]:
     """As `serving_alone`, for a command that writes as a daemon does.
 
-    Raises StateInUseError: a daemon serves, on this machine or another one.
+    Raises StateError: a daemon serves, on this machine or another one.
     """
     table = LeaseTable(engine, end_sessions=engine.end_sessions)
     cluster = settings.cluster
@@ -100,7 +101,7 @@ async def alone_for_a_command(engine: "PostgresqlEngine", settings: Settings) ->
         if (held := await keeper.try_to_take()) is None:
             holder = await table.find(DAEMON)
             name = "another node" if holder is None else f"node {holder.node}"
-            raise StateInUseError(f"{engine}: {name} serves this store: give the command there, or stop the daemon")
+            raise StateError(f"{engine}: {name} serves this store: give the command there, or stop the daemon")
         engine.fence_with(held)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.keep_forever)
@@ -184,10 +185,11 @@ class _Waiting:
         places = trio.CapacityLimiter(_CONNECTIONS)
         try:
             async with trio.open_nursery() as nursery:
+                is_proxied = http.proxy_protocol == "required"
                 if http.bind is not None:
-                    await nursery.start(_serve, http.bind, None, places)
+                    await nursery.start(_serve, http.bind, None, is_proxied, places)
                 if http.tls_bind is not None:
-                    await nursery.start(_serve, http.tls_bind, self._tls(), places)
+                    await nursery.start(_serve, http.tls_bind, self._tls(), is_proxied, places)
         except OSError as error:
             self.problem = ListenerError(f"http cannot listen on {error.filename}: {error.strerror or error}")
             self._nursery.cancel_scope.cancel()
@@ -196,6 +198,7 @@ class _Waiting:
 async def _serve(
     bind: Address,
     context: ssl.SSLContext | None,
+    is_proxied: bool,
     places: trio.CapacityLimiter,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -203,13 +206,18 @@ async def _serve(
     listeners = await open_tcp(bind, backlog=_BACKLOG)
     task_status.started()
     try:
-        await trio.serve_listeners(partial(_answer, context, places), listeners)
+        await trio.serve_listeners(partial(_answer, context, is_proxied, places), listeners)
     finally:
         for listener in listeners:
             listener.socket.close()
 
 
-async def _answer(context: ssl.SSLContext | None, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
+async def _answer(
+    context: ssl.SSLContext | None,
+    is_proxied: bool,
+    places: trio.CapacityLimiter,
+    stream: trio.SocketStream,
+) -> None:
     """Answer one request and close."""
     transport: trio.abc.Stream = stream
     try:
@@ -219,6 +227,8 @@ async def _answer(context: ssl.SSLContext | None, places: trio.CapacityLimiter, 
         return
     try:
         with trio.move_on_after(_SECONDS):
+            if is_proxied:
+                await receive_source(stream.socket)
             if context is not None:
                 transport = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
             head = b""
@@ -228,7 +238,7 @@ async def _answer(context: ssl.SSLContext | None, places: trio.CapacityLimiter, 
                 head += received
             await transport.send_all(_response(head))
             await transport.aclose()
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
+    except (trio.BrokenResourceError, trio.ClosedResourceError, ProxyHeaderError, OSError):
         pass
     finally:
         places.release()

@@ -7,6 +7,7 @@ twice was stored twice by the daemons.
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,6 +27,7 @@ import websocket
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, device_token, run_command, write_world
+from tests.e2e.test_proxies import adapted, running
 from tests.postgresql import server
 from tests.programs import require_program
 
@@ -38,7 +40,7 @@ KILL_SECONDS: Final = LEASE_SECONDS + 6
 STOP_SECONDS: Final = 5.0
 PATIENCE_SECONDS: Final = 30.0
 #: Clients try the other node after this long without an answer.
-ANSWER_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 1.0
 FENCED, REPLACED = 5, 6
 
 
@@ -327,8 +329,62 @@ def test_take_overs_lose_nothing_and_store_nothing_twice(nodes: tuple[Node, Node
         assert b.status() == REPLACED
         assert "another daemon with the name of this node, b, serves the store now" in b.log()
     load.check(a)
-    refused = command_output_of_refused(b)
-    assert "node b serves this store" in refused
+    for node in nodes:
+        assert "this node, " in doctor_about_cluster(node)
+    assert "node b serves this store" in command_output_of_refused(b)
+
+
+def test_haproxy_sends_clients_to_the_node_that_serves(nodes: tuple[Node, Node], tmp_path: Path) -> None:
+    haproxy, front, mqtts = require_program("haproxy"), free_port(), free_port()
+    serving, other = sorted(nodes, key=lambda node: node.health("/readyz"), reverse=True)
+    if serving.health("/readyz") != 200:
+        serving.start()
+    config = other.daemon.config.read_text(encoding="utf-8")  # the two have one name since the test before
+    other.daemon.config.write_text(re.sub('node = ".*"', f'node = "{other.name}2"', config), encoding="utf-8")
+    other.stand_by()
+    text = adapted(
+        "haproxy-standby.cfg",
+        {
+            "maxconn 20000": "maxconn 100",
+            "bind :443": f"bind 127.0.0.1:{front}",
+            "bind :8883": f"bind 127.0.0.1:{mqtts}",
+            "check port 8080 check-send-proxy send-proxy-v2": "check",
+            "server a 192.0.2.11:8443": f"server a 127.0.0.1:{nodes[0].http}",
+            "server b 192.0.2.12:8443": f"server b 127.0.0.1:{nodes[1].http}",
+            "server a 192.0.2.11:8883": f"server a 127.0.0.1:{nodes[0].mqtt} port {nodes[0].http}",
+            "server b 192.0.2.12:8883": f"server b 127.0.0.1:{nodes[1].mqtt} port {nodes[1].http}",
+        },
+    )
+    (tmp_path / "haproxy.cfg").write_text(text, encoding="utf-8")
+
+    def is_answered() -> bool:
+        with suppress(httpx.TransportError):
+            answer = httpx.get(f"http://127.0.0.1:{front}/v1.1/users/self", headers=bearer(USER_TOKEN), timeout=5)
+            return answer.status_code == 200
+        return False
+
+    with running([haproxy, "-f", "haproxy.cfg"], [front, mqtts], tmp_path):
+        wait_until(is_answered, "HAProxy has found the node that serves")
+        stopped = time.monotonic()
+        assert serving.daemon.stop() == 0
+        wait_until(is_answered, "HAProxy has found the node that took over")
+        print(f"through HAProxy, after a stop: {time.monotonic() - stopped:.2f} s")  # noqa: T201 - with -s
+        client = paho.Client(CallbackAPIVersion.VERSION2)
+        client.username_pw_set(device_id(3), device_token(3))
+        client.connect("127.0.0.1", mqtts)
+        client.loop_start()
+        client.publish(f"/v1.1/messages/{device_id(3)}", '{"intensity":7}', qos=1).wait_for_publish(PATIENCE_SECONDS)
+        client.disconnect()
+        client.loop_stop()
+    assert stored(other, 3) == Counter([7])
+
+
+def doctor_about_cluster(node: Node) -> str:
+    done = run_command("doctor", "--json", "--config", node.daemon.config)
+    checks = json.loads(done.stdout)["checks"]
+    (text,) = (one["text"] for one in checks if one["check"] == "cluster" and one["ok"])
+    assert isinstance(text, str)
+    return text
 
 
 def command_output_of_refused(node: Node) -> str:
