@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
@@ -28,7 +29,10 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 60  # for what takes a second on an idle machine
 _LOOK_EVERY_SECONDS: Final = 0.02
-DESKTOP, PHONE = (1280, 800), (360, 740)  # CSS pixels
+_TALLEST: Final = 6_000  # CSS pixels of a picture; a chapter of the reference has ten times as many
+PHONE, TABLET, DESKTOP = WIDTHS = (390, 844), (768, 1024), (1280, 800)  # CSS pixels
+#: Name of a picture: screen, whether the scheme is dark.
+LOOKS: Final = {f"{size[0]}{'.dark' * dark}": (size, dark) for size, dark in product(WIDTHS, (False, True))}
 # Chromium runs as root in CI, where its sandbox cannot; /dev/shm is small in containers.
 _ARGUMENTS: Final = (
     "--headless=new",
@@ -209,13 +213,13 @@ class Chromium:
         return wide
 
     def screenshot(self, path: Path) -> None:
-        """The whole page, as PNG."""
+        """The page from its top, as PNG."""
         # It is laid out anew without a scroll bar, and would be cut off by the width of one.
         self.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
         width, height = self.driver.execute_script(
             "return [window.innerWidth, Math.max(window.innerHeight, document.documentElement.scrollHeight)]"
         )
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, _TALLEST), "scale": 1}
         taken = self._tell("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(taken["data"]))
 

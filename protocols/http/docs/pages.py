@@ -7,9 +7,8 @@ from operator import attrgetter
 from typing import Final
 
 import msgspec
-from quart import Blueprint, Response
+from quart import Blueprint, Response, abort
 
-from broker.errors import NotFound
 from broker.site import Site
 from protocols.http.accounts.pages import pages_blueprint
 from protocols.http.answers import REST_ROOT
@@ -48,7 +47,7 @@ def docs_blueprint(site: Site) -> Blueprint:
     def page(slug: str) -> Response:
         text = book().page(slug)
         if text is None:
-            raise NotFound
+            abort(404)
         answer = Response(text, content_type="text/html; charset=utf-8")
         answer.headers["Content-Security-Policy"] = _POLICY
         return answer
@@ -64,7 +63,7 @@ def docs_blueprint(site: Site) -> Blueprint:
     @routes.get(f"{DOCS}/static/<name>")
     async def file(name: str) -> Response:
         if name not in static:
-            raise NotFound
+            abort(404)
         return Response(static[name], content_type=_STATIC[name])
 
     @routes.get(f"{DOCS}/search.json")

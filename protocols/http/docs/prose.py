@@ -7,7 +7,13 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-_BEHIND_A_SIGN: Final = re.compile(r"(?<=[^\s][/._:,=&?])(?=[^\s/._:,=&?])")
+#: Not in numbers, such as addresses and ports, and not before the extension of a file.
+_BEHIND_A_SIGN: Final = re.compile(
+    r"(?<=[^\s.]/|\S[,=&?]|\w_)(?=[^\s/._:,=&?])"
+    r"|(?<=\S:)(?=[^\s/._:,=&?\d])"
+    r"|(?<=[^\W\d]\.)(?=[^\s/._:,=&?\d])(?!\w{1,4}(?![\w.]))"
+)
+_OPTION: Final = re.compile(r"(?<![\w-])--[\w-]+")
 _LINE: Final = 16  # shorter code has room in every line
 
 
@@ -48,5 +54,11 @@ def with_code(text: str) -> Markup:
 
 
 def breakable(code: str) -> Markup:
-    """Code as HTML. A path or an address may go on in the next line behind its signs; no name of it is broken."""
-    return Markup("<wbr>").join(map(escape, _BEHIND_A_SIGN.split(code) if len(code) > _LINE else [code]))
+    """Code as HTML. A path or an address may go on in the next line behind its signs; no name of it is broken, and no
+    option of a command."""
+    parts = _BEHIND_A_SIGN.split(code) if len(code) > _LINE else [code]
+    return Markup("<wbr>").join(map(_with_whole_options, parts))
+
+
+def _with_whole_options(code: str) -> Markup:
+    return Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', str(escape(code))))  # noqa: S704

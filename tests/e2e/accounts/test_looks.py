@@ -1,4 +1,4 @@
-"""Every page on a desktop and on a phone, with a light and a dark color scheme: no overflow, accessible.
+"""Every page on a phone, a tablet and a desktop, with a light and a dark color scheme: no overflow, accessible.
 
 Screenshots are stored in the folder that the environment variable SCREENSHOTS names.
 """
@@ -9,19 +9,13 @@ from typing import Final
 
 import pytest
 
-from tests.browser import DESKTOP, PHONE, Chromium
+from tests.browser import LOOKS, PHONE, Chromium
 from tests.daemon import ADA_EMAIL, device_id
 from tests.e2e.accounts.person import NAME_LABEL, Person
 from tests.e2e.accounts.postbox import Postbox
 from tests.e2e.accounts.world import GALE_EMAIL, OWN_EMAILS, PASSWORD, SHARON_EMAIL, TV, WEB, Site
 from tests.e2e.console.measures import measured
 
-LOOKS: Final = {
-    "desktop": (DESKTOP, False),
-    "desktop-dark": (DESKTOP, True),
-    "phone": (PHONE, False),
-    "phone-dark": (PHONE, True),
-}
 # The rules of the Web Content Accessibility Guidelines, and the best practices of the authors of axe.
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 #: The rules about colors. Nothing else differs in the dark, says tests/protocols/http/accounts/test_style.py.

@@ -45,8 +45,9 @@ _MANIFEST: Final[dict[str, Any]] = {
                 "valueClass": "Double",
                 "description": "As measured at the inlet of the air",
             }
-            for name in ARTICLES
+            for name in ARTICLES[1:]
         ),
+        {"name": ARTICLES[0], "valueClass": "Double", "unit": "SI.CELSIUS", "description": "As measured at the inlet"},
         {"name": "windowOpen", "valueClass": "Boolean"},
         {"name": "note", "valueClass": "String"},
         {"name": "outside", "children": [{"name": "atmosphericPressure", "valueClass": "Double"}]},

@@ -2,10 +2,8 @@
 
 from typing import Final
 
-from tests.browser import Chromium
+from tests.browser import PHONE, WIDTHS, Chromium
 
-#: CSS pixels: a phone, a tablet, a desktop.
-WIDTHS: Final = ((390, 844), (768, 1024), (1280, 800))
 _LONGEST: Final = 6_000  # CSS pixels of a page from top to bottom, at any width
 #: Words longer than this are secrets and addresses, and may be broken. An id has 32 characters, or 34.
 _WORD: Final = 40
@@ -23,7 +21,7 @@ for (let node; (node = walker.nextNode());) {
   const parent = node.parentElement;
   if (parent.closest("pre, textarea, option, svg, .unseen")) continue;
   if (!parent.checkVisibility({visibilityProperty: true})) continue;
-  for (const found of node.data.matchAll(/[^\s\-–—/?&]+/g)) {
+  for (const found of node.data.matchAll(/\p{L}-\p{L}+|[^\s\-–—/?&]+/gu)) {
     if (found[0].length > longestWord) continue;
     const range = document.createRange();
     range.setStart(node, found.index);
@@ -37,6 +35,10 @@ for (const cell of main.querySelectorAll("td")) {
   if (new Set(buttons.map((one) => Math.round(one.getBoundingClientRect().top))).size > 1) {
     wrong.push(`the buttons ${buttons.map((one) => one.innerText).join(", ")} are in two lines`);
   }
+}
+for (const head of main.querySelectorAll("th button")) {
+  const isPlain = getComputedStyle(head).backgroundColor === "rgba(0, 0, 0, 0)";
+  if (!isPlain) wrong.push(`the head ${head.innerText} looks like a button`);
 }
 for (const row of isPhone ? main.querySelectorAll("tbody tr:first-child") : []) {
   if (row.cells.length > columns && row.checkVisibility() && getComputedStyle(row).display === "table-row") {
@@ -94,7 +96,7 @@ def measured(browser: Chromium) -> list[str]:
     wrong = []
     for size in WIDTHS:
         browser.show(size, dark=False)
-        found, height = browser.driver.execute_async_script(_MEASURE, _WORD, _COLUMNS, size == WIDTHS[0], size[0])
+        found, height = browser.driver.execute_async_script(_MEASURE, _WORD, _COLUMNS, size == PHONE, size[0])
         wrong += [f"at {size[0]} px {one}" for one in found]
         if browser.overhang():
             wrong.append(f"at {size[0]} px it is wider than the screen")

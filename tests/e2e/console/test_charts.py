@@ -41,6 +41,17 @@ def test_live_says_since_when_a_device_is_silent_and_numbers_say_what_they_are(s
     assert measured(silent.browser) == []
 
 
+def test_a_chart_without_values_says_so(ada: User) -> None:
+    ada.open(f"/devices/{device_id(52)}")
+    ada.sees("No values yet", ".chart .nothing")
+    assert set(ada.browser.texts(".chart .latest")) == {""}
+    ada.click("Day")
+    ada.sees("No values in this time", ".chart .nothing")
+    canvases = ada.browser.driver.find_elements(By.CSS_SELECTOR, ".chart canvas")
+    assert canvases
+    assert not any(one.is_displayed() for one in canvases)
+
+
 def test_a_range_of_ones_own_is_shown_in_the_finest_steps(silent: User) -> None:
     silent.click("Day")
     silent.sees("mean of the last ten minutes", ".chart .latest")
@@ -107,7 +118,10 @@ def test_a_chart_says_its_units_and_the_zone_of_its_times(silent: User) -> None:
     silent.click("Month")
     silent.sees(zone, "#span")
     silent.eventually(
-        lambda: "Times in " in str(silent.browser.driver.find_element(By.CSS_SELECTOR, "canvas").accessible_name)
+        lambda: any(
+            "Times in " in str(one.accessible_name)
+            for one in silent.browser.driver.find_elements(By.CSS_SELECTOR, "canvas")
+        )
     )
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-from tests.browser import PHONE
+from tests.browser import DESKTOP, LOOKS, PHONE
 from tests.daemon import LIGHT_TYPE
-from tests.e2e.accounts.test_looks import LOOKS, findings
+from tests.e2e.accounts.test_looks import findings
 from tests.e2e.console.test_developer import go
 from tests.e2e.console.user import User
 
@@ -40,7 +40,7 @@ PAGES: Final = {
 def test_pages_have_no_overflow_and_no_findings_of_axe(ada: User, screenshots: Path | None, node_folder: Path) -> None:
     wrong = []
     for path, words in PAGES.items():
-        ada.browser.show(LOOKS["desktop"][0], dark=False)
+        ada.browser.show(DESKTOP, dark=False)
         go(ada, path)
         ada.sees(words, "#page")
         if words.startswith(("Not found", "no cloud")):

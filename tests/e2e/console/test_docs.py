@@ -1,16 +1,32 @@
 """The documents at /docs in a browser: the search, the copy buttons, the way back, and three widths."""
 
 import re
-from itertools import product
+from pathlib import Path
 
-from tests.browser import DESKTOP, PHONE, Chromium
+import pytest
+
+from tests.browser import DESKTOP, LOOKS, PHONE, Chromium
 from tests.e2e.console.measures import measured
 from tests.e2e.console.world import Site
 
-TABLET = (768, 1024)
 #: Data and queries may go on in the next line behind their signs.
 BEHIND_A_SIGN = re.compile(r'".*[]:=,._].*" is broken')
-PAGES = ("", "first-steps", "devices", "operate/install", "api/messages", "reference/09-messages")
+#: One of each kind, the longest, and the widest tables.
+PAGES = (
+    "",
+    "first-steps",
+    "devices",
+    "applications",
+    "limits",
+    "operate/install",
+    "operate/monitoring",
+    "api/messages",
+    "api/developer",
+    "reference/02-paths",
+    "reference/08-device-types-and-manifests",
+    "reference/25-configuration",
+    "none",
+)
 
 
 def test_the_search_leads_to_the_section(site: Site, chromium: Chromium) -> None:
@@ -72,9 +88,57 @@ def test_a_cell_names_its_column_on_a_phone(site: Site, chromium: Chromium) -> N
     assert chromium.texts("main thead") == [""]
 
 
-def test_no_page_is_wider_than_the_screen(site: Site, chromium: Chromium) -> None:
-    for size, dark in product((PHONE, TABLET, DESKTOP), (False, True)):
+def test_the_menu_shows_the_current_page_on_a_desktop_and_is_closed_on_a_phone(site: Site, chromium: Chromium) -> None:
+    chromium.open(f"{site.origin}/docs/reference/28-logs-and-audit")
+    inner, outer = chromium.driver.execute_script(
+        "const current = document.querySelector('nav [aria-current]');"
+        "return [current, current.closest('header')].map((one) => one.getBoundingClientRect().toJSON())"
+    )
+    assert outer["top"] <= inner["top"] < inner["bottom"] <= outer["bottom"]
+    chromium.show(PHONE, dark=False)
+    chromium.wait(lambda: chromium.driver.execute_script("return document.querySelector('h1').offsetTop < 300"))
+    chromium.show(DESKTOP, dark=False)
+    chromium.wait(lambda: "28 Logs and audit" in chromium.texts("nav [aria-current]"))
+
+
+def test_the_copy_button_covers_no_line(site: Site, chromium: Chromium) -> None:
+    chromium.open(f"{site.origin}/docs/first-steps")
+    for size, _dark in LOOKS.values():
+        chromium.show(size, dark=False)
+        covered = chromium.driver.execute_script(
+            "return Array.from(document.querySelectorAll('.copyable'), (one) => {"
+            "const [lines, button] = [...one.children].map((child) => child.getBoundingClientRect());"
+            "return button.left < lines.right && button.bottom > lines.top; }).filter(Boolean).length"
+        )
+        assert covered == 0, size
+
+
+def test_an_address_without_a_document_says_so(site: Site, chromium: Chromium) -> None:
+    chromium.open(f"{site.origin}/docs/none")
+    assert chromium.alert == "There is no such page here."
+    chromium.follow("To the documentation")
+    assert chromium.heading == "Documentation"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_is_wider_than_the_screen(site: Site, chromium: Chromium, screenshots: Path | None, page: str) -> None:
+    """With SCREENSHOTS, pictures of it."""
+    chromium.open(f"{site.origin}/docs/{page}".rstrip("/"))
+    look(chromium, screenshots, page)
+
+
+def test_the_list_of_found_sections_is_not_wider_than_the_screen(
+    site: Site, chromium: Chromium, screenshots: Path | None
+) -> None:
+    chromium.open(f"{site.origin}/docs/limits")
+    chromium.fill("Search the documentation", "retention of messages")
+    chromium.wait(lambda: chromium.texts("#found a"))
+    look(chromium, screenshots, "found")
+
+
+def look(chromium: Chromium, screenshots: Path | None, page: str) -> None:
+    for name, (size, dark) in LOOKS.items():
         chromium.show(size, dark=dark)
-        for page in PAGES:
-            chromium.open(f"{site.origin}/docs/{page}".rstrip("/"))
-            assert chromium.overhang() <= 0, (size, page)
+        assert chromium.overhang() <= 0, (page, name)
+        if screenshots is not None:
+            chromium.screenshot(screenshots / f"docs_{page.replace('/', '_') or 'index'}.{name}.png")

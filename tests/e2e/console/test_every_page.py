@@ -5,18 +5,20 @@ one line, texts have contrast, and no page is endless.
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import cycle, product
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
 import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.select import Select
 
 from protocols.http.console.doors import HOME
 from protocols.http.console.pages import DASHBOARDS, OBJECTS, PAGES
-from tests.browser import Chromium
+from tests.browser import DESKTOP, LOOKS, Chromium
 from tests.e2e.accounts.test_looks import findings
 from tests.e2e.console.content import MEMBER, PLAIN, STATION, VIEWER, Content, full_site
-from tests.e2e.console.measures import WIDTHS, measured
+from tests.e2e.console.measures import measured
 from tests.e2e.console.user import User
 
 #: By the route: the paths to open, with the words that each shows when it is complete and, after "#", where.
@@ -99,13 +101,27 @@ def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: 
     assert wrong == [], "\n".join(wrong)
 
 
+def test_the_fields_of_a_type_have_a_column_of_units_only_if_one_has_a_unit(person: User) -> None:
+    person.browser.open(f"{person.origin}/console/devices/new")
+    person.sees("Actions:")
+    kinds = set()
+    for option in Select(person.browser.driver.find_element(By.ID, "dtid")).options:
+        name = option.text
+        option.click()
+        person.sees(name, "#type b")
+        has_column = "Unit" in person.browser.texts("#type th")
+        assert has_column == any(person.browser.texts("#type td:nth-child(3)")), name
+        kinds.add(has_column)
+    assert kinds == {False, True}
+
+
 def refusals(person: User) -> list[str]:
     """The refused requests of the pages since the last look."""
     return [f"{status} {url}" for status, url in person.browser.traffic().answers if status == 403]
 
 
 #: The contrast of a page is looked at in one of them: axe takes a quarter of a second, and pages share their colors.
-_CONTRASTS: Final = dict(zip(VISITS, cycle(product(WIDTHS, (False, True)))))
+_CONTRASTS: Final = dict(zip(VISITS, cycle(LOOKS.values())))
 
 
 @pytest.mark.parametrize("route", VISITS)
@@ -114,7 +130,7 @@ def test_a_page_full_of_content_fits(
 ) -> None:
     wrong = []
     for path, words in VISITS[route].items():
-        person.browser.show(WIDTHS[-1], dark=False)
+        person.browser.show(DESKTOP, dark=False)
         opened = path.format_map(full.ids)
         person.browser.open(person.origin + opened)
         what, _, where = words.partition("#")
@@ -123,9 +139,9 @@ def test_a_page_full_of_content_fits(
         wrong += [f"{path}: {one}" for one in measured(person.browser)]
         if screenshots is not None:
             name = path.strip("/").replace("/", "_")
-            for size, dark in product(WIDTHS, (False, True)):
+            for look, (size, dark) in LOOKS.items():
                 person.browser.show(size, dark=dark)
-                person.browser.screenshot(screenshots / f"full_{name}.{size[0]}{'.dark' * dark}.png")
+                person.browser.screenshot(screenshots / f"full_{name}.{look}.png")
         size, dark = _CONTRASTS[route]
         person.browser.show(size, dark=dark)
         found = findings(person.browser, node_folder, dark=True)  # the rules about colors

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from selenium.webdriver.common.by import By
 
-from tests.browser import DESKTOP
+from tests.browser import WIDTHS
 from tests.daemon import ADA_EMAIL, command_output, device_id
 from tests.e2e.console.user import PASSWORD, User
 from tests.e2e.console.world import Site
@@ -201,7 +201,7 @@ def test_what_was_typed_is_saved_after_signing_in_again(ada: User, site: Site, s
 
 def pictures(user: User, folder: Path | None, name: str) -> None:
     """Nothing sticks out on a phone, a tablet and a desktop. With SCREENSHOTS, it takes pictures."""
-    for size in ((390, 844), (768, 1024), DESKTOP):
+    for size in WIDTHS:
         user.browser.show(size, dark=False)
         if folder is not None:
             user.browser.screenshot(folder / f"{name}.{size[0]}.png")

@@ -1,12 +1,12 @@
-"""Every page on a desktop and on a phone, light and dark: no overflow, accessible, text at any width."""
+"""Every page on a phone, a tablet and a desktop, light and dark: no overflow, accessible, text at any width."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.browser import PHONE
+from tests.browser import DESKTOP, LOOKS, PHONE
 from tests.daemon import device_id
-from tests.e2e.accounts.test_looks import LOOKS, findings
+from tests.e2e.accounts.test_looks import findings
 from tests.e2e.console.measures import measured
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
@@ -100,7 +100,7 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(
     site.send(1, state=True, intensity=99, colorRGB={"r": 1, "g": 2, "b": 3}, text="a rather long text " * 5)
     wrong = []
     for lead_to in PAGES:
-        ada.browser.show(LOOKS["desktop"][0], dark=False)
+        ada.browser.show(DESKTOP, dark=False)
         lead_to(ada)
         wrong += [f"{lead_to.__name__}: {one}" for one in measured(ada.browser)]
         for name, (size, dark) in LOOKS.items():

@@ -82,6 +82,11 @@ def test_markdown_is_headings_paragraphs_and_lists() -> None:
         ("plain", "plain"),
         ("a `<b>` c", "a <code>&lt;b&gt;</code> c"),
         ("`GET` and `PUT`", "<code>GET</code> and <code>PUT</code>"),
+        ("`/.well-known/openid`", "<code>/.well-known/<wbr>openid</code>"),
+        ("`(+_exists_:a +_exists_:b)`", "<code>(+_exists_:<wbr>a +_exists_:<wbr>b)</code>"),
+        ("`storage.retention_days`", "<code>storage.<wbr>retention_<wbr>days</code>"),
+        ("`192.168.101.102:8080`", "<code>192.168.101.102:8080</code>"),
+        ("`./install.sh --uninstall`", '<code>./install.sh <span class="whole">--uninstall</span></code>'),
     ],
 )
 def test_code_stands_between_backticks(text: str, html: str) -> None:

@@ -102,4 +102,6 @@ $("#leave").addEventListener("click", async (event) => {
   }, { button: event.target });
 });
 
+for (const since of document.querySelectorAll("#factor-since")) since.textContent = fullTime(Number(since.dataset.at));
+
 await attempt(() => Promise.all([load(), shared(), loadActivity(), archive()]));

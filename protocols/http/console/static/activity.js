@@ -23,7 +23,7 @@ const details = (one) => detailWords(Object.fromEntries(Object.entries(one.detai
 export async function loadActivity() {
   const { data, total } = await get(`/users/${uid}/audit`, { count: PAGE, offset });
   if (total === 0) {
-    fill($("#activity"), empty("Nothing yet", "Sign-ins, consents, tokens and changes stand here."));
+    fill($("#activity"), empty("Nothing yet", "Sign-ins, consents, tokens and changes will be listed here."));
     return;
   }
   fill($("#activity"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Account activity"),

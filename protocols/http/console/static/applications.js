@@ -7,7 +7,7 @@ const uid = $("meta[name=uid]").content;
 async function load() {
   const { data } = await get(`/users/${uid}/applications`);
   if (data.applications.length === 0) {
-    fill($("#applications"), empty("No applications", "An application stands here after you have signed in through it and let it in."));
+    fill($("#applications"), empty("No applications", "Applications that you sign in to and allow are listed here."));
     return;
   }
   fill($("#applications"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Applications"),

@@ -29,10 +29,10 @@ export class Chart {
       h("figcaption", {}, this.series.map((one) => h("span", { class: "legend" },
         names.length > 1 ? one.swatch = h("i", { class: "swatch", "aria-hidden": "true" }) : null,
         h("span", { class: "field" }, unit ? `${one.name} (${unit})` : one.name), " ", one.latest = h("span", { class: "number latest" })))),
-      this.canvas);
+      this.canvas, this.nothing = h("p", { class: "nothing", hidden: true }));
     this.listen();
     this.resized = new ResizeObserver(() => this.draw());
-    this.resized.observe(this.canvas);
+    this.resized.observe(this.element);
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
     this.scheme.addEventListener("change", () => this.draw());
   }
@@ -50,6 +50,14 @@ export class Chart {
   }
 
   paint() {
+    const isEmpty = this.series.every((one) => one.points.length === 0);
+    this.canvas.hidden = isEmpty;
+    this.nothing.hidden = !isEmpty;
+    if (isEmpty) {
+      this.nothing.textContent = this.kind === "latest" ? "No values yet" : this.step ? "Switches are drawn live only" : "No values in this time";
+      for (const one of this.series) one.latest.textContent = "";
+      return;
+    }
     const { clientWidth: width, clientHeight: height } = this.canvas;
     if (!width || !this.canvas.isConnected) return;
     const ratio = devicePixelRatio || 1;

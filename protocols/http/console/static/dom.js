@@ -35,8 +35,10 @@ function breakable(child) {
 export const $ = (selector, root = document) => root.querySelector(selector);
 
 // Where the places of the navigation have no room, it scrolls: the current place is in view.
-const current = $(".console > header nav:not(.areas) [aria-current]"), places = current?.closest("ul");
-if (places) new ResizeObserver(() => { places.scrollLeft = current.offsetLeft + current.offsetWidth + 32 - places.offsetLeft - places.clientWidth; }).observe(places);
+for (const current of document.querySelectorAll(".console > header nav [aria-current]")) {
+  const places = current.closest("ul");
+  new ResizeObserver(() => { places.scrollLeft = current.offsetLeft + current.offsetWidth + 32 - places.offsetLeft - places.clientWidth; }).observe(places);
+}
 
 export function fill(parent, ...children) {
   parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined).flatMap(breakable));
@@ -225,9 +227,3 @@ export function showText(title, line, hint) {
 export const empty = (title, text, ...more) => h("div", { class: "empty" }, h("p", {}, h("b", {}, title)), h("p", {}, text), ...more);
 
 export const skeleton = (rows) => Array.from({ length: rows }, () => h("p", { class: "skeleton", "aria-hidden": "true" }));
-
-// On a phone the navigation is one row that scrolls: the place of the page is seen.
-for (const one of document.querySelectorAll(".console > header nav ul")) {
-  const here = one.querySelector("[aria-current]");
-  if (here && one.scrollWidth > one.clientWidth) one.scrollLeft = here.offsetLeft - one.offsetLeft - 24;
-}

@@ -29,10 +29,11 @@ async function describe() {
   }
   const { fields, actions } = await manifestOf(type.id, type.latestVersion);
   if (types.get(select.value) !== type) return;
+  const hasUnits = [...fields.values()].some((field) => field.unit);
   fill($("#type"), h("p", {}, h("b", {}, type.name), " ", h("code", {}, type.uniqueName)), type.description ? h("p", {}, type.description) : null,
-    h("table", {}, h("caption", { class: "unseen" }, "Fields"), heads("Field", "Kind", "Unit"),
+    h("table", {}, h("caption", { class: "unseen" }, "Fields"), heads("Field", "Kind", ...(hasUnits ? ["Unit"] : [])),
       h("tbody", {}, [...fields].map(([path, field]) => h("tr", {}, h("th", { scope: "row", title: field.description || undefined }, path),
-        h("td", {}, field.isCollection ? `list of ${field.type}` : field.type), h("td", {}, field.unit ?? ""))))),
+        h("td", {}, field.isCollection ? `list of ${field.type}` : field.type), hasUnits ? h("td", {}, field.unit ?? "") : null)))),
     actions.length ? h("p", {}, "Actions: ", actions.map((one) => one.name).join(", ")) : null,
     type.rsp ? h("p", { class: "hint" }, "Devices of this type register with a certificate.") : null);
 }

@@ -211,7 +211,7 @@ async function now() {
 function waits(data) {
   if (data.waitsFor?.length) {
     fill($("#now"), h("ul", { class: "lights" }, data.waitsFor.map((text) => h("li", {}, light(false), inWords(withoutField(text))))));
-  } else fill($("#now"), empty("Nothing to explain yet", "As soon as a device of this rule sends a message, each condition stands here: whether it holds, and what was seen."));
+  } else fill($("#now"), empty("Nothing to explain yet", "When a device of this rule sends a message, this shows for each condition whether it holds, and the value."));
 }
 
 // Times of the API are in UTC: people read them in their own zone.

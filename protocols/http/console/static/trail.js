@@ -98,7 +98,7 @@ export class Trail {
     const found = this.sorted().slice(0, this.isLong ? KEPT : this.few);
     $("#trail-note").textContent = this.isForeign ? "" : "Also failed messages of the last 7 days, refusals and dropped fields.";
     if (found.length === 0) {
-      fill($("#trail"), empty("Nothing came yet", "Each message stands here at once: stored, failed or refused, and why."));
+      fill($("#trail"), empty("Nothing came yet", "Messages appear here at once: stored, failed or refused, and why."));
       return;
     }
     this.body ??= this.table();

@@ -20,7 +20,7 @@ export class Values {
         fill(known.when, time(ts));
       } else this.add(path, value, ts);
     }
-    if (this.rows.size === 0) fill(this.box, empty("No values yet", "They stand here once the device has sent a message."));
+    if (this.rows.size === 0) fill(this.box, empty("No values yet", "They appear when the device has sent a message."));
   }
 
   message(frame) {

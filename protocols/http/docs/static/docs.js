@@ -21,9 +21,6 @@ for (const block of document.querySelectorAll("main pre")) {
   frame.append(block, button);
 }
 
-// On a phone the menu begins closed, so that the page begins with its text.
-if (matchMedia("(max-width: 52rem)").matches) document.querySelector(".menu").open = false;
-
 const MOST_FOUND = 12;
 const field = document.getElementById("search");
 const list = document.getElementById("found");
@@ -84,6 +81,17 @@ async function search() {
 }
 
 field.closest(".search").hidden = false;
+
+// On a phone the menu is closed, so that the page begins with its text.
+const phone = matchMedia("(max-width: 52rem)");
+const menu = document.querySelector(".menu");
+const place = () => {
+  menu.open = !phone.matches;
+  if (menu.open) menu.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+};
+phone.addEventListener("change", place);
+place();
+
 field.addEventListener("focus", loadIndex, { once: true });
 field.addEventListener("input", search);
 field.addEventListener("keydown", (event) => {
