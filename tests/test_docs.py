@@ -23,7 +23,7 @@ EXAMPLE = ROOT / "config" / "example.toml"
 #: what the thing is or does ("Result of …", "Up to `limit` rows", "unless it has changed since"). Never raise a number.
 PUZZLING_PHRASES = (
     (r'"""(What|Who|Whose|Whom|Those|From now on|The same) ', 0),
-    (r"#:? (What|Who|Whose|Whom|Those) ", 0),
+    (r"(#:?|//) (What|Who|Whose|Whom|Those) ", 0),
     (r"[.:;] (What|Who|Those) ", 0),
     (r"\bthose (that|who|which)\b", 0),
     (r"\bso many\b", 0),
@@ -145,7 +145,10 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
 def puzzling_lines() -> list[tuple[str, str]]:
     """Each line that has one of the phrases, after its place."""
     files = [
-        path for package in ("broker", "protocols", "storage", "config") for path in (ROOT / package).rglob("*.py")
+        path
+        for package in ("broker", "protocols", "storage", "config")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in {".py", ".js", ".html", ".css"}
     ]
     any_phrase = re.compile("|".join(phrase for phrase, _ in PUZZLING_PHRASES))
     return [

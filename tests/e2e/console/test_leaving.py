@@ -85,7 +85,7 @@ def test_the_later_of_two_who_edit_a_rule_sees_both_and_chooses(
         site.of_ada_at_the_console(ada, "PUT", f"/rules/{rule}", {"name": "Theirs"})
         ada.browser.fill("Name", "Mine")
         ada.click("Save")
-        ada.sees("Somebody changed this meanwhile", "dialog")
+        ada.sees("Somebody else has changed this", "dialog")
         ada.sees("Theirs", "dialog")
         pictures(ada, screenshots, "versions")
         ada.sees("Mine", "dialog")

@@ -1,4 +1,4 @@
-// The person's name, the browsers in which the person is signed in, and what happened to the account.
+// The person's name, the browsers in which the person is signed in, and the events of the account.
 
 import { loadActivity } from "./activity.js";
 import "./applications.js";
@@ -33,7 +33,7 @@ async function load() {
 function signOut(one) {
   return h("button", { type: "button", class: "quiet small", "aria-label": `Sign out ${browser(one.userAgent)} at ${one.address}`, onclick: (event) => attempt(async () => {
     await call("DELETE", `/users/${uid}/sessions/${one.id}`);
-    await accessToken(true);  // those of all pages of the person have ended
+    await accessToken(true);  // signing out ends the tokens of all pages of the person
     done("That browser is signed out.");
     await load();
   }, { button: event.target }) }, "Sign out");
@@ -49,7 +49,7 @@ name.addEventListener("submit", (event) => {
   }, { form: name });
 });
 
-// What others share with the person: leaving ends it, and the owner can offer it again.
+// Devices that others share with the person. Leaving ends a share; the owner can offer it again.
 async function shared() {
   const { data } = await get(`/users/${uid}/shares`, { filter: "ACCEPTED", count: 100 });
   fill($("#shared"), data.shares.length === 0 ? h("p", { class: "soft" }, "Nobody shares a device with you.")
@@ -66,7 +66,7 @@ async function leave(one, button) {
   }, { button });
 }
 
-// Leaving: first the archive, then the account
+// The archive, then deleting the account
 
 const ARCHIVE_MS = 2000;
 const archivePath = `/users/${uid}/archive`;
@@ -89,7 +89,7 @@ async function archive() {
   }, { button: event.target }) }, "Download");
   fill($("#archive"), isMade ? h("p", {}, `Made `, time(made.createdOn), `: ${fileSize(made.fileSize)}, until ${fullTime(made.expirationDate)}.`, made.isWhole ? null : " It reached its largest size: the oldest messages are not in it.") : null,
     made?.status === "Failure" ? h("p", { class: "problem" }, "It could not be made. Please try again.") : null,
-    isOver ? h("p", { class: "row" }, isMade ? fetchIt : null, ask) : h("p", { role: "status" }, "It is being made. You may leave this page meanwhile."));
+    isOver ? h("p", { class: "row" }, isMade ? fetchIt : null, ask) : h("p", { role: "status" }, "It is being made. You can leave this page."));
   if (!isOver) setTimeout(() => attempt(archive), ARCHIVE_MS);
 }
 

@@ -1,4 +1,4 @@
-// What happened to the account: the audit log as far as it is about this person.
+// Account activity: the entries of the audit log about this person.
 
 import { attempt, get } from "./api.js";
 import { $, detailWords, empty, fill, h, heads, time, whole } from "./dom.js";
@@ -14,7 +14,7 @@ const words = (event) => {
   return text[0].toUpperCase() + text.slice(1);
 };
 
-// Who has shown no credentials is a stranger.
+// An entry without an actor comes from a caller without credentials.
 const actor = (one) => one.actor === `user ${uid}` ? "you" : one.actor || (one.outcome === "done" ? "the service" : "a stranger");
 const about = (one) => [`account ${uid}`, `user ${uid}`].includes(one.object) ? "" : one.object;
 

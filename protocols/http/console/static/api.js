@@ -11,11 +11,11 @@ let csrf = meta("csrf");
 let token = null;
 let goodUntil = 0;
 let asking = null;
-let hasDeclined = false;  // to sign in again: only what the person does asks once more
-let hasTyped = false;  // what a reload would lose
+let hasDeclined = false;  // declined to sign in again; asked again only when the person does something
+let hasTyped = false;  // the page has unsaved input
 for (const kind of ["input", "change"]) addEventListener(kind, () => { hasTyped = true; }, { capture: true, passive: true });
 
-// The ETag of an object that an answer had under "data", for If-Match
+// The ETag of an answer's object, for If-Match
 const tags = new WeakMap();
 export const tagOf = (data) => tags.get(data);
 
@@ -30,10 +30,10 @@ export class Refused extends Error {
     super(typeof error.message === "string" ? error.message : `The server answered ${status}.`);
     this.status = status;
     this.findings = (error.errors ?? []).flat();
-    this.present = body?.data;  // of an object that was changed meanwhile: what it is now
+    this.present = body?.data;  // the present version of an object that somebody else changed
   }
 
-  // What a person can do about it, in one sentence
+  // Advice for the person, in one sentence
   get text() {
     if (this.findings.length) return this.findings.map((one) => `${one.field}: ${one.messages.join(", ")}`).join("; ");
     return this.message;
@@ -63,12 +63,12 @@ async function askForToken() {
     { method: "POST", headers: { "X-Console": csrf } }));
   if (answer.status === 401 || answer.status === 403) {
     if (!hasTyped) {
-      location.reload();  // the page leads to the sign-in, and back here
+      location.reload();  // the server redirects to the sign-in, and from there back here
       return new Promise(() => {});
     }
     const renewed = hasDeclined ? null : await signInAgain();
     hasDeclined = renewed === null;
-    if (renewed === null) throw new Refused(401, { error: { message: "You are signed out. What you typed is still here, and not saved." } });
+    if (renewed === null) throw new Refused(401, { error: { message: "You are signed out. Your input is still here, and not saved." } });
     csrf = renewed;
     for (const input of document.querySelectorAll('input[name="csrf"]')) input.value = csrf;
     return askForToken();
@@ -80,7 +80,7 @@ async function askForToken() {
   return token;
 }
 
-// This page is of the version before an upgrade: its calls and scripts may not fit any more.
+// The page was loaded before an upgrade: its calls and scripts may not fit the new version.
 function outdated() {
   if (document.getElementById("outdated")) return;
   const reload = document.createElement("button");
@@ -95,13 +95,13 @@ function outdated() {
   document.getElementById("content").prepend(note);
 }
 
-// Again and again while the server cannot be reached
+// Repeated while the server cannot be reached
 async function patiently(who, send, attempts = Infinity) {
   for (let attempt = 0; ; attempt += 1) {
     try {
       const answer = await send();
       reachable(who, true);
-      if (attempt > 0) goodUntil = 0;  // the service was away: the next token tells whether its version is another one
+      if (attempt > 0) goodUntil = 0;  // the service was away: the next token tells its version
       return answer;
     } catch (error) {
       if (attempt + 1 >= attempts) throw error;
@@ -149,14 +149,14 @@ async function respond(method, url, body, tag) {
 
 export const get = (path, query) => call("GET", path, { query });
 
-// An answer that is text and no JSON
+// An answer that is plain text, not JSON
 export async function getText(path) {
   const answer = await respond("GET", `${REST}${path}`);
   if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
   return answer.text();
 }
 
-// The file of an answer, named as the answer says, with the bytes that have come so far
+// Downloads the file of an answer, under the name from its header. Reports the bytes received.
 export async function download(path, onProgress) {
   const answer = await respond("GET", `${REST}${path}`);
   if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
@@ -172,13 +172,13 @@ export async function download(path, onProgress) {
   }
 }
 
-// RFC 6266: a name beyond ASCII stands in filename*.
+// RFC 6266: filename* has a name beyond ASCII.
 function nameIn(disposition) {
   const wide = /filename\*=UTF-8''([^;]+)/.exec(disposition);
   return wide ? decodeURIComponent(wide[1]) : /filename="([^"]*)"/.exec(disposition)?.[1] ?? "";
 }
 
-// The same from a shell
+// The same call as a curl command
 
 let lastLine = "";
 
@@ -191,14 +191,14 @@ export function curlLine(method, url, body) {
   return words.join(" ");
 }
 
-// Says that something was done, and offers the command that does the same
+// Confirms a call, and offers the command that does the same
 export function done(text) {
   const line = lastLine;
   hasTyped = false;
   toast(text, { label: "As a command", action: () => showLine(line) });
 }
 
-// Runs what a button or form does, shows that it is under way, and shows a refusal at its fields.
+// Runs the work of a button or form, shows that it is running, and shows a refusal at its fields.
 export async function attempt(work, { form, button } = {}) {
   const buttons = [...(form?.querySelectorAll("button") ?? []), ...(button ? [button] : [])];
   for (const one of buttons) one.disabled = true;
@@ -224,13 +224,13 @@ function clearFindings(form) {
   }
 }
 
-// At the field that the API names, if the form has it; else above the buttons
+// Shows a finding at the field that the API names, if the form has it; else above the buttons
 function showFindings(form, error) {
   const findings = error.findings?.length ? error.findings : [{ field: "", messages: [error.message] }];
   let first = null;
   for (const { field, messages } of findings) {
     const named = field && form.querySelector(`[name="${CSS.escape(field)}"]`);
-    const input = named && named.offsetParent !== null ? named : null;  // not one that is hidden
+    const input = named && named.offsetParent !== null ? named : null;  // a hidden field does not count
     const note = document.createElement("p");
     note.className = "finding";
     note.id = `finding-${Math.random().toString(36).slice(2)}`;

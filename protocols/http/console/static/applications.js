@@ -1,4 +1,4 @@
-// The applications to which the person granted something, and how to end that.
+// The applications with access, and revoking it.
 
 import { attempt, call, done, get } from "./api.js";
 import { $, empty, fill, h, heads, sure } from "./dom.js";

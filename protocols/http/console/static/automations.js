@@ -1,4 +1,4 @@
-// What acts on the person's devices: which application made it, and what other people made.
+// Rules and scenes that act on the person's devices, with the application or the other person that made them.
 
 import { get } from "./api.js";
 import { $, h, heads } from "./dom.js";
@@ -11,7 +11,7 @@ export async function automations(kind) {
   return new Map(data.automations.filter((one) => one.kind === kind).map((one) => [one.id, one]));
 }
 
-// Why a rule or a scene does not run. Parts of it are numbered as the page shows them.
+// The reason why a rule or a scene does not run. Its parts are numbered as on the page.
 export function problemOf(one) {
   const errors = one.error?.errors?.flat() ?? [];
   if (errors.length) return [...new Set(errors.map(({ field, messages }) => `${place(field)}${messages.join(", ")}`))].join("; ");
@@ -24,7 +24,7 @@ function place(field) {
   return `${kind === "if.and" ? "Condition" : "Action"} ${Number(at) + 1}: `;
 }
 
-// Those of other people: they see a device because it is shared with them, and only ending the share stops them.
+// Rules and scenes of other people, who see a device because it is shared with them. Ending the share stops them.
 export function othersBox(found) {
   const others = found.filter((one) => one.user.id !== uid);
   if (others.length === 0) return null;
@@ -36,7 +36,7 @@ export function othersBox(found) {
         h("td", { class: "act" }, h("a", { href: `/console/devices/${one.devices[0].id}#share-box` }, "Stop sharing…")))))));
 }
 
-// Above a rule that another application made for itself: how to stop it
+// Notice above a rule that another application made for itself: how to stop it
 export function foreignNotice(made, rule, { turnOff, revoke }) {
   return h("div", { class: "notice", role: "note" }, h("p", {}, `${made.application.name} made this rule. You see it, and you can stop it; only ${made.application.name} can change it.`),
     h("div", { class: "row" }, rule.enabled ? h("button", { type: "button", class: "small", onclick: turnOff }, "Turn it off")

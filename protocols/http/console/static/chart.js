@@ -44,7 +44,7 @@ export class Chart {
     this.draw();
   }
 
-  // Draws once per frame, however many points came
+  // Draws at most once per frame
   draw() {
     this.asked ??= requestAnimationFrame(() => { this.asked = undefined; this.paint(); });
   }
@@ -294,7 +294,7 @@ export class Chart {
       const next = this.hover === null ? this.nearest(points, to) : points[at];
       if (next === undefined) return;
       this.onHover(next.t);
-      latest.setAttribute("role", "status");  // what a screen reader says while the arrows are used
+      latest.setAttribute("role", "status");  // a screen reader says it while the arrow keys are used
     } else if (event.key === "+") this.onZoom(here - (to - from) / 4, here + (to - from) / 4);
     else if (event.key === "-" || event.key === "Escape") this.onZoom(null, null);
     else return;

@@ -42,7 +42,7 @@ async function valueRow(given, at) {
   const duration = h("input", { id: `${id}-duration`, name: nameOf(at, "duration.value"), type: "number", min: 1, max: 31536000, placeholder: "at once", value: given?.duration?.value ?? "" });
   const note = h("div", {});
   let fields = new Map();
-  // Of a field that is not there, its operand tells the type.
+  // The type of a missing field is that of its operand.
   const chosen = () => fields.get(what.value) ?? typeOf(given?.operand?.value);
   const ask = (value) => {
     const one = chosen();
@@ -69,7 +69,7 @@ async function valueRow(given, at) {
     const isGone = lacks.length > 0 && await isMissing(device.value);
     fill(note, lacks.length ? missingNote(isGone ? NO_DEVICE : `The type of this device has no field ${given.field}. Choose another one.`) : []);
   };
-  // What was wanted of a device that is gone is wanted of the one in its place.
+  // The condition of a missing device is kept for the device that replaces it.
   device.addEventListener("change", () => { if (!note.childElementCount) given = undefined; learn(); });
   what.addEventListener("change", () => { given = undefined; fill(note); operators(); ask(); });
   operator.addEventListener("change", () => ask());

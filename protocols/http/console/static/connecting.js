@@ -22,7 +22,7 @@ export class Connecting {
     this.tools();
   }
 
-  // The device has sent a message, or not; `now`: while the page was open.
+  // Shows whether the device has sent a message; `now`: it came while the page was open.
   heard(yes, now = false) {
     if (!this.box) return;
     if (this.state === "connected" || (this.state === "known" && yes)) return;
@@ -47,7 +47,7 @@ export class Connecting {
     }
   }
 
-  // Something came, and nothing of it was stored.
+  // A message came, and no field of it was stored.
   troubled() {
     if (this.state === "waiting") {
       fill($("#waiting"), h("p", {}, h("b", {}, "A message came, and was not stored. "), "The list of messages says why."),

@@ -1,4 +1,4 @@
-// What the pages of developers and operators share: who may use them, forms, what goes on in the background, uploads.
+// Shared by the pages of developers and operators: access, forms, background updates, uploads.
 
 import { attempt, accessToken, curlLine, get, REST, Refused } from "./api.js";
 import { $, fill, h, showText, whole } from "./dom.js";
@@ -24,7 +24,7 @@ export const button = (text, onclick, kind = "quiet small") => h("button", { typ
 export const figures = (...found) => h("ul", { class: "figures" }, found.filter(Boolean).map(([name, value, isBad]) =>
   h("li", {}, h("small", {}, name), h("b", { class: isBad ? "bad" : undefined }, value))));
 
-// An address in the letters of code, which are narrower
+// An address in the font of code, which is narrower
 export const address = (text) => (/^https?:/.test(text) ? h("code", {}, text) : text);
 
 export const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, text);
@@ -46,11 +46,11 @@ export function check(name, label, isOn = false) {
   return h("p", { class: "row checks" }, h("label", {}, h("input", { type: "checkbox", name, checked: isOn }), label));
 }
 
-// A form whose button does `work`; refusals stand at their fields.
+// A form whose button runs `work`. Refusals show at their fields.
 export function form(label, fields, text, work, kind = "") {
   const submit = h("p", { class: "row" }, h("button", { class: kind }, text));
   const [only] = fields, isLine = fields.length === 1 && only.className === "tools";
-  if (isLine) only.append(submit);  // a form of one line has its button there
+  if (isLine) only.append(submit);  // a form of one line has its button in that line
   const element = h("form", { class: "fields", "aria-label": label }, ...fields, isLine ? null : submit);
   element.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -63,11 +63,11 @@ const ROLE_MS = 5000;
 let needsRole = false;
 let follows = false;
 
-// Shows what a page has to say, and why not when it may not. A page that reads nothing again and again by the clock asks
-// whether the role is there.
+// Shows a page, or the reason why it is refused. A page without periodic reading asks periodically whether the person
+// still has the role.
 export async function show(load) {
   try {
-    // The server knows whom the area is for: what would be refused is not asked for.
+    // The server says whether the person may use the area, so that no call is refused.
     if (!page.dataset.may) throw new Refused(403, { error: { message: "" } });
     await load();
     setTimeout(() => { if (needsRole && !follows) follow(organizations, ROLE_MS); });
@@ -92,7 +92,7 @@ export function refuse(error) {
     isRole && error.text ? h("p", { class: "hint" }, error.text) : null, h("a", { class: "button", href: "/console" }, "To the console")));
 }
 
-// The organizations in which the person may develop. Without one, the page says so.
+// The organizations in which the person may develop; without one, the page says so.
 export async function organizations() {
   needsRole = true;
   const { data } = await get("/developer/organizations");
@@ -101,24 +101,24 @@ export async function organizations() {
   return found;
 }
 
-// What is for administrators of the type's organization alone
+// Whether the person administers the type's organization
 export function administered(organization) {
   if (organization?.role === "administrator") return;
   throw new Refused(403, { error: { message: organization ? `You are a developer of ${organization.name}, and no administrator.` : "The device type is of another organization." } });
 }
 
 const SLOWEST_MS = 60000;
-const HEARD_MS = 30000;  // with a feed: a hint may be left out when very much goes on
+const HEARD_MS = 30000;  // with a feed: the service may leave out hints under load
 const LOST_MS = 5000;
 let usedOn = Date.now();
 for (const kind of ["pointerdown", "keydown", "focus"]) addEventListener(kind, () => { usedOn = Date.now(); }, { passive: true });
 
-// Slower the longer nobody does anything: a page that stands open must not use up the calls of its person's day.
+// The interval grows while nobody uses the page, so that an open page does not use up the person's calls of the day.
 export const pause = (ms) => Math.max(ms, Math.min(SLOWEST_MS, ms * (1 + (Date.now() - usedOn) / 60000)));
 
-// Again and again while the page is seen. A role that is lost meanwhile is told at once; a lost connection is shown.
-// `work` answers false when there is nothing more to follow, or after how many ms it must come again at the latest.
-// With `feed`, the clock counts only while there is no feed; with one, `ms` is the least time between two times of `work`.
+// Runs `work` periodically while the page is visible. Shows a lost role at once, and a lost connection.
+// `work` returns false to end, or the longest time in ms until its next run.
+// With `feed`, the period counts only while the feed is lost; otherwise `ms` is the shortest time between two runs.
 export function follow(work, ms, feed) {
   follows ||= !feed;
   let timer = 0, began = Date.now(), isAt = false, isDue = false, isHeard = false, isOver = false, stop = () => {};
@@ -159,7 +159,7 @@ export function follow(work, ms, feed) {
   if (feed) {
     const told = (yes) => () => {
       isHeard = yes;
-      soon();  // what came while there was no feed; or the role is lost, and the feed with it
+      soon();  // reads changes since the feed ended, or finds that the role is lost
     };
     stop = hear("events", { progress: feed.of }, (frame) => { if (feed.concerns?.(frame.data) ?? true) soon(); }, told(true), told(false));
     document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(); });
@@ -169,7 +169,7 @@ export function follow(work, ms, feed) {
 
 const MOST = 10000;
 
-// All items of a list of pages, at most 10,000. `onMore` gets what has come so far, and a note of what is missing.
+// All items of a paged list, at most 10,000. `onMore` gets the items so far, and a note of the missing ones.
 export async function everything(path, query, items, onMore = () => {}) {
   const found = [];
   for (let offset = 0; ;) {
@@ -188,7 +188,7 @@ const missing = (some, total, isOver) => {
   return isOver ? `the first of ${whole(total)}; the API has the others` : `loading, ${whole(total)} in all`;
 };
 
-// Sends a file, and tells how much of it has gone. Who leaves the page meanwhile is asked first.
+// Uploads a file and reports its progress. Leaving the page during an upload asks first.
 export async function upload(path, file, contentType, onProgress) {
   const stay = (event) => event.preventDefault();
   addEventListener("beforeunload", stay);
@@ -228,14 +228,14 @@ export function progress(label, done, total) {
   return h("progress", { "aria-label": label, max: total || 1, value: String(done) });
 }
 
-// The same from a shell, or in a provision file
+// The same as a command, or as a table of a provision file
 
 export const sameAs = (text, hint = "Put an access token into the variable TRUNKLINE_TOKEN first.") =>
   button("As a command", () => showText("The same from a shell", text, hint));
 
 export const sameCall = (method, path, body) => sameAs(curlLine(method, `${REST}${path}`, body));
 
-// A command of the service: `words` without the program's name. One for the machine of the service has its configuration.
+// A command of the service: `words` without the program's name. Commands on its machine name its configuration.
 const command = (words) => `${page.dataset.before} ${words}${page.dataset.behind}`;
 
 export const sameCommand = (words, hint = "On the machine of the service.") => sameAs(command(words), hint);
@@ -281,7 +281,7 @@ export function bars(label, points, tell) {
     h("div", { class: "x number", "aria-hidden": "true" }, points.length ? [0, Math.floor((points.length - 1) / 2), points.length - 1].map((index) => h("span", {}, day(index))) : null));
 }
 
-// The next 1, 2 or 5 with zeros
+// Rounds up to 1, 2 or 5 times a power of ten
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return power * [1, 2, 5, 10].find((one) => one * power >= value);

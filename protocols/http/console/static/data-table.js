@@ -1,20 +1,20 @@
-// A table of many rows: it pages, sorts, filters, and goes out as CSV. All rows are in the page.
+// A table with pages, sorting, a filter and export as CSV. All rows are in memory.
 
 import { fill, h, saveFile, whole } from "./dom.js";
 
 const SHOWN = 50;
-const CARDS = 12;  // where each row is a card
+const CARDS = 12;  // rows in a page of cards
 const narrow = matchMedia("(max-width: 52rem)");
 
 // A column: { name, value: row => text or number, cell: row => node (text by default), isNumber, isName, isHidden }.
-// A hidden one is the last: it is filtered by and saved.
+// A hidden column is the last: the filter and the CSV use it.
 export class DataTable {
   constructor(caption, columns, { empty = "Nothing yet.", order = null, file = "table.csv", cards = CARDS } = {}) {
     this.caption = caption;
     this.columns = columns;
     this.rows = [];
     this.page = 0;
-    this.order = order;  // [index of the column, whether it falls]
+    this.order = order;  // [index of the column, whether descending]
     this.noRows = empty;
     this.file = file;
     this.cards = cards;
@@ -37,7 +37,7 @@ export class DataTable {
     this.paint();
   }
 
-  // `more` says what is still to come.
+  // `more` describes rows that are still being loaded.
   set(rows, more = "") {
     this.rows = rows;
     this.more = more;
@@ -108,9 +108,9 @@ export class DataTable {
   }
 }
 
-// What a spreadsheet would take for a formula gets an apostrophe before it; also inside of a text, behind what some
-// countries' spreadsheets take for the end of a cell.
+// Puts an apostrophe before text that a spreadsheet would take for a formula, also inside of a text, after characters
+// that spreadsheets of some countries take for the end of a cell.
 const csvCell = (value) => quoted(typeof value === "string" ? value.replace(/(^|[;\t\r\n])(?=[=+\-@\t\r])/g, "$1'") : String(value));
 
-// As it stands in a CSV file that no spreadsheet opens.
+// A CSV field without protection against formulas.
 export const quoted = (text) => /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;

@@ -10,20 +10,20 @@ import { save } from "./saving.js";
 const METHODS = [["authorization_code", "Authorization code"], ["pkce", "PKCE"], ["implicit", "Implicit"],
   ["limited_input", "Limited input"], ["client_credentials", "Client credentials"]];
 const LABELS = { name: "Name", methods: "How it gets tokens", redirectUris: "Redirect URIs", anyLoopbackPort: "Any port of this computer", permissions: "Permissions it asks for", managesOrganization: "Manages the organization" };
-const SECTIONS = 20;  // more applications are a table
+const SECTIONS = 20;  // more applications are listed in a table
 let members = [], types = [];
 
 const uris = (text) => text.split(/\s+/).filter(Boolean);
 const methodsOf = (application) => METHODS.filter(([value]) => application.methods.includes(value)).map(([, text]) => text).join(", ");
 const chosen = (elements) => METHODS.map(([value]) => value).filter((value) => elements[value].checked);
 
-// What gives an application rights of its own is for administrators.
+// Only administrators change settings that give an application rights of its own.
 const administers = (organization) => organization.role === "administrator";
 const hasOwnTokens = (application) => application.methods.includes("client_credentials");
 const mayRule = (organization, application) => administers(organization) || !(application.managesOrganization || hasOwnTokens(application));
 
 function fields(application, isAdministrator) {
-  // A developer who changes the others would get the tokens of administrators.
+  // A developer who could change the others would get the tokens of administrators.
   if (application?.managesOrganization && !isAdministrator) return [field("name", "Name", "text", { maxlength: 64, required: true, value: application.name }),
     h("p", { class: "soft" }, "This application manages your organization. An administrator can change its methods, its redirect URIs and its secret.")];
   return [
@@ -42,7 +42,7 @@ const body = (elements, form) => ({ name: elements.name.value.trim(),
   ...(elements.redirectUris ? { methods: chosen(elements), redirectUris: uris(elements.redirectUris.value), anyLoopbackPort: elements.anyLoopbackPort.checked, permissions: askedIn(form) } : {}),
   ...(elements.managesOrganization ? { managesOrganization: elements.managesOrganization.checked } : {}) });
 
-// What it asks for, beside the types of its organization: rows of a device type and what the application may do
+// Permissions that the application asks for, beside the types of its organization: a row for each device type
 const NOT_TYPES = { "*": "devices of every type", profile: "the account of the person", trials: "trials of the person" };
 const MAY = [["READ", "see"], ["READ,WRITE", "see and control"], ["WRITE", "control"]];
 
@@ -73,7 +73,7 @@ function asking(given) {
 
 const askedIn = (form) => [...form.querySelectorAll(".ask")].map((row, index) => {
   const input = row.querySelector("input");
-  input.name = `permissions.${index}.deviceType`;  // where a refusal stands
+  input.name = `permissions.${index}.deviceType`;  // the field of a finding
   return { deviceType: input.value.trim(), permissions: row.querySelector("select").value.split(",") };
 });
 
@@ -144,7 +144,7 @@ function shown(organization, application) {
     place, change);
 }
 
-// Many applications: a table, and the one that was chosen.
+// Many applications: a table, and the chosen one.
 function listed(all) {
   const place = h("div", { id: "chosen" });
   const rows = new DataTable("Applications", [

@@ -8,7 +8,7 @@ import { $, fill, h, sure, time, toast, whole } from "./dom.js";
 import { named } from "./names.js";
 import { curlLine, REST } from "./api.js";
 
-const KEPT = `trunkline upload ${id}`;  // an upload that goes on when the page is left
+const KEPT = `trunkline upload ${id}`;  // an upload continues when the page is left
 const WHITELIST = `/devicetypes/${id}/whitelist`;
 let parts = null;
 
@@ -22,7 +22,7 @@ async function watch(uploadId) {
     ({ data } = await get(`${WHITELIST}/${encodeURIComponent(uploadId)}/status`));
   } catch (error) {
     if (error.status !== 404 && error.status !== 400) throw error;
-    localStorage.removeItem(KEPT);  // it is of another store, or too old to be told about
+    localStorage.removeItem(KEPT);  // the upload is of another store, or too old
     fill(parts.upload);
     return false;
   }

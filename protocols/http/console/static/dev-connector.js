@@ -1,4 +1,4 @@
-// The cloud connector of a device type: whether it works, and what fails on which device, why and since when.
+// The cloud connector of a device type: whether it works, and each device's failures with reason and time.
 
 import { get } from "./api.js";
 import { badge, box, everything, figures, follow, id, page, sameCall, show, uid } from "./dash.js";
@@ -11,7 +11,7 @@ const PATH = `/developer/devicetypes/${id}/connector`;
 const DOING = { authorization: "linking an account", fetch: "fetching readings", notification: "reading a notification", action: "sending an Action" };
 let parts = null;
 
-// The person's own devices whose account at the third party is not linked: no reading of theirs comes.
+// The person's own devices without a linked account at the third party, which send no readings.
 async function unlinked() {
   const devices = await everything(`/users/${uid}/devices`, { dtid: id }, (answer) => answer.data.devices);
   parts.unlinked.set(devices.filter((one) => one.needProviderAuth));

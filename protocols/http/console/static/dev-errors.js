@@ -1,4 +1,4 @@
-// What failed of the messages of a type's devices, by device and reason.
+// Failed messages of a type's devices, by device and reason.
 
 import { box, everything, follow, id, page, sameCommand, show } from "./dash.js";
 import { DataTable } from "./data-table.js";

@@ -9,7 +9,7 @@ import { $, fileSize, fill, h, sure, time, toast } from "./dom.js";
 
 const IMAGES = `/devicemgmt/devicetypes/${id}/images`;
 const PLAN = ["devicesPerMinute", "canaryDevices", "canarySuccessPercent", "abortPercent"];
-const OLDER_MS = 60000;  // how often tasks beyond the newest 100 are read again
+const OLDER_MS = 60000;  // interval of reading tasks beyond the newest 100
 let listed = [];
 let listedOn = 0;
 let images = null;

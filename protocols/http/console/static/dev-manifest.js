@@ -1,4 +1,4 @@
-// The editor of a Manifest: what is wrong with it, what it makes of a payload, and its upload.
+// The editor of a Manifest: its findings, a trial with a payload, and its upload.
 
 import { attempt, call, done, get, Refused, tagOf } from "./api.js";
 import { badge, box, button, field, form, id, page, sameCall, show } from "./dash.js";
@@ -7,14 +7,14 @@ import { $, fill, h, time } from "./dom.js";
 import { save } from "./saving.js";
 
 const FIRST = { fields: [{ name: "temperature", type: "CUSTOM", valueClass: "Double", isCollection: false, description: "In the room" }], messageFormat: "json", actions: [] };
-const KEPT = `trunkline manifest ${id}`;  // a draft outlives the page, not the tab
-const SEEN = `${KEPT} seen`;  // what it began with
+const KEPT = `trunkline manifest ${id}`;  // a draft is kept until the tab is closed
+const SEEN = `${KEPT} seen`;  // the version from which the draft began
 
 let verdict = null;
 let typing = 0;
 let seen = {};
 
-// The document in the editor; where it is no JSON, its place is a finding.
+// The document in the editor; an error of JSON is a finding with its line.
 function read() {
   const text = $("[name=manifest]").value;
   try {

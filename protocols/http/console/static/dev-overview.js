@@ -1,4 +1,4 @@
-// What needs attention: rules, subscriptions, roll-outs and connectors that fail, each with the way to it.
+// Failing rules, subscriptions, roll-outs and connectors, each with a link.
 
 import { attempt } from "./api.js";
 import { problemOf } from "./automations.js";
@@ -66,7 +66,7 @@ async function load() {
   const types = await typesOf(members);
   const found = (await Promise.all([rules(), subscriptions(members), rollouts(members, types), connectors(members), unlinked(types)])).flat();
   const now = JSON.stringify([found, members, types.length]);
-  if (now === painted) return;  // what has the keyboard stays
+  if (now === painted) return;  // an equal list is not drawn again: the focus stays
   painted = now;
   fill(page,
     box("Needs attention", found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
@@ -84,11 +84,11 @@ async function load() {
       h("li", {}, h("a", { href: "/developer/usage" }, "Usage"), ": quotas, and units by day"))));
 }
 
-// Events of rules and subscriptions show at once; what came while there was no feed is read when there is one.
+// Events of rules and subscriptions show at once; events during a lost connection are read when it is back.
 function listen() {
   let soon = 0, last = 0;
   const again = () => {
-    // A rule may fail each second: one look answers for many events.
+    // A rule may fail each second: one reading serves many events.
     soon ||= setTimeout(() => {
       [soon, last] = [0, Date.now()];
       attempt(load);

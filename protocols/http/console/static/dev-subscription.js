@@ -8,9 +8,9 @@ import { named, nameOf, withNames } from "./names.js";
 
 const PATH = `/subscriptions/${id}`;
 const KINDS = { DELIVERED: "good", FAILED: "bad", ACTIVE: "good", SUSPENDED: "bad", FAILING: "bad" };
-// Active says only that it is not paused: one whose deliveries fail is not well.
+// "Active" means not paused only: a subscription whose deliveries fail shows as failing.
 const stateOf = (one) => (one.status === "ACTIVE" && one.problem ? "FAILING" : one.status);
-const KEPT = `trunkline replay ${id}`;  // a replay goes on when the page is left
+const KEPT = `trunkline replay ${id}`;  // a replay continues when the page is left
 let parts = null;
 let members = [];
 let waiting = -1;
@@ -22,7 +22,7 @@ const outcome = ({ attempts }) => {
   return `${last.httpStatus ?? last.error ?? ""} after ${whole(last.durationMs)} ms${last.excerpt ? `: ${last.excerpt}` : ""}`;
 };
 
-// The device, or the type of device, and whose
+// The device or device type, with its user
 function ofWhat(one) {
   const of = one.sdid ?? one.ddid ?? one.sdtid;
   return of ? [one.sdtid ? "devices of the type " : "", named(of, one.sdtid ? undefined : `/console/devices/${of}`), " of ", named(one.uid, undefined, true)] : [named(one.uid, undefined, true)];
@@ -35,7 +35,7 @@ const replay = (body) => async () => {
   await deliveries();
 };
 
-// How far the latest replay of this browser is: of its notifications, how many wait for an answer.
+// Progress of this browser's latest replay: its notifications, and the unanswered ones.
 function paintReplay() {
   let begun = null;
   try {
@@ -57,7 +57,7 @@ async function deliveries() {
   paintReplay();
 }
 
-// As the list of the organization has it: with what goes wrong
+// The subscription from the organization's list, which has its failures
 async function line() {
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/subscriptions`, {}, (answer) => answer.data)));
   return lists.flat().find((one) => one.id === id);
@@ -72,7 +72,7 @@ async function standing() {
     h("dt", {}, "Created"), h("dd", {}, time(one.createdOn))),
   h("p", { class: "row" }, ["ACTIVE", "PAUSED"].includes(one.status) ? button(one.status === "PAUSED" ? "Resume" : "Pause", (event) => attempt(async () => {
     await call("PUT", PATH, { body: { status: one.status === "PAUSED" ? "ACTIVE" : "PAUSED" } });
-    done(one.status === "PAUSED" ? "Messages that came meanwhile are delivered now." : "Paused: messages that come are delivered later.");
+    done(one.status === "PAUSED" ? "Messages since the pause are delivered now." : "Paused: messages that come are delivered later.");
     await standing();
   }, { button: event.target })) : null, sameCall("GET", `${PATH}/deliveries`),
   button("Delete", async (event) => {
@@ -84,7 +84,7 @@ async function standing() {
   }, "danger small")));
 }
 
-// The delivery log is for the user whose subscription it is: a colleague is told whose.
+// Only the user of the subscription may read the delivery log: a colleague sees that user's name.
 async function requireOwn() {
   members = await organizations();
   const found = await line();
@@ -120,7 +120,7 @@ await show(async () => {
     const { data } = await get(`${PATH}/deliveries`, { status: parts.status.value, count: 100 });
     const newest = new Set(data.map((one) => one.id));
     parts.log.set([...data, ...parts.log.rows.filter((one) => !newest.has(one.id))], parts.log.more);
-    // Older ones change only while some wait: all are read again then, the longer the list, the less often.
+    // Older ones change only while some wait. Then all are read again, less often for longer lists.
     const { total } = await get(`${PATH}/deliveries`, { status: "PENDING", count: 1 });
     const isChanged = total > 0 || total !== waiting;
     const left = listedOn + Math.max(4000, parts.log.rows.length * 30) - Date.now();

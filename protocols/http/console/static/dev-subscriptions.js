@@ -18,7 +18,7 @@ async function load(table, members) {
   table.set(lists.flat());
 }
 
-// A field that shows only when it is needed; what is hidden is not sent.
+// A field that shows only when it is needed. Hidden fields are not sent.
 const part = (name, ...found) => h("div", { class: "part", "data-of": name, hidden: true }, found);
 const showParts = (element, shown) => {
   for (const one of element.querySelectorAll(".part")) {

@@ -1,4 +1,4 @@
-// One task or roll-out: how far it is, and for each device the sentence that says why.
+// One task or roll-out: its progress, and the reason for the state of each device.
 
 import { attempt, call, done, get } from "./api.js";
 import { administered, box, button, crumb, everything, figures, follow, id, organizations, page, progress, sameCall, show, title } from "./dash.js";
@@ -56,7 +56,7 @@ async function load() {
     task.taskParameters.update?.rollout ? h("p", { class: "hint" }, planWords(task.taskParameters.update.rollout)) : null,
     h("p", { class: "row" }, isOver ? null : button("Cancel the task", cancelAll, "danger small"),
       task.isPaused ? button("Resume", change({ status: "PROCESSING" }, "The roll-out goes on.")) : null, sameCall("GET", `${PATH}/statuses`)));
-  // Ten thousand devices are a hundred calls: only what has changed is asked for, and not too often.
+  // Ten thousand devices take a hundred calls: only changed pages are read, and not too often.
   const now = `${task.status} ${JSON.stringify(counts)}`, left = shownOn + Math.max(4000, counts.totalDevices * 30) - Date.now();
   if (left > 0 && (now === shown || counts.totalDevices > 500) && !isOver) return left;
   [shown, shownOn] = [now, Date.now()];

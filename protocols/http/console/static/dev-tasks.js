@@ -1,4 +1,4 @@
-// How tasks stand in tables.
+// Tasks as rows of tables.
 
 import { badge } from "./dash.js";
 import { h, time, whole } from "./dom.js";
@@ -7,7 +7,7 @@ const KINDS = { COMPLETE: "good", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "
 
 export const status = (one) => badge(one.toLowerCase().replaceAll("_", " "), KINDS[one] ?? "");
 
-// A task that is complete may have failed everywhere.
+// A complete task may have failed on every device.
 export const taskStatus = (task) => (task.status === "COMPLETE" && task.statusCounts.numFailed ? badge("complete, with failures", "bad") : status(task.status));
 
 export const countsText = ({ totalDevices, numSucceeded, numFailed, numCancelled }) =>

@@ -1,4 +1,4 @@
-// One device type: its record, and what changes of it.
+// One device type: its record, and changing it.
 
 import { call, done } from "./api.js";
 import { badge, box, check, field, form, id, page, sameCall, sameTable, show, table } from "./dash.js";

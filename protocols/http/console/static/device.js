@@ -1,4 +1,4 @@
-// One device: its standing, and the parts of the page, each in a module of its own.
+// One device: its state, and the parts of the page, each in its own module.
 
 import { attempt, call, done, get } from "./api.js";
 import { Acting } from "./actions.js";

@@ -1,4 +1,4 @@
-// The list of devices: searched, sorted and paged by the server; status and values of the shown ones come by themselves.
+// The list of devices, searched, sorted and paged by the server. Status and values of the shown devices are live.
 
 import { attempt, call, done, get } from "./api.js";
 import { $, empty, fill, h, shown, time, whole } from "./dom.js";
@@ -75,7 +75,7 @@ async function watch(shownRows) {
     for (const one of data) shownRows.get(one.did)?.status(one.data);
   };
   stop.push(
-    // Both feeds fetch the state after they have come back; at the start one of them is enough.
+    // Both feeds fetch the state after a reconnection; at the start one of them is enough.
     follow("live", { sdids: ids }, (frame) => shownRows.get(frame.sdid)?.message(frame), refresh),
     follow("events", { dids: ids, events: "device.status.*" }, (frame) => {
       shownRows.get(frame.data.did)?.availability(frame.event.split(".").at(-1));
@@ -129,7 +129,7 @@ class Row {
     this.paint();
     fill(this.last, time(frame.ts));
     this.element.classList.remove("fresh");
-    void this.element.offsetWidth;  // begins the animation anew
+    void this.element.offsetWidth;  // restarts the animation
     this.element.classList.add("fresh");
   }
 
@@ -157,7 +157,7 @@ function* flat(data, prefix = "") {
   }
 }
 
-// What others offer to share
+// Devices that others offer to share
 
 async function offers() {
   const { data } = await get(`/users/${uid}/shares`, { filter: "WAITING", count: 10 });
@@ -183,7 +183,7 @@ const openIt = (note, did, name) => {
   fill(note, h("p", {}, `${name} is in your list.`), h("a", { class: "button", href: `/console/devices/${did}` }, "Open it"));
 };
 
-// What others hand over
+// Devices that others hand over
 
 async function transfers() {
   const { data } = await get(`/users/${uid}/transfers`);

@@ -14,11 +14,11 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
-// An address or a path may go on in the next line behind its signs, and nowhere else.
+// Addresses and paths may break after their punctuation, and nowhere else.
 const ENDLESS = /\S{41,}/;
 const LONG = /[^\s<>]{16,}/;
 const BEHIND = /(?<=[^\s][@._/:?&=+,])(?=[^\s@._/:?&=+,])|(?<=[a-z])(?=[A-Z][a-z])|(?<=\d{8})(?=T\d)/;
-// A digest or a secret may be broken anywhere: no word and no id is as long.
+// Digests and secrets may break anywhere: no word and no id is as long.
 function ending(part) {
   if (!ENDLESS.test(part)) return part;
   const span = document.createElement("span");
@@ -34,7 +34,7 @@ function breakable(child) {
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 
-// Where the places of the navigation have no room, it scrolls: the current place is in view.
+// A navigation without enough room scrolls. Scrolls the current place into view.
 for (const current of document.querySelectorAll(".console > header nav [aria-current]")) {
   const places = current.closest("ul");
   new ResizeObserver(() => { places.scrollLeft = current.offsetLeft + current.offsetWidth + 32 - places.offsetLeft - places.clientWidth; }).observe(places);
@@ -82,14 +82,14 @@ const UNITS = ["bytes", "KB", "MB", "GB"];
 
 export const whole = (number) => WHOLE.format(number);
 
-// A switch is on or off; any other truth is yes or no. The last name of its path tells.
+// A switch is on or off, any other Boolean yes or no. The last name of the path decides.
 const SWITCH = /^(on|isOn|onOff|state|switch|switchedOn|power|powered|enabled|relay|outlet|output|light|lamp|heater|heating|cooling|pump|fan|valve|mode)\d*$|(Switch|Power|Relay|Enabled|On)\d*$/;
 export const truth = (value, path = "") => {
   const [yes, no] = SWITCH.test(path.split(".").at(-1)) ? ["on", "off"] : ["yes", "no"];
   return value ? yes : no;
 };
 
-// The same in a sentence of the API about a condition: "open = true", "open of <id> is true".
+// The same in the API's sentence about a condition: "open = true", "open of <id> is true".
 export const withTruths = (text) => text.replace(/(\S+)( (?:=|!=) | of [0-9a-f]{32} is )(true|false)\b/g,
   (_, path, between, value) => `${path}${between}${truth(value === "true", path)}`);
 
@@ -101,7 +101,7 @@ export function shown(value, unit = "", path = "") {
   return `${value}${unit ? `\u00a0${unit}` : ""}`;
 }
 
-// What an entry of the audit log tells beside who and what
+// Further details of an entry of the audit log
 export const detailWords = (details) => Object.entries(details).filter(([, value]) => value !== "" && value !== null).map(([name, value]) => {
   const text = Array.isArray(value) ? value.map((one) => (typeof one === "object" ? `(${detailWords(one)})` : one)).join(", ")
     : value !== null && typeof value === "object" ? `(${detailWords(value)})` : value;
@@ -114,7 +114,7 @@ export function fileSize(bytes) {
   return `${NUMBER.format(Math.round(size * 10) / 10)} ${UNITS[step]}`;
 }
 
-// The head of a table; "" is a column of buttons
+// The head of a table. "" names a column of buttons.
 export function heads(...texts) {
   const cells = texts.map((text) => {
     const isNumber = text.endsWith("#");
@@ -124,7 +124,7 @@ export function heads(...texts) {
   return h("thead", {}, h("tr", {}, cells));
 }
 
-// A file for the person
+// Saves a file in the browser
 
 export function saveFile(name, content, type) {
   const url = URL.createObjectURL(new Blob([content], { type }));
@@ -135,7 +135,7 @@ export function saveFile(name, content, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-// Short messages, with an undo or a second thing to do
+// Short messages, with undo or another button
 
 export function toast(text, { action, label = "Undo", bad = false, seconds = 8 } = {}) {
   const box = $("#toasts");
@@ -160,7 +160,7 @@ export function copyButton(text, what) {
       await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
       button.textContent = "Copied";
     } catch {
-      // Without TLS browsers give no clipboard: the line is selected instead, ready for the keyboard.
+      // Without TLS browsers allow no clipboard: the line is selected instead, for Ctrl-C.
       const line = button.parentElement.querySelector("code, pre");
       if (line) getSelection().selectAllChildren(line);
       button.textContent = "Press Ctrl+C";
@@ -170,7 +170,7 @@ export function copyButton(text, what) {
   return button;
 }
 
-// Asks before what cannot be undone. Gives whether the person agreed.
+// Asks before an action that cannot be undone. Resolves to whether the person agreed.
 export function sure(title, text, label) {
   return new Promise((resolve) => {
     const dialog = h("dialog", { "aria-labelledby": "sure-title" },
@@ -183,7 +183,7 @@ export function sure(title, text, label) {
   });
 }
 
-// Tells why something is not done.
+// Shows the reason of a refusal.
 export function told(title, text) {
   return new Promise((resolve) => {
     const dialog = h("dialog", { "aria-labelledby": "told-title" }, h("form", { method: "dialog" }, h("h2", { id: "told-title" }, title), h("p", {}, text),
@@ -194,7 +194,7 @@ export function told(title, text) {
   });
 }
 
-// The second confirmation: who types `word` means it. `more` stands between the text and the field.
+// The second confirmation: the person types `word`. `more` is shown between the text and the field.
 export function typed(title, text, label, { word, name, kind = "text", more = null }) {
   return new Promise((resolve) => {
     const input = h("input", { id: "typed-word", type: kind, autocomplete: "off", spellcheck: "false", required: true });
@@ -223,7 +223,7 @@ export function showText(title, line, hint) {
   dialog.showModal();
 }
 
-// What to do where there is nothing yet
+// Text in place of an empty list: a title, and what to do
 export const empty = (title, text, ...more) => h("div", { class: "empty" }, h("p", {}, h("b", {}, title)), h("p", {}, text), ...more);
 
 export const skeleton = (rows) => Array.from({ length: rows }, () => h("p", { class: "skeleton", "aria-hidden": "true" }));

@@ -12,11 +12,11 @@ const BUCKET_MS = { minute: 60000, tenMinutes: 600000, hour: 3600000, day: 86400
 // The longest range that the histogram takes for each interval (reference 9.5)
 const LONGEST_MS = { minute: 3600000, tenMinutes: 86400000, day: 31 * 86400000, month: 365 * 86400000 };
 
-// What a point of a histogram is
+// The meaning of a point of a histogram
 const WORDS = { minute: "mean of the last minute", tenMinutes: "mean of the last ten minutes", day: "mean of the last day", month: "mean of the last month" };
-const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone;  // hours, days and months are those of the viewer
+const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone;  // hours, days and months in the viewer's zone
 
-// The histogram leaves out the bucket in which the range ends: so it ends where the next one begins.
+// The histogram leaves out the bucket in which the range ends, so the range is extended to the next bucket.
 function nextBucket(interval, ms) {
   if (interval in { minute: 1, tenMinutes: 1 }) return Math.ceil(ms / BUCKET_MS[interval]) * BUCKET_MS[interval];
   const at = new Date(ms);
@@ -34,10 +34,10 @@ function firstBucket(interval, end) {
   return at.getTime();
 }
 
-// The finest interval that takes a range of this length
+// The finest interval whose limit allows this range
 const finest = (ms) => Object.entries(LONGEST_MS).find(([, longest]) => ms <= longest)?.[0] ?? "month";
 
-// A time as a field takes it, in the browser's zone
+// A time for a datetime-local field, in the browser's zone
 const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 16);
 
 export class Drawing {
@@ -49,7 +49,7 @@ export class Drawing {
     this.interval = "live";
     this.end = 0;
     this.zoom = null;
-    this.own = null;  // a range that the person chose, or zoomed into
+    this.own = null;  // a range that the person chose or zoomed into
     this.asked = 0;
     if (this.fields.size === 0) {
       fill($("#charts"), empty("Nothing to draw", "This type of device has no field with a number or a switch."));
@@ -99,7 +99,7 @@ export class Drawing {
       : empty("No field chosen", "Tick a field to see it here."));
   }
 
-  // Live, what is there is drawn larger; else the range is asked for anew, in finer steps.
+  // Live data is drawn larger; otherwise the range is loaded again in a finer interval.
   zoomTo(from, to) {
     if (this.interval === "live") {
       this.zoom = from === null ? null : [from, to];
@@ -210,13 +210,13 @@ export class Drawing {
     return Math.max(0, ...[...this.live.values()].map((points) => points.at(-1)?.t ?? 0));
   }
 
-  // How long a live device may be silent before its line has a gap: much longer than usually
+  // Silence after which a live line has a gap: five times the usual interval
   silence() {
     const steps = [...this.live.values()].flatMap((points) => points.slice(-50).map((one, at, some) => (at ? one.t - some[at - 1].t : 0)).slice(1)).sort((a, b) => a - b);
     return Math.max(30000, 5 * (steps[Math.floor(steps.length / 2)] ?? 0));
   }
 
-  // The last five minutes; of a device that was silent in them, the five minutes before its last message
+  // The last five minutes, or for a silent device the five minutes before its last message
   window(now) {
     const last = this.lastOn();
     const end = last && last < now - LIVE_MS ? last + LIVE_MS / 10 : now;

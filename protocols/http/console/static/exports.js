@@ -1,4 +1,4 @@
-// Exports of messages: asking for one, how far it is, and its file.
+// Exports of messages: request, progress, file.
 
 import { attempt, call, done, download, get } from "./api.js";
 import { $, empty, fileSize, fill, fullTime, h, heads, time, toast, whole } from "./dom.js";
@@ -9,7 +9,7 @@ const AGAIN_MS = 2000;
 const form = $("#ask");
 let timer = 0;
 
-// A time as a field of this kind takes it, in the browser's zone
+// A time for a datetime-local field, in the browser's zone
 const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 16);
 
 form.elements.startDate.value = local(Date.now() - DAY_MS);
@@ -20,7 +20,7 @@ form.addEventListener("submit", (event) => {
     const given = form.elements;
     const body = { startDate: new Date(given.startDate.value).getTime(), endDate: new Date(given.endDate.value).getTime(), format: given.format.value };
     await call("POST", "/messages/export", { body: given.sdids.value ? { ...body, sdids: given.sdids.value } : { ...body, uids: uid } });
-    done("The export has begun. You may leave this page meanwhile.");
+    done("The export has begun. You can leave this page.");
     await load();
   }, { form });
 });

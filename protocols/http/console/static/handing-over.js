@@ -1,4 +1,4 @@
-// Handing the device over to somebody else for good.
+// Transferring the device to another owner.
 
 import { attempt, call, done, get } from "./api.js";
 import { $, fill, fullTime, h, sure } from "./dom.js";

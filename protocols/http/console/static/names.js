@@ -1,4 +1,4 @@
-// Names beside ids. Ids that a page shows at the same time are asked for together; what the person may not know stays an id.
+// Names beside ids. Ids shown at the same time are resolved in one call. Ids that the person may not see stay ids.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -39,7 +39,7 @@ async function ask() {
 const short = (id) => `${id.replace(/^dt/, "").slice(0, 6)}…`;
 const textOf = (one) => (one.isGone ? `${one.name} (deleted)` : one.name);
 
-// An id with its name: the whole id shows on pointing at it, and is what is copied and filtered by.
+// An id with its name: the whole id shows on hovering, and is used for copying and filtering.
 export function named(id, href, isBrief = false) {
   const name = h("span", {}, known.get(id) ? textOf(known.get(id)) : h("code", { class: "id" }, short(id)));
   const rest = h("code", { class: "id", title: id, hidden: isBrief || !known.get(id) }, short(id));
@@ -53,7 +53,7 @@ export function named(id, href, isBrief = false) {
   return h("span", { class: "named", title: id }, href ? h("a", { href, title: id }, name) : name, ...(isBrief ? [] : [" "]), rest);
 }
 
-// A sentence in which names stand for ids, which show on pointing at them
+// A sentence with names in place of ids, which show on hovering
 export function withNames(text) {
   const parts = [];
   let from = 0;
@@ -64,5 +64,5 @@ export function withNames(text) {
   return h("span", {}, ...parts, String(text).slice(from));
 }
 
-// The same as plain text, with the names that are known by now: to filter and to save
+// The same as plain text, with the names known so far, for the filter and the CSV
 export const plainNames = (text) => String(text ?? "").replace(IDS, (id) => (known.get(id) ? `${textOf(known.get(id))} ${id}` : id));

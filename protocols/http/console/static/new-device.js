@@ -49,7 +49,7 @@ form.addEventListener("submit", (event) => {
   attempt(async () => {
     const name = form.elements.name.value.trim() || select.selectedOptions[0].text.slice(0, 64);
     const { data } = await call("POST", "/devices", { body: { dtid: select.value, name } });
-    // Its page shows the token when asked. A type that wants certificates has none to give.
+    // The device's page shows the token. A type with certificates has no token.
     await call("PUT", `/devices/${data.id}/tokens`).catch(() => {});
     location.assign(`/console/devices/${data.id}`);
   }, { form });

@@ -1,4 +1,4 @@
-// What changed lately, by whom and from where.
+// The latest entries of the audit log: event, actor, address.
 
 import { attempt, get } from "./api.js";
 import { box, field, follow, form, page, sameCommand, show } from "./dash.js";

@@ -1,4 +1,4 @@
-// The backups that are there, and the one that is being made: the page can be left and found again.
+// The existing backups, and the one being made, which continues when the page is left.
 
 import { attempt, call, done, get } from "./api.js";
 import { badge, box, button, follow, page, progress, sameCommand, show } from "./dash.js";

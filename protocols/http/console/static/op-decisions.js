@@ -1,4 +1,4 @@
-// What waits for the operator: plans, payments, Advanced Manifests.
+// Decisions of the operator: plans, payments, Advanced Manifests.
 
 import { attempt, call, done, get } from "./api.js";
 import { box, button, follow, page, sameCommand, show } from "./dash.js";

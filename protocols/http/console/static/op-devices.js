@@ -1,4 +1,4 @@
-// Devices of everybody, and which are connected now: over what, and since when.
+// All devices, and the connected ones with protocol and time.
 
 import { attempt, get } from "./api.js";
 import { badge, box, field, follow, page, sameAs, show } from "./dash.js";

@@ -1,4 +1,4 @@
-// How the service is: the first questions of an incident, answered without a shell.
+// The state of the service: the first questions of an incident, answered without a shell.
 
 import { get, done, attempt } from "./api.js";
 import { badge, box, button, figures, follow, page, sameCommand, show } from "./dash.js";
@@ -6,7 +6,7 @@ import { Chart } from "./chart.js";
 import { fileSize, fill, fullTime, h, heads, saveFile, shown, time, whole } from "./dom.js";
 
 const AGAIN_MS = 5000;
-const RECENT_MS = 600000;  // what grew so lately is still worth a line
+const RECENT_MS = 600000;  // a count that grew within this time is still listed
 const RATES = [["Messages", "ingest", "messages"], ["Actions", "ingest", "actions"], ["Failed messages", "ingest", "failed_messages"], ["Commits", "store", "commits"]];
 
 let before = null;
@@ -16,7 +16,7 @@ const grewOn = new Map();  // when each count of failures grew last
 
 const of = (data, part, name) => data.statistics[part]?.[name] ?? 0;
 
-// What counts since the start, as so many a second since the last look
+// Turns totals since the start into rates since the last reading
 function rate(data, part, name) {
   const seconds = before ? (data.now - before.now) / 1000 : (data.now - data.startedOn) / 1000;
   const grown = of(data, part, name) - (before ? of(before, part, name) : 0);

@@ -1,4 +1,4 @@
-// Users and organizations: looked for, disabled, and helped to sign in again.
+// Users and organizations: search, disabling, resets of passwords and second factors.
 
 import { attempt, call, done, get } from "./api.js";
 import { badge, box, button, field, follow, form, page, sameAs, show } from "./dash.js";

@@ -1,4 +1,4 @@
-// What is refused, why, and from where.
+// The latest refusals: reason and address.
 
 import { get } from "./api.js";
 import { box, follow, page, sameCommand, show } from "./dash.js";
@@ -22,6 +22,6 @@ async function load() {
 
 await show(async () => {
   await load();
-  fill(page, box("The latest refusals since the start", h("p", {}, sameCommand("audit --outcome refused", "On the machine of the service: those that the audit log has.")), refusals.element));
+  fill(page, box("The latest refusals since the start", h("p", {}, sameCommand("audit --outcome refused", "On the machine of the service: the refusals in the audit log.")), refusals.element));
   follow(load, 5000);
 });

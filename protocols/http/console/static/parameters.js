@@ -1,4 +1,4 @@
-// Inputs for the parameters of an Action, from its Manifest, and the values that were put in.
+// Inputs for the parameters of an Action, from its Manifest, and their values.
 
 import { h, truth } from "./dom.js";
 import { isNumber, put, valueAt } from "./manifest.js";
@@ -35,13 +35,13 @@ function input(path, one, names, value) {
   return h("input", { ...names, autocomplete: "off", value: text });
 }
 
-// What stands in an input, as the field or parameter takes it
+// The value of an input, in the type of the field or parameter
 export function read(one, text) {
   const part = (words) => (one.type === "Boolean" ? words === "true" : isNumeric(one) ? Number(words) : words);
   return one.isCollection ? text.split(",").map((words) => part(words.trim())) : part(text);
 }
 
-// The parameters that stand in the inputs, nested by group; `wrap` makes the value objects of rules and scenes.
+// The parameters from the inputs, nested by group; `wrap` makes the value objects of rules and scenes.
 export function parametersIn(root, action, id, wrap = false) {
   const parameters = {};
   action.parameters.forEach(([path, one], at) => {
@@ -51,7 +51,7 @@ export function parametersIn(root, action, id, wrap = false) {
   return wrap ? wrapped(parameters) : parameters;
 }
 
-// A group is a value object whose value has value objects.
+// A group is a value object that contains value objects.
 function wrapped(parameters) {
   return Object.fromEntries(Object.entries(parameters).map(([name, one]) => {
     const isValue = Object.keys(one).length === 1 && "value" in one && (typeof one.value !== "object" || Array.isArray(one.value));
@@ -59,7 +59,7 @@ function wrapped(parameters) {
   }));
 }
 
-// The other way: plain values, or undefined if something else than plain values stands there.
+// The inverse: plain values, or undefined if there are other than plain values.
 export function unwrapped(parameters) {
   const plain = {};
   for (const [name, one] of Object.entries(parameters ?? {})) {

@@ -1,4 +1,4 @@
-// The rows of which rules and scenes are made: a device, and what of it.
+// The rows of rules and scenes: a device, and its field or Action.
 
 import { attempt, get } from "./api.js";
 import { $, fill, h } from "./dom.js";
@@ -15,7 +15,7 @@ let number = 0;
 
 const listed = (search) => get(`/users/${uid}/devices`, { search, sort: "name", count: LISTED });
 
-// The first devices by name, and those that were chosen or found since
+// The first devices by name, and all devices chosen or found since
 export function devices() {
   asked ??= listed("").then((answer) => {
     ({ total } = answer);
@@ -31,7 +31,7 @@ export async function manifestOfDevice(did) {
   return device && !device.isMissing ? manifestOf(device.dtid, device.manifestVersion) : { fields: new Map(), actions: [] };
 }
 
-// A device that is deleted or not shared any more is in no list: it is known as missing.
+// A device that was deleted or is no longer shared is shown as missing.
 async function deviceOf(did) {
   const known = await devices();
   if (!known.has(did)) {
@@ -45,7 +45,7 @@ async function deviceOf(did) {
 
 export const isMissing = async (did) => Boolean(did) && Boolean((await deviceOf(did)).isMissing);
 
-// What a row says while its device, or what it wants of it, is not there
+// Notice in a row whose device, field or Action is missing
 export const missingNote = (text) => h("p", { class: "finding missing" }, text);
 export const NO_DEVICE = "This device was deleted, or is no longer shared with you. Choose another one, or remove this row.";
 
@@ -58,7 +58,7 @@ export async function devicePicker(id, name, chosen) {
 
 const optionsOf = (some) => [...some].map((one) => h("option", { value: one.id }, one.name));
 
-// The picker with its label; with more devices than it lists, a field that finds others by name.
+// The picker with its label, and with a search field if there are more devices than it lists.
 export function deviceField(select) {
   const label = h("label", { for: select.id }, "Device");
   if (total <= LISTED) return h("p", {}, label, select);
@@ -101,7 +101,7 @@ export async function actionRow(given, nameOf) {
   const action = h("select", { id: `${id}-action`, name: nameOf("action") });
   const parameters = h("div", { class: "part" });
   let actions = [];
-  let isGone = false;  // the device, or the Action that is wanted of it: what was given is kept until something else is chosen
+  let isGone = false;  // the device or its Action is missing: the given values are kept until another one is chosen
   const ask = (values) => {
     const chosen = actions.find((one) => one.name === action.value);
     isGone = !chosen && given !== undefined;

@@ -1,4 +1,4 @@
-// The device's plan, and how much of the quotas is used.
+// The device's plan, and the use of its quotas.
 
 import { attempt, get } from "./api.js";
 import { $, fill, fullTime, h, whole } from "./dom.js";
@@ -9,11 +9,11 @@ export class Plan {
   constructor(did, isOwner, uniqueName) {
     this.did = did;
     this.isOwner = isOwner;
-    this.family = `${uniqueName.split(".")[0]}.*`;  // the types of a maker begin alike
+    this.family = `${uniqueName.split(".")[0]}.*`;  // the types of one maker share the first part of their names
     attempt(() => this.load());
   }
 
-  // After a message, but not after each of many
+  // After a message, but at most once in a while
   later() {
     this.timer ??= setTimeout(() => {
       this.timer = undefined;

@@ -1,4 +1,4 @@
-// One rule: the when/then editor, what each condition says now and said before, and trying the rule.
+// One rule: the when/then editor, the result of each condition now and before, and trying the rule.
 
 import { attempt, call, done, get, getText, tagOf } from "./api.js";
 import { conditionRow, isPlainCondition } from "./conditions.js";
@@ -17,8 +17,8 @@ const uid = $("meta[name=uid]").content;
 let id = form.dataset.id;
 let rule = null;
 let isJson = false;
-let seen = {};  // what is in the form, as it was loaded or saved
-let made = null;  // by which application
+let seen = {};  // the form's contents as last loaded or saved
+let made = null;  // the application that made it
 const LABELS = { name: "Name", enabled: "It runs", rule: "When and then" };
 
 const listed = (value, member) => (value && member in value ? value[member] : value === undefined ? [] : [value]).flat();
@@ -113,7 +113,7 @@ async function load(data) {
   foreign();
 }
 
-// A rule that another application made for itself is there to be read, and to be stopped.
+// A rule that another application made for itself can be read and stopped, and not changed.
 function foreign() {
   const isForeign = made !== null && !made.isOfConsole && rule.scope === "thisApplication";
   $("#parts").disabled = isForeign;
@@ -150,15 +150,15 @@ function take(data) {
     made && !made.isOfConsole ? h("span", { class: "tag" }, `made by ${made.application.name}`) : null);
 }
 
-// What each condition says, with the values that were seen: for the newest message, again with each message that comes
+// The result of each condition with its values for the newest message, updated with each message
 
 const EACH_MS = 2000;  // explaining counts as a call
-const AGAIN_MS = 30000;  // what only time changes
+const AGAIN_MS = 30000;  // for conditions that change with time only
 let stop = null;
 let asked = 0;
 let due = 0;  // the timer of the newest message that waits to be explained
 let newest = "";
-const explained = new Set();  // messages that stand above the list already
+const explained = new Set();  // messages already shown above the list
 
 async function watch() {
   stop?.();
@@ -182,14 +182,14 @@ async function explain() {
   explained.clear();
   for (const one of data.explanations) explained.add(keyOf(one));
   fill($("#now"), data.explanations.map(shown));
-  // What the newest message replaces goes on in the list below, if there is one.
+  // The previous explanation moves into the list below, if there is one.
   const listed = new Set([...$("#why").querySelectorAll("section[data-key]")].map((one) => one.dataset.key));
   if (listed.size) $("#why").prepend(...former.filter((one) => !listed.has(one.dataset.key)));
   hideExplained();
   if (data.explanations.some((one) => one.triggers)) take((await get(`/rules/${id}`)).data);
 }
 
-// No entry stands twice: what stands above is hidden in the list.
+// Hides the entry above from the list, so that none is shown twice.
 function hideExplained() {
   for (const one of $("#why").querySelectorAll("section[data-key]")) one.hidden = explained.has(one.dataset.key);
 }
@@ -214,7 +214,7 @@ function waits(data) {
   } else fill($("#now"), empty("Nothing to explain yet", "When a device of this rule sends a message, this shows for each condition whether it holds, and the value."));
 }
 
-// Times of the API are in UTC: people read them in their own zone.
+// Shows the API's times, which are in UTC, in the browser's zone.
 const inWords = (text) => withNames(withTruths(text).replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (at) => fullTime(Date.parse(at))));
 const withoutField = (text) => text.replace(/^rule\.if(\.and\.\d+)?: /, "");
 

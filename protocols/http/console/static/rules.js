@@ -1,4 +1,4 @@
-// The list of rules: what each does now, which application made it, and turning it on and off; then those of other people.
+// The list of rules: state, application, turning on and off; then the rules of other people.
 
 import { attempt, call, done, get } from "./api.js";
 import { automations, othersBox, problemOf } from "./automations.js";

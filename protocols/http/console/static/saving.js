@@ -1,9 +1,9 @@
-// Saving what was loaded before: where somebody else changed it meanwhile, both are shown, and the person chooses.
+// Saving an object. If somebody else has changed it since it was loaded, the page shows both versions to choose from.
 
 import { call, Refused, tagOf } from "./api.js";
 import { h } from "./dom.js";
 
-// The order of members means nothing
+// The order of members has no meaning
 const sorted = (name, value) => (value !== null && typeof value === "object" && !Array.isArray(value)
   ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1))) : value);
 const json = (value, space) => JSON.stringify(value ?? null, sorted, space);
@@ -11,8 +11,8 @@ const same = (one, other) => json(one) === json(other);
 const text = (value) => (value === undefined || value === null || value === "" ? "–" : typeof value === "string" ? value
   : typeof value === "boolean" ? (value ? "yes" : "no") : json(value, 2));
 
-// Sends `body`, made of `seen`: {tag, data}. Gives the answer's data; null when the person took the other version, which
-// `take` has put into the form then, or wants to go on editing. `labels` names members, in their order.
+// Sends `body`, an edit of `seen`: {tag, data}. Resolves to the answer's data, or to null if the person continues to
+// edit, or takes the other version, which `take` then puts into the form. `labels` names the members in their order.
 export async function save(method, path, body, { seen, labels, take, read = (present) => present }) {
   let { tag } = seen, before = seen.data;
   for (;;) {
@@ -36,7 +36,7 @@ function choose(before, present, mine, labels) {
     h("dl", {}, version("As you opened it", before?.[name]), version("As it is now", present[name]), version("Yours", name in mine ? mine[name] : before?.[name]))));
   return new Promise((resolve) => {
     const dialog = h("dialog", { class: "wide", "aria-labelledby": "versions-title" },
-      h("form", { method: "dialog" }, h("h2", { id: "versions-title" }, "Somebody changed this meanwhile"),
+      h("form", { method: "dialog" }, h("h2", { id: "versions-title" }, "Somebody else has changed this"),
         h("p", {}, "Nothing of yours is saved yet."), rows.length ? rows : h("p", {}, "Both versions say the same now."),
         h("div", { class: "row end" }, h("button", { class: "quiet", value: "" }, "Go on editing"), h("button", { class: "quiet", value: "theirs" }, "Take the other version"),
           h("button", { value: "mine" }, "Save mine"))));

@@ -10,12 +10,12 @@ import { save } from "./saving.js";
 const form = $("#scene");
 let id = form.dataset.id;
 let scene = null;
-let seen = {};  // what is in the form, as it was loaded or saved
+let seen = {};  // the form's contents as last loaded or saved
 const LABELS = { name: "Name", description: "Description", actions: "Actions" };
 
 const nameOf = (at) => (path) => `actions.${at}.${path}`;
 
-// An Action that the form cannot change, such as one to every device of a type, is kept as it is.
+// An Action that the form cannot change, such as one to every device of a type, is kept unchanged.
 function keptRow(one) {
   const { selector, dtid } = one.ddid;
   const isPlain = selector === "every" && !one.parameters;

@@ -1,4 +1,4 @@
-// Signing in again in place: what was typed into the page stays, because the page does.
+// Signing in again without leaving the page, so that unsaved input stays.
 
 import { h } from "./dom.js";
 
@@ -7,14 +7,14 @@ const content = (text, name) => new RegExp(`<meta name="${name}" content="([^"]*
 const uid = document.querySelector('meta[name="uid"]').content;
 const accounts = document.querySelector('meta[name="accounts"]').content;
 
-// Asks until the same person is signed in. Gives the proof of the new session's pages, or null: not now.
+// Asks until the same person is signed in. Gives the new session's page proof, or null if the person declines.
 export function signInAgain() {
   return new Promise((resolve) => {
     const problem = h("p", { class: "problem", role: "alert", hidden: true }, "Somebody else is signed in now. Sign in as before: what you typed is yours.");
     const open = () => window.open(`${accounts}/go?console=/console/signed-in`, "trunkline-sign-in", "popup,width=480,height=720");
     const dialog = h("dialog", { "aria-labelledby": "again-title" },
       h("form", { method: "dialog" }, h("h2", { id: "again-title" }, "Sign in again"),
-        h("p", {}, "Your session has ended. What you typed is still here. Sign in, in a window of its own, and go on."), problem,
+        h("p", {}, "Your session has ended. Your input is still here. Sign in in a new window to continue."), problem,
         h("div", { class: "row end" }, h("button", { class: "quiet" }, "Not now"), h("button", { type: "button", onclick: open }, "Sign in"))));
     const heard = new BroadcastChannel("trunkline");
     let proof = null;

@@ -1,4 +1,4 @@
-// With whom the device is shared.
+// The shares of the device.
 
 import { attempt, call, done, get } from "./api.js";
 import { $, fill, h, time } from "./dom.js";

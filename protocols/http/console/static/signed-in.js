@@ -1,4 +1,4 @@
-// The page behind a sign-in in a window of its own: tells the page that waits for it, and closes.
+// The page after a sign-in in a window of its own: notifies the page that waits, and closes.
 
 const heard = new BroadcastChannel("trunkline");
 heard.postMessage("signed in");

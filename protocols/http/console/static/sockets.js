@@ -1,12 +1,12 @@
-// The live feed and the feed of events: sockets that come back by themselves.
+// The live feed and the feed of events: sockets that reconnect.
 
 import { accessToken, reachable, REST } from "./api.js";
 
 const SILENCE_MS = 75000;  // the server sends a ping every 30 s
 const LONGEST_WAIT_MS = 15000;
 
-// `onOpen` is called each time there is a connection, first and again: what came between has to be fetched. `onLost` is
-// called each time when there is none, or no more.
+// `onOpen` is called after each connection: the caller fetches the changes since the last one. `onLost` is called when
+// a connection fails or ends.
 export function follow(feed, parameters, onFrame, onOpen = () => {}, onLost = () => {}) {
   let socket = null;
   let failures = 0;
@@ -17,9 +17,9 @@ export function follow(feed, parameters, onFrame, onOpen = () => {}, onLost = ()
   async function connect() {
     const query = new URLSearchParams(parameters);
     try {
-      // After a loss the token is asked for anew: it may have ended, or the service may be of another version now.
+      // A reconnection gets a new token: the old one may have ended, or the service may have another version.
       query.set("authorization", `bearer ${await accessToken(refused || failures > 0)}`);
-    } catch {  // the session has ended, and the person does not sign in now
+    } catch {  // the session has ended, and the person declined to sign in
       if (!ended) setTimeout(connect, LONGEST_WAIT_MS);
       return;
     }
@@ -63,7 +63,7 @@ export function follow(feed, parameters, onFrame, onOpen = () => {}, onLost = ()
   return () => {
     ended = true;
     clearTimeout(watch);
-    // One that is still being opened is closed once it is open: browsers report the other as an error.
+    // A socket that is still connecting is closed when it is open: browsers report closing it earlier as an error.
     if (socket?.readyState === WebSocket.CONNECTING) socket.addEventListener("open", () => socket.close());
     else socket?.close();
     reachable(feed, true);

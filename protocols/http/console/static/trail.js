@@ -1,4 +1,4 @@
-// Where did my message go? What the device sent lately: stored, failed and refused, and Actions to it, in one list.
+// The device's latest messages, stored, failed and refused, and Actions to it, in one list.
 
 import { get } from "./api.js";
 import { $, clockTime, empty, fill, fullTime, h, heads } from "./dom.js";
@@ -14,14 +14,14 @@ export class Trail {
   constructor(did, manifest, isOwner, onLoss) {
     this.did = did;
     this.manifest = manifest;
-    this.isForeign = !isOwner;  // failures are the owner's to see
+    this.isForeign = !isOwner;  // only the owner sees failures
     this.entries = new Map();
     setInterval(() => { if (!document.hidden) this.again().catch(() => {}); }, AGAIN_MS);
     this.onLoss = onLoss;
     narrow.addEventListener("change", () => { if (this.body) this.paint(); });
   }
 
-  // Gives the data messages, the newest first.
+  // Returns the messages with data, newest first.
   async load() {
     const end = Date.now() + 60000;
     const [messages, actions] = await Promise.all([
@@ -62,7 +62,7 @@ export class Trail {
       `${one.message} (${one.code}), from ${one.actor || "somebody"}${one.address ? ` at ${one.address}` : ""}`));
   }
 
-  // A failed message has no field that the Manifest knows: say which it had, and which would have been known.
+  // A failed message has no field of the Manifest: lists its fields, and those of the Manifest.
   reasonOf({ reason, payload }) {
     let sent = [];
     try {
@@ -108,7 +108,7 @@ export class Trail {
         h("td", { "data-label": "Data" }, one.text ? h("code", {}, one.text) : null, one.note ? h("div", { class: "soft" }, withNames(one.note)) : null));
       return one.row;
     });
-    // Only what changed is moved, so that a selection in the list stays.
+    // Moves only changed rows, so that a selection in the list stays.
     rows.forEach((row, at) => { if (this.body.children[at] !== row) this.body.insertBefore(row, this.body.children[at] ?? null); });
     while (this.body.children.length > rows.length) this.body.lastChild.remove();
     this.more.hidden = this.isLong || this.entries.size <= this.few;

@@ -1,4 +1,4 @@
-// The values of the device now, with units, as they come.
+// The latest values of the device, with units, live.
 
 import { $, empty, fill, h, heads, shown, time } from "./dom.js";
 import { valueAt } from "./manifest.js";

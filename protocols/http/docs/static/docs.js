@@ -1,4 +1,4 @@
-// Copy buttons, and the search over /docs/search.json. Without scripts, pages are whole but for these two.
+// Copy buttons, and the search over /docs/search.json. Without scripts, pages have all but these two.
 "use strict";
 
 for (const block of document.querySelectorAll("main pre")) {
@@ -32,7 +32,7 @@ async function loadIndex() {
   return index;
 }
 
-// The better the smaller: words in the title before words in the text.
+// The number of words that are in the text and not in the title: smaller is better.
 function rank(entry, words) {
   const title = `${entry.title} ${entry.of}`.toLowerCase();
   const text = entry.text.toLowerCase();
@@ -53,7 +53,7 @@ async function search() {
     return;
   }
   const entries = await loadIndex();
-  if (field.value !== asked) return; // the reader typed on
+  if (field.value !== asked) return; // the reader has typed more
   const found = entries
     .map((entry) => ({ entry, missed: rank(entry, words) }))
     .filter(({ missed }) => missed !== null)
