@@ -6,16 +6,22 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import trio
 from structlog.testing import capture_logs
+from trio.testing import wait_all_tasks_blocked
 
 from broker.cluster import kinds
 from broker.cluster.kinds import DEVICE, FACTS, SESSION_EXPIRED, publish
 from broker.cluster.news import NewsKind, event, state
+from broker.device_sessions.session import DeviceSession
 from broker.facts import Fact, TokenRevoked
 from broker.services import Services
 from storage.database import Transaction
 from storage.keys import DeviceKey, UserKey
-from tests.factories import World
+from tests.broker.rules.home import Home, body, when
+from tests.builders import ServicesOpener
+from tests.factories import World, build_world
+from tests.fakes import HeldRunner
 
 #: The listeners of each kind in the order in which they hear. Facts are heard through the router, phase by phase.
 WHO_HEARS_OF_WHAT = {
@@ -221,3 +227,47 @@ def test_a_kind_takes_its_types_from_its_reader() -> None:
 def test_each_fact_has_a_kind_of_its_own_name() -> None:
     assert all(isinstance(fact, type) and issubclass(fact, Fact) for fact in FACTS)
     assert len({kind.name for kind in every_kind()}) == len(every_kind())
+
+
+async def test_a_rule_whose_task_was_cancelled_runs(opener: ServicesOpener) -> None:
+    """What its task had compiled is gone when the commit is heard of."""
+    runner = HeldRunner()
+    async with opener(run_sync=runner) as services:
+        await build_world(services.core.database, services.core.vault)
+        home = Home(services)
+        runner.hold_commits()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(home.rule, body([when("intensity", ">", 50)]))
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        runner.commits.set()
+        await wait_all_tasks_blocked()
+        await home.says({"intensity": 60})
+        assert await home.count() == 1
+
+
+async def test_a_session_whose_task_was_cancelled_begins(opener: ServicesOpener) -> None:
+    runner = HeldRunner()
+    async with opener(run_sync=runner) as services:
+        world = await build_world(services.core.database, services.core.vault)
+        begun: list[bool] = []
+
+        async def begin() -> None:
+            await services.device_sessions.all.begin(
+                DeviceSession(world.kitchen, "client", 60),
+                is_clean=False,
+                is_actions=lambda _filter: False,
+                written=str.encode,
+                begun=lambda _session, is_present: begun.append(is_present),
+            )
+
+        runner.hold_commits()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begin)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert begun == []
+        runner.commits.set()
+        await wait_all_tasks_blocked()
+        await begin()
+        assert begun == [False, True]
