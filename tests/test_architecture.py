@@ -3,8 +3,10 @@
 import ast
 import re
 import tomllib
+from inspect import signature
 from pathlib import Path
 
+from storage.database import Database
 from tests.rows import each_row
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +47,16 @@ def test_each_protocol_is_in_the_contracts_of_protocols() -> None:
         "Protocols reach data through the broker",
     )
     assert {name: serving - contracts[name] for name in names} == {name: set() for name in names}
+
+
+def test_nobody_hears_of_a_commit_by_a_closure() -> None:
+    """A work tells what changed (`storage/told.py`): who hears of it is in one table (tests/broker/test_news.py)."""
+    assert list(signature(Database.write).parameters) == ["self", "work"]
+    assert list(signature(Database.write_own).parameters) == ["self", "holder", "work"]
+    passing = re.compile(r"\bannounce=|\bissuance\.(then|facts)\b")
+    files = [path for floor in ("broker", "protocols", "storage") for path in (ROOT / floor).rglob("*.py")]
+    assert len(files) > 500
+    assert [str(path) for path in files if passing.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_what_the_architecture_names_exists() -> None:

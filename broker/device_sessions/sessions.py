@@ -45,8 +45,8 @@ class DeviceSessions:
         self._longest_seconds = longest_seconds
         self._current: dict[DeviceKey, DeviceSession] = {}  # of connections
         self._known: dict[DeviceKey, DeviceSession] = {}  # receivers of messages: also of devices that are offline
-        #: Sessions whose connection waits for their commit.
-        self._beginning: WeakValueDictionary[int, DeviceSession] = WeakValueDictionary()
+        #: Sessions whose connection waited for their commit when a newer one of the device came, by their number.
+        self._replaced: WeakValueDictionary[int, DeviceSession] = WeakValueDictionary()
         self._numbers = count(1)
         self._on_end: list[Callable[[DeviceKey], None]] = []
         self._on_begin: list[Callable[[DeviceKey, bool], None]] = []
@@ -107,15 +107,18 @@ class DeviceSessions:
             StoreError: the session cannot be read.
         """
         session.expiry_seconds = min(session.expiry_seconds, self._longest_seconds)
+        if (former := self._current.get(session.device)) is not None and former.begun is not None:
+            self._replaced[former.number] = former
+        session.number, session.begun = next(self._numbers), begun
         self._current[session.device] = session
         if (away := self._known.get(session.device)) is not None:
             away.outlet, away.late = None, []
-        session.number, session.begun = next(self._numbers), begun
-        self._beginning[session.number] = session
         await self._database.write(partial(steps.begin, session, is_clean, is_actions, written, self._clock.now_ms()))
 
     def _session_began(self, began: SessionBegin, _content: None) -> None:
-        session, is_present = self._beginning.pop(began.number, None), began.is_present
+        session, is_present = self._current.get(began.device), began.is_present
+        if session is None or session.number != began.number:
+            session = self._replaced.pop(began.number, None)
         if session is None or (begun := session.begun) is None:  # its task was cancelled, and nobody has it any more
             return
         session.number, session.begun = 0, None
