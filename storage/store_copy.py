@@ -7,7 +7,7 @@ hash of all its rows. Until then the other store is marked as unfinished, and no
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -102,11 +102,18 @@ def copy_store(
             source.rollback()
 
 
-def copy_rows(source: CopyConnection, target: CopyEngine, name: str, tell: Tell) -> CopyReport:
-    """As `copy_store`, of a source that is in a read transaction."""
+def copy_rows(
+    source: CopyConnection,
+    target: CopyEngine,
+    name: str,
+    tell: Tell = lambda _progress: None,
+    *,
+    without: Collection[str] = (),
+) -> CopyReport:
+    """As `copy_store`, of a source that is in a read transaction; without the rows of these tables."""
     target.migrate()
     with closing(target.open(read_only=False)) as into:
-        copy = _Copy(source, into, name, tell)
+        copy = _Copy(source, into, name, tell, without)
         into.tables().begin_loading()
         try:
             return copy.run()
@@ -115,8 +122,24 @@ def copy_rows(source: CopyConnection, target: CopyEngine, name: str, tell: Tell)
             return copy.run()
 
 
+def require_free(target: CopyEngine, name: str) -> None:
+    """Raises StoreError: a copy into this store would be refused, because it has rows and is no unfinished copy."""
+    target.migrate()
+    with closing(target.open(read_only=True)) as connection:
+        if connection.execute("SELECT name FROM store_copy LIMIT 1").one() is None:
+            _require_empty(connection.tables(), name)
+
+
+def _require_empty(tables: Tables, name: str) -> None:
+    for table in tables.shapes():
+        if table not in _FILLED and tables.rows(f"SELECT 1 FROM {table} LIMIT 1", {}):  # noqa: S608 - of the schema
+            raise StoreError(f"{name}: has a store already (rows in the table {table}): name an empty one")
+
+
 class _Copy:
-    def __init__(self, source: CopyConnection, into: CopyConnection, name: str, tell: Tell) -> None:
+    def __init__(
+        self, source: CopyConnection, into: CopyConnection, name: str, tell: Tell, without: Collection[str]
+    ) -> None:
         self._from, self._into = source.tables(), into.tables()
         self._connection = into
         self._name = name
@@ -129,7 +152,7 @@ class _Copy:
         for shape in shapes.values():
             if set(shape.columns) != set(others[shape.name].columns):
                 raise StoreError(f"{name}: another schema: the columns of the table {shape.name} differ")
-        self._shapes = in_order(shapes)
+        self._shapes = [shape for shape in in_order(shapes) if shape.name not in without]
         self._others = {shape.name: replace(others[shape.name], columns=shape.columns) for shape in self._shapes}
         self._totals = {shape.name: _count(self._from, shape) for shape in self._shapes}
         self._total = sum(self._totals.values())
@@ -159,7 +182,7 @@ class _Copy:
         identity, mark = self._identity()
         row = self._connection.execute("SELECT last_key, digest FROM store_copy WHERE name = ''").one()
         if row is None:
-            self._require_empty()
+            _require_empty(self._into, self._name)
             with _transaction(self._connection):
                 self._into.empty([self._others[name] for name in sorted(_FILLED)])
                 self._put(_SOURCE, _State((identity,), digest=mark))
@@ -179,13 +202,6 @@ class _Copy:
         for name in _LOG:
             digest.update(_encode(self._from.rows(f"SELECT max(position) FROM {name}", {})))  # noqa: S608 - constants
         return hashlib.sha256(bytes(mid[0])).digest(), digest.digest()
-
-    def _require_empty(self) -> None:
-        for shape in self._others.values():
-            if shape.name not in _FILLED and self._into.rows(f"SELECT 1 FROM {shape.name} LIMIT 1", {}):  # noqa: S608
-                raise StoreError(
-                    f"{self._name}: has a store already (rows in the table {shape.name}): name an empty one"
-                )
 
     def begin_anew(self) -> None:
         self._connection.rollback()

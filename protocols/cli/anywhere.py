@@ -11,6 +11,7 @@ import trio
 from config.settings import Settings
 from protocols.control.client import ControlUnavailableError, send_command
 from protocols.errors import STORE, StateInUseError
+from storage.engines import engine_of, may_have_store
 
 _WAIT_SECONDS: Final = 10  # for a daemon that starts or stops
 _RETRY_SECONDS: Final = 0.1
@@ -50,17 +51,31 @@ async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str,
     except ControlUnavailableError:
         pass
     from protocols.operation.state import key_file_of  # noqa: PLC0415 - as below
-    from storage.engines.sqlite_copy import copy_without_log  # noqa: PLC0415
 
     with TemporaryDirectory(prefix="trunkline-") as folder:
-        copied = msgspec.structs.replace(settings, state_dir=Path(folder) / "state")
+        in_a_file = msgspec.structs.replace(settings.storage, url="sqlite")
+        copied = msgspec.structs.replace(settings, state_dir=Path(folder) / "state", storage=in_a_file)
         copied.state_dir.mkdir(mode=0o700)
         key_path = None
-        if (store := settings.state_dir / STORE).exists():
+        if may_have_store(settings):
             file, is_private = key_file_of(settings.state_dir, None)
             key_path = file.path if is_private else None  # a credential of systemd is found again
-            copy_without_log(store, copied.state_dir / STORE)
+            _copy_without_log(settings, copied.state_dir / STORE)
         return await _run_on_store(copied, command, arguments, key_path=key_path)
+
+
+def _copy_without_log(settings: Settings, target: Path) -> None:
+    from storage.engines.sqlite import SqliteEngine  # noqa: PLC0415 - as below
+    from storage.engines.sqlite_copy import LOGS, copy_without_log  # noqa: PLC0415 - as below
+    from storage.store_copy import copy_rows  # noqa: PLC0415 - as below
+
+    if not settings.storage.is_postgresql:
+        copy_without_log(settings.state_dir / STORE, target)
+        return
+    with engine_of(settings, upgrades=False).snapshot() as snapshot:
+        if not snapshot.steps():
+            return
+        copy_rows(snapshot.rows, SqliteEngine(target, synchronous="off"), str(target), without=LOGS)
 
 
 async def _run_on_store(

@@ -11,13 +11,15 @@ from config.settings import load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
-from protocols.errors import StateError, StateInUseError
+from protocols.errors import STORE, StateError, StateInUseError
 from protocols.operation.state import open_state
+from storage.engines import engine_of, may_have_store
 from storage.engines.salvage import LAST, SalvagedTable, salvage
-from storage.engines.sqlite import SqliteEngine
 from storage.engines.sqlite_upgrade import copies_of, undo_upgrade
 from storage.migrations import VERSION
 
+_INSTEAD_OF_SALVAGE = "pg_amcheck looks for damage; restore a backup, or the server to a point in time before"
+_INSTEAD_OF_UNDO = "restore the backup that you have made before the upgrade"
 _LOST = 1  # the exit status when something is lost
 
 
@@ -27,21 +29,33 @@ _LOST = 1  # the exit status when something is lost
 def migrate(no_copy: bool, config: Path | None) -> None:
     """Bring the store of a stopped daemon to this version, as the daemon does when it starts.
 
-    A copy of the store is kept beside it for a day; `trunkline store undo-upgrade` puts it back.
+    A copy of the store is kept beside it for a day; `trunkline store undo-upgrade` puts it back. There is none of a
+    database of PostgreSQL: make a backup before.
     """
-    with _stopped(config) as store:
-        engine = SqliteEngine(store, progress=None if no_copy else lambda text: click.echo(text, err=True))
-        engine.migrate()
-        click.echo(f"{store} is a store of Trunkline {VERSION}")
-        if copies := copies_of(store):
+    with failures_reported():
+        settings = load_settings(config)
+        configure_logging("warning", settings.log.format)
+        if not may_have_store(settings):
+            raise StateError(f"{settings.state_dir / STORE}: there is no store")
+        tell = None if no_copy else lambda text: click.echo(text, err=True)
+        try:
+            with open_state(settings) as state:
+                engine = engine_of(settings, progress=tell)
+                engine.migrate()
+        except StateInUseError as error:
+            raise CommandError(f"{error}: stop the daemon first", 4) from error
+        click.echo(f"{engine} is a store of Trunkline {VERSION}")
+        if copies := copies_of(state.database):
             click.echo(f"the store of before is {copies[-1]}")
 
 
 @contextmanager
-def _stopped(config: Path | None) -> Iterator[Path]:
+def _stopped(config: Path | None, instead: str) -> Iterator[Path]:
     """The store of a stopped daemon, which cannot start within the block."""
     with failures_reported():
         settings = load_settings(config)
+        if settings.storage.is_postgresql:
+            raise StateError(f"storage.url names a database of PostgreSQL, and this command is for SQLite: {instead}")
         configure_logging("warning", settings.log.format)
         try:
             with open_state(settings) as state:
@@ -65,7 +79,7 @@ def salvage_(context: click.Context, config: Path | None) -> None:
 
     Stop the daemon first. The damaged store stays as it is. Exits with 1 when something is lost, and says what.
     """
-    with _stopped(config) as damaged:
+    with _stopped(config, _INSTEAD_OF_SALVAGE) as damaged:
         new = damaged.with_name("store.salvaged.sqlite")
         found = salvage(damaged, new)
     for line in _report(found):
@@ -85,7 +99,7 @@ def undo_upgrade_(force: bool, config: Path | None) -> None:
 
     Stop the daemon first. The upgraded store stays beside it.
     """
-    with _stopped(config) as upgraded:
+    with _stopped(config, _INSTEAD_OF_UNDO) as upgraded:
         copy, aside = undo_upgrade(upgraded, force=force)
     click.echo(f"{copy.name} is the store again; the upgraded one is {aside}")
     click.echo("Install the version of before, then start the daemon.")

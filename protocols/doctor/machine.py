@@ -18,7 +18,8 @@ from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.self_test import self_test
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.operation.time_sync import is_clock_synchronized
-from storage.engines.sqlite_check import counter
+from storage.engines import engine_of, may_have_store
+from storage.messages import MessageStore
 from storage.sql import StoreError
 
 _CONNECT_SECONDS: Final = 3.0
@@ -49,9 +50,10 @@ def look_at_clock(patient: Patient) -> Iterator[CheckResult]:
     jumped = 0
     if patient.statistics is not None:
         jumped = int(patient.statistics.get("clock", {}).get("jumped_seconds", 0))
-    elif patient.store.exists():
+    elif may_have_store(patient.settings):
         try:
-            known_ms = counter(patient.store, "trusted_ms")
+            with engine_of(patient.settings).snapshot() as snapshot:
+                known_ms = MessageStore(snapshot.rows).counter("trusted_ms")
         except StoreError:  # the check of the store tells
             known_ms = 0
         ahead_ms = time.time_ns() // 1_000_000 - known_ms

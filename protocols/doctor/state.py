@@ -8,11 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from config.settings import Settings
 from config.shown_command import shown_command
+from protocols.doctor.database import look_at_database, look_at_its_room
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.operation.key_file import KeyFile, KeyFileError
 from storage.damage import help_with_damage
-from storage.engines.sqlite_check import Growth, check_integrity, growth
+from storage.engines import engine_of, may_have_store
+from storage.engines.sqlite_check import check_integrity
+from storage.growth import Growth, growth
 from storage.sql import StoreError
 
 CHECK_SECONDS: Final = 10.0
@@ -37,7 +41,7 @@ def look_at_state(patient: Patient) -> Iterator[CheckResult]:
         yield CheckResult("state", False, f"{folder}: others can get in: chmod 700 it")
         return
     key = KeyFile(folder / "key")
-    if patient.store.exists() and key.path.exists():
+    if may_have_store(patient.settings) and key.path.exists():
         try:
             if len(key.keys()) > 1:
                 yield CheckResult(
@@ -51,6 +55,9 @@ def look_at_state(patient: Patient) -> Iterator[CheckResult]:
 
 
 def look_at_store(patient: Patient) -> Iterator[CheckResult]:
+    if patient.settings.storage.is_postgresql:
+        yield from look_at_database(patient)
+        return
     if not patient.store.exists():
         yield CheckResult("store", True, "there is none yet: the first start makes it")
         return
@@ -72,14 +79,23 @@ def look_at_store(patient: Patient) -> Iterator[CheckResult]:
 
 
 def look_at_disk(patient: Patient) -> Iterator[CheckResult]:
+    if patient.settings.storage.is_postgresql:
+        yield from look_at_its_room(patient)
+        return
     folder = patient.settings.state_dir
     while not folder.exists():
         folder = folder.parent
     found = Growth(0, None)
     if patient.store.exists():
         with suppress(StoreError):  # the check of the store tells
-            found = growth(patient.store, now_ms=time.time_ns() // 1_000_000)
+            found = growth_of(patient.settings)
     yield disk_finding(available_bytes(folder), found, patient.settings.storage.retention_days)
+
+
+def growth_of(settings: Settings) -> Growth:
+    """Raises StoreError."""
+    with engine_of(settings).snapshot() as snapshot:
+        return growth(snapshot, now_ms=time.time_ns() // 1_000_000)
 
 
 def available_bytes(folder: Path) -> int:

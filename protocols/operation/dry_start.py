@@ -44,6 +44,7 @@ async def dry_start(settings: Settings) -> None:
 def _elsewhere(settings: Settings, state_dir: Path) -> Settings:
     """Settings with the same listeners and certificates at free ports, another state, and no receivers."""
     changed: dict[str, Any] = {"state_dir": state_dir, "outbound": Outbound(), "log": Log(level="warning")}
+    changed["storage"] = msgspec.structs.replace(settings.storage, url="sqlite")  # nothing of a database is touched
     for listener in settings.listeners:
         table, _, key = listener.partition(".")
         of = changed.get(table, getattr(settings, table))

@@ -54,8 +54,7 @@ def copy_store_to(
             if not opens_secrets(connection, Vault(*state.keys)):
                 raise StateError("the key opens none of the store's secrets: it belongs to another store")
             target.migrate()
-            with closing(target.open(read_only=True)) as other:
-                _require_alone(other, target)
+            require_unused(target)
             try:
                 report = copy_store(connection, target, str(target), tell)
             except StoreFullError as error:
@@ -70,6 +69,12 @@ def copy_store_to(
 def path_of(to: str) -> Path | None:
     """The file that `to` names; None for the address of a database."""
     return None if "://" in to else Path(to).absolute()
+
+
+def require_unused(store: StoreAnywhere) -> None:
+    """Raises StoreError: another machine's daemon uses the database."""
+    with closing(store.open(read_only=True)) as connection:
+        _require_alone(connection, store)
 
 
 def _require_alone(connection: CopyConnection, store: StoreAnywhere) -> None:

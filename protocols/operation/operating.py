@@ -14,13 +14,14 @@ import trio
 from broker.backup.archive import BackupError, CopyPace
 from broker.operating.port import BackupFailedError, Check, Copied, ListenerStatus, Room
 from config.settings import Address, Settings
+from protocols.doctor.database import look_at_its_room
 from protocols.doctor.examination import examine
 from protocols.doctor.patient import Patient
-from protocols.doctor.state import available_bytes, disk_finding
-from protocols.errors import STORE, StateError
+from protocols.doctor.state import available_bytes, disk_finding, growth_of
+from protocols.errors import StateError
 from protocols.metrics.vitals import Vitals
 from protocols.operation.backup import MIB, BackupNotWrittenError, make_backup, make_folder, name_by_time
-from storage.engines.sqlite_check import Growth, growth
+from storage.growth import Growth
 from storage.migrations import VERSION
 from storage.sql import StoreError
 
@@ -69,18 +70,21 @@ class DaemonMachine:
         return await trio.to_thread.run_sync(self._room)
 
     def _room(self) -> Room:
-        folder, now = self._settings.state_dir, time.monotonic()
+        settings, now = self._settings, time.monotonic()
         if self._growth is None or now - self._growth[0] > _GROWTH_SECONDS:
             try:
-                found = growth(folder / STORE, now_ms=time.time_ns() // 1_000_000)
+                found = growth_of(settings)
             except StoreError:  # the doctor's check of the store tells
                 found = Growth(0, None)
             self._growth = now, found
         found = self._growth[1]
-        available = available_bytes(folder)
-        finding = disk_finding(available, found, self._settings.storage.retention_days)
+        available = available_bytes(settings.state_dir)
+        if settings.storage.is_postgresql:  # its disk is the server's
+            (finding,) = look_at_its_room(Patient(settings, None, "", _UNIT))
+        else:
+            finding = disk_finding(available, found, settings.storage.retention_days)
         grows = None if found.bytes_a_day is None else int(found.bytes_a_day)
-        is_bounded = finding.ok and self._settings.storage.retention_days > 0
+        is_bounded = finding.ok and settings.storage.retention_days > 0
         return Room(found.store_bytes, available, grows, is_bounded, finding.text)
 
     async def examine(self) -> Sequence[Check]:

@@ -19,6 +19,7 @@ from config.settings import Settings
 from protocols.errors import StateError
 from protocols.operation.backup import MIB, Copied, sync_folder
 from protocols.operation.key_file import KeyFile, KeyFileError
+from protocols.operation.migrate_store import require_unused
 from protocols.operation.state import key_file_of, lock_state
 from storage.audit import AuditStore
 from storage.database import EngineConnection
@@ -26,7 +27,7 @@ from storage.engines import engine_of
 from storage.engines.sqlite import SqliteEngine
 from storage.migrations import unknown_names
 from storage.sql import StoreError
-from storage.store_copy import CopyProgress, copy_store
+from storage.store_copy import CopyProgress, copy_store, require_free
 
 _DRAFT: Final = "restoring"
 
@@ -62,6 +63,10 @@ def restore_backup(
             )
         with lock_state(settings) as directory:
             _check_empty(settings)
+            if settings.storage.is_postgresql:
+                target = engine_of(settings)
+                require_free(target, str(target))
+                require_unused(target)
             free = shutil.disk_usage(directory).free
             if free < manifest.bytes:
                 needed = f"{manifest.bytes / MIB:,.0f} MiB are needed"
@@ -76,7 +81,7 @@ def restore_backup(
 
 def _check_empty(settings: Settings) -> None:
     directory = settings.state_dir
-    for path in (directory / IMAGES, *(() if settings.storage.is_postgresql else (directory / STORE,))):
+    for path in (*(() if settings.storage.is_postgresql else (directory / STORE,)), directory / IMAGES):
         if path.is_dir() and not any(path.iterdir()):
             continue
         if path.exists():

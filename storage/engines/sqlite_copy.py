@@ -11,9 +11,9 @@ from storage.engines.sqlite_check import opened_to_read
 from storage.sql import StoreError
 
 #: Tables that grow with the traffic; in the copy they are empty.
-_LOGS: Final = frozenset(
+LOGS: Final = frozenset(
     {"message", "action", "failed_message", "rollup", "snapshot", "audit_entry", "notification", "task_history"}
-    | {"recent_call", "mail", "export", "rule_request"}
+    | {"recent_call", "mail", "export", "rule_request", "file", "file_chunk"}
 )
 #: The steps that the store has, its version, and the key of its message ids.
 _OF_SCHEMA: Final = frozenset({"_sqlite_migrations", "store_version", "secret"})
@@ -21,7 +21,7 @@ _OF_SCHEMA: Final = frozenset({"_sqlite_migrations", "store_version", "secret"})
 
 def copy_without_log(store: Path, target: Path) -> None:
     """Make a new store at `target`. Nothing beside `store` is written. Raises StoreError."""
-    _make(store, target, lambda table: table not in _LOGS)
+    _make(store, target, lambda table: table not in LOGS)
 
 
 def copy_schema(store: Path, target: Path) -> None:

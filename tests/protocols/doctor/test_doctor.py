@@ -23,7 +23,9 @@ from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, un
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
 from protocols.operation.state import open_state
-from storage.engines.sqlite_check import Growth, check_integrity, growth
+from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite_check import check_integrity
+from storage.growth import Growth, growth
 from storage.sql import StoreError
 from tests.certificates import DAY, Authority
 from tests.damaged_pages import damage, leaves
@@ -160,21 +162,26 @@ def test_the_check_of_the_store_is_bounded(settings: Settings) -> None:
         check_integrity(store.with_name("none"), seconds=1)
 
 
+def grown(store: Path, now_ms: int) -> Growth:
+    with SqliteEngine(store).snapshot() as snapshot:
+        return growth(snapshot, now_ms=now_ms)
+
+
 @pytest.mark.parametrize(("days", "rows"), [(2, ROWS / 2), (70, ROWS / 70)])
 def test_growth_is_that_of_the_last_week(settings: Settings, days: int, rows: float) -> None:
     store = settings.state_dir / "store.sqlite"
     fill(store, from_ms=NOW_MS - days * DAY_MS, to_ms=NOW_MS)
-    found = growth(store, now_ms=NOW_MS)
+    found = grown(store, NOW_MS)
     assert found.store_bytes == store.stat().st_size
     assert found.bytes_a_day == pytest.approx(rows * found.store_bytes / ROWS, rel=0.01)
 
 
 def test_a_log_of_hours_or_of_long_ago_forecasts_nothing(settings: Settings) -> None:
     store = settings.state_dir / "store.sqlite"
-    assert growth(store, now_ms=NOW_MS).bytes_a_day is None
+    assert grown(store, NOW_MS).bytes_a_day is None
     fill(store, from_ms=NOW_MS - DAY_MS // 2, to_ms=NOW_MS)
-    assert growth(store, now_ms=NOW_MS).bytes_a_day is None
-    assert growth(store, now_ms=NOW_MS + 8 * DAY_MS).bytes_a_day == 0
+    assert grown(store, NOW_MS).bytes_a_day is None
+    assert grown(store, NOW_MS + 8 * DAY_MS).bytes_a_day == 0
 
 
 @each_row(

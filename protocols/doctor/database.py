@@ -1,0 +1,73 @@
+"""The store in PostgreSQL, and the disk of this machine beside it."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from config.shown_command import shown_command
+from protocols.doctor.patient import CheckResult, Patient
+from storage.engines import engine_of
+from storage.growth import growth
+from storage.migrations import unknown_names
+from storage.sql import StoreError
+
+_LONG_SECONDS: Final = 3_600
+_MIB: Final = 1024**2
+
+
+def look_at_database(patient: Patient) -> Iterator[CheckResult]:
+    """Whether the daemon can use it. The server's own tools look for damage."""
+    from storage.engines.postgresql import PostgresqlSnapshot  # noqa: PLC0415 - not needed with SQLite
+    from storage.engines.postgresql_health import health  # noqa: PLC0415 - as above
+
+    try:
+        engine = engine_of(patient.settings)
+        with engine.snapshot() as snapshot:
+            steps = snapshot.steps()
+            assert isinstance(snapshot, PostgresqlSnapshot)  # noqa: S101 - of this engine
+            found = health(snapshot.rows)
+    except StoreError as error:
+        yield CheckResult("store", False, str(error))
+        return
+    about = f"{engine}, PostgreSQL {found.version}"
+    if not steps:
+        yield CheckResult("store", True, f"{about}: there is none yet: the first start makes it")
+    elif unknown_names(steps):
+        yield CheckResult("store", False, f"{about}: a newer version has made it: install that one")
+    elif found.longest_transaction_seconds > _LONG_SECONDS:
+        hours = found.longest_transaction_seconds / 3600
+        yield CheckResult(
+            "store",
+            False,
+            f"{about}: a transaction has been open for {hours:.1f} h, so deleted rows keep their room: end it"
+            " (pg_stat_activity has its process)",
+        )
+    elif found.asynchronous_standbys and not found.synchronous_standbys:
+        yield CheckResult(
+            "store",
+            False,
+            f"{about}: its standby is asynchronous, so a failover loses messages that were acknowledged: set"
+            " synchronous_standby_names",
+        )
+    else:
+        yield CheckResult("store", True, f"{about}; pg_amcheck looks for damage")
+
+
+def look_at_its_room(patient: Patient) -> Iterator[CheckResult]:
+    folder = patient.settings.state_dir
+    while not folder.exists():
+        folder = folder.parent
+    free = f"{shutil.disk_usage(folder).free / _MIB:,.0f} MiB are free here"
+    try:
+        with engine_of(patient.settings).snapshot() as snapshot:
+            found = growth(snapshot, now_ms=time.time_ns() // 1_000_000) if snapshot.is_current() else None
+    except StoreError:  # the check of the store tells
+        yield CheckResult("disk", True, free)
+        return
+    if found is None:
+        yield CheckResult("disk", True, f"{free}; {shown_command('migrate')} brings the store to this version")
+        return
+    size = f"the store has {found.store_bytes / _MIB:,.0f} MiB on the server"
+    grows = "" if found.bytes_a_day is None else f", and grows by {found.bytes_a_day / _MIB:,.1f} MiB a day"
+    yield CheckResult("disk", True, f"{free}; {size}{grows}: look at its disk there")

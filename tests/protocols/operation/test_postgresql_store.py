@@ -1,0 +1,178 @@
+"""Backup, restore, the doctor and commands of a stopped daemon, with the store in PostgreSQL."""
+
+import sqlite3
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from broker.secrets import Vault
+from config.settings import Settings, Storage
+from protocols.doctor.patient import Patient
+from protocols.doctor.state import look_at_disk, look_at_store
+from protocols.errors import StateError
+from protocols.operation.backup import BackupNotWrittenError, make_backup
+from protocols.operation.migrate_store import copy_store_to
+from protocols.operation.restore import restore_backup
+from storage.engines import engine_of
+from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+from storage.engines.sqlite import SqliteEngine
+from storage.sql import StoreError
+from tests.daemon import Daemon, run_command
+from tests.postgresql import server
+from tests.storage.test_store_copy import contents
+
+
+class Databases:
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def new(self, folder: Path) -> Settings:
+        """Settings with a new database, which is an empty store."""
+        self.names.append(server().new_database())
+        return Settings(state_dir=folder, storage=Storage(url=server().url(self.names[-1])))
+
+
+@pytest.fixture
+def databases() -> Iterator[Databases]:
+    found = Databases()
+    yield found
+    for name in found.names:
+        server().drop(name)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, databases: Databases) -> Settings:
+    """A store with secrets, an image and messages in PostgreSQL; its state directory has the key."""
+    folder = tmp_path / "state"
+    Daemon(folder).configure(devices=2)
+    with closing(sqlite3.connect(folder / "store.sqlite")) as db, db:
+        db.execute("INSERT INTO file (key, name, size) VALUES (1, 'images/a', 3)")
+        db.execute("INSERT INTO file_chunk VALUES (1, 0, x'000102')")
+        db.execute("INSERT INTO message (position, device, ts, cts, mv, data) VALUES (1, 1, 1, 1, 1, '{\"a\":1}')")
+    found = databases.new(folder)
+    copy_store_to(Settings(state_dir=folder), found.storage.url, tell=lambda _: None)
+    (folder / "store.sqlite").unlink()
+    return found
+
+
+def test_a_backup_is_restored_into_either_engine(settings: Settings, databases: Databases, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    file = tmp_path / "backup.tar.gz"
+    make_backup(settings, file, copied=lambda more, total: told.append((more, total)))
+    assert sum(more for more, _ in told) > 0
+    with tarfile.open(file) as archive:
+        assert archive.getnames() == ["manifest.json", "key", "store.sqlite", "SHA256SUMS"]
+    before = contents(engine_of(settings))
+    for number, storage in enumerate((Storage(), databases.new(tmp_path).storage)):
+        there = Settings(state_dir=tmp_path / f"restored{number}", storage=storage)
+        restore_backup(there, file)
+        after = contents(engine_of(there))
+        assert after.pop("audit_entry") != before["audit_entry"]  # which has the restore
+        assert after == {name: rows for name, rows in before.items() if name != "audit_entry"}
+        assert (there.state_dir / "key").read_bytes() == (settings.state_dir / "key").read_bytes()
+        assert (there.state_dir / "store.sqlite").exists() == (number == 0)
+
+
+def test_what_is_written_during_a_backup_is_not_in_it(settings: Settings, tmp_path: Path) -> None:
+    """One snapshot: the daemon runs on."""
+    with closing(engine_of(settings).open(read_only=False)) as daemon:
+
+        def write(_more: int, _total: int) -> None:
+            daemon.begin(write=True)
+            daemon.execute("UPDATE message SET data = 'changed'")
+            daemon.execute("DELETE FROM file_chunk")
+            daemon.commit()
+
+        make_backup(settings, tmp_path / "backup.tar", copied=write)
+    there = Settings(state_dir=tmp_path / "restored")
+    restore_backup(there, tmp_path / "backup.tar")
+    found = contents(engine_of(there))
+    assert (len(found["message"]), len(found["file_chunk"])) == (1, 1)
+    assert "changed" not in repr(found["message"])
+
+
+def test_what_a_restore_refuses_changes_nothing(settings: Settings, databases: Databases, tmp_path: Path) -> None:
+    file = tmp_path / "backup.tar"
+    make_backup(settings, file)
+    before = contents(engine_of(settings))
+    with pytest.raises(StoreError, match="has a store already"):
+        restore_backup(Settings(state_dir=tmp_path / "new", storage=settings.storage), file)
+    assert contents(engine_of(settings)) == before
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["lock"]
+
+
+def test_a_backup_with_another_key_or_without_a_server_is_refused(
+    settings: Settings, tmp_path: Path, databases: Databases
+) -> None:
+    (tmp_path / "key").write_bytes(Vault.new_key() + b"\n")
+    (tmp_path / "key").chmod(0o600)
+    with pytest.raises(StateError, match="another store"):
+        make_backup(settings, tmp_path / "backup.tar", tmp_path / "key")
+    nowhere = Settings(state_dir=settings.state_dir, storage=Storage(url="postgresql://a@127.0.0.1:1/b"))
+    with pytest.raises(StoreError, match="is the server running"):
+        make_backup(nowhere, tmp_path / "backup.tar")
+    with pytest.raises(BackupNotWrittenError):
+        make_backup(settings, tmp_path / "nowhere" / "backup.tar")
+    assert list(tmp_path.glob("backup*")) == []
+
+
+def test_the_doctor(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = look_at_store(Patient(settings, None, "", ""))
+    assert found.ok, found.text
+    assert "PostgreSQL" in found.text
+    (found,) = look_at_disk(Patient(settings, None, "", ""))
+    assert "on the server" in found.text
+    nowhere = Settings(state_dir=settings.state_dir, storage=Storage(url="postgresql://a:secret@127.0.0.1:1/b"))
+    (found,) = look_at_store(Patient(nowhere, None, "", ""))
+    assert not found.ok
+    assert "secret" not in found.text
+    (found,) = look_at_disk(Patient(nowhere, None, "", ""))
+    assert found.ok
+    monkeypatch.setattr("protocols.doctor.database._LONG_SECONDS", -1)
+    engine = engine_of(settings)
+    assert isinstance(engine, PostgresqlEngine)
+    (found,) = look_at_store(Patient(settings, None, "", ""))
+    assert not found.ok
+    assert "a transaction has been open" in found.text
+
+
+def test_commands_of_a_stopped_daemon(settings: Settings, tmp_path: Path) -> None:
+    daemon = Daemon(settings.state_dir, settings=f'[storage]\nurl = "{settings.storage.url}"\n')
+    daemon.write_config()
+    before = contents(engine_of(settings))
+
+    def run(*command: str) -> tuple[int, str]:
+        done = run_command(*command, "--config", daemon.config)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("serve", "--check")[0] == 0
+    for command, says in (("salvage", "pg_amcheck"), ("undo-upgrade", "restore the backup")):
+        status, said = run("store", command)
+        assert status == 4
+        assert says in said
+    (tmp_path / "users.toml").write_text(
+        '[[users]]\nemail = "eve@example.org"\npassword = "a long one, it is"\n', encoding="utf-8"
+    )
+    status, said = run("provision", str(tmp_path / "users.toml"), "--dry-run")
+    assert status == 0, said
+    assert contents(engine_of(settings)).keys() == before.keys()
+    assert contents(engine_of(settings))["user"] == before["user"]
+    assert run("migrate") == (0, run("migrate")[1])
+    assert run("retention", "confirm")[0] == 0
+    status, said = run("key", "rotate")
+    assert status == 0, said
+    assert "are sealed with the new key" in said
+    assert run("serve", "--check")[0] == 0
+    status, said = run("backup", str(tmp_path / "backup.tar"))
+    assert status == 0, said
+    assert not (settings.state_dir / "store.sqlite").exists()
+
+
+def test_both_engines_are_told_apart(settings: Settings) -> None:
+    with closing(engine_of(settings).open(read_only=True)) as connection:
+        assert isinstance(connection, PostgresqlConnection)
+    assert isinstance(engine_of(Settings(state_dir=settings.state_dir)), SqliteEngine)
