@@ -7,7 +7,7 @@ groups (storage/journal.py).
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -68,6 +68,7 @@ from storage.sql import (
     EncodedRows,
     StoreConnection,
     StoreDamagedError,
+    StoreDoubtfulError,
     StoreError,
     StoreFullError,
     StoreLostError,
@@ -108,6 +109,10 @@ class EngineConnection(StoreConnection, Protocol):
         """SAVEPOINT, RELEASE or ROLLBACK TO, before the next statement."""
 
     def commit(self) -> None: ...
+    def settle(self) -> Mapping[str, Any] | None:
+        """After StoreDoubtfulError: the row of that commit, with its highest position as `head`; None: it is undone.
+        Raises StoreDoubtfulError again."""
+
     def rollback(self) -> None: ...
     def close(self) -> None: ...
 
@@ -212,6 +217,8 @@ class CommitGroup:
     works: list[_Work] = field(default_factory=list)
     #: The changes that its works told, as far as they are durable.
     told: list[Told] = field(default_factory=list)
+    #: The same of a commit that is in doubt.
+    late: list[Told] = field(default_factory=list)
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     error: StoreError | None = None
@@ -322,6 +329,9 @@ class Database:
         self._gathered: trio.Event | None = None  # while a commit waits for more rows
         self._ahead: tuple[CommitGroup, Job[None]] | None = None  # is being committed already
         self._commits = self._rows = self._failures = 0
+        #: A group whose commit is in doubt; its senders are refused. And whether it turned out to be in the store.
+        self._doubtful: CommitGroup | None = None
+        self._is_doubt_settled = False
         #: `CommitGroup.base` of the latest commit.
         self.base = 0
         self._failing = _Failing()
@@ -522,7 +532,11 @@ class Database:
     async def _commit_open_group(self) -> None:
         (group, job), self._ahead = self._ahead or self._begin(), None
         try:
-            await job.ended()
+            try:
+                await job.ended()
+            finally:
+                if self._is_doubt_settled:
+                    self._tell_late()
         except StoreError as error:
             group.error = self.last_error = error
             self._failures += 1
@@ -569,12 +583,35 @@ class Database:
         transaction = self._writer
         if transaction is None:
             raise StoreError("the store is not open")
+        if self._doubtful is not None and not self._is_doubt_settled:
+            self._settle(transaction, self._doubtful)
         for _ in range(_TRIES - 1):
             with suppress(StoreLostError):
                 return self._try_commit(transaction, group)
             for job in group.works:
                 job.error = job.result = None
         return self._try_commit(transaction, group)
+
+    def _settle(self, transaction: Transaction, group: CommitGroup) -> None:
+        """Ask for the outcome of a commit that was in doubt. Raises StoreDoubtfulError: it still is."""
+        row = transaction.connection.settle()
+        if row is None:
+            self._doubtful = None
+            return
+        if group.row_count:
+            group.base = int(row["head"]) - group.head
+        self._is_doubt_settled = True  # its senders were refused; the loop tells the others of it
+
+    def _tell_late(self) -> None:
+        """Tell of a commit that was in doubt, before any later one."""
+        group, self._doubtful, self._is_doubt_settled = self._doubtful, None, False
+        if group is not None:
+            if group.base:
+                group.settle()
+            for handler in self._commit_handlers:
+                _isolated(handler, group)
+            if group.late:
+                _isolated(self._hear, group.late)
 
     def _try_commit(self, transaction: Transaction, group: CommitGroup) -> None:
         try:
@@ -624,7 +661,11 @@ class Database:
         """Commit; return what the works told."""
         connection, log = transaction.connection, transaction.messages
         if group.messages and not (group.actions or group.failed or works or missing):
-            group.base = log.append_alone(group.encoded or group.messages, head=group.head)
+            try:
+                group.base = log.append_alone(group.encoded or group.messages, head=group.head)
+            except StoreDoubtfulError:
+                self._doubtful = group
+                raise
             return []
         told: list[Told] = []
         unread: list[tuple[Tellable[Any], Any]] = []
@@ -642,6 +683,10 @@ class Database:
             if unread:
                 told = read_told(transaction, unread)
             connection.commit()
+        except StoreDoubtfulError:
+            log.forget()
+            self._doubtful, group.late = group, told
+            raise
         except BaseException:  # whatever it is: no transaction must stay open; raised again
             log.forget()
             with suppress(StoreError):

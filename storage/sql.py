@@ -135,6 +135,10 @@ class StoreUnreachableError(StoreError):
     """The server of the store cannot be reached, or refuses connections. Nothing can be stored until it can be."""
 
 
+class StoreDoubtfulError(StoreUnreachableError):
+    """The connection broke in a commit, and there is no new one: whether it is in the store can be told later."""
+
+
 class StoreFullError(StoreError):
     """The disk has no room for the write. Only more room helps, no restart."""
 

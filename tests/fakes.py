@@ -237,6 +237,9 @@ class BreakableConnection:
         self._connection.commit()
         self._is_begun = False
 
+    def settle(self) -> Mapping[str, Any] | None:
+        return self._connection.settle()
+
     def rollback(self) -> None:
         self._connection.rollback()
         self._is_begun = False

@@ -40,7 +40,15 @@ from storage.engines.postgresql_target import Target, explained
 from storage.engines.postgresql_types import ARRAYS, adapt
 from storage.leases import HeldLease
 from storage.migrations import names
-from storage.sql import EncodedRows, StoreError, StoreFullError, StoreLostError, StoreTakenError, StoreUnreachableError
+from storage.sql import (
+    EncodedRows,
+    StoreDoubtfulError,
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    StoreTakenError,
+    StoreUnreachableError,
+)
 
 _PREPARED_MOST: Final = 600
 _PREPARED_FROM: Final = 3  # the third time
@@ -224,7 +232,7 @@ class PostgresqlConnection:
         # The last one counts of rows with the same key, of which PostgreSQL takes one in a statement.
         places = [columns.index(name) for name in key]
         last = {tuple(row[place] for place in places): row for row in map(tuple, rows)}
-        changes = ", ".join(f"{name} = excluded.{quoted(name)}" for name in map(quoted, columns) if name not in key)
+        changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in columns if name not in key)
         conflict = f" ON CONFLICT ({', '.join(map(quoted, key))}) DO UPDATE SET {changes}"
         self._run(
             _insert(table, columns, self._types_of(table)) + conflict,
@@ -341,16 +349,19 @@ class PostgresqlConnection:
     def _settled(self, number: int) -> Mapping[str, Any] | None:
         """The row of a commit whose connection broke before its end was told; None: it is undone.
 
-        The old session has ended by then. Raises StoreUnreachableError: nobody knows yet.
+        The old session has ended by then. Raises StoreDoubtfulError: nobody knows yet.
         """
         while True:
             try:
                 return self._run("SELECT head FROM batch WHERE node = %s AND number = %s", [self._node, number]).one()
             except StoreLostError:
                 continue
-            except StoreUnreachableError:
+            except StoreUnreachableError as error:
                 self._number = number  # it may be taken
-                raise
+                raise StoreDoubtfulError(str(error)) from error
+
+    def settle(self) -> Mapping[str, Any] | None:
+        return self._settled(self._number)
 
     def forget(self) -> None:
         """Know nothing of the commits before: the store is another one."""
@@ -375,6 +386,7 @@ class PostgresqlConnection:
         """Raises StoreUnreachableError: not within the patience."""
         if not self._connection.closed and not self._connection.broken:
             return
+        self._connection.close()
         self._later.clear()
         pause = _PAUSE_SECONDS
         while True:
@@ -393,9 +405,13 @@ class PostgresqlConnection:
     def _connected(self) -> "psycopg.Connection[tuple[Any, ...]]":
         name = f"trunkline {self._node}"
         connection = self._engine.target.connect(read_only=self._read_only, name=name)
-        adapt(connection)
-        if not self._read_only:
-            _end_former(connection, name)
+        try:
+            adapt(connection)
+            if not self._read_only:
+                _end_former(connection, name)
+        except psycopg.Error as error:
+            connection.close()
+            raise StoreUnreachableError(f"{self._engine.target}: {error}") from error
         connection.prepare_threshold = _PREPARED_FROM
         connection.prepared_max = _PREPARED_MOST
         self._cursor = connection.cursor()
@@ -404,7 +420,9 @@ class PostgresqlConnection:
     def _store_error(self, error: psycopg.Error) -> StoreError:
         text = self._engine.target.without_secret(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         state = error.sqlstate or ""
-        if self._connection.broken or self._connection.closed or state.startswith(_LOST):
+        # The library has no code for a connection that broke: it knows only that there is no answer.
+        is_silent = not state and (isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError)
+        if is_silent or self._connection.broken or self._connection.closed or state.startswith(_LOST):
             self._connection.close()
             self._later.clear()
             self._engine.contact.lost()

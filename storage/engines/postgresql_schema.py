@@ -43,7 +43,8 @@ def check_database(connection: Connection, target: Target) -> None:
             raise StoreError(f"{target}: the server is PostgreSQL {version // 10_000}: 15 or newer is needed")
         encoding, collation, is_copy, creates = _one(
             connection,
-            "SELECT pg_encoding_to_char(encoding), datcollate, pg_is_in_recovery(),"
+            "SELECT pg_encoding_to_char(encoding),"
+            " CASE datlocprovider WHEN 'c' THEN datcollate WHEN 'b' THEN 'C' ELSE 'ICU' END, pg_is_in_recovery(),"
             " has_schema_privilege('public', 'CREATE') FROM pg_database WHERE datname = current_database()",
         )
         if encoding != "UTF8":

@@ -18,6 +18,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 #: A server that is gone is noticed in seconds, also when nothing is sent to it. The address may say otherwise.
 _DEFAULTS: Final = {
+    "client_encoding": "UTF8",
     "connect_timeout": "5",
     "keepalives_idle": "2",
     "keepalives_interval": "1",

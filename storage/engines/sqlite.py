@@ -213,6 +213,9 @@ class SqliteConnection:
     def commit(self) -> None:
         self.execute("COMMIT")
 
+    def settle(self) -> Mapping[str, Any] | None:
+        return None  # no commit is ever in doubt
+
     def rollback(self) -> None:
         if self._connection.in_transaction:
             self.execute("ROLLBACK")

@@ -82,6 +82,7 @@ async def test_a_share_of_an_address_without_account_is_offered_to_who_opens_one
     assert [one.share.id for one in found] == [share.id]
 
 
+@pytest.mark.sqlite("no store of PostgreSQL is older than folded addresses")
 async def test_accounts_of_an_older_store_with_one_address_are_reported(services: Services, world: World) -> None:
     first = await open_unproved(services, WRITINGS[0])
     await services.core.database.write(

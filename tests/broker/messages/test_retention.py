@@ -122,6 +122,7 @@ async def fleet(services: Services, world: World, fake_clock: FakeClock) -> Flee
     return Fleet(services, fake_clock, light, await services.devices.registry.get(DeviceKey(sensor)), type_)
 
 
+@pytest.mark.sqlite("damaged pages")
 async def test_a_page_that_cannot_be_read_stops_neither_retention_nor_the_folds(fleet: Fleet, tmp_path: Path) -> None:
     """Rows beside the damage stay; a sweep goes on behind them, and the next sweep behind those."""
     first = await fleet.send(*[fleet.light] * 3_000)
@@ -380,6 +381,7 @@ async def many(fleet: Fleet) -> Fleet:
     return fleet
 
 
+@pytest.mark.sqlite("its rows have positions that no commit gave")
 async def test_many_steps_delete_exactly_what_is_older(many: Fleet) -> None:
     await many.services.messages.projector.flush()
     many.clock.now = 30 * DAY_MS + 5_000

@@ -1,0 +1,408 @@
+"""PostgreSQL as the engine: connections that break, commits in doubt, refusals with their reason, and the steps."""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from subprocess import run
+from typing import Any, Final
+
+import pytest
+import trio
+
+from config.settings import Cluster, Settings, Storage
+from storage import migrations
+from storage.database import CommitGroup, Database, Transaction
+from storage.engines import engine_of
+from storage.engines import postgresql_schema as schema
+from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql_target import Target
+from storage.journal import Journal
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.sql import StoreError, StoreUnreachableError
+from tests.cutting_proxy import CuttingProxy
+from tests.postgresql import Server, server
+from tests.rows import each_row
+
+PATIENCE: Final = 10.0
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    made = server().new_database()
+    yield made
+    server().drop(made)
+
+
+@pytest.fixture
+def proxy() -> Iterator[CuttingProxy]:
+    with closing(CuttingProxy(server().folder / ".s.PGSQL.5432")) as running:
+        yield running
+
+
+def through(proxy: CuttingProxy, name: str, *, patience: float = PATIENCE) -> PostgresqlEngine:
+    url = f"postgresql://postgres@127.0.0.1:{proxy.port}/{name}?sslmode=disable&gssencmode=disable"
+    return PostgresqlEngine(Target(url), patience_seconds=patience)
+
+
+@asynccontextmanager
+async def opened(engine: PostgresqlEngine) -> AsyncIterator[tuple[Database, Journal]]:
+    database = Database(engine)
+    await database.open()
+    head = await database.read(lambda tx: tx.messages.head())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(database.commit_forever)
+        yield database, Journal(database, head=head)
+        nursery.cancel_scope.cancel()
+
+
+def count(name: str) -> Any:
+    def work(tx: Transaction) -> int:
+        value = tx.messages.counter(name) + 1
+        tx.messages.set_counter(name, value)
+        return value
+
+    return work
+
+
+def append(journal: Journal, number: int) -> None:
+    journal.append_message(DeviceKey(1), Milliseconds(number), Milliseconds(number), 1, "{}")
+
+
+async def stored(database: Database) -> list[int]:
+    return [row.ts for row in await database.read(lambda tx: tx.messages.after(Position(0)))]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_work_whose_commit_lost_its_connection_is_done_once(
+    name: str, proxy: CuttingProxy, answered: bool
+) -> None:
+    async with opened(through(proxy, name)) as (database, _):
+        assert await database.write(count("a")) == 1
+        proxy.cut_at(b"COMMIT", answered=answered)
+        assert await database.write(count("a")) == 2
+        assert proxy.has_cut.is_set()
+        assert await database.write(count("a")) == 3
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_messages_whose_commit_lost_its_connection_are_stored_once(
+    name: str, proxy: CuttingProxy, answered: bool
+) -> None:
+    async with opened(through(proxy, name)) as (database, journal):
+        groups: list[CommitGroup] = []
+        database.on_commit(groups.append)
+        append(journal, 1)
+        await journal.wait_committed()
+        proxy.cut_at(b"setval", answered=answered)
+        append(journal, 2)
+        append(journal, 3)
+        await journal.wait_committed()
+        assert proxy.has_cut.is_set()
+        append(journal, 4)
+        await journal.wait_committed()
+        assert await stored(database) == [1, 2, 3, 4]
+        found = [row.position for row in await database.read(lambda tx: tx.messages.after(Position(0)))]
+        assert [row.position for group in groups for row in group.messages] == found
+
+
+async def test_a_read_whose_connection_breaks_is_read_again(name: str, proxy: CuttingProxy) -> None:
+    async with opened(through(proxy, name)) as (database, _):
+        await database.write(count("a"))
+        proxy.cut()
+        assert await database.read(lambda tx: tx.messages.counter("a")) == 1
+        assert await database.look_up(lambda tx: tx.messages.counter("a")) == 1
+
+
+async def test_a_commit_in_doubt_beyond_the_patience_is_refused_and_told_of_late(
+    name: str, proxy: CuttingProxy
+) -> None:
+    async with opened(through(proxy, name, patience=0.2)) as (database, journal):
+        groups: list[list[int]] = []
+        database.on_commit(lambda group: groups.append([row.ts for row in group.messages]))
+        append(journal, 1)
+        await journal.wait_committed()
+        proxy.cut_at(b"setval", answered=True, then_closed=True)
+        append(journal, 2)
+        with pytest.raises(StoreError):
+            await journal.wait_committed()
+        append(journal, 3)
+        with pytest.raises(StoreError):  # and that one never reached the server
+            await journal.wait_committed()
+        assert groups == [[1]]
+        proxy.is_closed = False
+        append(journal, 4)
+        await journal.wait_committed()
+        assert groups == [[1], [2], [4]]
+        assert await stored(database) == [1, 2, 4]
+
+
+async def test_a_commit_that_was_undone_is_told_of_to_nobody(name: str, proxy: CuttingProxy) -> None:
+    async with opened(through(proxy, name, patience=0.2)) as (database, journal):
+        groups: list[list[int]] = []
+        database.on_commit(lambda group: groups.append([row.ts for row in group.messages]))
+        proxy.cut_at(b"setval", answered=False, then_closed=True)
+        append(journal, 1)
+        with pytest.raises(StoreError):
+            await journal.wait_committed()
+        proxy.is_closed = False
+        append(journal, 2)
+        await journal.wait_committed()
+        assert groups == [[2]]
+        assert await stored(database) == [2]
+
+
+async def test_without_its_server_a_write_fails_after_the_patience_and_at_once_after_that(
+    name: str, proxy: CuttingProxy
+) -> None:
+    async with opened(through(proxy, name, patience=0.5)) as (database, _):
+        proxy.is_closed = True
+        proxy.cut()
+        began = trio.current_time()
+        with pytest.raises(StoreUnreachableError):
+            await database.write(count("a"))
+        assert trio.current_time() - began >= 0.4
+        with pytest.raises(StoreUnreachableError):
+            await database.write(count("a"))
+        proxy.is_closed = False
+        assert await database.write(count("a")) == 1
+
+
+async def test_sessions_that_the_server_ends_lose_nothing(name: str) -> None:
+    async with opened(PostgresqlEngine(server().target(name), patience_seconds=PATIENCE)) as (database, journal):
+        for number in range(30):
+            append(journal, number)
+            if number % 3 == 0:
+                server().administration.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+                )
+            assert await database.write(count("a")) == number + 1
+        assert await stored(database) == list(range(30))
+
+
+async def test_a_server_that_restarts_at_once_loses_nothing() -> None:
+    own = Server(Path(server().folder) / "own")
+    own.folder.mkdir()
+    own.make("fsync=off", "synchronous_commit=on")
+    own.start()
+    try:
+        own.administration.execute("CREATE DATABASE store TEMPLATE template0")
+        target = Target(own.url("store"))
+        async with opened(PostgresqlEngine(target, patience_seconds=60)) as (database, journal):
+            for number in range(4):
+                append(journal, number)
+                await database.write(count("a"))
+                await trio.to_thread.run_sync(own.stop, "immediate")
+                append(journal, 100 + number)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(journal.wait_committed)
+                    await trio.to_thread.run_sync(own.start)
+            assert sorted(await stored(database)) == [0, 1, 2, 3, 100, 101, 102, 103]
+            assert await database.read(lambda tx: tx.messages.counter("a")) == 4
+    finally:
+        own.stop("immediate")
+
+
+# Positions
+
+
+async def test_rows_of_two_writers_have_different_positions_in_the_order_of_their_commits(name: str) -> None:
+    engines = [PostgresqlEngine(server().target(name)) for _ in range(2)]
+    async with opened(engines[0]) as (first, one), opened(engines[1]) as (second, other):
+        found: list[int] = []
+        for database in (first, second):
+            database.on_commit(lambda group: found.extend(row.position for row in group.messages))
+        for number in range(20):
+            append((one, other)[number % 2], number)
+            await (one, other)[number % 2].wait_committed()
+        assert found == list(range(1, 21))
+        assert await stored(first) == list(range(20))
+
+
+async def test_a_position_is_never_given_twice_also_when_everything_was_deleted(name: str) -> None:
+    async with opened(PostgresqlEngine(server().target(name))) as (database, journal):
+        for number in range(3):
+            append(journal, number)
+        await journal.wait_committed()
+        await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+    server().administration.execute("SELECT 1")
+    with server().target(name).connect() as connection:
+        connection.execute("DELETE FROM batch")
+        connection.execute("SELECT setval('log', 0)")  # as in a store that was copied
+        connection.execute("INSERT INTO counter (name, value) VALUES ('head', 3)")
+    async with opened(PostgresqlEngine(server().target(name))) as (database, journal):
+        append(journal, 4)
+        await journal.wait_committed()
+        assert [row.position for row in await database.read(lambda tx: tx.messages.after(Position(0)))] == [4]
+
+
+async def test_numbers_of_old_commits_are_forgotten_and_the_highest_position_is_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.engines.postgresql._BATCHES_KEPT", 5)
+    async with opened(PostgresqlEngine(server().target(name))) as (database, journal):
+        append(journal, 1)
+        await journal.wait_committed()
+        await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+        for _ in range(20):
+            await database.write(count("a"))
+        kept = await database.read(lambda tx: tx.connection.execute("SELECT count(*) AS n FROM batch").one())
+        assert kept is not None
+        assert kept["n"] <= 10
+        assert await database.read(lambda tx: tx.messages.head()) == 1
+
+
+# The schema
+
+
+def test_a_store_of_a_newer_version_is_refused(name: str) -> None:
+    with server().target(name).connect() as connection:
+        connection.execute("INSERT INTO schema_step (name) VALUES ('9999_of_tomorrow')")
+    with pytest.raises(StoreError, match=r"has made this store, and .* cannot read it: install"):
+        PostgresqlEngine(server().target(name)).migrate()
+
+
+def test_a_step_that_was_interrupted_has_not_been(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = server().target(name)
+    statements = migrations.statements
+    names = [*migrations.names(), "9998_whole", "9999_broken"]
+    monkeypatch.setattr(migrations, "names", lambda: names)
+    monkeypatch.setattr(migrations, "unknown_names", lambda steps: set(steps) - set(names))
+
+    def broken(step: str, engine: str = "") -> tuple[list[str], bool]:
+        made = {
+            "9998_whole": ["CREATE TABLE whole (key INTEGER PRIMARY KEY)"],
+            "9999_broken": ["CREATE TABLE broken (a BLOB)", failing],
+        }
+        return (made[step], False) if step in made else statements(step, engine)
+
+    failing = "SELECT 1 / 0"
+    monkeypatch.setattr(migrations, "statements", broken)
+    with pytest.raises(StoreError, match="division by zero"):
+        PostgresqlEngine(target).migrate()
+    with target.connect() as connection:
+        assert schema.applied(connection)[-1] == "9998_whole"
+        assert connection.execute("SELECT to_regclass('whole'), to_regclass('broken')").fetchone() == ("whole", None)
+    failing = "SELECT 1"
+    PostgresqlEngine(target).migrate()
+    with target.connect() as connection:
+        assert schema.applied(connection)[-1] == "9999_broken"
+
+
+async def test_two_daemons_that_start_at_once_make_one_store() -> None:
+    made = server().new_database(template="template0")
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(trio.to_thread.run_sync, PostgresqlEngine(server().target(made)).migrate)
+    with server().target(made).connect() as connection:
+        assert schema.applied(connection) == migrations.names()
+        assert connection.execute("SELECT count(*) FROM secret").fetchone() == (1,)
+    server().drop(made)
+
+
+# Refusals
+
+
+def refusal(url: str, **storage: Any) -> str:
+    settings = Settings(
+        state_dir=Path("/nowhere"), storage=Storage(url=url, **storage), cluster=Cluster(patience_seconds=0)
+    )
+    with pytest.raises(StoreError) as caught:
+        engine_of(settings).migrate()
+    return str(caught.value)
+
+
+@each_row(
+    ("make", "said"),
+    [
+        ("ENCODING 'SQL_ASCII'", "its encoding is SQL_ASCII, not UTF8: make another database: createdb --template"),
+        ("LOCALE_PROVIDER icu ICU_LOCALE 'en'", "its texts are in the order of ICU, not C"),
+    ],
+)
+def test_a_database_of_another_encoding_or_order_is_refused(make: str, said: str) -> None:
+    server().administration.execute(f"CREATE DATABASE wrong TEMPLATE template0 {make}".encode())
+    try:
+        assert said in refusal(server().url("wrong"))
+    finally:
+        server().drop("wrong")
+
+
+def test_what_keeps_a_database_from_being_used_is_said(name: str, tmp_path: Path) -> None:
+    assert "does not exist (make it: createdb" in refusal(server().url("nothing_here"))
+    assert "is the server running?" in refusal("postgresql://postgres@127.0.0.1:1/x")
+    assert "is the server running?" in refusal(f"postgresql://postgres@/x?host={tmp_path}")
+    assert "cannot read this address" in refusal("postgresql://postgres@h/x?nothing=1")
+    administration = server().administration
+    administration.execute("CREATE ROLE guest LOGIN")
+    try:
+        url = server().url(server().new_database(template="template0")).replace("postgres@", "guest@")
+        assert "the role may make no tables" in refusal(url)
+        assert "the role lacks rights" in refusal(server().url(name).replace("postgres@", "guest@"))
+    finally:
+        administration.execute("DROP ROLE guest")
+
+
+def test_a_database_with_something_else_is_refused() -> None:
+    made = server().new_database(template="template0")
+    with server().target(made).connect() as connection:
+        connection.execute("CREATE TABLE of_others (a TEXT)")
+    assert "something else is in this database (the table of_others)" in refusal(server().url(made))
+    server().drop(made)
+
+
+def test_a_password_is_in_no_message(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("wr/ong\n", encoding="utf-8")
+    for url, storage in (
+        ("postgresql://u:wr%2Fong@127.0.0.1:1/x", {}),
+        ("postgresql://u@127.0.0.1:1/x?password=wr%2Fong", {}),
+        ("postgresql://u:wr%2Fong@127.0.0.1:1/x?nothing=1", {}),
+        ("postgresql://u@127.0.0.1:1/x", {"password_file": file}),
+    ):
+        said = refusal(url, **storage)
+        assert "wr%2Fong" not in said
+        assert "wr/ong" not in said
+    assert "storage.password_file" in refusal("postgresql://u@h/x", password_file=tmp_path / "none")
+
+
+def test_a_wrong_password_is_named(tmp_path: Path) -> None:
+    own = Server(Path(server().folder) / "passwords")
+    own.folder.mkdir()
+    own.make()
+    own.start()
+    try:
+        own.administration.execute("CREATE ROLE trunkline LOGIN PASSWORD 'right'")
+        own.administration.execute("CREATE DATABASE trunkline TEMPLATE template0 OWNER trunkline")
+        (own.data / "pg_hba.conf").write_text(
+            "local all postgres trust\nlocal all all scram-sha-256\n", encoding="ascii"
+        )
+        own.administration.execute("SELECT pg_reload_conf()")
+        url = own.url("trunkline").replace("postgres@", "trunkline@")
+        file = tmp_path / "password"
+        file.write_text("wrong\n", encoding="ascii")
+        assert "is the password right?" in refusal(url, password_file=file)
+        assert "is the password right?" in refusal(url)
+        file.write_text("right\n", encoding="ascii")
+        PostgresqlEngine(Target(url, file)).migrate()
+    finally:
+        own.stop("immediate")
+
+
+def test_without_the_library_the_extra_is_named() -> None:
+    """And SQLite needs nothing of it."""
+    program = """
+import sys
+from pathlib import Path
+sys.modules["psycopg"] = None
+from config.settings import Settings, Storage
+from storage.engines import engine_of
+import protocols.cli, protocols.daemon
+engine_of(Settings(state_dir=Path("/nowhere")))
+try:
+    engine_of(Settings(state_dir=Path("/nowhere"), storage=Storage(url="postgresql://h/d")))
+except Exception as error:
+    print(error)
+"""
+    done = run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert "install trunkline[postgresql]" in done.stdout
