@@ -104,7 +104,7 @@ class SharedFinder:
 NOTHING: Final = Nothing()
 
 #: A method of the noun, which gets the caller and the body. Where nothing is to be waited for, it returns the function
-#: that submits; None, or DomainError, where the handler must decide. It changes nothing.
+#: that submits; None where the handler must decide. It changes nothing.
 AtOnce = Callable[[Any, Caller, Any], "Callable[[], AfterCommit[Any]] | None"]
 
 

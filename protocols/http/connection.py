@@ -21,6 +21,7 @@ from broker.limits.overhead import Overhead
 from broker.trace.origin import current_origin, enter
 from broker.trace.refusals import Refusals
 from protocols.http.calls import AfterCommit
+from protocols.http.dispatch import Begun
 from protocols.http.fast_path import FastPath, Route, is_of_device
 from protocols.http.heads import (
     HEAD_BYTES,
@@ -76,6 +77,8 @@ class HttpListener:
 
 class HttpConnection(StreamConnection):
     __slots__ = (
+        "_begun",
+        "_certificate",
         "_committed",
         "_deadline",
         "_head",
@@ -89,6 +92,7 @@ class HttpConnection(StreamConnection):
         "_lingers",
         "_listener",
         "_origin",
+        "_peer",
         "_received",
         "_route",
         "parks",
@@ -104,12 +108,15 @@ class HttpConnection(StreamConnection):
         super().__init__(stream, listener.hub)
         self._listener = listener
         self._origin = current_origin()
+        self._peer = current_peer()
+        self._certificate = peer_certificate(stream)
         self._received = b""  # and not processed
         # The latest head of the fast path: most clients send the same one again and again.
         self._head_bytes = b""
         self._head: RequestHead | None = None
         self._route: Route | None = None
         self._job: Callable[[], Awaitable[None]] | None = None  # of `work`
+        self._begun: tuple[RequestContext, Begun] | None = None  # a message that `work` goes on with
         self._in_flight = False  # a message of which the answer is due after the commit
         self._committed: trio.Event | None = None  # while somebody waits for that
         self._is_of_device = False  # the latest caller was a device, and the connection is its own
@@ -149,10 +156,11 @@ class HttpConnection(StreamConnection):
         self._is_ahead = True
         if self._is_of_device and route.endpoint.is_at_once:
             size = head.head_length + head.body_length
-            if len(self._received) >= size and self._submit(head, route, self._received[head.head_length : size]):
-                self.parks = True
-                self._received = self._received[size:]
-                return self.take(b"")
+            if len(self._received) >= size:
+                body, self._received = self._received[head.head_length : size], self._received[size:]
+                if self._submit(head, route, body):
+                    self.parks = True
+                    return self.take(b"") if self._received or not self._in_flight else Need.READ
         return self._have_done(self._answer)
 
     def _read_head(self) -> None:
@@ -224,15 +232,18 @@ class HttpConnection(StreamConnection):
         head, route, fast_path = self._head, self._route, self._listener.fast_path
         if head is None or route is None or fast_path is None:
             raise AssertionError("this is no request of the fast path")
-        size = head.head_length + head.body_length
-        if len(self._received) < size and not await self._has_read(size):
-            await self._exchange()
-            return
-        body, self._received = self._received[head.head_length : size], self._received[size:]
-        peer = current_peer()
-        request = fast_path.request(head, body, peer, peer_certificate(self.stream))
-        self.put(await fast_path.answer(request, route))
-        self._is_of_device = is_of_device(request, peer)
+        if self._begun is None:
+            size = head.head_length + head.body_length
+            if len(self._received) < size and not await self._has_read(size):
+                await self._exchange()
+                return
+            body, self._received = self._received[head.head_length : size], self._received[size:]
+            request, begun = fast_path.request(head, body, self._peer, self._certificate), None
+        else:
+            (request, begun), self._begun = self._begun, None
+        self.put(await fast_path.answer(request, route, begun))
+        self._is_of_device = is_of_device(request, self._peer)
+        self._forget_caller()
         self._note_answered()
 
     async def _has_read(self, size: int) -> bool:
@@ -249,19 +260,19 @@ class HttpConnection(StreamConnection):
         fast_path = self._listener.fast_path
         if fast_path is None:
             return False
-        request = fast_path.request(head, body, current_peer(), None)
+        request = fast_path.request(head, body, self._peer, self._certificate)
         set_current_request(request)
         try:
-            begun = route.endpoint.reply_at_once(request, body)
-        except Exception as error:  # noqa: BLE001 - a bug must end only its request
-            self.put(fast_path.refused(request, error, route))
-            self._note_answered()
-        else:
-            if begun is None:
+            begun = route.endpoint.begin(route.names)
+            if not isinstance(begun, AfterCommit):
+                self._begun = request, begun
                 return False
             self._in_flight = True
             due = partial(self._answer_committed, fast_path, request, route, begun)
             begun.ingest.after_commit(partial(_run, copy_context(), due))
+        except Exception as error:  # noqa: BLE001 - a bug must end only its request
+            self.put(fast_path.refused(request, error, route))
+            self._note_answered()
         finally:
             self._forget_caller()
         return True
@@ -289,7 +300,6 @@ class HttpConnection(StreamConnection):
     def _note_answered(self) -> None:
         self._deadline = trio.current_time() + KEEP_ALIVE_SECONDS
         self._is_reading_head = False
-        self._forget_caller()
 
     def _forget_caller(self) -> None:
         """The next request may be somebody else's, and an idle connection should hold nothing."""

@@ -4,8 +4,7 @@ Token, object, permission, rate limit, query and body. A declaration (`calls`) s
 handler runs before all of them have passed.
 """
 
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from functools import cache, cached_property, partial
 from typing import Any, Final
 
@@ -40,6 +39,11 @@ _LONG_BODY: Final = 64 * 1024
 #: Longer ones are read beside the loop, one at a time.
 _READING: Final = FairPlaces(1)
 _CHANNELS: Final = {Counted.REST: Channel.REST, Counted.MESSAGES: Channel.MESSAGES}
+
+#: The steps of a call: each is what has to be awaited, and is resumed with the result.
+Steps = Generator[Awaitable[Any], Any, Any]
+#: Steps that have begun, and what they wait for.
+Begun = tuple[Steps, Awaitable[Any]]
 
 
 class Dispatcher:
@@ -150,102 +154,101 @@ class _Endpoint:
         answer = await self.reply(names)
         return answer if isinstance(answer, Response) else answer.response()
 
-    async def reply(self, names: Mapping[str, str]) -> Answer | Response:
-        """Answer `current_request`; a `Response` only where the handler returns one. `names` are those in the path.
+    async def reply(self, names: Mapping[str, str], begun: "Begun | None" = None) -> Answer | Response:
+        """Answer `current_request`; a `Response` only where the handler returns one. `names` are those in the path, and
+        `begun` is the result of `begin`, if that came before.
 
         Raises DomainError, StoreError.
         """
-        answer: Answer | Response
+        answer: Any
         if self._call.counted is not Counted.MESSAGES:
             with UnderConditions():
-                answer = await self._begin(names)
-                return answer
-        begun = await self._begin(names)  # messages are written without a transaction of their own
-        if isinstance(begun, AfterCommit):
-            await begun.ingest.wait_committed()
-            return self.committed(begun)
-        answer = begun
-        return answer
+                answer = await _finish(self._steps(names))
+        else:  # messages are written without a transaction of their own
+            answer = await (_finish(self._steps(names)) if begun is None else _finish(*begun))
+            if isinstance(answer, AfterCommit):
+                await answer.ingest.wait_committed()
+                answer = self.committed(answer)
+        replied: Answer | Response = answer
+        return replied
+
+    def begin(self, names: Mapping[str, str]) -> "AfterCommit[Any] | Begun":
+        """Begin to answer `current_request`, for a call with `at_once`, as far as nothing is to be waited for: to the
+        submission, or to a step for which `reply` waits. Raises DomainError."""
+        steps = self._steps(names)
+        try:
+            return steps, next(steps)
+        except StopIteration as done:
+            submitted: AfterCommit[Any] = done.value
+            return submitted
 
     def committed(self, begun: AfterCommit[Any]) -> Answer:
         """The answer after the commit."""
-        return self._rendered(begun.answer(), 0)
+        return self._rendered(begun.answer())
 
-    def reply_at_once(self, request: RequestContext, body: bytes) -> AfterCommit[Any] | None:
-        """Begin to answer this request, which is `current_request` and has this body, without waiting, in the order of
-        `_begin`.
-
-        Returns:
-            None where something is to be waited for, and where the checks of token and body refuse: nothing was done
-            about the request, and `reply` says what is wrong with it.
-
-        Raises:
-            DomainError: the call is over its limits, or `Ingest.submit` refuses.
-        """
-        call = self._call
-        caller = self._guard.admitted_nowait(request)
-        if caller is None or caller.kind not in call.tokens or call.at_once is None or len(body) > call.body_limit:
-            return None
-        try:
-            submit = call.at_once(self._noun, caller, members(body, call.body, caller))
-        except DomainError:
-            return None
-        if submit is None:
-            return None
-        request.caller = caller
-        caller.act()
-        if (refusal := self._guard.count(caller, _CHANNELS[call.counted])) is not None:
-            raise refusal
-        return submit()
-
-    async def _begin(self, names: Mapping[str, str]) -> Any:
-        """The answer, or the one that is due after the commit."""
-        started = time.perf_counter()
-        performer, refusal = await self._admission()
+    def _steps(self, names: Mapping[str, str]) -> Steps:
+        """The order of checks. Yields each step that is to be awaited, and gets its result. Returns the answer, or the
+        one that is due after the commit."""
+        call, request = self._call, current_request()
+        admitted = None if call.at_once is None else self._guard.admitted_nowait(request, call.tokens)
+        if admitted is None:
+            performer, refusal = yield self._admission()
+        else:
+            performer, refusal = admitted, self._guard.count(admitted, _CHANNELS[call.counted])
         found = None
         if self._find is not None:
-            found = await self._find(performer, *[names[name] for name in self._call.names])
+            found = yield self._find(performer, *[names[name] for name in call.names])
         if refusal is not None:
             raise refusal
-        arguments = await self._read(performer, found, names)
-        for name, parameter in self._call.text_parameters:
+        arguments = yield from self._read(request, performer, found, names)
+        for name, parameter in call.text_parameters:
             arguments[parameter] = names[name]
-        if self._call.is_conditional and (header := current_request().header(b"if-match")):
+        submit = None if call.at_once is None else call.at_once(self._noun, performer, arguments["body"])
+        if submit is not None:
+            return submit()
+        if call.is_conditional and (header := request.header(b"if-match")):
             with expecting(expected_tags(header)):
-                answer = await self._handler(**arguments)
-        elif self._call.method == "DELETE":
+                answer = yield self._handler(**arguments)
+        elif call.method == "DELETE":
             with making_room():
-                answer = await self._handler(**arguments)
+                answer = yield self._handler(**arguments)
         else:
-            answer = await self._handler(**arguments)
+            answer = yield self._handler(**arguments)
         if isinstance(answer, AfterCommit):
             return answer
-        return answer if self._call.returns_answer else self._rendered(answer, started)
+        return answer if call.returns_answer else self._rendered(answer)
 
-    async def _read(
-        self, performer: Caller | ClientCertificate | None, found: object, names: Mapping[str, str]
-    ) -> dict[str, Any]:
+    def _read(
+        self,
+        request: RequestContext,
+        performer: Caller | ClientCertificate | None,
+        found: object,
+        names: Mapping[str, str],
+    ) -> Steps:
         """Read the handler's arguments. Problems of the body are reported before problems of the query."""
         call = self._call
         caller = performer if isinstance(performer, Caller) else None
         arguments: dict[str, Any] = {}
-        query = Query(current_request().query) if call.queries else None
+        query = Query(request.query) if call.queries else None
         if query is not None:
             if self._find_in_query is not None:
-                found = await self._find_in_query(performer, query)
+                found = yield self._find_in_query(performer, query)
             kind = _chosen(call.queries, query)
             values = query.members(kind, caller)
         if call.is_body_streamed:
             arguments["body"] = chunks_within
         elif self._body is not None:
             try:
-                arguments["body"] = await self._body.read(caller)
+                if request.read_body is None:
+                    arguments["body"] = self._body.members_of(request.body_within(call.body_limit), caller)
+                else:
+                    arguments["body"] = yield self._body.read(caller)
             except DomainError as error:
                 if call.counted is Counted.MESSAGES and caller is not None:
-                    await self._noun.body_refused(caller, error)
+                    yield self._noun.body_refused(caller, error)
                 raise
-            if not current_request().is_whole:
-                found = await self._found_again(performer, found, names, query)
+            if request.read_body is not None:  # the client had time
+                found = yield self._found_again(performer, found, names, query)
         if query is not None:
             query.check()
             if call.takes_query:
@@ -273,13 +276,28 @@ class _Endpoint:
             return await self._find_in_query(performer, query)
         return found
 
-    def _rendered(self, answer: Any, started: float) -> Answer:
+    def _rendered(self, answer: Any) -> Answer:
         if self._call.is_timed:
-            return search_answer(answer, started)
+            return search_answer(answer, current_request().began)
         rendered = secret_answer(answer) if self._call.is_secret else plain_answer(answer)
         if self._call.is_tagged and (tag := current_request().etag):
             return rendered._replace(headers=(*rendered.headers, ("ETag", f'"{tag}"')))
         return rendered
+
+
+async def _finish(steps: Steps, awaited: Awaitable[Any] | None = None) -> Any:
+    """Take the steps that are left; `awaited` is the one to wait for."""
+    try:
+        awaited = awaited or next(steps)
+        while True:
+            try:
+                result = await awaited
+            except Exception as error:  # noqa: BLE001 - the steps decide
+                awaited = steps.throw(error)
+            else:
+                awaited = steps.send(result)
+    except StopIteration as done:
+        return done.value
 
 
 def _chosen(kinds: tuple[Any, ...], query: Query) -> Any:
@@ -302,25 +320,27 @@ class _Body:
                 except DomainError as error:  # a frame of trio's holds it, and frames hold the body
                     forget_frames(error)
                     raise error from None
-        return self._members(body, caller)
+        return self.members_of(body, caller)
 
     def _is_form(self) -> bool:
-        if not self._call.reads_forms:
-            return False
         return parse_options_header(current_request().header(b"content-type"))[0].lower() == FORM
 
     def _members_of_long(self, body: bytes, caller: Caller | None) -> Any:
-        if body.count(b"&") > BODY_VALUES_MAX if self._is_form() else has_too_many_values(body):
+        if (
+            body.count(b"&") > BODY_VALUES_MAX
+            if self._call.reads_forms and self._is_form()
+            else has_too_many_values(body)
+        ):
             raise TooManyValues
-        return self._members(body, caller)
+        return self.members_of(body, caller)
 
-    def _members(self, body: bytes, caller: Caller | None) -> Any:
+    def members_of(self, body: bytes, caller: Caller | None) -> Any:
         call = self._call
         if call.body is bytes:
             return body
         if call.is_object:
             return json_object(body)
-        if self._is_form():
+        if call.reads_forms and self._is_form():
             form = Query(body)
             values = form.members(call.body, caller)
             form.check()

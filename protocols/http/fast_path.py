@@ -8,7 +8,7 @@ in the same order (`dispatch`), and answer with the same bytes; tests/protocols/
 
 import time
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol
 
 from quart import Quart, Response
@@ -22,10 +22,11 @@ from broker.trace.refusals import Refusals
 from protocols.http.allowances import EXPOSED, Allowances
 from protocols.http.answers import CORS, REST_ROOT, Answer
 from protocols.http.calls import AfterCommit
+from protocols.http.dispatch import Begun
 from protocols.http.errors import failure_answer, refusal_answer
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import RequestHead, date_line
-from protocols.http.request_context import RequestContext, set_current_request, within
+from protocols.http.request_context import RequestContext, set_current_request
 from protocols.metrics.vitals import Traffic
 from protocols.streams.peers import Peer
 from protocols.streams.proxies import TrustedProxies
@@ -42,14 +43,14 @@ _CORS_LINES: Final = b"".join(
 class Endpoint(Protocol):
     is_at_once: bool
 
-    def reply_at_once(self, request: RequestContext, body: bytes) -> AfterCommit[Any] | None:
-        """Begin to answer `current_request` without waiting; None where that cannot be. Raises DomainError."""
+    def begin(self, names: Mapping[str, str]) -> AfterCommit[Any] | Begun:
+        """Begin to answer `current_request`, as far as nothing is to be waited for. Raises DomainError."""
 
     def committed(self, begun: AfterCommit[Any]) -> Answer:
         """The answer after the commit."""
 
-    async def reply(self, names: Mapping[str, str]) -> Answer | Response:
-        """Answer `current_request`. Raises DomainError, StoreError."""
+    async def reply(self, names: Mapping[str, str], begun: Begun | None = None) -> Answer | Response:
+        """Answer `current_request`, which has begun, or not. Raises DomainError, StoreError."""
 
 
 class Route(NamedTuple):
@@ -107,18 +108,17 @@ class FastPath:
             head.authorization,
             head.query,
             certificate,
-            partial(within, body),
-            is_whole=True,
+            body,
             headers=head.headers,
         )
 
-    async def answer(self, request: RequestContext, route: Route) -> bytes:
+    async def answer(self, request: RequestContext, route: Route, begun: Begun | None = None) -> bytes:
         enter(Origin(request.address))
         set_current_request(request)
         try:
             if route.is_of_address:
                 self._allowances.count_address(request.address)
-            answer = await route.endpoint.reply(route.names)
+            answer = await route.endpoint.reply(route.names, begun)
             if isinstance(answer, Response):
                 raise TypeError(f"{request.method} {route.rule} is no plain call")
         except Exception as error:  # noqa: BLE001 - a bug must end only its request
@@ -172,5 +172,7 @@ class FastPath:
 
 
 def is_of_device(request: RequestContext, peer: Peer) -> bool:
-    """Whether the peer is a device that has shown its token. Strangers may lose their connections at any time."""
-    return peer.place is None and request.caller is not None and request.caller.kind is TokenKind.DEVICE
+    """Whether the peer is a device that has shown its token, and no proxy. Strangers may lose their connections at any
+    time."""
+    caller = request.caller
+    return caller is not None and caller.kind is TokenKind.DEVICE and peer.place is None and not peer.is_proxy

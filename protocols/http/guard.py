@@ -69,12 +69,20 @@ class Guard:
         await self._admission.check_caller(caller, request.certificate)
         return caller, refusal
 
-    def admitted_nowait(self, request: RequestContext) -> Caller | None:
-        """The caller, if all that `admitted` looks up is in memory, and it would admit. Nothing is counted or noted."""
+    def admitted_nowait(self, request: RequestContext, accepted: Collection[TokenKind]) -> Caller | None:
+        """The caller of a call that is not counted yet, if all that `admitted` looks up is in memory, and it would
+        admit; None: nothing was noted."""
         token = bearer(request.authorization)
         caller = None if token is None else self._tokens.caller_nowait(token)
-        if caller is None or not self._admission.admits_nowait(caller, request.certificate):
+        if (
+            caller is None
+            or caller.kind not in accepted
+            or not self._admission.admits_nowait(caller, request.certificate)
+        ):
             return None
+        request.caller = caller
+        caller.act()
+        authenticated(caller)
         return caller
 
     async def check_again(self) -> None:

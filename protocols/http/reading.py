@@ -214,7 +214,8 @@ async def read_body(*, limit: int = MAX_BODY_BYTES) -> bytes:
         BodyTooLarge: the body is longer than `limit`.
         TooManyBodies: there is no room for it in memory (reference 21.6).
     """
-    return await current_request().read_body(limit)
+    request = current_request()
+    return request.body_within(limit) if request.read_body is None else await request.read_body(limit)
 
 
 def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:

@@ -28,10 +28,10 @@ class RequestContext:
     query: bytes
     #: The certificate of the TLS handshake.
     certificate: ClientCertificate | None
-    #: Reads the body, up to a number of bytes. Raises BodyTooLarge, TooManyBodies.
-    read_body: Callable[[int], Awaitable[bytes]]
-    #: All of it was there before anything was checked.
-    is_whole: bool = False
+    #: The body, if all of it was there before anything was checked; else the function that reads it, up to a number of
+    #: bytes, which raises BodyTooLarge and TooManyBodies.
+    body: bytes | None = None
+    read_body: Callable[[int], Awaitable[bytes]] | None = None
     headers: Headers = ()  # names in lower case
     #: The `time.perf_counter` when it had come.
     began: float = field(default_factory=time.perf_counter)
@@ -44,6 +44,13 @@ class RequestContext:
     #: The devices whose quotas were charged: of the organization, and by day.
     charged: tuple[Device, Device | None] | None = None
 
+    def body_within(self, limit: int) -> bytes:
+        """The body that was there. Raises BodyTooLarge."""
+        body = self.body or b""
+        if len(body) > limit:
+            raise BodyTooLarge
+        return body
+
     def header(self, name: bytes) -> str:
         """The first header of this name, which is in lower case; empty without one."""
         return next((value.decode("latin-1") for one, value in self.headers if one == name), "")
@@ -55,13 +62,6 @@ def require_certificate() -> ClientCertificate:
     if shown is None:
         raise PermissionDenied("a client certificate")
     return shown
-
-
-async def within(body: bytes, limit: int) -> bytes:
-    """A body that is there, as `read_body` gives it. Raises BodyTooLarge."""
-    if len(body) > limit:
-        raise BodyTooLarge
-    return body
 
 
 #: The key of the client certificate in ASGI's `state`, which the requests of one connection share.

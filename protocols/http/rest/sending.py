@@ -138,16 +138,16 @@ class Sending:
         return self._submit(device, payload, body)
 
     def at_once(self, caller: Caller, body: NewMessage) -> Callable[[], AfterCommit[StoredMessage]] | None:
-        """The submission of a device's own message, where the device is in memory and the store has room.
-
-        Raises ValidationFailed.
-        """
+        """The submission of a device's own message, where the device is in memory and the store has room."""
         device = None if caller.device is None else self._devices.get_nowait(caller.device)
         if device is None or caller.kind is not TokenKind.DEVICE or not self._ingest.has_room:
             return None
         if body.type.lower() != "message" or (body.sdid and body.sdid != device.id):
             return None
-        payload = payload_of(body.data, anything=device.manifest.takes_any_payload)
+        try:
+            payload = payload_of(body.data, anything=device.manifest.takes_any_payload)
+        except ValidationFailed:
+            return None  # `message` notes it
         return partial(self._submit, device, payload, body)
 
     def _submit(self, device: Device, payload: bytes, body: NewMessage) -> AfterCommit[StoredMessage]:

@@ -18,7 +18,6 @@ from broker.services import Services
 from config.limits import UNCOUNTED_BODY_BYTES
 from config.rates import Rate
 from config.settings import Address, Limits, Settings
-from protocols.http import dispatch
 from protocols.http.application import build_app
 from protocols.http.calls import FORM
 from protocols.http.connection import KEEP_ALIVE_SECONDS, HttpConnection
@@ -463,6 +462,7 @@ async def test_a_failure_of_the_store_and_a_bug_are_answered_alike(
             raise failure
 
         monkeypatch.setattr(Sending, "message", fail)
+        monkeypatch.setattr(Sending, "at_once", lambda *_: None)
         with capture_logs() as logs:
             async with connected(short) as one, connected(long) as other:
                 assert await one.ask(post(BODY)) == await other.ask(post(BODY))
@@ -534,15 +534,14 @@ async def test_what_comes_behind_the_last_request_changes_nothing(short: Address
 def accepted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each request that the hub has read and that looks like a message: whether it was accepted at once."""
     found: list[bool] = []
-    reply_at_once = dispatch._Endpoint.reply_at_once
+    submit = HttpConnection._submit
 
-    def noting(endpoint: dispatch._Endpoint, *arguments: Any) -> Any:
-        found.append(False)
-        result = reply_at_once(endpoint, *arguments)
-        found[-1] = result is not None
+    def noting(connection: HttpConnection, *arguments: Any) -> bool:
+        result = submit(connection, *arguments)
+        found.append(connection._in_flight)
         return result
 
-    monkeypatch.setattr(dispatch._Endpoint, "reply_at_once", noting)
+    monkeypatch.setattr(HttpConnection, "_submit", noting)
     return found
 
 
