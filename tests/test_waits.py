@@ -94,6 +94,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "The next commit begins here, after the one that was awaited": ("Database._commit_open_group _ahead",),
     "No more is read of the connection until it is done": (
         "DeviceStream.work _asked",
+        "HttpConnection._answer _begun",
         "HttpConnection._answer _received",
         "HttpConnection._exchange _received",
         "HttpConnection._has_read _received",

@@ -307,10 +307,10 @@ class RestCall:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the handler takes a whole body, or none, and gives a whole answer: then direct.py can answer it.
+        """Whether the handler takes a whole body, or none, and gives a whole answer: then fast_path.py can answer it.
 
         This is decided by the types of the handler alone. Everything else is read from `current_request`, which
-        both ways make.
+        both paths make.
         """
         return not self.is_body_streamed and self.hints["return"] is not Response
 

@@ -1,6 +1,6 @@
-"""The request that the current task answers, in whichever way it came: through Quart, or straight from the front door.
+"""The request that the current task answers, on either path: through Quart, or straight from its connection.
 
-Tokens, limits and bodies are read from it, so that one set of rules serves both ways.
+Tokens, limits and bodies are read from it, so that one set of rules serves both paths.
 """
 
 import time
