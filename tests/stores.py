@@ -1,6 +1,9 @@
 """SQLite for tests: stores that have the schema already and do not wait for the disk.
 
 What a power cut loses is tested in tests/e2e/test_kill.py, and the steps of the schema in tests/storage.
+
+A copied schema saves 66 ms of processor time for each of some thousand stores. Stores that are kept (`KeptStore`) save
+2.8 of 19 s in the 455 tests of accounts and registration, and more than 10 s in all.
 """
 
 import sqlite3

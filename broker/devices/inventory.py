@@ -1,6 +1,6 @@
 """The inventory: creates, changes and deletes devices, and tells facts about it.
 
-A deleted device is invisible at once and kept for 30 days (removal.py); its token is deleted at once.
+A deleted device is invisible at once and kept for some time (removal.py); its token is deleted at once.
 """
 
 from collections.abc import Callable, Sequence

@@ -46,7 +46,7 @@ class Removal:
         ).run
 
     async def sweep(self) -> None:
-        """Remove every device that was deleted more than 30 days ago, with its messages and other data."""
+        """Remove every device whose time is over, with its messages and other data."""
         if not self._clock.may_delete():
             return
         before_ms, removed = self._clock.now_ms() - _KEPT_MS, self._removed

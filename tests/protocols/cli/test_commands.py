@@ -413,13 +413,14 @@ def test_commands_say_that_a_store_is_older_and_what_to_do_runs_as_it_is_shown(t
         connection.execute("PRAGMA journal_mode = WAL")  # as the daemon has left it
         migrations.apply(connection, stop_before=migrations.pending(connection)[-1])
     before = store.read_bytes()
+    for words in LISTING:
+        done = trunkline(*words, "--config", config)
+        assert (done.returncode, done.stdout) == (4, ""), words
+        about, _, shown = one_line(done).partition("run once: ")
+        assert "it lacks 1 schema steps" in about, words
+        assert store.read_bytes() == before, words
     with programs_started():
-        for words in LISTING:
-            done = trunkline(*words, "--config", config)
-            assert (done.returncode, done.stdout) == (4, ""), words
-            about, _, shown = one_line(done).partition("run once: ")
-            assert "it lacks 1 schema steps" in about, words
-            assert store.read_bytes() == before, words
+        assert trunkline("device", "list", "--config", config).stderr.endswith(shown + "\n")
         assert shlex.split(shown) == [str(TRUNKLINE), "migrate", "--config", str(config)]
         subprocess.run(["sh", "-c", shown], check=True, capture_output=True, timeout=SECONDS)
         assert trunkline("device", "list", "--config", config).returncode == 0

@@ -309,7 +309,7 @@ _MEMBERS = {
 def test_a_text_frame_means_what_the_same_bytes_mean(
     members: dict[str, object], indent: int | None, ack: bool, is_metered: bool
 ) -> None:
-    """Of the short way for usual messages, `receive_usual`, test_batches.py says the same."""
+    """For `receive_usual`, which takes usual messages, test_batches.py says the same."""
     text = json.dumps(members, indent=indent)
     given: list[list[object]] = []
     for payload in (text, text.encode()):

@@ -1,4 +1,4 @@
-"""The short way of handshakes: what it takes, wsproto takes in the same way."""
+"""Handshakes that `plain_handshake` answers: wsproto answers each of them in the same way."""
 
 from typing import Final
 
