@@ -237,6 +237,10 @@ async def _answer(
                     return
                 head += received
             await transport.send_all(_response(head))
+            if context is None:  # closed with a body unread, the connection would be reset before the answer is read
+                await stream.send_eof()
+                while await stream.receive_some():
+                    pass
             await transport.aclose()
     except (trio.BrokenResourceError, trio.ClosedResourceError, ProxyHeaderError, OSError):
         pass

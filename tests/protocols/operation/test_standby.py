@@ -1,0 +1,87 @@
+"""The ports of HTTP of a daemon that stands by. tests/e2e/test_standby.py has whole daemons."""
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from config.settings import Address
+from protocols.operation import standby
+from protocols.operation.standby import _serve
+from tests.e2e.test_proxies import free_port
+from tests.rows import each_row
+
+PROXY = b"PROXY TCP4 192.0.2.1 192.0.2.2 1000 443\r\n"
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+async def opened(nursery: trio.Nursery) -> AsyncIterator[Callable[..., Any]]:
+    async def open_one(*, context: ssl.SSLContext | None = None, is_proxied: bool = False, places: int = 10) -> int:
+        port = free_port()
+        await nursery.start(_serve, Address("127.0.0.1", port), context, is_proxied, trio.CapacityLimiter(places))
+        return port
+
+    yield open_one
+    nursery.cancel_scope.cancel()
+
+
+async def ask(port: int, data: bytes) -> bytes:
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    async with stream:
+        await stream.send_all(data)
+        answer = b""
+        with suppress(trio.BrokenResourceError):
+            while part := await stream.receive_some():
+                answer += part
+        return answer
+
+
+@each_row(
+    ("line", "status", "body"),
+    [
+        (b"GET /healthz", b"200 OK", b"ok\n"),
+        (b"GET /readyz", b"503 Service Unavailable", b"stands by: another node serves\n"),
+        (b"GET /readyz?x=1", b"503 Service Unavailable", b"stands by: another node serves\n"),
+        (b"HEAD /healthz", b"200 OK", b""),
+        (b"POST /v1.1/messages", b"503 Service Unavailable", standby._BUSY),
+        (b"nonsense", b"503 Service Unavailable", standby._BUSY),
+    ],
+)
+async def test_health_is_answered_and_all_else_refused(opened: Ask, line: bytes, status: bytes, body: bytes) -> None:
+    more = b"x" * 100_000 if line.startswith(b"POST") else b""  # which must not reset the connection before the answer
+    answer = await ask(await opened(), line + b" HTTP/1.1\r\nHost: x\r\n\r\n" + more)
+    head, _, found = answer.partition(b"\r\n\r\n")
+    assert (head.split(b"\r\n")[0], found) == (b"HTTP/1.1 " + status, body)
+    assert (b"Retry-After: 5" in head) == (b"503" in status)
+
+
+async def test_a_balancer_may_send_the_header_of_the_proxy_protocol(opened: Ask) -> None:
+    port = await opened(is_proxied=True)
+    assert (await ask(port, PROXY + b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    assert await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n") == b""
+
+
+async def test_health_is_answered_with_tls(opened: Ask, tmp_path: Path) -> None:
+    from tests.protocols.http.certificates import contexts
+
+    server, client = contexts(tmp_path)[:2]
+    port = await opened(context=server)
+    stream = trio.SSLStream(
+        await trio.open_tcp_stream("127.0.0.1", port), client, server_hostname="127.0.0.1", https_compatible=True
+    )
+    await stream.send_all(b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+    await trio.aclose_forcefully(stream)
+
+
+async def test_connections_have_a_bound(opened: Ask) -> None:
+    port = await opened(places=1)
+    async with await trio.open_tcp_stream("127.0.0.1", port) as silent:
+        await silent.send_all(b"GET ")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n") == b""
