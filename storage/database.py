@@ -457,11 +457,14 @@ class Database:
         result: T = job.result
         return result
 
-    def write_with_next(self, work: Callable[[Transaction], Any], *, size: int = 0) -> _Work:
+    def write_with_next(
+        self, work: Callable[[Transaction], Any], *, size: int = 0, holder: Holder | None = None
+    ) -> _Work:
         """Run `work` in the next group commit, without waiting: for what belongs to rows of the log that were appended
         just now. It is durable when they are. An error of `work` is its own, and nobody is told. `size` is in bytes:
-        what a peer can make many of counts for the room that there is (`Journal.has_room`)."""
-        job = _Work(work)
+        what a peer can make many of counts for the room that there is (`Journal.has_room`). `holder`: as for
+        `write_own`."""
+        job = _Work(work, None if holder is None else holder.held)
         if not self._closed:  # otherwise nothing of the group is kept
             self.open_group.works.append(job)
             self.open_group.bytes_held += size

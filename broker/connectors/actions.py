@@ -31,6 +31,7 @@ from broker.loops import Loop
 from config.limits import CONNECTOR_WAITING
 from storage.database import Database
 from storage.keys import DeviceKey, Position
+from storage.leases import Holder
 from storage.sql import StoreDamagedError, StoreError
 
 _CONSUMER: Final = "connector actions"
@@ -44,6 +45,7 @@ class Actions:
     def __init__(
         self,
         database: Database,
+        lease: Holder,
         clock: Clock,
         router: Router,
         devices: Devices,
@@ -58,6 +60,7 @@ class Actions:
     ) -> None:
         """`mid` gives the public id of a position. `quotas` charges the deliveries; None: nothing is charged."""
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._devices = devices
         self._catalog = catalog
@@ -201,5 +204,7 @@ class Actions:
         """Save the position before the first unsent Action. Raises StoreError."""
         position = Position(min(self._unsent) - 1) if self._unsent else self._last
         if self._has_resumed and position > self._saved:
-            await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, position))
+            await self._database.write_own(
+                self._lease, lambda tx: tx.messages.set_consumer_position(_CONSUMER, position)
+            )
             self._saved = position

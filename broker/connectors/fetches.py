@@ -20,6 +20,7 @@ from broker.errors import DeviceNotFound, StorageUnavailable
 from broker.loops import Loop, Wakeup
 from storage.database import Database
 from storage.keys import DeviceKey
+from storage.leases import Holder
 from storage.sql import StoreError
 
 _LOOK_SECONDS: Final = 5.0
@@ -30,6 +31,7 @@ class Fetches:
     def __init__(
         self,
         database: Database,
+        lease: Holder,
         clock: Clock,
         devices: Devices,
         catalog: Catalog,
@@ -42,6 +44,7 @@ class Fetches:
         pull_minutes: int,
     ) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._devices = devices
         self._catalog = catalog
@@ -87,10 +90,11 @@ class Fetches:
             lambda tx: tx.connectors.is_fetch_due(type_key, now_ms=now_ms, latest_ms=latest_ms)
         ):
             return []
-        return await self._database.write(
+        return await self._database.write_own(
+            self._lease,
             lambda tx: tx.connectors.claim_fetches(
                 type_key, now_ms=now_ms, latest_ms=latest_ms, next_ms=next_ms, limit=limit
-            )
+            ),
         )
 
     def offer(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None = None) -> bool:

@@ -19,6 +19,7 @@ from broker.errors import DeviceNotFound, StorageUnavailable, TryLater
 from config.limits import CONNECTOR_PROBLEMS
 from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey
+from storage.leases import Holder
 from storage.sql import StoreError
 
 KEPT_MS: Final = 7 * 86_400_000
@@ -51,8 +52,9 @@ _decode = msgspec.json.Decoder(list[Problem]).decode
 
 
 class Problems:
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, lease: Holder, clock: Clock) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._known: dict[DeviceTypeKey, dict[tuple[DeviceKey, Doing], Problem]] = {}
         self._unsaved: set[DeviceTypeKey] = set()
@@ -103,7 +105,7 @@ class Problems:
         if not texts:
             return
         try:
-            await self._database.write(lambda tx: tx.connectors.put_problems(texts))
+            await self._database.write_own(self._lease, lambda tx: tx.connectors.put_problems(texts))
         except StoreError:
             self._unsaved |= unsaved
             raise

@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from broker.accounts.tokens import Caller
+from broker.cluster.leases import LeaseName
 from broker.connectors.actions import Actions
 from broker.connectors.calls import CallBudget, Calls
 from broker.connectors.catalog import Catalog
@@ -90,12 +91,16 @@ class Connectors:
         self.catalog = Catalog(database, vault, device_types, lambda: f"{core.site.origin}/v1.1")
         self._fetch_lanes, self._action_lanes = Lanes(), Lanes()
         self._database, self._devices = database, devices
-        self.problems = Problems(database, clock)
+        lease = core.leases.of(LeaseName.CONNECTORS)
+        self.problems = Problems(database, lease, clock)
         links = ConnectorLinks(database, vault, clock, device_types)
         self._calls = Calls(links, devices, CallBudget(limits.meters), quotas, clock, third_party)
-        self._intake = Intake(database, clock, devices, SubDevices(database, devices, of_devices.inventory), ingest)
+        self._intake = Intake(
+            database, lease, clock, devices, SubDevices(database, devices, of_devices.inventory), ingest
+        )
         self.fetches = Fetches(
             database,
+            lease,
             clock,
             devices,
             self.catalog,
@@ -111,6 +116,7 @@ class Connectors:
         )
         self._actions = Actions(
             database,
+            lease,
             clock,
             router,
             devices,

@@ -14,6 +14,7 @@ from broker.loops import Loop, Wakeup
 from config.limits import DELETED_DEVICE_DAYS
 from storage.database import Database
 from storage.keys import DeviceKey
+from storage.leases import Holder
 
 REMOVAL_SWEEP_SECONDS: Final = 3600.0
 _KEPT_MS: Final = DELETED_DEVICE_DAYS * 86_400_000
@@ -31,8 +32,9 @@ class RemovalStatistics:
 
 
 class Removal:
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, lease: Holder, clock: Clock) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self.wakeup = Wakeup()
         self._removed = 0
@@ -62,14 +64,16 @@ class Removal:
         """Remove a deleted device with all its data, also failed messages: nobody may see them again."""
         is_done = False
         while not is_done:
-            is_done = await self._database.write(lambda tx: tx.leaving.forget_failed(device, limit=_STEP_ROWS))
+            is_done = await self._database.write_own(
+                self._lease, lambda tx: tx.leaving.forget_failed(device, limit=_STEP_ROWS)
+            )
             await trio.sleep(_PAUSE_SECONDS)
         await self._remove(device, _EVER_MS)
 
     async def _remove(self, device: DeviceKey, before_ms: int) -> None:
         while True:
-            if await self._database.write(
-                lambda tx: tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)
+            if await self._database.write_own(
+                self._lease, lambda tx: tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)
             ):
                 self._removed += 1
                 return

@@ -35,7 +35,7 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     presence = Presence(database, router, clock)
     await presence.resume()
     core.life.worker("presence", presence.flush_forever, save=presence.flush, statistics=presence.statistics)
-    removal = Removal(database, clock)
+    removal = Removal(database, core.leases.of(LeaseName.UPKEEP), clock)
     core.trusted_time.on_confirm(removal.wakeup.set)
     core.life.worker(
         "removal", removal.sweep_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=removal.statistics

@@ -75,7 +75,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     quotas = Quotas(core.database, core.clock, ledger, mails, devices.presence.is_connected)
     await quotas.reload()
     life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
-    usage_days = UsageDays(core.database, core.clock, quotas)
+    usage_days = UsageDays(core.database, core.leases.of(LeaseName.UPKEEP), core.clock, quotas)
     life.worker("usage days", usage_days.note_forever, lease=core.leases.of(LeaseName.UPKEEP), save=usage_days.note)
     charged = quotas if settings.quotas == "on" else None
     return LimitsRoom(

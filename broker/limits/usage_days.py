@@ -10,6 +10,7 @@ from broker.limits.quotas import Quotas
 from broker.loops import Loop
 from storage.database import Database, Transaction
 from storage.keys import OrganizationKey
+from storage.leases import Holder
 
 KEPT_DAYS: Final = 400
 SHOWN_DAYS: Final = 31
@@ -24,8 +25,9 @@ class DayUsage:
 
 
 class UsageDays:
-    def __init__(self, database: Database, clock: Clock, quotas: Quotas) -> None:
+    def __init__(self, database: Database, lease: Holder, clock: Clock, quotas: Quotas) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._quotas = quotas
         self._noted: Mapping[OrganizationKey, int] = {}
@@ -47,7 +49,7 @@ class UsageDays:
                 tx.limits.forget_usage(before_ms=day_ms - KEPT_DAYS * _DAY_MS)
 
         if changed or is_new_day:
-            await self._database.write(work)
+            await self._database.write_own(self._lease, work)
         self._noted, self._noted_on = used, day_ms
 
     async def of(self, organization: OrganizationKey) -> list[DayUsage]:

@@ -30,6 +30,7 @@ from config.mail import Sender
 from config.settings import Settings
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds
+from storage.leases import Holder
 from storage.records import MailRecord
 from storage.sql import StoreError
 
@@ -67,8 +68,11 @@ class MailStatistics:
 
 
 class Mails:
-    def __init__(self, database: Database, vault: Vault, clock: Clock, settings: Settings, links: LinkOrigins) -> None:
+    def __init__(
+        self, database: Database, lease: Holder, vault: Vault, clock: Clock, settings: Settings, links: LinkOrigins
+    ) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         sender = Sender.of(settings.outbound.mail_from, settings.public_url)
         self._letters = Letters(vault, clock, sender, links)
@@ -160,7 +164,7 @@ class Mails:
 
     async def _deliver_next(self, transport: MailTransport) -> bool:
         await trio.sleep_until(self._paused_until)
-        mail = await self._database.write(self._look)
+        mail = await self._database.write_own(self._lease, self._look)
         due_ms = _LOOK_SECONDS * 1000 if mail is None else (mail.next_on or 0) - self._clock.now_ms()
         is_first = mail is not None and mail.next_on == mail.created_on
         if due_ms > (_DAY_MS if is_first else _LONGEST_PAUSE_MS):  # the clock was ahead when the attempt was planned
@@ -271,7 +275,7 @@ class Mails:
         """Store the outcome of a mail, however long that takes: without the outcome the mail would be sent again."""
         while True:
             try:
-                await self._database.write(work)
+                await self._database.write_own(self._lease, work)
             except StoreError as error:
                 _log.warning("mail_outcome_not_saved", reason=str(error))
                 await trio.sleep(_STORE_SECONDS)

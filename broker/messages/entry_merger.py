@@ -13,6 +13,7 @@ import trio
 from broker.loops import Loop
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Position
+from storage.leases import Holder
 from storage.log_index import Merged, Table
 from storage.sql import StoreDamagedError
 
@@ -26,8 +27,9 @@ _MERGED: Final = "merged"  # the counter with the step up to which entries were 
 
 
 class EntryMerger:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, lease: Holder) -> None:
         self._database = database
+        self._lease = lease
         self.merge_forever = Loop(self.merge, every=MERGE_SECONDS, failure="index_entries_not_merged").run
 
     async def merge(self) -> None:
@@ -42,7 +44,7 @@ class EntryMerger:
             while found := await self._database.read(partial(_devices, table, device, step)):
                 device = found[-1][0]
                 await self._merge_of(table, [key for key, number in found if number], step)
-        await self._database.write(lambda tx: tx.messages.set_counter(_MERGED, upto))
+        await self._database.write_own(self._lease, lambda tx: tx.messages.set_counter(_MERGED, upto))
 
     async def _merge_of(self, table: Table, devices: Sequence[DeviceKey], step: Position) -> None:
         some: list[Merged] = []
@@ -62,7 +64,7 @@ class EntryMerger:
         if not some:
             return
         try:
-            await self._database.write(partial(_merge, table, some))
+            await self._database.write_own(self._lease, partial(_merge, table, some))
         except StoreDamagedError:
             return
         await trio.sleep(_PAUSE_SECONDS)  # let other writes commit

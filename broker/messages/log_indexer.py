@@ -12,6 +12,7 @@ import trio
 
 from storage.database import Database
 from storage.keys import DeviceKey, Position
+from storage.leases import Holder
 from storage.log_index import EntryBuilder
 from storage.records import MessageRow
 
@@ -58,8 +59,9 @@ class RowsByDevice:
 class LogIndexer:
     """Makes index entries of the rows that the projector adds."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, lease: Holder) -> None:
         self._database = database
+        self._lease = lease
         self._entries = EntryBuilder()  # of the rows behind `_indexed`, up to `_noted`
         self._indexed = self._noted = Position(0)
         self._indexed_at = -inf
@@ -101,5 +103,5 @@ class LogIndexer:
         """Have the entries stored. When that fails, the next ones leave a gap, and the store makes all itself."""
         if self._noted > self._indexed:
             made, behind, upto = self._entries.made, self._indexed, self._noted
-            self._database.write_with_next(lambda tx: tx.messages.add_entries(made, behind, upto))
+            self._database.write_with_next(lambda tx: tx.messages.add_entries(made, behind, upto), holder=self._lease)
             self._entries, self._indexed, self._indexed_at = EntryBuilder(), self._noted, trio.current_time()

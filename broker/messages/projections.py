@@ -26,6 +26,7 @@ from broker.messages.log_indexer import LogIndexer, RowsByDevice
 from broker.messages.rollups import RollupWriter
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Position
+from storage.leases import Holder
 from storage.records import MessageRow, SnapshotRow
 from storage.sql import StoreDamagedError
 
@@ -82,8 +83,9 @@ class _Unwritten:
 
 
 class Projector:
-    def __init__(self, database: Database, router: Router) -> None:
+    def __init__(self, database: Database, lease: Holder, router: Router) -> None:
         self._database = database
+        self._lease = lease
         self._position = self._written = Position(0)
         self._folds: dict[DeviceKey, Folds] = {}
         self._tally = FoldTally()
@@ -96,7 +98,7 @@ class Projector:
         self._is_reading = False  # rows before `_held`, from the log
         self._writing: Collection[DeviceKey] = ()  # their folds must not change until they are saved
         self._wakeup = Wakeup()
-        self._indexer = LogIndexer(database)
+        self._indexer = LogIndexer(database, lease)
         self._working = trio.Lock()
         self._damaged: set[DeviceKey] = set()  # devices that were logged already
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
@@ -342,7 +344,7 @@ class Projector:
         try:
             # Shielded: of a write that nobody waits for, nobody knows whether it was committed.
             with trio.CancelScope(shield=True):
-                await self._database.write(partial(self._save, saves, until))
+                await self._database.write_own(self._lease, partial(self._save, saves, until))
             is_durable = True
         except StoreDamagedError:
             self._unwritten = waiting | self._unwritten

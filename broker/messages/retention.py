@@ -20,6 +20,7 @@ from broker.messages.intervals import DAY_MS, Interval
 from broker.messages.rollup_days import RollupDays
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
+from storage.leases import Holder
 from storage.retention import LogTable
 from storage.sql import StoreDamagedError
 
@@ -68,8 +69,9 @@ _LOG: tuple[LogTable, ...] = ("message", "action")
 
 
 class Retention:
-    def __init__(self, database: Database, clock: Clock, *, days: int, rollups: RollupDays) -> None:
+    def __init__(self, database: Database, lease: Holder, clock: Clock, *, days: int, rollups: RollupDays) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self.wakeup = Wakeup()
         self._days = days
@@ -93,7 +95,9 @@ class Retention:
         own = await self._database.read(lambda tx: tx.retention.days_of_types())
         classes = self._classes(own)
         cursors = {one.cursor(table) for one in classes for table in _LOG}
-        await self._database.write(lambda tx: tx.retention.forget_cursors({*cursors, "failed_message"}))
+        await self._database.write_own(
+            self._lease, lambda tx: tx.retention.forget_cursors({*cursors, "failed_message"})
+        )
         for one in classes:
             for table in _LOG:
                 await self._sweep_log(table, one.cursor(table), one.days, one.types, others=one.others)
@@ -125,10 +129,10 @@ class Retention:
         while not is_done:
             step = partial(_delete_step, table, cursor, live_ms, types, others)
             try:
-                deleted, is_done = await self._database.write(step)
+                deleted, is_done = await self._database.write_own(self._lease, step)
             except StoreDamagedError:
                 behind, is_done = await self._database.read(partial(_beyond_damage, table, cursor))
-                await self._database.write(partial(_set_cursor, cursor, behind))
+                await self._database.write_own(self._lease, partial(_set_cursor, cursor, behind))
                 deleted = 0
             self._count(**{f"deleted_{table}s": deleted})
             await trio.sleep(_PAUSE_SECONDS)  # let other writes commit
@@ -150,7 +154,9 @@ class Retention:
             fields = [field for field, bucket in old if bucket < upto]
             for first in range(0, len(fields), at_once):
                 some = fields[first : first + at_once]
-                deleted = await self._database.write(partial(_delete_rollups, device, some, level, upto))
+                deleted = await self._database.write_own(
+                    self._lease, partial(_delete_rollups, device, some, level, upto)
+                )
                 self._count(deleted_rollups=deleted)
                 await trio.sleep(_PAUSE_SECONDS)
 

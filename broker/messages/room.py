@@ -50,7 +50,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         last_cts=last_cts,
     )
     life.observe("ingest", ingest.statistics)
-    projector = Projector(database, router)
+    projector = Projector(database, core.leases.of(LeaseName.FOLDS), router)
     snapshots = Snapshots(database, projector)
     await projector.resume()
     life.worker(
@@ -61,12 +61,22 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         statistics=projector.statistics,
     )
     rollup_days = RollupDays.of(core.settings.storage)
-    retention = Retention(database, clock, days=core.settings.storage.retention_days, rollups=rollup_days)
+    retention = Retention(
+        database,
+        core.leases.of(LeaseName.UPKEEP),
+        clock,
+        days=core.settings.storage.retention_days,
+        rollups=rollup_days,
+    )
     core.trusted_time.on_confirm(retention.wakeup.set)
     life.worker(
         "retention", retention.sweep_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=retention.statistics
     )
-    life.worker("index", EntryMerger(database).merge_forever, lease=core.leases.of(LeaseName.UPKEEP))
+    life.worker(
+        "index",
+        EntryMerger(database, core.leases.of(LeaseName.FOLDS)).merge_forever,
+        lease=core.leases.of(LeaseName.UPKEEP),
+    )
     heavy_reads = HeavyReads(database)
     claims = UnprovedClaims(devices.registry, ingest.refused, clock)
     life.worker("claims", claims.look_up_forever)

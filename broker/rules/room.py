@@ -53,10 +53,11 @@ async def open_rules(
     """Open rules. Without `requests`, HTTP requests of rules stay in the queue."""
     database, clock, life, router = core.database, core.clock, core.life, core.router
     models = ConditionModels(of_models.models)
-    index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, clock)
+    lease = core.leases.of(LeaseName.RULES)
+    index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, lease, clock)
     evaluator = Evaluator(database, devices.registry, index, models, loops)
     sending = RuleSender(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)
-    engine = RuleEngine(database, clock, router, core.news, index, evaluator, sending, queue)
+    engine = RuleEngine(database, lease, clock, router, core.news, index, evaluator, sending, queue)
     names = NameResolver(devices.registry, device_types.catalog, accounts.permissions)
     loader = RuleLoader(database, clock, accounts.permissions, names, engine, models, mails)
     core.news.listen(RULE, loader.changed)
@@ -70,14 +71,14 @@ async def open_rules(
     life.worker(
         "rules",
         engine.run_forever,
-        lease=core.leases.of(LeaseName.RULES),
+        lease=lease,
         save=engine.save,
         statistics=engine.statistics,
     )
     life.worker(
         "rule checks",
         invalidation.run_forever,
-        lease=core.leases.of(LeaseName.RULES),
+        lease=lease,
         statistics=invalidation.statistics,
     )
     if requests is None:
@@ -86,7 +87,7 @@ async def open_rules(
         life.worker(
             "rule requests",
             partial(queue.send_forever, requests, engine),
-            lease=core.leases.of(LeaseName.RULES),
+            lease=lease,
             statistics=queue.statistics,
         )
     slots = SimulationSlots(database)

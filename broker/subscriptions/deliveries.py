@@ -21,6 +21,7 @@ from broker.subscriptions.subscriptions import Subscriptions
 from broker.subscriptions.upkeep import Upkeep
 from storage.database import Database, Transaction
 from storage.keys import Position
+from storage.leases import Holder
 from storage.subscriptions import CursorRecord
 
 #: The cursor of a subscription, and the number of its pending notifications.
@@ -57,6 +58,7 @@ class DeliveryWorkers:
     def __init__(
         self,
         database: Database,
+        lease: Holder,
         clock: Clock,
         permissions: Permissions,
         subscriptions: Subscriptions,
@@ -71,6 +73,7 @@ class DeliveryWorkers:
         batch_seconds: int,
     ) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._permissions = permissions
         self._subscriptions = subscriptions
@@ -121,7 +124,7 @@ class DeliveryWorkers:
 
     async def _resume(self) -> None:
         now_ms = self._clock.now_ms()
-        await self._database.write(lambda tx: tx.deliveries.release(now_ms))
+        await self._database.write_own(self._lease, lambda tx: tx.deliveries.release(now_ms))
         await self._reader.resume()
         # Subscriptions that fell behind follow later: the reader goes on from where it was for the others.
         await self.open_new()

@@ -25,6 +25,7 @@ from broker.subscriptions.subscription import Subscription
 from storage.database import Database, Transaction
 from storage.deliveries import PENDING, UNDER_WAY, NotificationRecord
 from storage.keys import DeviceKey, Milliseconds, Position
+from storage.leases import Holder
 from storage.records import ActionRow
 from storage.sql import StoreError
 from storage.subscriptions import CONSUMER, CursorRecord
@@ -54,6 +55,7 @@ class Reader:
     def __init__(
         self,
         database: Database,
+        lease: Holder,
         clock: Clock,
         router: Router,
         devices: Devices,
@@ -62,6 +64,7 @@ class Reader:
     ) -> None:
         """`send` takes notifications that are stored."""
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._devices = devices
         self._outlets = outlets
@@ -269,7 +272,7 @@ class Reader:
 
         try:
             with trio.CancelScope(shield=True):  # whether it was stored must be known, also at the end
-                await self._database.write(work)
+                await self._database.write_own(self._lease, work)
         except StoreError:
             self._give_back(formed)
             raise
@@ -306,7 +309,7 @@ class Reader:
             CursorRecord(one.key, max(one.formed_upto, one.safe_position), is_behind=one.is_behind) for one in changed
         ]
         states = [(one, one.is_behind, one.times_saved_behind) for one in changed]
-        await self._database.write(partial(_save, position if outlets else None, cursors))
+        await self._database.write_own(self._lease, partial(_save, position if outlets else None, cursors))
         self._has_reader_row = bool(outlets)
         for outlet, is_behind, times in states:
             if outlet.times_saved_behind == times:  # else it has fallen behind, and the store says so

@@ -73,16 +73,18 @@ async def open_subscriptions(
     entries = NotificationEntries(database, devices.registry, messages.history)
     signers = Signers(database, core.vault, clock)
     outlets = Outlets()
+    lease = core.leases.of(LeaseName.SUBSCRIPTIONS)
     sender = NotificationSender(
-        database, clock, core.router, endings, outlets, entries, ids, signers, callbacks, streams
+        database, lease, clock, core.router, endings, outlets, entries, ids, signers, callbacks, streams
     )
-    reader = Reader(database, clock, core.router, devices.registry, outlets, sender.send)
+    reader = Reader(database, lease, clock, core.router, devices.registry, outlets, sender.send)
     upkeep = Upkeep(
-        database, clock, keep_days=settings.subscriptions.keep_days, keep_bytes=settings.subscriptions.keep_bytes
+        database, lease, clock, keep_days=settings.subscriptions.keep_days, keep_bytes=settings.subscriptions.keep_bytes
     )
     core.trusted_time.on_confirm(upkeep.wakeup.set)
     deliveries = DeliveryWorkers(
         database,
+        lease,
         clock,
         accounts.permissions,
         subscriptions,
@@ -118,7 +120,7 @@ async def open_subscriptions(
     core.life.worker(
         "subscriptions",
         deliveries.run_forever,
-        lease=core.leases.of(LeaseName.SUBSCRIPTIONS),
+        lease=lease,
         save=deliveries.save,
         statistics=deliveries.statistics,
     )

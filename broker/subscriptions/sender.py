@@ -36,6 +36,7 @@ from config.limits import FAILING_DAYS, NOTIFICATIONS_IN_FLIGHT, RETRY_SECONDS
 from storage.database import Database, Transaction
 from storage.deliveries import DELIVERED, FAILED, PENDING, AttemptRecord, NotificationRecord
 from storage.keys import DeviceKey
+from storage.leases import Holder
 from storage.sql import StoreError
 
 GONE: Final = 410
@@ -63,6 +64,7 @@ class NotificationSender:
     def __init__(
         self,
         database: Database,
+        lease: Holder,
         clock: Clock,
         router: Router,
         endings: Endings,
@@ -75,6 +77,7 @@ class NotificationSender:
     ) -> None:
         """Send notifications. Without `callbacks` or `streams`, every attempt on them fails."""
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._router = router
         self._endings = endings
@@ -250,7 +253,7 @@ class NotificationSender:
         settled, self._settled = self._settled, {}
         failing, self._failing = self._failing, {}
         try:
-            await self._database.write(partial(_store, list(settled.values()), failing))
+            await self._database.write_own(self._lease, partial(_store, list(settled.values()), failing))
         except StoreError:
             self._settled = settled | self._settled
             self._failing = failing | self._failing

@@ -6,6 +6,7 @@ from typing import Final
 from broker.clock import Clock
 from broker.loops import Loop, Wakeup
 from storage.database import Database, Transaction
+from storage.leases import Holder
 
 _SWEEP_SECONDS: Final = 300.0
 _STEP: Final = 1_000  # rows of one step: other writes wait for it
@@ -13,8 +14,9 @@ _DAY_MS: Final = 86_400_000
 
 
 class Upkeep:
-    def __init__(self, database: Database, clock: Clock, *, keep_days: int, keep_bytes: int) -> None:
+    def __init__(self, database: Database, lease: Holder, clock: Clock, *, keep_days: int, keep_bytes: int) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self.wakeup = Wakeup()
         self._keep_ms = keep_days * _DAY_MS
@@ -34,17 +36,17 @@ class Upkeep:
     async def sweep(self) -> None:
         """Remove notifications that are too old or too many, the oldest first; pending ones stay. Raises StoreError."""
         before_ms = self._clock.now_ms() - self._keep_ms
-        await self._database.write(lambda tx: tx.deliveries.give_up_orphans())
+        await self._database.write_own(self._lease, lambda tx: tx.deliveries.give_up_orphans())
         if self._clock.may_delete():
             await self._remove_old(before_ms)
         await self._remove_surplus()
 
     async def _remove_old(self, before_ms: int) -> None:
-        while removed := await self._database.write(
-            lambda tx: tx.deliveries.remove_oldest(before_ms=before_ms, limit=_STEP)
+        while removed := await self._database.write_own(
+            self._lease, lambda tx: tx.deliveries.remove_oldest(before_ms=before_ms, limit=_STEP)
         ):
             self.removed += removed
-        await self._database.write(lambda tx: tx.subscriptions.forget_removed(before_ms, limit=_STEP))
+        await self._database.write_own(self._lease, lambda tx: tx.subscriptions.forget_removed(before_ms, limit=_STEP))
 
     async def _remove_surplus(self) -> None:
         while True:
@@ -53,7 +55,7 @@ class Upkeep:
             if surplus <= 0:
                 break
             step = partial(_remove_some, min(int(surplus / mean) + 1, _STEP))
-            removed = await self._database.write(step)
+            removed = await self._database.write_own(self._lease, step)
             self.removed += removed
             if not removed:
                 break

@@ -15,6 +15,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.clock import Clock
+from broker.cluster.leases import Lease, LeaseName
 from broker.errors import ValidationFailed
 from broker.mail import (
     AccountInvitation,
@@ -165,7 +166,7 @@ def open_office(engine: SqliteEngine, settings: Settings) -> OpenOffice:
         await database.open()
         now_ms = lambda: Milliseconds(start_ms + round(trio.current_time() * 1000))  # noqa: E731
         clock = Clock(now_ms, may_delete=lambda: may_delete)
-        mails = Mails(database, vault, clock, replace_public_url(settings), LINKS)
+        mails = Mails(database, Lease(LeaseName.MAILS), vault, clock, replace_public_url(settings), LINKS)
         async with trio.open_nursery() as writer:
             await writer.start(database.commit_forever)
             async with trio.open_nursery() as workers:

@@ -28,6 +28,7 @@ from broker.rules.sending.sender import FiringProblem, RuleSender
 from config.limits import RULE_LOG_ROWS
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, Position, RuleKey
+from storage.leases import Holder
 from storage.records import MessageRow
 from storage.rules import RuleRecord, RuleState
 from storage.sql import StoreError
@@ -66,6 +67,7 @@ class RuleEngine:
     def __init__(
         self,
         database: Database,
+        lease: Holder,
         clock: Clock,
         router: Router,
         news: News,
@@ -75,6 +77,7 @@ class RuleEngine:
         requests: RequestQueue,
     ) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._router = router
         self._index = index
@@ -259,7 +262,7 @@ class RuleEngine:
                     publish(tx, stopped)
             return problems
 
-        problems = await self._database.write(work)
+        problems = await self._database.write_own(self._lease, work)
         if batch.requests:
             self._requests.wake()
         for problem in problems:
@@ -335,7 +338,7 @@ class RuleEngine:
             tx.messages.set_consumer_position(_CONSUMER, position)
             tx.rules.put_states(states)
 
-        await self._database.write(work)
+        await self._database.write_own(self._lease, work)
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(

@@ -23,6 +23,7 @@ from config.rates import Rate
 from storage.database import Database, Transaction
 from storage.fair_places import FairPlaces
 from storage.keys import Milliseconds, RuleKey, UserKey
+from storage.leases import Holder
 from storage.rules import RuleRequest
 from storage.sql import StoreError
 
@@ -79,8 +80,9 @@ _encode = msgspec.json.Encoder().encode
 class RequestQueue:
     """The requests that wait, and the worker that sends them."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, lease: Holder, clock: Clock) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._wakeup = Wakeup()
         self._places = FairPlaces(RULE_REQUESTS_AT_ONCE, of_one=RULE_REQUESTS_OF_ONE_USER)
@@ -127,7 +129,7 @@ class RequestQueue:
     async def _take(self, port: RuleRequests, problems: ProblemReporter, nursery: trio.Nursery) -> None:
         """Take the oldest requests of each user from the store."""
         before_ms = self._clock.now_ms() - _KEPT_MS
-        await self._database.write(lambda tx: tx.rules.forget_requests(before_ms))
+        await self._database.write_own(self._lease, lambda tx: tx.rules.forget_requests(before_ms))
         self._finished.clear()
         waiting = await self._database.read(lambda tx: tx.rules.waiting_requests(of_one=_HELD_OF_ONE, limit=_HELD))
         for request in waiting:
@@ -180,7 +182,7 @@ class RequestQueue:
     async def _finish(self, key: int) -> None:
         while True:  # however long that takes: without the outcome the request would be sent again
             try:
-                return await self._database.write(lambda tx: tx.rules.finish_request(key))
+                return await self._database.write_own(self._lease, lambda tx: tx.rules.finish_request(key))
             except StoreError as error:
                 _log.warning("rule_request_not_finished", reason=str(error))
                 await trio.sleep(_RETRY_SECONDS)

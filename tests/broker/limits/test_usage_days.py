@@ -1,5 +1,6 @@
 """Daily usage of an organization (reference 27.21)."""
 
+from broker.cluster.leases import Lease, LeaseName
 from broker.limits.usage_days import KEPT_DAYS, UsageDays
 from broker.services import Services
 from storage.keys import OrganizationKey
@@ -15,7 +16,7 @@ async def test_a_day_is_what_was_used_since_the_day_before(
 ) -> None:
     """A month begins with nothing; what is older than 400 days is forgotten."""
     database, days = services.core.database, services.limits.usage_days
-    fresh = UsageDays(database, services.core.clock, services.limits.quotas)
+    fresh = UsageDays(database, Lease(LeaseName.UPKEEP), services.core.clock, services.limits.quotas)
     for units in (3, 4, 0):
         for _ in range(units):
             services.limits.quotas.of_organization(ACME)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.cluster.leases import Lease, LeaseName
 from broker.devices.registry import Device
 from broker.messages.entry_merger import EntryMerger
 from broker.services import Services
@@ -70,13 +71,13 @@ async def test_a_device_that_sends_once_a_minute_has_few_entries(
     database = services.core.database
     before = await database.read(lambda tx: (found(kitchen, tx), found(hall, tx)))
     assert {len(of) for of in (await database.read(entries)).values()} == {253}
-    await EntryMerger(database).merge()
+    await EntryMerger(database, Lease(LeaseName.FOLDS)).merge()
     assert await database.read(entries) == {"message_entry": [100, 100, 50, 3], "action_entry": [100, 100, 50, 3]}
     assert await database.read(lambda tx: (found(kitchen, tx), found(hall, tx))) == before
     # A device that sends less than once an hour: the last entry grows with it.
     for _ in range(2):
         await send(services, fake_clock, hall, number=1, every_ms=60_000)
-        await EntryMerger(database).merge()
+        await EntryMerger(database, Lease(LeaseName.FOLDS)).merge()
     assert (await database.read(entries))["message_entry"] == [100, 100, 50, 3, 2]
 
 
@@ -89,7 +90,7 @@ async def test_an_entry_lasts_a_day_at_most_and_has_rising_times(
     await send(services, fake_clock, kitchen, number=2, every_ms=1_000)
     database = services.core.database
     before = await database.read(lambda tx: found(kitchen, tx))
-    await EntryMerger(database).merge()
+    await EntryMerger(database, Lease(LeaseName.FOLDS)).merge()
     assert (await database.read(entries))["message_entry"] == [3, 2, 2]
     assert await database.read(lambda tx: found(kitchen, tx)) == before
 
@@ -102,7 +103,7 @@ async def test_many_small_steps_leave_nothing_out(
     devices = [await services.devices.registry.get(key) for key in (world.kitchen, world.hall)]
     for device in devices:
         await send(services, fake_clock, device, number=4, every_ms=60_000)
-    await EntryMerger(services.core.database).merge()
+    await EntryMerger(services.core.database, Lease(LeaseName.FOLDS)).merge()
     assert await services.core.database.read(entries) == {"message_entry": [4, 4], "action_entry": [4, 4]}
 
 
@@ -113,7 +114,7 @@ async def test_entries_on_a_damaged_page_stay(
     await send(services, fake_clock, kitchen, number=420, every_ms=60_000)
     await send(services, fake_clock, hall, number=90, every_ms=60_000)
     damage(tmp_path / "store.sqlite", leaves(tmp_path / "store.sqlite", "message_entry")[0])
-    await EntryMerger(services.core.database).merge()
+    await EntryMerger(services.core.database, Lease(LeaseName.FOLDS)).merge()
     left = await services.core.database.read(
         lambda tx: list(tx.connection.execute("SELECT number FROM message_entry WHERE upto > 840"))
     )

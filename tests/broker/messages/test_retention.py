@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from broker.clock import Clock
+from broker.cluster.leases import Lease, LeaseName
 from broker.devices.registry import Device
 from broker.facts import MessagesStored
 from broker.messages.intervals import DAY_MS, HOUR_MS, Interval
@@ -50,7 +51,9 @@ class Fleet:
     sensor_type: DeviceTypeKey
 
     def retention(self, days: int, rollups: RollupDays = _BY_DEFAULT) -> Retention:
-        return Retention(self.services.core.database, Clock(self.clock), days=days, rollups=rollups)
+        return Retention(
+            self.services.core.database, Lease(LeaseName.UPKEEP), Clock(self.clock), days=days, rollups=rollups
+        )
 
     async def levels(self) -> list[str]:
         """The levels of which there are rollups."""

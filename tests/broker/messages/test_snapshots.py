@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from broker.cluster.leases import Lease, LeaseName
 from broker.devices.registry import Device
 from broker.facts import Router
 from broker.messages.folds import Fields
@@ -151,7 +152,7 @@ async def test_rows_not_projected_before_a_crash_are_projected_after_the_next_st
             tx.messages.set_consumer_position("folds", Position(positions[1]))
 
         await services.core.database.write(go_back)
-        behind = Projector(services.core.database, Router())
+        behind = Projector(services.core.database, Lease(LeaseName.FOLDS), Router())
         await behind.resume()
         assert behind.statistics().position == positions[1]
         await behind.flush()

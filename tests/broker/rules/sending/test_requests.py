@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.cluster.leases import Lease, LeaseName
 from broker.rules.sending.requests import HttpContent, RequestQueue
 from broker.services import Services
 from config.limits import RULE_REQUESTS_AT_ONCE, RULE_REQUESTS_OF_ONE_USER, RULE_REQUESTS_TO_ONE_HOST
@@ -66,7 +67,7 @@ class Post:
 
 @pytest.fixture
 async def post(services: Services, world: World, fake_clock: FakeClock, nursery: trio.Nursery) -> AsyncIterator[Post]:
-    made = Post(services, RequestQueue(services.core.database, fake_clock.clock), Receivers())
+    made = Post(services, RequestQueue(services.core.database, Lease(LeaseName.RULES), fake_clock.clock), Receivers())
     await nursery.start(made.queue.send_forever, made.receivers, NoProblems())
     yield made
     nursery.cancel_scope.cancel()
