@@ -85,6 +85,7 @@ class HttpConnection(StreamConnection):
         "_head_bytes",
         "_in_flight",
         "_is_ahead",
+        "_is_exchanging",
         "_is_last",
         "_is_of_device",
         "_is_reading_head",
@@ -120,6 +121,7 @@ class HttpConnection(StreamConnection):
         self._in_flight = False  # a message of which the answer is due after the commit
         self._committed: trio.Event | None = None  # while somebody waits for that
         self._is_of_device = False  # the latest caller was a device, and the connection is its own
+        self._is_exchanging = False  # Hypercorn answers the request
         self._is_ahead = False  # nothing was read since the latest request began
         self._is_last = False  # no request follows
         self._is_reading_head = True
@@ -310,7 +312,10 @@ class HttpConnection(StreamConnection):
 
     async def _exchange(self) -> None:
         received, self._received = self._received, b""
+        self._is_exchanging = True
         exchange = await self._listener.hypercorn.serve(received, self)
+        self._is_exchanging = False
+        exchange.flush()
         self._received = exchange.take_behind()
         self._is_ahead = self._is_ahead and not exchange.has_read
         if exchange.is_last:
@@ -331,7 +336,7 @@ class HttpConnection(StreamConnection):
             self.end()
 
     def stop(self) -> None:
-        if self.state is LifePhase.WAITING and self.need is Need.TASK:
+        if self.state is LifePhase.WAITING and self.need in (Need.TASK, Need.DRAIN):
             self.is_ended = True  # the request is answered
         else:
             self.end()
@@ -339,6 +344,23 @@ class HttpConnection(StreamConnection):
     async def finish(self) -> None:
         await self._wait_committed()
         await self.wait_empty()
+
+    # --- The outbox --------------------------------------------------------------------------------------------------
+
+    def _want(self) -> None:
+        """The task of the connection sends the answer before it reads on: a second task for each would be a quarter of
+        an idle TLS connection. It cannot while it waits for bytes, of the next request or of a body."""
+        is_reading = self._is_exchanging or self.state in (LifePhase.OPENING, LifePhase.READING)
+        if is_reading or self._writing is not None:
+            super()._want()
+        else:
+            self._is_wanted = True
+
+    async def wait_empty(self) -> None:
+        if self._is_wanted and self._writing is None:
+            await self.send_waiting()
+        else:
+            await super().wait_empty()
 
     async def hear_out(self) -> None:
         if self._lingers > LINGERING_BYTES:

@@ -148,7 +148,7 @@ class HypercornExchange:
         return behind
 
     async def run(self, received: bytes, app: ASGIWrapper, config: Config, context: WorkerContext) -> None:
-        """Serve the request that begins with these bytes, which are its whole head at least."""
+        """Serve the request that begins with these bytes, which are its whole head at least. The caller flushes."""
         stream, peer = self._connection.stream, current_peer()
         state = ConnectionState({CERTIFICATE_KEY: peer_certificate(stream), EXCHANGE_KEY: self})
         is_encrypted = isinstance(stream, trio.SSLStream)
@@ -163,7 +163,6 @@ class HypercornExchange:
             await protocol.handle(RawData(received))
             await self._give_rest(protocol)
             await protocol.handle(Closed())
-        self._flush()
 
     async def _give_rest(self, protocol: H11Protocol) -> None:
         """Read until the exchange is over: the rest of the request, and then, whether the peer closes."""
@@ -208,11 +207,11 @@ class HypercornExchange:
         if data[:9] == b"HTTP/1.1 ":
             self._is_streaming = data[9:10] == b"1" or b"transfer-encoding: chunked" in bytes(data).lower()
         if self._is_streaming or len(self._unsent) > _HELD_BYTES:
-            self._flush()
+            self.flush()
             if not self._connection.has_room:
                 await self._connection.wait_empty()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Send what is held back."""
         data, self._unsent = bytes(self._unsent), bytearray()
         self._connection.put(data)

@@ -146,12 +146,16 @@ class Outbox(ABC):
                 self._wakeup = trio.Event()
                 await self._wakeup.wait()
                 self._wakeup = None
+            await self.send_waiting()
+
+    async def send_waiting(self) -> None:
+        """Send all that waits. Raises the stream's error when the peer has gone."""
+        while self._waiting:
             data = self._take_waiting()
             await self._send(data)
             self._count(-len(data))
-            if not self._waiting:
-                self._is_wanted = False
-                self._note_empty()
+        self._is_wanted = False
+        self._note_empty()
 
     def _note_empty(self) -> None:
         if self._emptied is not None:
