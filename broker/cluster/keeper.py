@@ -117,16 +117,22 @@ class Keeper(Deadline):
 
     async def keep_forever(self) -> None:
         """Renew the lease. Raises FencedError: another node has it."""
+        is_away = False
         while self.held is not None:
             await trio.sleep(self._seconds / 4)
             asked = self._now()
             try:
                 is_held = await self._table.renew(self.held, self._seconds)
-            except StoreError as error:  # the store is away, for all nodes; so nobody takes it over
-                _log.warning("lease_not_renewed", reason=str(error), seconds_left=round(self._until - asked, 1))
+            except StoreError as error:  # the store is away: if it is for all nodes, nobody takes it over
+                if not is_away:
+                    _log.warning("lease_not_renewed", reason=str(error))
+                is_away = True
                 continue
             if not is_held:
                 raise await self._fenced(self.held)
+            if is_away:
+                _log.warning("lease_renewed_again", epoch=self.held.epoch)
+            is_away = False
             self._note_renewed(asked)
 
     async def _fenced(self, held: HeldLease) -> FencedError:
