@@ -12,7 +12,7 @@ import trio
 
 from broker.services import Services
 from broker.trace.origin import Origin, current_listener, enter
-from config.limits import TURNS_BETWEEN_LONG_WAYS
+from config.limits import TURNS_BETWEEN_SLOW_PATHS
 from config.settings import Address
 from protocols.http.answers import add_hsts
 from protocols.http.application import build_accounts_app, build_app, fast_path
@@ -80,7 +80,7 @@ async def serve_http(
         bodies=limits.bodies,
         proxies=entrance.proxies,
         traffic=traffic,
-        turnstile=Turnstile(connections, at_once=1, turns=TURNS_BETWEEN_LONG_WAYS, per_second=_SLOW_PATHS_PER_SECOND),
+        turnstile=Turnstile(connections, at_once=1, turns=TURNS_BETWEEN_SLOW_PATHS, per_second=_SLOW_PATHS_PER_SECOND),
     )
     listener = HttpListener(
         Hub(connections, services.core.life),

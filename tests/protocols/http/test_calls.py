@@ -125,8 +125,8 @@ def declared() -> Iterator[tuple[str, str]]:
             yield call.method.lower(), call.path
 
 
-#: The calls that only go through Quart, and why. All others have the short way, too.
-LONG_WAY: Final = {
+#: The calls that only go through Quart, and why. All others have the fast path, too.
+SLOW_PATH: Final = {
     "GET /messages/export/{exportId}/result": "the answer is a stream",
     "GET /users/{uid}/archive/result": "the answer is a stream",
     "GET /updates/urls/{downloadId}": "the answer is a stream",
@@ -140,14 +140,14 @@ LONG_WAY: Final = {
 
 def test_the_types_of_the_handler_decide_which_way_a_call_goes() -> None:
     calls = {str(call): call for noun in ALL_NOUNS for call in noun.declared()}
-    assert {name for name, call in calls.items() if not call.is_plain} == set(LONG_WAY)
+    assert {name for name, call in calls.items() if not call.is_plain} == set(SLOW_PATH)
     for call in calls.values():
         documented = replace(call, accepts=Accepts({"application/json": Thing}, {}), about="more", summary="other")
         assert documented.is_plain is call.is_plain, call
 
 
 def test_no_handler_reads_a_request_of_quarts() -> None:
-    """On the short way there is none: `current_request` is there on both ways."""
+    """On the fast path there is none: `current_request` is there on both paths."""
     rest = Path(protocols.http.rest.__file__).parent
     reading = [
         path.name for path in rest.glob("*.py") if re.search(r"from quart import .*\brequest\b", path.read_text())

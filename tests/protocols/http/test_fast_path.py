@@ -1,4 +1,4 @@
-"""Plain calls have a short way past Hypercorn and Quart, and nobody can tell by the answer which way it took."""
+"""Plain calls have a fast path past Hypercorn and Quart, and nobody can tell by the answer which way it took."""
 
 import os
 import re
@@ -122,7 +122,7 @@ PLAIN: Final = (
     get(f"/devices/{KITCHEN}", APPLICATION_TOKEN),
 )
 WITH_TOKEN: Final = f"\r\nHost: a\r\nAuthorization: Bearer {ADA_TOKEN}\r\n".encode()
-#: What ends a request that goes the long way: then both ends close.
+#: What ends a request that takes the slow path: then both ends close.
 CLOSE: Final = b"GET /v1.1/users/self HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 NOT_PLAIN: Final = (
     b"GET /v1.1/devices/%s HTTP/1.0%s\r\n" % (KITCHEN.encode(), WITH_TOKEN),
@@ -221,7 +221,7 @@ async def short(services: Services, world: World, nursery: trio.Nursery) -> Addr
 
 @pytest.fixture
 async def long(services: Services, short: Address, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Address:
-    """A listener whose requests all go the long way. It is made after the other one: fixtures are made side by side."""
+    """A listener whose requests all take the slow path. Made after the other one: fixtures are made side by side."""
     with monkeypatch.context() as patch:
         patch.setattr("protocols.http.server.fast_path", lambda *_, **__: None)
         async with listening(services, nursery) as address, connected(address) as client:
@@ -274,7 +274,7 @@ async def connected(address: Address) -> AsyncIterator[Client]:
         yield Client(stream)
 
 
-async def test_strangers_pass_a_turnstile_of_their_own_before_the_long_way(
+async def test_strangers_pass_a_turnstile_of_their_own_before_the_slow_path(
     services: Services, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered = []
@@ -302,7 +302,7 @@ async def test_both_ways_answer_plain_requests_alike(short: Address, long: Addre
     assert await left.first() == b""
 
 
-async def test_other_requests_go_the_long_way_from_their_first_byte_on(
+async def test_other_requests_go_the_slow_path_from_their_first_byte_on(
     short: Address, long: Address, left: Left
 ) -> None:
     for sent in NOT_PLAIN:
@@ -389,7 +389,7 @@ async def test_a_plain_call_without_a_token_counts_against_its_address(
     assert [answer[:13] for answer in answers] == [b"HTTP/1.1 404 "] * 2 + [b"HTTP/1.1 429 "]
 
 
-async def test_a_plain_call_counts_and_is_charged_as_on_the_long_way(
+async def test_a_plain_call_counts_and_is_charged_as_on_the_slow_path(
     services: Services, short: Address, long: Address, left: Left
 ) -> None:
     caller = await services.accounts.tokens.caller(KITCHEN_TOKEN)
@@ -405,7 +405,7 @@ async def test_a_plain_call_counts_and_is_charged_as_on_the_long_way(
     assert spent == [2, 2]  # the second is Ada's
 
 
-async def test_a_connection_goes_the_long_way_and_comes_back(short: Address, left: Left) -> None:
+async def test_a_connection_goes_the_slow_path_and_comes_back(short: Address, left: Left) -> None:
     head = get(f"/devices/{KITCHEN}")
     async with connected(short) as client:
         expected = await client.ask(head)
@@ -427,7 +427,7 @@ async def test_a_body_behind_its_head_is_waited_for(short: Address, left: Left, 
     assert await left.first() == b""
 
 
-async def test_a_body_that_is_late_goes_the_long_way(
+async def test_a_body_that_is_late_goes_the_slow_path(
     short: Address, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("protocols.http.connection._BODY_SECONDS", 0.0)
@@ -507,7 +507,7 @@ async def test_a_head_that_comes_in_pieces_behind_another_request_is_one_head(
 
 
 async def test_an_empty_line_behind_a_request_begins_no_head(short: Address, left: Left) -> None:
-    """The connection stays as long as any other, and goes back to the short way."""
+    """The connection stays as long as any other, and goes back to the fast path."""
     async with connected(short) as client:
         expected = await client.ask(get(f"/devices/{KITCHEN}"))
         odd = NOT_PLAIN[1] + b"\r\n"
@@ -545,7 +545,7 @@ def accepted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-async def test_messages_of_a_parked_connection_are_answered_as_on_the_long_way(
+async def test_messages_of_a_parked_connection_are_answered_as_on_the_slow_path(
     short: Address, long: Address, accepted: list[bool]
 ) -> None:
     posts = [sent for sent in PLAIN if sent.startswith(b"POST")]
@@ -570,7 +570,7 @@ async def test_messages_of_a_parked_connection_are_answered_as_on_the_long_way(
     assert accepted.count(False) > 10
 
 
-async def test_a_parked_connection_counts_and_is_charged_as_on_the_long_way(
+async def test_a_parked_connection_counts_and_is_charged_as_on_the_slow_path(
     services: Services, short: Address, long: Address, accepted: list[bool]
 ) -> None:
     caller = await services.accounts.tokens.caller(KITCHEN_TOKEN)

@@ -1,4 +1,4 @@
-"""What the long way relies on of Hypercorn, though Hypercorn documents none of it.
+"""What the slow path relies on of Hypercorn, though Hypercorn documents none of it.
 
 protocols/http/hypercorn_exchange.py uses `H11Protocol` as a part of its own connection. Each use is named here, and
 pyproject.toml allows no version but the one that the suite has passed with.

@@ -35,8 +35,8 @@ def settings(settings: Settings) -> Settings:
 
 
 @pytest.fixture
-def on_the_long_way(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The heads that go the long way."""
+def on_the_slow_path(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The heads that take the slow path."""
     heads, serve = list[bytes](), HypercornAdapter.serve
 
     async def noted(adapter: HypercornAdapter, head: bytes, connection: Any) -> Any:
@@ -64,7 +64,7 @@ async def test_both_ways_refuse_a_long_form_alike(
     services: Services,
     world: World,
     nursery: trio.Nursery,
-    on_the_long_way: list[bytes],
+    on_the_slow_path: list[bytes],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -105,8 +105,8 @@ async def test_both_ways_refuse_a_long_form_alike(
                         stream = trio.SSLStream(stream, client_tls, server_hostname="127.0.0.1", https_compatible=True)
                     async with stream:
                         answers.append(await ask(stream, sent))
-                assert len(on_the_long_way) == (0 if is_short else 1)
-                on_the_long_way.clear()
+                assert len(on_the_slow_path) == (0 if is_short else 1)
+                on_the_slow_path.clear()
             assert answers[0].startswith(b"HTTP/1.1 413 "), sent
             assert answers[0] == answers[1], sent
             assert noted[0] == noted[1]
@@ -116,8 +116,8 @@ async def test_both_ways_refuse_a_long_form_alike(
         assert traffic.statuses == {413: 10}
 
 
-async def test_all_other_requests_take_the_long_way(
-    services: Services, world: World, nursery: trio.Nursery, on_the_long_way: list[bytes]
+async def test_all_other_requests_take_the_slow_path(
+    services: Services, world: World, nursery: trio.Nursery, on_the_slow_path: list[bytes]
 ) -> None:
     address = await nursery.start(partial(serve_http, services, ANY, nursery, websocket=repeat_head))
     for sent in (
@@ -134,12 +134,12 @@ async def test_all_other_requests_take_the_long_way(
         async with await trio.open_tcp_stream(address.host, address.port) as stream:
             await stream.send_all(sent)
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 "), sent
-        assert on_the_long_way == [sent]
-        on_the_long_way.clear()
+        assert on_the_slow_path == [sent]
+        on_the_slow_path.clear()
 
 
 async def test_who_sends_all_of_a_long_form_reads_the_answer(
-    services: Services, world: World, nursery: trio.Nursery, on_the_long_way: list[bytes]
+    services: Services, world: World, nursery: trio.Nursery, on_the_slow_path: list[bytes]
 ) -> None:
     address = await nursery.start(partial(serve_http, services, ANY, nursery, websocket=repeat_head))
     for length in (900_000, 3_000_000):
@@ -147,4 +147,4 @@ async def test_who_sends_all_of_a_long_form_reads_the_answer(
             head = form("/accounts/token", length)
             await stream.send_all(head + bytes(length - len(b"a=b")))
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 413 ")
-    assert not on_the_long_way
+    assert not on_the_slow_path

@@ -58,10 +58,10 @@ async def receive_answer(stream: trio.abc.ReceiveStream) -> bytes:
     return received
 
 
-@pytest.fixture(params=["short way", "long way"])
+@pytest.fixture(params=["fast path", "slow path"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections behave alike, whether Hypercorn serves the plain calls or not."""
-    if request.param == "long way":
+    if request.param == "slow path":
         monkeypatch.setattr("protocols.http.server.fast_path", lambda *_, **__: None)
 
 

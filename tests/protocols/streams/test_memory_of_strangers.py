@@ -77,7 +77,7 @@ async def test_of_a_frame_that_never_came_whole_nothing_stays(services: Services
 
 
 #: Objects of one connection that wait for the collector: those of a function of werkzeug's that refers to itself, which
-#: runs for each request that takes the long way.
+#: runs for each request that takes the slow path.
 LEFT_BY_WERKZEUG = 15
 OF_THE_CLIENT = 60
 HEADLINES = b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
