@@ -157,3 +157,7 @@ class RetentionStore(Store):
     def size_bytes(self) -> tuple[int, int]:
         """The size of the store and how much of it is free for reuse, in bytes."""
         return self._db.size_bytes()
+
+    def give_back(self, pages: int) -> bool:
+        """Return at most this many free pages to the disk; answer whether there may be more."""
+        return self._db.give_back(pages)

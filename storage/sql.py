@@ -93,6 +93,9 @@ class StoreConnection(Protocol):
     def size_bytes(self) -> tuple[int, int]:
         """The size of the store and how much of it is free for reuse, in bytes."""
 
+    def give_back(self, pages: int) -> bool:
+        """Return at most this many free pages to the disk; answer whether one could go. Others are moved for it."""
+
 
 class Store:
     """The SQL of some tables. The caller holds the transaction."""

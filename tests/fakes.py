@@ -221,6 +221,9 @@ class BreakableConnection:
     def size_bytes(self) -> tuple[int, int]:
         return self._connection.size_bytes()
 
+    def give_back(self, pages: int) -> bool:
+        return self._connection.give_back(pages)
+
     def forget_log(self) -> bool:
         return self._connection.forget_log()
 

@@ -31,6 +31,12 @@ _STEP_POSITIONS = 1_000
 #: Rollups of a step at most: a day of the minutes of one field.
 _STEP_ROLLUPS = 1_440
 _PAUSE_SECONDS = 0.01
+#: Free pages stay for what comes next, up to a part of the store. The rest goes back to the disk: this many pages in a
+#: step, some milliseconds of the writer, and not so often that the write-ahead log grows much.
+_FREE_BYTES_KEPT = 16 * 1024**2
+_FREE_PART_KEPT = 20
+_STEP_PAGES = 64
+_PAUSE_BETWEEN_PAGES_SECONDS = 0.05
 _DEVICES_AT_ONCE = 100
 _ROW_BYTES = 58  # the size of a message beside its data: columns and entries in two indexes
 _log = structlog.get_logger(__name__)
@@ -107,6 +113,7 @@ class Retention:
             # This reads every device, and has work only once a day.
             await self._sweep_rollups(own)
             self._rollups_swept_on = today
+        await self._give_back()
         self._statistics = await self._database.read(
             partial(_measured, replace(self._statistics, types_with_own_days=len(own)))
         )
@@ -159,6 +166,15 @@ class Retention:
                 )
                 self._count(deleted_rollups=deleted)
                 await trio.sleep(_PAUSE_SECONDS)
+
+    async def _give_back(self) -> None:
+        more = True
+        while more:
+            size, free = await self._database.read(lambda tx: tx.retention.size_bytes())
+            if free <= max(_FREE_BYTES_KEPT, size // _FREE_PART_KEPT):
+                return
+            more = await self._database.write(lambda tx: tx.retention.give_back(_STEP_PAGES))
+            await trio.sleep(_PAUSE_BETWEEN_PAGES_SECONDS)
 
     def _count(self, **more: int) -> None:
         counts = {name: getattr(self._statistics, name) + number for name, number in more.items()}

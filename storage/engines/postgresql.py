@@ -293,6 +293,9 @@ class PostgresqlConnection:
         row = self.execute("SELECT pg_database_size(current_database()) AS bytes").one()
         return int(row["bytes"]) if row else 0, 0
 
+    def give_back(self, pages: int) -> bool:  # noqa: ARG002 - autovacuum does it
+        return False
+
     # Transactions
 
     def begin(self, *, write: bool) -> None:

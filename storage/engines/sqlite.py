@@ -192,6 +192,12 @@ class SqliteConnection:
         sizes = [self._pragma(name) for name in ("page_size", "page_count", "freelist_count")]
         return sizes[0] * sizes[1], sizes[0] * sizes[2]
 
+    def give_back(self, pages: int) -> bool:
+        before = self._pragma("page_count")
+        for _ in range(pages):
+            self.execute("PRAGMA incremental_vacuum(1)")  # of more pages, Python's module would give one back, too
+        return self._pragma("page_count") < before
+
     def _pragma(self, name: str) -> int:
         row = self.execute(f"PRAGMA {name}").one()
         return int(row[name]) if row else 0
@@ -323,7 +329,9 @@ class SqliteEngine:
         """
         try:
             self._close_to_others()
-            with closing(self._connect(f"cache_size=-{_CACHE_KIB}", "journal_mode=WAL")) as connection:
+            # The first counts for a new file alone; another one never becomes smaller (`give_back`).
+            new = ("auto_vacuum=INCREMENTAL", f"cache_size=-{_CACHE_KIB}", "journal_mode=WAL")
+            with closing(self._connect(*new)) as connection:
                 made_by = version_of(connection)
                 if unknown_steps(connection):
                     raise StoreError(

@@ -407,3 +407,46 @@ async def test_a_row_from_when_the_clock_was_ahead_goes_with_those_around_it(fle
     fleet.clock.now = 8 * DAY_MS
     await fleet.retention(4).sweep()
     assert await fleet.left() == [4]
+
+
+async def test_the_space_of_a_large_sweep_goes_back_to_the_disk_in_small_steps(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some free pages stay for the next messages, and nothing is moved while there are no more."""
+    for name, value in (("_FREE_BYTES_KEPT", 1_000_000), ("_PAUSE_BETWEEN_PAGES_SECONDS", 0)):
+        monkeypatch.setattr(f"broker.messages.retention.{name}", value)
+    database, steps = fleet.services.core.database, []
+    original = RetentionStore.give_back
+
+    def counted(store: RetentionStore, pages: int) -> bool:
+        before = store.size_bytes()[0]
+        more = original(store, pages)
+        steps.append(before - store.size_bytes()[0])
+        return more
+
+    monkeypatch.setattr(RetentionStore, "give_back", counted)
+    body = json.dumps({"unknown": "x" * 900}).encode()
+
+    async def fill(rows: int) -> None:
+        for _ in range(rows // 1_000):
+            for _ in range(1_000):
+                fleet.services.messages.ingest.submit(fleet.light, body)
+            await fleet.services.messages.ingest.wait_committed()
+        await fleet.services.messages.projector.flush()
+
+    await fill(6_000)
+    retention = fleet.retention(30)
+    await retention.sweep()
+    full = retention.statistics()
+    assert steps == []
+    fleet.clock.advance(31 * DAY_MS)
+    young = await fleet.send(fleet.light)
+    await retention.sweep()
+    left = retention.statistics()
+    assert full.store_bytes > 6_000_000
+    assert left.store_bytes < full.store_bytes / 3
+    assert left.free_bytes <= 1_000_000
+    assert 32 * 4_096 < max(steps) <= 66 * 4_096  # with pages that say where others are
+    assert await fleet.left() == young
+    check = await database.read(lambda tx: list(tx.connection.execute("PRAGMA quick_check").tuples()))
+    assert [tuple(row) for row in check] == [("ok",)]
