@@ -172,6 +172,8 @@ def keep_head(position: str) -> str:
 
 def _look_at_head(connection: Connection) -> None:
     """Have no position given twice, also in a store that was copied here. Forget the commits of former daemons."""
+    if _one(connection, "SELECT 1 FROM store_copy LIMIT 1"):  # a copy into it is not finished
+        return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [LOG_LOCK])
         connection.execute(

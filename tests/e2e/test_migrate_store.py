@@ -9,10 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from broker.secrets import Vault
-from tests.daemon import Daemon, run_command, start_command
+from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, run_command, start_command
 from tests.postgresql import server
 from tests.store_answers import Questions
 from tests.stores import make_index
@@ -55,6 +56,16 @@ def data(number: int) -> str:
     return json.dumps(values, separators=(",", ":"))
 
 
+def send(daemon: Daemon) -> None:
+    daemon.start()
+    try:
+        message = {"sdid": device_id(0), "data": {"intensity": 7}}
+        sent = httpx.post(f"{daemon.base_url}/messages", headers=bearer(USER_TOKEN), json=message)
+        assert sent.status_code == 200, sent.text
+    finally:
+        daemon.stop()
+
+
 def use(daemon: Daemon, url: str) -> None:
     daemon.settings = "" if url == "sqlite" else f'[storage]\nurl = "{url}"\n'
     daemon.write_config()
@@ -92,11 +103,15 @@ def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str) ->
     assert "are copied and compared" in said
     use(daemon, url)
     assert answers(daemon, questions) == before
+    send(daemon)
+    before = answers(daemon, questions)
     assert "has a store already" in refused(daemon, str(store))
     store.rename(store.with_name("before.sqlite"))
     said = migrated(daemon, str(store))
     assert '[storage] url = "sqlite"' in said
     assert store.stat().st_mode & 0o777 == 0o600
+    with closing(sqlite3.connect(store)) as db:  # no position is given twice
+        assert db.execute("SELECT count(*), max(position) > ? FROM message", [MESSAGES]).fetchone() == (MESSAGES + 1, 1)
     use(daemon, "sqlite")
     assert answers(daemon, questions) == before
 

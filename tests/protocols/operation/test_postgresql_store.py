@@ -97,6 +97,7 @@ def test_what_is_written_during_a_backup_is_not_in_it(settings: Settings, tmp_pa
 def test_what_a_restore_refuses_changes_nothing(settings: Settings, databases: Databases, tmp_path: Path) -> None:
     file = tmp_path / "backup.tar"
     make_backup(settings, file)
+    engine_of(settings).migrate()
     before = contents(engine_of(settings))
     with pytest.raises(StoreError, match="has a store already"):
         restore_backup(Settings(state_dir=tmp_path / "new", storage=settings.storage), file)
