@@ -1,6 +1,8 @@
 # make run    the demo; everything is installed into .venv
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
+#   Both take ENGINE=postgresql: the same tests over a database of PostgreSQL, whose server they start
+# make both   the tests of stores and of the broker over PostgreSQL, and those of its engine
 # make again  the tests that failed last, at most three, one after the other
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
 # make deb    build/trunkline_….deb for this Debian, with learning and streams; EXTRAS=tracing adds, EXTRAS=none omits; needs no root
@@ -16,7 +18,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit tests check test again faults bench deb reproduce sbom audit-dependencies lock clean
+.PHONY: run lint unit both tests check test again faults bench deb reproduce sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -41,6 +43,9 @@ check:
 
 unit: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily)
+
+both: $(VENV)/.compiled-test
+	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily tests/storage tests/broker)
 
 test:
 	$(BESIDE) lint tests

@@ -151,7 +151,7 @@ class LogIndex:
                 f"{chosen} AND first_ts > :first UNION ALL"
                 f" {chosen} AND first_ts > :day AND first_ts <= :first AND {_IS_LONG}"
             )
-        entries = self._db.execute(
+        entries = self._db.stream(
             f"{chosen} ORDER BY {'first_ts DESC, key DESC' if descending else 'first_ts, key'}",
             {
                 "device": device,
@@ -161,7 +161,7 @@ class LogIndex:
                 "end": end_ms,
                 "step": None if until is None else self._step_of(device, until),
             },
-        ).tuples()
+        )
         if descending:
             return self._downwards(device, entries, _Group(rows, descending=True, end_ms=end_ms))
         return _upwards(entries, _Group(rows, start_ms=start_ms))
@@ -213,7 +213,7 @@ class LogIndex:
         conditions += " AND first_ts <= :end" if end_ms is not None else ""
         conditions += " AND upto <= :step" if until is not None else ""
         order = "upto DESC, key DESC" if descending else "upto, key"
-        entries = self._db.execute(
+        entries = self._db.stream(
             f"SELECT 1 AS ordered, number, positions FROM {self._name}"  # noqa: S608 - constants
             f" WHERE device = :device AND upto > :behind{conditions} ORDER BY {order}",
             {
@@ -223,7 +223,7 @@ class LogIndex:
                 "end": end_ms,
                 "step": None if until is None else self._step_of(device, until),
             },
-        ).tuples()
+        )
         return _divided(entries, _Group(rows, descending=descending))
 
     def _step_of(self, device: DeviceKey, position: Position) -> int:

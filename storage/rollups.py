@@ -3,7 +3,8 @@
 The field `""` counts all messages.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from storage.keys import DeviceKey, Milliseconds
@@ -40,13 +41,14 @@ class RollupStore(Store):
         )
         return [row["key"] for row in rows]
 
-    def get(self, device: DeviceKey, field: int, level: str, bucket: int) -> RollupRow | None:
+    def at(self, device: DeviceKey, level: str, bucket: int, fields: Collection[int]) -> dict[int, RollupRow]:
+        """Rollups of some fields in a bucket, by the keys of the fields; a field without one is left out."""
         rows = self._db.execute(
-            f"{_SELECT} AND bucket = :bucket",
-            {"device": device, "field": field, "level": level, "bucket": bucket},
+            f"SELECT {', '.join(_NAMES)} FROM rollup WHERE device = :device"  # noqa: S608 - constants
+            f" AND field IN ({self._db.numbers_in('fields')}) AND level = :level AND bucket = :bucket",
+            {"device": device, "level": level, "bucket": bucket, "fields": json.dumps(list(fields))},
         ).tuples()
-        row = next(iter(rows), None)
-        return RollupRow(*row) if row else None
+        return {row[1]: RollupRow(*row) for row in rows}
 
     def last(self, device: DeviceKey, path: str, level: str) -> Milliseconds | None:
         """The start of the newest bucket of a field; None without one."""

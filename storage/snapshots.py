@@ -3,6 +3,7 @@
 The caller holds the transaction.
 """
 
+import json
 from collections.abc import Collection, Sequence
 
 from storage.keys import DeviceKey
@@ -25,8 +26,8 @@ class SnapshotStore(Store):
 
     def existing(self, devices: Collection[DeviceKey]) -> set[DeviceKey]:
         """The devices among these that were not removed."""
-        found = (
-            self._db.execute("SELECT key FROM device WHERE key = :device", {"device": device}).one()
-            for device in devices
+        rows = self._db.execute(
+            f"SELECT key FROM device WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants
+            {"keys": json.dumps(list(devices))},
         )
-        return {row["key"] for row in found if row is not None}
+        return {row["key"] for row in rows}

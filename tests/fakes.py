@@ -1,7 +1,7 @@
 """Stand-ins for what tests must hold in their own hands: the time, and where blocking work runs."""
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
@@ -174,6 +174,9 @@ class BreakableConnection:
 
     def now_ms(self) -> str:
         return self._connection.now_ms()
+
+    def stream(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+        return self._connection.stream(sql, parameters)
 
     def encoded(self, rows: Sequence[Any]) -> EncodedRows:
         return self._connection.encoded(rows)

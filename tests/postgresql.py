@@ -106,6 +106,8 @@ class Server:
 
     def stop(self, mode: str = "fast") -> None:
         self._run(*self.stopping(mode))
+        if (administration := self.__dict__.pop("administration", None)) is not None:
+            administration.close()
 
     def stopping(self, mode: str = "fast") -> list[str | Path]:
         return ["pg_ctl", "-D", self.data, "-m", mode, "-w", "-s", "stop"]

@@ -173,6 +173,17 @@ class InlineDatabase(Database):
         return await self.read(work)
 
 
+def table_names(tx: Transaction) -> list[str]:
+    """All tables of the store, as a statement names them, but those of the engine itself."""
+    sql = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    if ENGINE == "postgresql":
+        sql = (
+            "SELECT relname AS name FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+            " AND relname NOT IN ('batch', 'schema_step')"
+        )
+    return [row["name"] for row in tx.connection.execute(sql)]
+
+
 def is_migrated(engine: StoreEngine) -> bool:
     return hasattr(engine.engine if isinstance(engine, BreakableEngine) else engine, "open_on_loop")
 

@@ -297,9 +297,8 @@ def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], w
     """Write the snapshots and buckets of devices, without those of removed devices."""
     there = tx.snapshots.existing([row.device for row, _ in saves])
     saves = [(row, unsaved) for row, unsaved in saves if row.device in there]
-    for row, unsaved in saves:
-        writer.put(tx, row.device, unsaved.whole)
-        writer.add(tx, row.device, unsaved.more)
+    writer.put(tx, ((row.device, unsaved.whole) for row, unsaved in saves))
+    writer.add(tx, ((row.device, unsaved.more) for row, unsaved in saves))
     tx.snapshots.put_all([row for row, _ in saves])
 
 

@@ -1,7 +1,7 @@
 """Rollups: summaries per device and field of each minute, hour and day, which analytics read instead of messages."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Final
@@ -112,19 +112,24 @@ class RollupWriter:
         """Forget keys of a transaction before, which was rolled back."""
         self._new.clear()
 
-    def put(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> None:
+    def put(self, tx: Transaction, of_devices: Iterable[tuple[DeviceKey, Buckets]]) -> None:
         """Write buckets as they are."""
-        tx.rollups.put_all(list(self._rows(tx, device, buckets)))
+        tx.rollups.put_all([row for device, buckets in of_devices for row in self._rows(tx, device, buckets)])
 
-    def add(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> None:
+    def add(self, tx: Transaction, of_devices: Iterable[tuple[DeviceKey, Buckets]]) -> None:
         """Add to the stored values of these buckets."""
+        self.put(tx, [(device, self._sums(tx, device, buckets)) for device, buckets in of_devices])
+
+    def _sums(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> Buckets:
         merged: Buckets = {}
         for (level, start), cells in buckets.items():
-            merged[level, start] = sums = {}
-            for path, summary in cells.items():
-                stored = tx.rollups.get(device, self._key(tx, path), level, start)
-                sums[path] = summary if stored is None else _merged(summary_of(stored), summary)
-        self.put(tx, device, merged)
+            keys = {path: self._key(tx, path) for path in cells}
+            stored = tx.rollups.at(device, level, start, keys.values())
+            merged[level, start] = {
+                path: _merged(summary_of(stored[key]), cells[path]) if (key := keys[path]) in stored else cells[path]
+                for path in cells
+            }
+        return merged
 
     def committed(self, is_durable: bool) -> None:
         if is_durable:

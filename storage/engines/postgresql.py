@@ -50,6 +50,8 @@ from storage.sql import (
     StoreUnreachableError,
 )
 
+_FIRST_PAGE: Final = 32
+_LARGEST_PAGE: Final = 4_096
 _PREPARED_MOST: Final = 600
 _PREPARED_FROM: Final = 3  # the third time
 _PAUSE_SECONDS: Final = 0.05
@@ -165,6 +167,17 @@ class PostgresqlConnection:
             return PostgresqlResult([column.name for column in cursor.description], cursor.fetchall())
         except psycopg.Error as error:
             raise self._store_error(error) from error
+
+    def stream(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+        # A page after the other, larger and larger: the library would fetch all rows, and a cursor is one more trip.
+        sql, size, behind = f"{sql} LIMIT :page OFFSET :behind", _FIRST_PAGE, 0
+        while True:
+            rows = list(self.execute(sql, {**parameters, "page": size, "behind": behind}).tuples())
+            yield from rows
+            if len(rows) < size:
+                return
+            behind += size
+            size = min(2 * size, _LARGEST_PAGE)
 
     def _send_later(self) -> None:
         """Send what waits for the next statement, as one text."""

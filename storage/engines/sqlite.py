@@ -82,6 +82,9 @@ class SqliteConnection:
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> SqliteResult:
         return self._run(sql, parameters or {})
 
+    def stream(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+        return self.execute(sql, parameters).tuples()
+
     def _run(self, sql: str, parameters: Mapping[str, Any] | Sequence[Any]) -> SqliteResult:
         try:
             return SqliteResult(self._connection.execute(sql, parameters), sql, self._damage)

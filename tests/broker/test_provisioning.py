@@ -24,6 +24,7 @@ from tests.builders import ServicesOpener
 from tests.factories import LIGHT_MANIFEST
 from tests.fakes import FakeClock, HeldRunner
 from tests.rows import each_row
+from tests.stores import table_names
 
 ACME, ADA, BOB = "0a" * 16, "ada0" * 8, "b0b0" * 8
 DASHBOARD, LIGHT, KITCHEN = "aa" * 16, "dt" + "1e" * 16, "11" * 16
@@ -125,7 +126,7 @@ async def everything(services: Services) -> dict[str, list[dict[str, Any]]]:
     """All rows of all tables."""
 
     def work(tx: Transaction) -> dict[str, list[dict[str, Any]]]:
-        names = [row["name"] for row in tx.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        names = table_names(tx)
         return {name: [dict(row) for row in tx.connection.execute(f"SELECT * FROM {name}")] for name in names}  # noqa: S608
 
     return await services.core.database.read(work)

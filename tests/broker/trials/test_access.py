@@ -42,6 +42,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
+from tests.stores import table_names
 from tests.trial_world import (
     SAM,
     SAM_TOKEN,
@@ -213,8 +214,8 @@ async def test_types_that_the_administrator_may_not_use_are_not_added(
 
 
 def everything(tx: Transaction) -> dict[str, list[tuple[object, ...]]]:
-    names = tx.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").tuples()
-    return {name: list(map(tuple, tx.connection.execute(f"SELECT * FROM {name}").tuples())) for (name,) in names}  # noqa: S608
+    names = table_names(tx)
+    return {name: list(map(tuple, tx.connection.execute(f"SELECT * FROM {name}").tuples())) for name in names}  # noqa: S608
 
 
 async def test_a_refused_trial_leaves_nothing(services: Services, world: World) -> None:

@@ -52,6 +52,7 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
+from tests.stores import table_names
 from tests.type_world import BETA_APPLICATION, CAROL, CAROL_TOKEN, add_types
 
 ID: Final = "f" * 32
@@ -498,8 +499,7 @@ def unknown(path: str, named: dict[str, Named]) -> Iterator[str]:
 
 def everything(tx: Transaction) -> dict[str, list[tuple[object, ...]]]:
     """All that is stored, but for the counters themselves, and mails, which are on their way."""
-    names = tx.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").tuples()
-    tables = {str(name) for (name,) in names} - {"tally", "recent_call", "mail"}
+    tables = set(table_names(tx)) - {"tally", "recent_call", "mail"}
     return {table: list(map(tuple, tx.connection.execute(f"SELECT * FROM {table}").tuples())) for table in tables}  # noqa: S608 - its own tables
 
 
