@@ -140,7 +140,7 @@ class PostgresqlConnection:
         self._engine = engine
         self._read_only = read_only
         self._later: list[str] = []  # goes with the next statement
-        self._is_begun = self._is_writing = False
+        self._is_begun = self._is_writing = self._is_ended = False
         self._node = engine.new_name()
         self._number = 0  # of the last commit
         self._head: int | None = None  # the highest position that this connection has given
@@ -394,6 +394,7 @@ class PostgresqlConnection:
         return True
 
     def close(self) -> None:
+        self._is_ended = True
         self._connection.close()
 
     # The connection
@@ -402,6 +403,8 @@ class PostgresqlConnection:
         """Raises StoreUnreachableError: not within the patience."""
         if not self._connection.closed and not self._connection.broken:
             return
+        if self._is_ended:
+            raise StoreError("the connection is closed")
         self._connection.close()
         self._later.clear()
         pause = _PAUSE_SECONDS
