@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 import trio
 
+from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.leases import Deadline
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
@@ -26,14 +27,6 @@ _EARLY_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.2
 _AWAY_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
-
-
-class FencedError(Exception):
-    """Another node serves the store now. The text is one line for the operator."""
-
-
-class ReplacedError(FencedError):
-    """Another daemon with the name of this node serves the store now."""
 
 
 def boot_seconds() -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker.cluster.keeper import FencedError, ReplacedError
+from broker.cluster.fenced import FencedError, ReplacedError
 from broker.errors import DomainError, ValidationFailed
 from config.settings import SettingsError
 from protocols.cli.failures import CommandError, leaves

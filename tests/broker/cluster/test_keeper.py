@@ -6,7 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from broker.cluster.keeper import FencedError, Keeper, ReplacedError
+from broker.cluster.fenced import FencedError, ReplacedError
+from broker.cluster.keeper import Keeper
 from broker.cluster.leases import Lease, LeaseName, Leases
 from broker.life import Life
 from storage.database import StoreEngine

@@ -78,6 +78,7 @@ async def gone(services: Services) -> None:
             await trio.lowlevel.checkpoint()
 
 
+@pytest.mark.sqlite("it looks into the bytes of the file")
 async def test_nothing_of_a_deleted_user_is_in_the_store_or_beside_it(
     api: httpx.AsyncClient, services: Services, zoe: UserRecord, life: Life, tmp_path: Path
 ) -> None:
@@ -227,6 +228,7 @@ async def test_a_second_deletion_finds_nobody(services: Services, zoe: UserRecor
     assert sorted(answers) == ["deleted", "not found", "not found"]
 
 
+@pytest.mark.sqlite("it looks into the bytes of the file")
 async def test_what_is_under_way_for_the_user_ends_without_a_trace(
     services: Services, zoe: UserRecord, life: Life, tmp_path: Path
 ) -> None:
