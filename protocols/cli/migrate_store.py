@@ -49,11 +49,11 @@ def migrate_store(to: str, password_file: Path | None, key_file: Path | None, co
                 done = copy_store_to(settings, to, password_file, key_file, tell=tell)
         except StateInUseError as error:
             raise CommandError(f"{error}: stop the daemon first", 4) from error
-    for line in _told(done):
+    for line in _told(done, password_file):
         click.echo(line)
 
 
-def _told(done: Migrated) -> Iterator[str]:
+def _told(done: Migrated, password_file: Path | None) -> Iterator[str]:
     report = done.report
     yield (
         f"{done.target}: {report.rows:,} rows of {report.tables} tables are copied and compared"
@@ -62,6 +62,8 @@ def _told(done: Migrated) -> Iterator[str]:
     if done.url == "sqlite" and not done.is_in_place:
         yield f"Move {done.target} into the state directory, as store.sqlite."
     yield f'Now write into the configuration: [storage] url = "{done.url}"'
+    if password_file is not None:
+        yield f'and: password_file = "{password_file.absolute()}"'
     yield f"{done.source} stays as it is, and is no longer used. Start the daemon."
 
 

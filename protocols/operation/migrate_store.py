@@ -11,6 +11,7 @@ from config.settings import Settings
 from protocols.errors import StateError
 from protocols.operation.state import open_state
 from storage.engines import STORE, StoreAnywhere, engine_at, engine_of
+from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError, StoreFullError
 from storage.store_copy import CopyConnection, CopyReport, Tell, copy_store
 from storage.tables import check_finished
@@ -21,7 +22,7 @@ class Migrated:
     report: CopyReport
     source: str
     target: str
-    url: str  # what `storage.url` is to be
+    url: str  # what `storage.url` is to be, without a password
     is_in_place: bool  # the file is where the daemon looks for it
 
 
@@ -61,9 +62,8 @@ def copy_store_to(
                 raise StoreFullError(f"{target}: {error}: make room, and run it again: it goes on there") from error
         if (file := path_of(to)) is not None:
             _give_to_owner(file, state.directory)
-        return Migrated(
-            report, str(source), str(target), to if file is None else "sqlite", file == (state.directory / STORE)
-        )
+        url = "sqlite" if isinstance(target, SqliteEngine) else target.target.without_secret(to)
+        return Migrated(report, str(source), str(target), url, file == (state.directory / STORE))
 
 
 def path_of(to: str) -> Path | None:
