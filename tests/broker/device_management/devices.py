@@ -7,6 +7,7 @@ import trio.testing
 
 from broker.clock import Clock
 from broker.device_management.configuration import ConfigurationChange
+from broker.device_management.images import file_name
 from broker.device_management.objects import FIRMWARE_VERSION, PACKAGE_URI, RESULT, STATE, UPDATE
 from broker.device_management.requests import TaskRequest
 from broker.device_management.sessions import (
@@ -22,6 +23,7 @@ from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.ids import new_id
 from broker.services import Services
+from storage.database import Transaction
 from storage.firmware import FirmwareImageRecord
 from storage.keys import Milliseconds, UserKey
 from storage.tasks import DeviceTaskRecord, TaskHistoryRecord
@@ -148,11 +150,16 @@ class Fleet:
         await self.management.registrations.values_came(session.device, [Reading(None, values)])
 
     async def image(self, version: str = VERSION, *, size: int = 1000) -> FirmwareImageRecord:
-        """An image without a file: while a thread writes one, the mock clock would jump."""
+        """An image, and zeros as its file."""
         record = FirmwareImageRecord(
             new_id(), self.type.record.key, version, "Application", size, "0" * 64, Milliseconds(NOW_MS)
         )
-        await self.services.core.database.write(lambda tx: tx.firmware.put(record))
+
+        def work(tx: Transaction) -> None:
+            tx.firmware.put(record)
+            tx.files.append_to(file_name(record.id), bytes(size))
+
+        await self.services.core.database.write(work)
         return record
 
     async def task(self, target: str, kind: str = "R", *, at: int | None = None, **members: object) -> Task:
