@@ -42,6 +42,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "operate/install",
         "operate/tls-and-proxy",
         "operate/backup-upgrade",
+        "operate/several-machines",
         "operate/monitoring",
         "operate/troubleshooting",
     ),
