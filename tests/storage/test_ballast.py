@@ -70,6 +70,7 @@ def engine_of_few_pages(tmp_path: Path) -> SmallEngine:
     return SmallEngine(MigratedEngine(tmp_path / "store.sqlite"))
 
 
+@pytest.mark.sqlite("the ballast is on the disk of the file")
 async def test_what_deletes_is_written_while_nothing_else_can_be(engine_of_few_pages: SmallEngine) -> None:
     ballast = PagesInReserve(engine_of_few_pages)
     database = Database(engine_of_few_pages, ballast=ballast)

@@ -172,7 +172,7 @@ async def test_a_work_that_violates_the_schema_fails_alone(database: Database) -
     def violate(tx: Transaction) -> None:
         tx.connection.execute("INSERT INTO consumer (name, position) VALUES ('x', NULL)")
 
-    with pytest.raises(StoreError, match="NOT NULL"):
+    with pytest.raises(StoreError, match=r"(?i)not.?null"):
         await database.write(violate)
     assert await database.write(put("a", 1)) == 1
 
@@ -240,6 +240,7 @@ async def test_nothing_is_announced_when_the_commit_fails(
     assert announced == []
 
 
+@pytest.mark.sqlite("its full disk is a number of pages")
 async def test_a_full_disk_fails_what_did_not_fit_and_nothing_else(database: Database, journal: Journal) -> None:
     def limit_pages(tx: Transaction, *, more: int) -> None:
         used = tx.connection.execute("PRAGMA page_count").one()
@@ -259,12 +260,13 @@ async def test_a_full_disk_fails_what_did_not_fit_and_nothing_else(database: Dat
     assert await database.read(rows_in("message")) == 2
 
 
+@pytest.mark.sqlite("PRAGMA query_only")
 async def test_a_store_that_became_read_only_refuses_rows(database: Database, journal: Journal) -> None:
     await database.write(lambda tx: tx.connection.execute("PRAGMA query_only = ON").one())
     append(journal)
-    with pytest.raises(StoreError, match="readonly"):
+    with pytest.raises(StoreError, match=r"read-?only"):
         await journal.wait_committed()
-    with pytest.raises(StoreError, match="readonly"):
+    with pytest.raises(StoreError, match=r"read-?only"):
         await database.write(put("a", 1))
     assert await database.read(rows_in("message")) == 0
 
@@ -278,6 +280,7 @@ async def test_a_row_that_cannot_be_stored_does_not_end_the_writer(database: Dat
 
 
 @pytest.mark.parametrize("error", [TypeError("no JSON"), MemoryError(), OverflowError("too large"), ValueError("no")])
+@pytest.mark.sqlite("replaces SQLite's encoding of rows")
 async def test_an_error_while_rows_are_encoded_fails_their_senders_and_not_the_writer(
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -482,7 +485,7 @@ async def test_a_closed_store_has_no_threads_of_readers(engine: SqliteEngine) ->
 
 
 async def test_a_read_cannot_write(database: Database) -> None:
-    with pytest.raises(StoreError, match="readonly"):
+    with pytest.raises(StoreError, match=r"read-?only"):
         await database.read(put("a", 1))
 
 
@@ -586,6 +589,7 @@ async def test_a_commit_that_waits_is_made_when_the_writer_stops(
         assert await again.read(rows_in("message")) == 1
 
 
+@pytest.mark.sqlite("listens to the statements of SQLite")
 async def test_messages_alone_are_one_statement(engine: SqliteEngine) -> None:
     statements: list[str] = []
     database = Database(engine, worker=on_loop())

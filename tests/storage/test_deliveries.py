@@ -8,6 +8,7 @@ from storage.engines.sqlite import SqliteEngine
 
 
 @pytest.mark.parametrize(("status", "keys"), [(None, 300), (DELIVERED, 297), (FAILED, 2), (PENDING, 1)])
+@pytest.mark.sqlite("looks at plans of SQLite")
 def test_a_page_of_one_status_reads_its_notifications_only(engine: SqliteEngine, status: str | None, keys: int) -> None:
     """Few notifications have it: to search half a million took 0.5 s."""
     engine.migrate()
