@@ -15,6 +15,8 @@ from storage.migrations import VERSION
 from storage.sql import StoreError
 from tests.rows import each_row
 
+pytestmark = pytest.mark.sqlite("the engine itself")
+
 
 @pytest.fixture
 def connection(engine: SqliteEngine) -> Iterator[SqliteConnection]:

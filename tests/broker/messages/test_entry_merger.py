@@ -107,6 +107,7 @@ async def test_many_small_steps_leave_nothing_out(
     assert await services.core.database.read(entries) == {"message_entry": [4, 4], "action_entry": [4, 4]}
 
 
+@pytest.mark.sqlite("damaged pages")
 async def test_entries_on_a_damaged_page_stay(
     services: Services, world: World, fake_clock: FakeClock, tmp_path: Path
 ) -> None:
