@@ -17,8 +17,11 @@ class CuttingProxy:
         self._marker: bytes | None = None
         self._is_answered = self._then_closed = False
         self._swallowing: set[socket.socket] = set()
+        self._broken: set[socket.socket] = set()  # they have lost something: nothing comes from them any more
         #: Whether new connections are cut at once.
         self.is_closed = False
+        #: The direction whose bytes get lost, `up` to the server or `down` from it, while the connection stays open.
+        self.loses = ""
         #: Set when the marker has come and its connection is cut.
         self.has_cut = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -70,6 +73,9 @@ class CuttingProxy:
     def _up(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := client.recv(1 << 16):
+                if self.loses == "up" or client in self._broken:
+                    self._broken.add(client)
+                    continue
                 if self._marker is not None and self._marker in data:
                     self._marker = None
                     self.is_closed = self._then_closed
@@ -87,6 +93,9 @@ class CuttingProxy:
             while data := server.recv(1 << 16):
                 if server in self._swallowing:
                     break
+                if self.loses == "down" or server in self._broken:
+                    self._broken.add(server)
+                    continue
                 client.sendall(data)
         _end((client, server))
         if server in self._swallowing:

@@ -49,12 +49,16 @@ _held: list[object] = []  # as long as the process runs
 
 def programs() -> Path:
     """The folder of PostgreSQL's programs. Where there is none, see `tests/programs.py: skip_without`."""
+    if (folder := find_programs()) is None:
+        skip_without("postgresql", "its server is not installed (apt-get install postgresql)")
+    return folder
+
+
+def find_programs() -> Path | None:
     if (found := shutil.which("initdb")) is not None:
         return Path(found).resolve().parent
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    if not folders:
-        skip_without("postgresql", "its server is not installed (apt-get install postgresql)")
-    return folders[-1].parent
+    return folders[-1].parent if folders else None
 
 
 def folder_of_run() -> None:

@@ -7,11 +7,12 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Final
 
-from tests.daemon import Daemon, device_id, device_token
+from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, Daemon, device_id, device_token
 
 Exchange = Callable[[int], bool]
 _SECONDS: Final = 5.0
@@ -129,6 +130,25 @@ def coap(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
     return exchange
 
 
+def making(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
+    """Not a message but a work of the store: each number makes a device, whose name is of `made_name`."""
+    link = held.enter_context(closing(http.client.HTTPConnection(*daemon.host_port("http"), timeout=_SECONDS)))
+    headers = {"Authorization": f"bearer {USER_TOKEN}", "Content-Type": "application/json"}
+
+    def exchange(number: int) -> bool:
+        body = {"uid": ADA, "dtid": LIGHT_TYPE, "name": made_name(device, number)}
+        link.request("POST", "/v1.1/devices", json.dumps(body), headers)
+        answer = link.getresponse()
+        answer.read()
+        return answer.status < 300
+
+    return exchange
+
+
+def made_name(device: int, number: int) -> str:
+    return f"made {device} {number}"
+
+
 #: Each connects a device and returns what sends one number; its sockets are closed with the stack.
 PROTOCOLS: Final[tuple[Callable[[Daemon, int, ExitStack], Exchange], ...]] = (mqtt, rest, websocket, coap)
 
@@ -158,3 +178,41 @@ class Counting(threading.Thread):
                     return
                 self.acknowledged.add(self.last)
                 self._noted(self._device, self.last)
+
+
+class Lasting(threading.Thread):
+    """Counts on through every fault: after a failure with the next number, a new connection and the next daemon.
+
+    `acknowledged` grows by the moment and the number of each answer.
+    """
+
+    def __init__(
+        self,
+        daemons: Sequence[Daemon],
+        device: int,
+        protocol: Callable[[Daemon, int, ExitStack], Exchange],
+        first: int,
+    ) -> None:
+        super().__init__(name=f"{protocol.__name__}-{device}", daemon=True)
+        self._daemons, self._protocol = daemons, protocol
+        self.device, self.last = device, first
+        self.acknowledged: list[tuple[float, int]] = []
+        self.refused = 0  # answered, but not by an acknowledgement
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        turn = 0
+        while not self.stop.is_set():
+            # A daemon that stands by has no addresses yet.
+            with suppress(OSError, http.client.HTTPException, KeyError, ValueError), ExitStack() as held:
+                self._count(self._protocol(self._daemons[turn % len(self._daemons)], self.device, held))
+            turn += 1
+            self.stop.wait(0.05)
+
+    def _count(self, exchange: Exchange) -> None:
+        while not self.stop.is_set():
+            self.last += 1
+            if not exchange(self.last):
+                self.refused += 1
+                return
+            self.acknowledged.append((time.monotonic(), self.last))

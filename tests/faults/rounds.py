@@ -35,6 +35,8 @@ class Row:
     lost: int = 0
     twice: int = 0
     recovery: list[float] = field(default_factory=list)
+    stall: float = 0.0  # the longest, in seconds, of the faults over PostgreSQL
+    refused: int = 0
 
 
 class Fleet:

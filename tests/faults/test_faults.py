@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import rounds
+from tests.postgresql import server
 
 pytestmark = pytest.mark.processes
 
@@ -25,3 +26,16 @@ def test_nothing_acknowledged_is_lost_by_kills_on_any_protocol(tmp_path: Path) -
     row = rounds.killed(tmp_path, 1, CHANCE)
     assert row.acknowledged > 20
     assert (row.lost, row.twice) == (0, 0)
+
+
+def test_nothing_acknowledged_is_lost_or_stored_twice_by_cuts_and_kills_over_postgresql(tmp_path: Path) -> None:
+    """Connections that are cut in the middle of commits, sessions that the server ends, and a killed daemon."""
+    shared = server()
+    from tests.faults.postgresql import World, short
+
+    world = World(tmp_path, shared, CHANCE, database=shared.new_database(), patience=30)
+    world.provision()
+    row = short(world)
+    assert row.acknowledged > 20
+    assert (row.lost, row.twice, row.refused) == (0, 0, 0)
+    shared.drop(world.database)

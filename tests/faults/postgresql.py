@@ -1,0 +1,398 @@
+"""Faults of a store in PostgreSQL: of the server, of the connection to it, and of the daemon, with one that stands by.
+
+Each fault has rounds of its own on one server and one store. Whatever was acknowledged is looked for in the database
+itself: messages of each protocol, and devices that were made, which are works of the store and no rows of the log.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Final
+
+from tests.cutting_proxy import CuttingProxy
+from tests.daemon import Daemon, command_output, device_id, write_world
+from tests.faults.clients import PROTOCOLS, Lasting, making
+from tests.faults.rounds import Row
+from tests.postgresql import Server
+
+_CLIENTS: Final = (*PROTOCOLS, making)
+_LEASE_SECONDS: Final = 4.0  # the least
+PATIENCE_SECONDS: Final = 3.0
+_AWAY_SECONDS: Final = 20.0  # longer than the patience and the lease
+_WAIT_SECONDS: Final = 60.0
+#: A disk for a server with a little to write.
+_DISK: Final = "size=160m"
+_FENCED: Final = 5  # the exit status
+#: As operators have it: a commit waits for the disk.
+_DURABLE: Final = ("fsync=on", "full_page_writes=on", "max_wal_size=64MB", "checkpoint_timeout=5min")
+
+
+class Fleet:
+    """A client of each protocol, and one that makes devices."""
+
+    def __init__(self, daemons: list[Daemon], first: int) -> None:
+        self.clients = [Lasting(daemons, number, protocol, first) for number, protocol in enumerate(_CLIENTS)]
+
+    @property
+    def acknowledged(self) -> list[tuple[float, int, int]]:
+        """The moment, the device and the number of each, in order."""
+        return sorted((at, client.device, n) for client in self.clients for at, n in client.acknowledged.copy())
+
+    @property
+    def refused(self) -> int:
+        return sum(client.refused for client in self.clients)
+
+    def begin(self) -> None:
+        for client in self.clients:
+            client.start()
+
+    def wait_for(self, more: int) -> None:
+        """Wait until `more` further ones are acknowledged."""
+        until = sum(len(client.acknowledged) for client in self.clients) + more
+        _wait(lambda: sum(len(client.acknowledged) for client in self.clients) >= until, "acknowledgements")
+
+    def goes_on(self, moment: float) -> float:
+        """Wait until every client has been acknowledged again since then; the seconds until the first one was."""
+        for client in self.clients:
+            _wait(lambda of=client: bool(of.acknowledged) and of.acknowledged[-1][0] > moment, client.name)  # type: ignore[misc]
+        return min(at for at, _, _ in self.acknowledged if at > moment) - moment
+
+    def stall_since(self, moment: float) -> float:
+        """The longest time in which nobody was acknowledged."""
+        times = [at for at, _, _ in self.acknowledged]
+        begun = max((at for at in times if at <= moment), default=moment)
+        return max(after - before for before, after in pairwise([begun, *(at for at in times if at > begun)]))
+
+    def end(self) -> None:
+        for client in self.clients:
+            client.stop.set()
+        for client in self.clients:
+            client.join(timeout=_WAIT_SECONDS)
+
+
+def _wait(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {_WAIT_SECONDS:.0f} s: {what}")
+        time.sleep(0.002)
+
+
+@dataclass
+class World:
+    """A server of its own, a store in it, and what the faults have counted in it up to now."""
+
+    folder: Path
+    server: Server
+    chance: random.Random
+    database: str = "store"
+    patience: float = PATIENCE_SECONDS
+    first: int = 0  # the numbers of the next fault begin behind it
+    _named: int = 0
+
+    def daemon(self, held: ExitStack, *, name: str = "a", port: int | None = None) -> Daemon:
+        """A daemon on the store that does not run yet. `port`: of a proxy before the server."""
+        self._named += 1
+        folder = self.folder / f"{self._named}"
+        state = folder / "state"
+        state.mkdir(parents=True, mode=0o700)
+        shutil.copy(self.folder / "provisioned" / "state" / "key", state / "key")
+        log = held.enter_context((folder / "log").open("w", encoding="utf-8"))
+        made = Daemon(state, self.settings(name, port), log=log)
+        made.write_config()
+        held.callback(_end, made)
+        return made
+
+    def settings(self, name: str, port: int | None = None) -> str:
+        url = self.server.url(self.database)
+        if port is not None:
+            url = f"postgresql://postgres@127.0.0.1:{port}/{self.database}?sslmode=disable&gssencmode=disable"
+        return (
+            f'[coap]\nbind = "127.0.0.1:0"\n[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\n'
+            f"lease_seconds = {_LEASE_SECONDS}\npatience_seconds = {self.patience}\n"
+        )
+
+    def provision(self) -> None:
+        """Make the clients' devices, and the schema where there is none."""
+        config, file = write_world(self.folder / "provisioned", devices=len(PROTOCOLS), settings=self.settings("a"))
+        command_output("provision", file, "--config", config)
+
+    def stored(self) -> Counter[tuple[int, int]]:
+        """How often each number of each client is in the store."""
+        numbers = {device_id(number): number for number in range(len(PROTOCOLS))}
+        with self.server.target(self.database).connect() as connection:
+            rows = connection.execute(
+                "SELECT d.id, (m.data::json ->> 'intensity')::bigint FROM message AS m JOIN device AS d ON d.key ="
+                " m.device"
+            ).fetchall()
+            names = connection.execute("SELECT name FROM device WHERE name LIKE 'made %'").fetchall()
+        found = Counter((numbers[id_], number) for id_, number in rows)
+        found.update((int(words[1]), int(words[2])) for (name,) in names for words in (name.split(),))
+        return found
+
+    @contextmanager
+    def under_load(self, row: Row, daemons: list[Daemon]) -> Iterator[Fleet]:
+        """Clients send while the block lasts; then what they know is compared with the store."""
+        fleet, first = Fleet(daemons, self.first), self.first
+        self.first += 1_000_000
+        fleet.begin()
+        try:
+            yield fleet
+        finally:
+            fleet.end()
+        acknowledged = {(device, number) for _, device, number in fleet.acknowledged}
+        found = self.stored()
+        row.acknowledged += len(acknowledged)
+        row.refused += fleet.refused
+        row.lost += len(acknowledged - found.keys())
+        row.twice += sum(times > 1 and number > first for (_, number), times in found.items())
+
+
+def _end(daemon: Daemon) -> None:
+    if daemon.process is not None:
+        if daemon.process.poll() is None:
+            os.kill(daemon.process.pid, signal.SIGCONT)
+        daemon.kill()
+
+
+@contextmanager
+def world_of(folder: Path, chance: random.Random, *, on: Path, disk: str | None = None) -> Iterator[World]:
+    """A server in a folder below `on`, where its user may enter. `disk`: options of a tmpfs that its files are on."""
+    own = Path(mkdtemp(prefix="trunkline-pg.", dir=on))
+    with ExitStack() as held:
+        held.callback(shutil.rmtree, own, ignore_errors=True)
+        if disk is not None:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", disk, "none", own], check=True, timeout=60)
+            held.callback(lambda: subprocess.run(["umount", "-l", own], check=True, timeout=60))
+        server = Server(own)
+        server.make(*_DURABLE)
+        server.start()
+        held.callback(server.stop, "immediate")
+        server.administration.execute("CREATE DATABASE store TEMPLATE template0")
+        server.administration.close()
+        world = World(folder, server, chance)
+        world.provision()
+        yield world
+
+
+Act = Callable[[World, Daemon, Fleet], float]
+
+
+def _rounds(world: World, row: Row, daemon: Daemon, act: Act) -> Row:
+    """`act` makes the fault and returns the moment at which it was over."""
+    daemon.start()
+    with world.under_load(row, [daemon]) as fleet:
+        for _ in range(row.rounds):
+            fleet.wait_for(world.chance.randint(20, 120))
+            begun = time.monotonic()
+            row.recovery.append(fleet.goes_on(act(world, daemon, fleet)))
+            row.stall = max(row.stall, fleet.stall_since(begun))
+    daemon.stop()
+    return row
+
+
+def directly(fault: str, seen: str, act: Act) -> Callable[[World, int], Row]:
+    def run(world: World, rounds: int) -> Row:
+        with ExitStack() as held:
+            return _rounds(world, Row(fault, seen, rounds), world.daemon(held), act)
+
+    return run
+
+
+def by_proxy(fault: str, seen: str, act: Callable[[World, CuttingProxy], float]) -> Callable[[World, int], Row]:
+    def run(world: World, rounds: int) -> Row:
+        with ExitStack() as held:
+            proxy = held.enter_context(closing(CuttingProxy(world.server.folder / ".s.PGSQL.5432")))
+            daemon = world.daemon(held, port=proxy.port)
+            return _rounds(world, Row(fault, seen, rounds), daemon, lambda of, _daemon, _fleet: act(of, proxy))
+
+    return run
+
+
+def _kill(_world: World, daemon: Daemon, _fleet: Fleet) -> float:
+    daemon.kill()
+    killed = time.monotonic()
+    daemon.start()
+    return killed
+
+
+def _restart(world: World, _daemon: Daemon, _fleet: Fleet) -> float:
+    world.server.stop("immediate")
+    stopped = time.monotonic()
+    world.server.start()
+    return stopped
+
+
+def _away(seconds: float) -> Act:
+    def act(world: World, daemon: Daemon, fleet: Fleet) -> float:
+        refused = fleet.refused
+        world.server.stop("immediate")
+        time.sleep(seconds)
+        back = time.monotonic()
+        world.server.start()
+        if seconds > PATIENCE_SECONDS:
+            if fleet.refused == refused:
+                raise RuntimeError("nobody was refused while the server was away")
+            if "nothing_is_stored" not in _log_of(daemon):
+                raise RuntimeError("the log does not say why nothing is stored")
+        return back
+
+    return act
+
+
+def _log_of(daemon: Daemon) -> str:
+    assert daemon.log is not None
+    return Path(daemon.log.name).read_text(encoding="utf-8")
+
+
+def _terminate(world: World, _daemon: Daemon, _fleet: Fleet) -> float:
+    with world.server.target("postgres").connect() as connection:
+        for _ in range(10):
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE datname = %s"
+                " AND pid <> pg_backend_pid() ORDER BY random() LIMIT %s) AS chosen",
+                [world.database, world.chance.randint(1, 4)],
+            )
+            time.sleep(world.chance.uniform(0.02, 0.2))
+    return time.monotonic()
+
+
+def _cut(world: World, proxy: CuttingProxy) -> float:
+    for _ in range(5):
+        proxy.cut()
+        time.sleep(world.chance.uniform(0.02, 0.2))
+    return time.monotonic()
+
+
+def _cut_in_commit(world: World, proxy: CuttingProxy) -> float:
+    """Before the server has got it, or after it has done it: of rows alone, and of works."""
+    cuts = [(marker, answered) for marker in (b"intensity", b"COMMIT") for answered in (False, True)]
+    for marker, answered in world.chance.sample(cuts, len(cuts)):
+        proxy.cut_at(marker, answered=answered)
+        if not proxy.has_cut.wait(_WAIT_SECONDS):
+            raise TimeoutError("no commit came")
+    return time.monotonic()
+
+
+def _lose(world: World, proxy: CuttingProxy) -> float:
+    proxy.loses = world.chance.choice(("up", "down"))
+    time.sleep(world.chance.uniform(0.5, 1.5))
+    proxy.loses = ""
+    proxy.cut()
+    return time.monotonic()
+
+
+def disk_full(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
+    """On a file system that is really full. Raises CalledProcessError: it cannot be mounted."""
+    row = Row(
+        "the server's disk is full for 3 s, then has room", "`nothing_is_stored` once a minute, with what helps", rounds
+    )
+
+    def act(world: World, _daemon: Daemon, fleet: Fleet) -> float:
+        filler, refused = world.server.folder / "filler", fleet.refused
+        with filler.open("wb", buffering=0) as file:
+            for piece in (bytes(1 << 20), bytes(4096)):
+                try:
+                    while True:
+                        file.write(piece)
+                except OSError:
+                    continue
+        _wait(lambda: fleet.refused > refused, "somebody is refused on the full disk")
+        time.sleep(3)
+        filler.unlink()
+        room = time.monotonic()
+        if not (world.server.data / "postmaster.pid").exists():  # it ended: it could not write its log
+            world.server.start()
+        return room
+
+    with world_of(folder, chance, on=on, disk=_DISK) as world, ExitStack() as held:
+        return _rounds(world, row, world.daemon(held), act)
+
+
+def take_overs(world: World, rounds: int, *, how: signal.Signals) -> Row:
+    """Of two daemons the one that serves is killed or paused. The other one serves, and the first one stands by."""
+    name = {signal.SIGKILL: "kill -9", signal.SIGSTOP: "SIGSTOP, and SIGCONT after the take-over"}[how]
+    seen = {signal.SIGKILL: "`taken_over`", signal.SIGSTOP: "`taken_over`; the paused one ends with status 5"}[how]
+    row = Row(f"{name} of one of two daemons", seen, rounds)
+    with ExitStack() as held:
+        serving, other = (world.daemon(held, name=name) for name in "ab")
+        serving.start()
+        with world.under_load(row, [serving, other]) as fleet:
+            for _ in range(rounds):
+                other.begin()
+                _wait(lambda of=other: "stands_by" in _log_of(of), "a daemon stands by")  # type: ignore[misc]
+                fleet.wait_for(world.chance.randint(20, 120))
+                begun = time.monotonic()
+                assert serving.process is not None
+                serving.process.send_signal(how)
+                other.wait_ready()
+                row.recovery.append(fleet.goes_on(begun + 0.2))  # what was under way is answered by then
+                row.stall = max(row.stall, fleet.stall_since(begun))
+                if how == signal.SIGSTOP:
+                    serving.process.send_signal(signal.SIGCONT)
+                    if (status := serving.process.wait(_WAIT_SECONDS)) != _FENCED:
+                        raise RuntimeError(f"the daemon that was paused ended with {status}")
+                serving.kill()
+                serving.addresses = {}
+                assert serving.log is not None
+                serving.log.truncate(0)
+                serving, other = other, serving
+    return row
+
+
+_WAITS: Final = "nothing: within `patience_seconds` clients wait"
+_KILLED: Final = "systemd restarts the daemon"
+_REASON: Final = "`nothing_is_stored` once a minute, with the reason; 503; no PUBACK"
+
+#: The faults of one world by their short names.
+FAULTS: Final[dict[str, Callable[[World, int], Row]]] = {
+    "kill": directly("kill -9 of the daemon", _KILLED, _kill),
+    "restart": directly("`pg_ctl restart -m immediate` of the server", _WAITS, _restart),
+    "terminate": directly("`pg_terminate_backend` of 1 to 4 sessions, 10 times", _WAITS, _terminate),
+    "cut": by_proxy("a proxy cuts all connections, 5 times", _WAITS, _cut),
+    "commit": by_proxy("a proxy cuts in a commit, before or after the server has it", _WAITS, _cut_in_commit),
+    "one way": by_proxy("one direction is lost for 1 s, then the connection is cut", _WAITS, _lose),
+    "second": directly("the server is away for 1 s", _WAITS, _away(1.0)),
+    "away": directly(f"the server is away for {_AWAY_SECONDS:.0f} s", _REASON, _away(_AWAY_SECONDS)),
+    "take-over": lambda world, rounds: take_overs(world, rounds, how=signal.SIGKILL),
+    "pause": lambda world, rounds: take_overs(world, rounds, how=signal.SIGSTOP),
+}
+
+
+def short(world: World) -> Row:
+    """One daemon: connections that are cut in commits, sessions that the server ends, and a kill."""
+
+    def act(proxy: CuttingProxy, of: World, daemon: Daemon, fleet: Fleet) -> float:
+        _cut_in_commit(of, proxy)
+        _terminate(of, daemon, fleet)
+        return _kill(of, daemon, fleet)
+
+    with ExitStack() as held:
+        proxy = held.enter_context(closing(CuttingProxy(world.server.folder / ".s.PGSQL.5432")))
+        daemon = world.daemon(held, port=proxy.port)
+        return _rounds(world, Row("short", "", 1), daemon, partial(act, proxy))
+
+
+#: Of these, so many rounds take as long as one of another fault.
+_LONG: Final = {"away": 4, "pause": 2}
+
+
+def rows(rounds: int, chance: random.Random) -> Iterator[Row]:
+    """Every fault on a disk of the machine, each with its line of the table."""
+    on = Path("/var/tmp")  # noqa: S108 - a folder of its own is made in it
+    with TemporaryDirectory(prefix="trunkline-faults-") as folder, world_of(Path(folder), chance, on=on) as world:
+        for name, fault in FAULTS.items():
+            yield fault(world, max(1, rounds // _LONG.get(name, 1)))
+    with TemporaryDirectory(prefix="trunkline-faults-") as folder:
+        yield disk_full(Path(folder), rounds, chance, on=on)
