@@ -32,6 +32,7 @@ NOT_SEALED = {
     ("connector_link", "account"),
     ("device_share", "code_hash"),
     ("external_sign_in", "browser"),
+    ("file_chunk", "content"),  # of firmware images and archives; an archive has no secret
     ("password_reset", "password"),
     ("refresh_token", "salt"),
     ("registration", "certificate_hash"),
@@ -41,6 +42,9 @@ NOT_SEALED = {
     ("rollup", "min"),
     ("rollup", "sum"),
     ("session", "password"),
+    ("store_copy", "digest"),
+    ("store_copy", "last_key"),  # how far a copy is: a primary key, which is never sealed
+    ("token", "session"),  # the hash that is the session's key
     ("trial_invitation", "code_hash"),
     ("upgrade_token", "token"),
 }
