@@ -49,8 +49,8 @@ class StoreConnection(Protocol):
     def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any] | EncodedRows) -> None:
         """Insert array-like rows in one statement, in order, as fast as the engine can. A list becomes JSON text."""
 
-    def encoded(self, rows: Sequence[Any]) -> EncodedRows:
-        """Rows as the engine takes them, for `insert_many`; any thread may call this."""
+    def encoded(self, rows: Sequence[Any]) -> EncodedRows | None:
+        """Rows as the engine takes them, for `insert_many`; any thread may call this. None: it would ask the store."""
 
     def insert_log(self, parts: Sequence[tuple[str, Sequence[str], Sequence[Any] | EncodedRows]], *, head: int) -> int:
         """Insert rows of the log: tables, each with its columns and rows, whose first one is the row's ticket.

@@ -22,6 +22,8 @@ class CuttingProxy:
         self.is_closed = False
         #: The direction whose bytes get lost, `up` to the server or `down` from it, while the connection stays open.
         self.loses = ""
+        #: Set when something was lost.
+        self.has_lost = threading.Event()
         #: Set when the marker has come and its connection is cut.
         self.has_cut = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -75,6 +77,7 @@ class CuttingProxy:
             while data := client.recv(1 << 16):
                 if self.loses == "up" or client in self._broken:
                     self._broken.add(client)
+                    self.has_lost.set()
                     continue
                 if self._marker is not None and self._marker in data:
                     self._marker = None
@@ -95,6 +98,7 @@ class CuttingProxy:
                     break
                 if self.loses == "down" or server in self._broken:
                     self._broken.add(server)
+                    self.has_lost.set()
                     continue
                 client.sendall(data)
         _end((client, server))

@@ -8,7 +8,7 @@ import os
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,7 @@ from protocols.streams.inherited import open_tcp
 from protocols.streams.proxy_protocol import ProxyHeaderError, receive_source
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
+from storage.sql import StoreError
 
 if TYPE_CHECKING:
     from storage.engines.postgresql import PostgresqlEngine
@@ -32,6 +33,8 @@ _HEAD_BYTES: Final = 8192
 _SECONDS: Final = 5.0  # for one request
 _CONNECTIONS: Final = 200
 _BACKLOG: Final = 128
+#: The server has this long to say for which connections it works.
+_ASK_SECONDS: Final = 8.0
 _BUSY: Final = b'{"error":{"code":503,"message":"This machine stands by: another one serves"}}'
 
 _log = structlog.get_logger(__name__)
@@ -68,13 +71,14 @@ async def serving_alone(
     keeper = Keeper(table, cluster.name, engine.instance, cluster.lease_seconds)
     try:
         await table.prepare(engine.prepare_leases)
-        if (held := await _lease(keeper, settings, tls, stop)) is None:
+        if (held := await _lease(engine, keeper, settings, tls, stop)) is None:
             yield None
             return
         engine.fence_with(held)
         async with trio.open_nursery() as nursery:
             serving = Serving(keeper)
             nursery.start_soon(keeper.keep_forever)
+            nursery.start_soon(cut_silent_forever, engine)
             nursery.start_soon(_feed_watchdog, serving.starting)
             try:
                 yield serving
@@ -116,11 +120,38 @@ async def alone_for_a_command(engine: "PostgresqlEngine", settings: Settings) ->
             await table.close()
 
 
+async def cut_silent_forever(engine: "PostgresqlEngine") -> None:
+    """Break the connections that wait for an answer that will not come.
+
+    A proxy may lose what goes through a connection that stays open, and a server may stand still: TCP notices neither.
+    So when an answer has not come within the patience, the server is asked through another connection whether it still
+    works for it. A long statement is left alone.
+    """
+    patience = max(engine.contact.patience_seconds, 1.0)
+    while True:
+        await trio.sleep(patience / 2)
+        if not (silent := engine.silent(patience)):
+            continue
+        busy: set[str] = set()  # when the server does not say it
+        with trio.move_on_after(_ASK_SECONDS), suppress(StoreError):
+            busy = await trio.to_thread.run_sync(engine.are_busy, silent, abandon_on_cancel=True)
+        still = engine.silent(patience)
+        if cut := [one for one in silent if one in still and one.name not in busy]:
+            _log.warning("store_silent", connections=len(cut), seconds=round(patience))
+            for one in cut:
+                one.cut()
+
+
 async def _lease(
-    keeper: Keeper, settings: Settings, tls: Callable[[], ssl.SSLContext], stop: trio.Event | None
+    engine: "PostgresqlEngine",
+    keeper: Keeper,
+    settings: Settings,
+    tls: Callable[[], ssl.SSLContext],
+    stop: trio.Event | None,
 ) -> HeldLease | None:
     held: HeldLease | None = None
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(cut_silent_forever, engine)
         waiting = _Waiting(nursery, settings, tls, stop)
         try:
             held = await keeper.take(waiting.begin)

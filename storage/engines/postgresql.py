@@ -7,15 +7,18 @@ A connection may break at any moment. Reads and groups of writes are run again o
 a commit may be in doubt: each one leaves its number in `batch`, and a new connection looks for it there.
 """
 
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
 from secrets import token_hex
 from threading import Lock
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import psycopg
 import structlog
@@ -144,11 +147,19 @@ class PostgresqlConnection:
         self._node = engine.new_name()
         self._number = 0  # of the last commit
         self._head: int | None = None  # the highest position that this connection has given
+        #: Since when this waits for an answer of the server, by time.monotonic.
+        self.waits_since: float | None = None
         self._connection = self._connected()
+        engine.add(self.name, self)
 
     @property
     def driver(self) -> "psycopg.Connection[tuple[Any, ...]]":
         return self._connection
+
+    @property
+    def name(self) -> str:
+        """As the server knows it."""
+        return f"trunkline {self._node}"
 
     # Statements
 
@@ -159,6 +170,7 @@ class PostgresqlConnection:
         if not self._is_begun:
             self._be_connected()
         self._send_later()
+        self.waits_since = time.monotonic()
         try:
             cursor = self._cursor
             cursor.execute(sql, parameters)
@@ -167,6 +179,8 @@ class PostgresqlConnection:
             return PostgresqlResult([column.name for column in cursor.description], cursor.fetchall())
         except psycopg.Error as error:
             raise self._store_error(error) from error
+        finally:
+            self.waits_since = None
 
     def stream(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         # A page after the other, larger and larger: the library would fetch all rows, and a cursor is one more trip.
@@ -187,10 +201,13 @@ class PostgresqlConnection:
 
     def _command(self, text: str) -> None:
         """Statements without parameters, whose results nobody wants."""
+        self.waits_since = time.monotonic()
         try:
             result = self._connection.pgconn.exec_(text.encode())
         except psycopg.Error as error:
             raise self._store_error(error) from error
+        finally:
+            self.waits_since = None
         if result.status not in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}:
             raise self._store_error(errors.error_from_result(result))
 
@@ -227,7 +244,9 @@ class PostgresqlConnection:
         row = self._run("SELECT max(head) AS head FROM batch", ()).one()
         return int(row["head"] or 0) if row else 0
 
-    def encoded(self, rows: Sequence[Any]) -> EncodedRows:
+    def encoded(self, rows: Sequence[Any]) -> EncodedRows | None:
+        if self._engine.columns.known("message") is None:  # the writer's thread asks for them, and not the loop
+            return None
         return EncodedRows(self._arrays_of("message", rows[0].__struct_fields__, rows))
 
     def _arrays_of(self, table: str, columns: Sequence[str], rows: Any) -> _Arrays:
@@ -253,7 +272,7 @@ class PostgresqlConnection:
         )
 
     def _types_of(self, table: str) -> dict[str, str]:
-        """The types of the columns. Called on the loop after the first time only, when they are known."""
+        """The types of the columns."""
         if (types := self._engine.columns.known(table)) is None:
             rows = self._run(
                 "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute"
@@ -395,9 +414,18 @@ class PostgresqlConnection:
 
     def close(self) -> None:
         self._is_ended = True
-        self._connection.close()
+        self._disconnect()
 
     # The connection
+
+    def _disconnect(self) -> None:
+        self._connection.close()
+        self._socket.close()
+
+    def cut(self) -> None:
+        """Have whoever waits for an answer find that the connection is broken. Called in any thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _be_connected(self) -> None:
         """Raises StoreUnreachableError: not within the patience."""
@@ -405,7 +433,7 @@ class PostgresqlConnection:
             return
         if self._is_ended:
             raise StoreError("the connection is closed")
-        self._connection.close()
+        self._disconnect()
         self._later.clear()
         pause = _PAUSE_SECONDS
         while True:
@@ -422,18 +450,19 @@ class PostgresqlConnection:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _connected(self) -> "psycopg.Connection[tuple[Any, ...]]":
-        name = f"trunkline {self._node}"
-        connection = self._engine.target.connect(read_only=self._read_only, name=name)
+        connection = self._engine.target.connect(read_only=self._read_only, name=self.name)
         try:
             adapt(connection)
             if not self._read_only:
-                _end_former(connection, name)
+                _end_former(connection, self.name)
         except psycopg.Error as error:
             connection.close()
             raise StoreUnreachableError(f"{self._engine.target}: {error}") from error
         connection.prepare_threshold = _PREPARED_FROM
         connection.prepared_max = _PREPARED_MOST
         self._cursor = connection.cursor()
+        # Of its own, because the library closes the other one, whose number another connection may get.
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         return connection
 
     def _store_error(self, error: psycopg.Error) -> StoreError:
@@ -442,7 +471,7 @@ class PostgresqlConnection:
         # The library has no code for a connection that broke: it knows only that there is no answer.
         is_silent = not state and (isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError)
         if is_silent or self._connection.broken or self._connection.closed or state.startswith(_LOST):
-            self._connection.close()
+            self._disconnect()
             self._later.clear()
             self._engine.contact.lost()
             return StoreLostError(text)
@@ -527,8 +556,28 @@ class PostgresqlEngine:
         self._progress = progress
         self.instance = token_hex(6)
         self._numbers = count()
+        self._connections: WeakValueDictionary[str, PostgresqlConnection] = WeakValueDictionary()
         #: Queries that begin each transaction that writes; one fails when another daemon has the store.
         self.fence: Sequence[str] = ()
+
+    def add(self, name: str, connection: PostgresqlConnection) -> None:
+        """A connection that `cut_silent` looks at."""
+        self._connections[name] = connection
+
+    def silent(self, seconds: float) -> Sequence[PostgresqlConnection]:
+        """The connections that have waited for an answer for so long."""
+        before = time.monotonic() - seconds
+        return [one for one in self._connections.values() if one.waits_since is not None and one.waits_since < before]
+
+    def are_busy(self, connections: Sequence[PostgresqlConnection]) -> set[str]:
+        """The names of those for which the server works now. Raises StoreError."""
+        with explained(self.target), self.target.connect() as connection:
+            rows = connection.execute(
+                "SELECT application_name FROM pg_stat_activity WHERE usename = current_user AND state = 'active'"
+                " AND application_name = ANY(%s)",
+                [[one.name for one in connections]],
+            ).fetchall()
+        return {name for (name,) in rows}
 
     def new_name(self) -> str:
         """A name for one more connection of this process."""

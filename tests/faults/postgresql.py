@@ -285,6 +285,16 @@ def _cut_in_commit(world: World, proxy: CuttingProxy) -> float:
     return time.monotonic()
 
 
+def _lose_for_good(world: World, proxy: CuttingProxy) -> float:
+    proxy.has_lost.clear()
+    proxy.loses = world.chance.choice(("up", "down"))
+    if not proxy.has_lost.wait(_WAIT_SECONDS):
+        raise TimeoutError("nothing was sent")
+    time.sleep(world.chance.uniform(0.1, 0.5))
+    proxy.loses = ""
+    return time.monotonic()
+
+
 def _lose(world: World, proxy: CuttingProxy) -> float:
     proxy.loses = world.chance.choice(("up", "down"))
     time.sleep(world.chance.uniform(0.5, 1.5))
@@ -363,6 +373,11 @@ FAULTS: Final[dict[str, Callable[[World, int], Row]]] = {
     "cut": by_proxy("a proxy cuts all connections, 5 times", _WAITS, _cut),
     "commit": by_proxy("a proxy cuts in a commit, before or after the server has it", _WAITS, _cut_in_commit),
     "one way": by_proxy("one direction is lost for 1 s, then the connection is cut", _WAITS, _lose),
+    "silent": by_proxy(
+        "one direction is lost, the connection stays open",
+        "`store_silent` with the number of connections",
+        _lose_for_good,
+    ),
     "second": directly("the server is away for 1 s", _WAITS, _away(1.0)),
     "away": directly(f"the server is away for {_AWAY_SECONDS:.0f} s", _REASON, _away(_AWAY_SECONDS)),
     "take-over": lambda world, rounds: take_overs(world, rounds, how=signal.SIGKILL),

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from subprocess import run
@@ -12,11 +13,12 @@ import pytest
 import trio
 
 from config.settings import Cluster, Settings, Storage
+from protocols.operation.standby import cut_silent_forever
 from storage import migrations
 from storage.database import CommitGroup, Database, Transaction
 from storage.engines import engine_of
 from storage.engines import postgresql_schema as schema
-from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.postgresql_target import Target
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -167,6 +169,67 @@ async def test_without_its_server_a_write_fails_after_the_patience_and_at_once_a
             await database.write(count("a"))
         proxy.is_closed = False
         assert await database.write(count("a")) == 1
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+async def test_a_connection_that_loses_what_goes_through_it_is_made_again(
+    name: str, proxy: CuttingProxy, direction: str
+) -> None:
+    engine = through(proxy, name, patience=1)
+    async with opened(engine) as (database, journal), trio.open_nursery() as nursery:
+        assert await database.write(count("a")) == 1
+        nursery.start_soon(cut_silent_forever, engine)
+        proxy.loses = direction
+        with trio.fail_after(30):
+            async with trio.open_nursery() as writing:
+                append(journal, 1)
+                writing.start_soon(journal.wait_committed)
+                await trio.to_thread.run_sync(proxy.has_lost.wait)
+                proxy.loses = ""
+            assert await database.write(count("a")) == 2
+        assert await stored(database) == [1]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_for_which_the_server_works_is_left_alone(
+    name: str, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = through(proxy, name, patience=1)
+    answers: list[set[str]] = []
+    ask = engine.are_busy
+
+    def noted(connections: Sequence[PostgresqlConnection]) -> set[str]:
+        answers.append(ask(connections))
+        return answers[-1]
+
+    monkeypatch.setattr(engine, "are_busy", noted)
+    async with opened(engine) as (database, _), trio.open_nursery() as nursery:
+        nursery.start_soon(cut_silent_forever, engine)
+        query = "SELECT pg_backend_pid() AS pid, pg_sleep(2.5)"
+        before = await database.look_up(lambda tx: tx.connection.execute(query).one())
+        after = await database.look_up(lambda tx: tx.connection.execute("SELECT pg_backend_pid() AS pid").one())
+        assert before is not None
+        assert after is not None
+        assert before["pid"] == after["pid"]
+        assert any(answers)
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_event_loop_asks_the_server_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not for the types of the columns at the first message: a server that is away would stop everything."""
+    run, threads = PostgresqlConnection._run, set[threading.Thread]()
+
+    def noted(connection: PostgresqlConnection, *given: Any) -> Any:
+        threads.add(threading.current_thread())
+        return run(connection, *given)
+
+    monkeypatch.setattr(PostgresqlConnection, "_run", noted)
+    async with opened(PostgresqlEngine(server().target(name))) as (_, journal):
+        for number in range(3):
+            append(journal, number)
+            await journal.wait_committed()
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 async def test_sessions_that_the_server_ends_lose_nothing(name: str) -> None:
