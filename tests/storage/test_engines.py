@@ -107,7 +107,9 @@ def test_rows_of_the_log_come_back_in_one_piece(store: EngineConnection) -> None
     ]
     columns = MessageRow.__struct_fields__
     store.insert_many("message", columns, rows[:20])
-    store.insert_many("message", columns, store.encoded(rows[20:]))
+    encoded = store.encoded(rows[20:])
+    assert encoded is not None  # because the columns are known now
+    store.insert_many("message", columns, encoded)
     store.insert_many("message", columns, [])
     found = store.execute(f"SELECT {', '.join(columns)} FROM message ORDER BY position").tuples()  # noqa: S608
     assert [MessageRow(*row) for row in found] == rows
