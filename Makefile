@@ -1,4 +1,4 @@
-# make run    the demo; everything is installed into .venv
+# make run    the demo; everything is installed into .venv. make run STORE=postgresql://USER@HOST/DATABASE keeps its store there
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 #   Both take ENGINE=postgresql: the same tests over a database of PostgreSQL, whose server they start
@@ -21,8 +21,8 @@ BIN := $(VENV)/bin
 .PHONY: run lint unit both tests check test again faults bench deb reproduce sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
-run: $(VENV)/.installed
-	$(BIN)/trunkline demo
+run: $(VENV)/.installed $(if $(STORE),$(VENV)/.installed-postgresql)
+	$(BIN)/trunkline demo $(if $(STORE),--store '$(STORE)')
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
@@ -114,6 +114,11 @@ $(VENV)/.created:
 # The stamps make a second run quick: pip is asked again only when what it would install has changed.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	@$(BIN)/python -m deploy.install --extras learning,streams --editable
+	@touch $@
+
+$(VENV)/.installed-postgresql: $(VENV)/.installed
+	@$(BIN)/python -c 'import psycopg' 2>/dev/null || \
+	  $(BIN)/python -m deploy.install --extras learning,streams,postgresql --editable
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -54,6 +54,7 @@ from protocols.operation.interpreter import (
 from protocols.operation.operating import DaemonMachine
 from protocols.operation.reload import Load, Reloading
 from protocols.operation.standby import serving_alone
+from protocols.operation.start_check import check_store
 from protocols.operation.state import open_state
 from protocols.operation.store_copies import forget_copies
 from protocols.operation.time_sync import is_clock_synchronized
@@ -133,7 +134,9 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         ballast, serving = None, None
         if isinstance(engine, SqliteEngine):  # the lock of the state directory keeps others away
             ballast = Ballast(settings.state_dir / "ballast")
-        else:  # nothing of the store may be read before
+        else:
+            await trio.to_thread.run_sync(check_store, settings)  # not first at a take-over
+            # Nothing that the daemon keeps may be read before.
             serving = await stack.enter_async_context(
                 serving_alone(engine, settings, partial(_tls, settings.tls), stop)
             )

@@ -21,7 +21,7 @@ from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.logging import configure_logging
-from config.settings import Address, Coap, ConsoleSettings, Http, Log, Lwm2m, Mqtt, Outbound, Settings
+from config.settings import Address, Coap, ConsoleSettings, Http, Log, Lwm2m, Mqtt, Outbound, Settings, Storage
 from config.shown_command import with_state
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
@@ -71,6 +71,12 @@ _PORT = click.IntRange(0, 65535)
     show_default=True,
     help="Where the demo keeps its store; delete it to start over.",
 )
+@click.option(
+    "--store",
+    default="sqlite",
+    metavar="URL",
+    help="postgresql://USER@HOST/DATABASE keeps the store there; PGPASSWORD or ~/.pgpass has the password.",
+)
 @click.option("--http-port", type=_PORT, default=8080, show_default=True)
 @click.option("--mqtt-port", type=_PORT, default=1883, show_default=True)
 @click.option("--coap-port", type=_PORT, default=5683, show_default=True)
@@ -80,6 +86,7 @@ _PORT = click.IntRange(0, 65535)
 def demo(
     ctx: click.Context,
     state: Path,
+    store: str,
     http_port: int,
     mqtt_port: int,
     coap_port: int,
@@ -96,6 +103,7 @@ def demo(
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
         console=ConsoleSettings(operators=(_ADMINISTRATOR,)),
         log=Log(level="warning"),
+        storage=Storage(url=store),
     )
     with_state(settings.state_dir)
     configure_logging(settings.log.level, settings.log.format)

@@ -45,7 +45,6 @@ def _findings(config: Path | None, unit: str) -> Iterator[CheckResult]:
     if patient.silence:
         yield CheckResult("daemon", False, patient.silence)
     else:
-        yield CheckResult(
-            "daemon", True, f"runs as process {patient.pid}" if patient.statistics is not None else "stopped"
-        )
+        text = "stopped" if patient.standing_by is None else f"stands by, or begins, as process {patient.standing_by}"
+        yield CheckResult("daemon", True, text if patient.statistics is None else f"runs as process {patient.pid}")
     yield from examine(patient)

@@ -27,5 +27,6 @@ def look_at_cluster(patient: Patient) -> Iterator[CheckResult]:
     elif holder.node == name:
         text = f"this node, {name}, serves (epoch {holder.epoch})"
     else:
-        text = f"node {holder.node} serves (epoch {holder.epoch}); this node, {name}, stands by or does not run"
+        does = "does not run" if patient.standing_by is None else "stands by"
+        text = f"node {holder.node} serves (epoch {holder.epoch}); this node, {name}, {does}"
     yield CheckResult("cluster", True, text)

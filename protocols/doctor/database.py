@@ -61,12 +61,14 @@ def look_at_its_room(patient: Patient) -> Iterator[CheckResult]:
     free = f"{shutil.disk_usage(folder).free / _MIB:,.0f} MiB are free here"
     try:
         with engine_of(patient.settings).snapshot() as snapshot:
+            is_old = bool(snapshot.steps()) and not snapshot.is_current()
             found = growth(snapshot, now_ms=time.time_ns() // 1_000_000) if snapshot.is_current() else None
     except StoreError:  # the check of the store tells
         yield CheckResult("disk", True, free)
         return
     if found is None:
-        yield CheckResult("disk", True, f"{free}; {shown_command('migrate')} brings the store to this version")
+        brings = f"; {shown_command('migrate')} brings the store to this version" if is_old else ""
+        yield CheckResult("disk", True, free + brings)
         return
     size = f"the store has {found.store_bytes / _MIB:,.0f} MiB on the server"
     grows = "" if found.bytes_a_day is None else f", and grows by {found.bytes_a_day / _MIB:,.1f} MiB a day"

@@ -27,6 +27,8 @@ _SYSTEMCTL_SECONDS: Final = 10
 #: Some dozen connections, and what the store and the listeners need.
 _FEW_DESCRIPTORS: Final = 1_024
 _FULL: Final = 0.8
+#: The listeners of a daemon that stands by.
+_OF_STANDBY: Final = frozenset({"http", "https"})
 #: Hardening of this version's unit, as `systemctl show` prints it; a test compares the two.
 HARDENING: Final = {
     "NoNewPrivileges": "yes",
@@ -83,7 +85,8 @@ def look_at_ports(patient: Patient) -> Iterator[CheckResult]:
         if not bind.port:
             yield CheckResult("port", True, f"{name} takes a free port at each start")
             continue
-        problem = _port_problem(bind, is_udp=is_udp, is_running=patient.is_running)
+        is_running = patient.is_running or (patient.standing_by is not None and name in _OF_STANDBY)
+        problem = _port_problem(bind, is_udp=is_udp, is_running=is_running)
         yield CheckResult("port", not problem, f"{name} {bind}: {problem}" if problem else f"{name} {bind}")
     if not found:
         yield CheckResult(

@@ -11,6 +11,7 @@ import trio
 from broker.errors import ValidationFailed
 from config.settings import Address, Settings
 from protocols.control.client import ControlFailedError, ControlUnavailableError, send_command
+from protocols.operation.state import holder
 
 _ANSWER_SECONDS: Final = 10.0
 _DATAGRAMS: Final = frozenset({"coap", "coaps", "lwm2m_dtls"})
@@ -37,6 +38,8 @@ class Patient:
     unit: str
     #: Where the running daemon listens, by the names of its ready line.
     listening: Mapping[str, Address] = field(default_factory=dict)
+    #: The process of a daemon that stands by, which answers nothing (reference 27.25).
+    standing_by: int | None = None
 
     @property
     def store(self) -> Path:
@@ -93,17 +96,19 @@ class Patient:
 
 def meet(settings: Settings, unit: str) -> Patient:
     """Ask the daemon that may run."""
-    statistics, silence, listening = None, "", dict[str, Address]()
+    statistics, silence, listening, standing_by = None, "", dict[str, Address](), None
     try:
         statistics, listening = trio.run(_ask, settings.state_dir)
     except ControlUnavailableError as error:
         if isinstance(error.__cause__, PermissionError):
             silence = "its control socket is not for you: run the doctor as root or as the user of the service"
+        elif settings.storage.is_postgresql:
+            standing_by = holder(settings.state_dir)
     except trio.TooSlowError:
         silence = f"it does not answer within {_ANSWER_SECONDS:.0f} s: look at its log, then restart it"
     except (ControlFailedError, ValidationFailed) as error:
         silence = f"it does not answer: {error}"
-    return Patient(settings, statistics, silence, unit, listening)
+    return Patient(settings, statistics, silence, unit, listening, standing_by)
 
 
 async def _ask(state_dir: Path) -> tuple[Mapping[str, Any], dict[str, Address]]:

@@ -22,7 +22,7 @@ from storage.sql import StoreError
 def problems(settings: Settings) -> list[str]:
     """One sentence for each problem. Changes nothing; a daemon may be running."""
     found: list[str] = []
-    checks: tuple[Callable[[Settings], None], ...] = (_check_certificates, _check_tracing, _check_state)
+    checks: tuple[Callable[[Settings], None], ...] = (_check_certificates, _check_tracing, check_store)
     found += _problems_of_listeners(settings)
     for check in checks:
         try:
@@ -62,8 +62,14 @@ def _check_certificates(settings: Settings) -> None:
             raise ValueError(f"tls: cannot use certificate {chain[0]} with key {chain[1]}: {error}") from error
 
 
-def _check_state(settings: Settings) -> None:
-    """Read the store, which others may be using. A missing store is no problem: the daemon makes one."""
+def check_store(settings: Settings) -> None:
+    """Read the store, which others may be using. A missing store is no problem: the daemon makes one.
+
+    Raises:
+        KeyFileError: the key cannot be read.
+        StateError: the key opens none of the store's secrets.
+        StoreError: the store cannot be read, or a newer version has made it.
+    """
     if not may_have_store(settings):
         return
     engine = engine_of(settings)
@@ -76,4 +82,5 @@ def _check_state(settings: Settings) -> None:
         keys = file.keys(is_private=is_private)
         columns = [at for at in SEALED_COLUMNS if snapshot.has(at.table, at.column)]
         if not opens_secrets(snapshot.rows, Vault(*keys), columns=columns):
-            raise StateError(f"{file.path}: this key opens none of the store's secrets")
+            copy = ": copy the key of the machine that serves it" if settings.storage.is_postgresql else ""
+            raise StateError(f"{file.path}: this key opens none of the store's secrets{copy}")

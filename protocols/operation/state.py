@@ -71,7 +71,7 @@ def lock_state(settings: Settings) -> Iterator[Path]:
             held.callback(os.close, itself)
         except OSError as error:
             raise StateError(f"state_dir {directory}: {error.strerror}") from error
-        _take(lock, itself, directory)
+        _take(lock, itself, settings)
         _look_at_log(directory / STORE)
         yield directory
 
@@ -98,16 +98,30 @@ def _close_to_others(directory: Path) -> None:
     _log.warning("state_dir_closed_to_others", state_dir=str(directory))
 
 
-def _take(lock: int, itself: int, directory: Path) -> None:
+def holder(directory: Path) -> int | None:
+    """The process that holds the state directory: a daemon that serves, one that stands by, or a command."""
+    try:
+        with (directory / _LOCK).open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read(20))
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _take(lock: int, itself: int, settings: Settings) -> None:
     """Lock the file, which says who holds the lock, and the directory itself, whose lock nobody can remove."""
     try:
         for descriptor in (lock, itself):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        raise StateInUseError(
-            f"state_dir {directory}: in use by process {holder or '?'}: stop it, or name another"
-        ) from error
+        process = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
+        help_ = "stop it, or name another"
+        if settings.storage.is_postgresql:
+            help_ = "if it stands by, give the command on the machine that serves; else stop it, or name another"
+        raise StateInUseError(f"state_dir {settings.state_dir}: in use by process {process}: {help_}") from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
 

@@ -18,7 +18,6 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 #: A server that is gone is noticed in seconds, also when nothing is sent to it. The address may say otherwise.
 _DEFAULTS: Final = {
-    "client_encoding": "UTF8",
     "connect_timeout": "5",
     "keepalives_idle": "2",
     "keepalives_interval": "1",
@@ -32,7 +31,9 @@ _HELP: Final = (
     (re.compile(r"role .* does not exist"), "make the role, and a database of its own: {create}"),
     (re.compile(r"no pg_hba\.conf entry|authentication failed"), "the server's pg_hba.conf does not let it in"),
     (re.compile(r"too many clients|remaining connection slots"), "raise max_connections of the server"),
-    (re.compile(r"Connection refused|No such file|could not translate|timeout|unreachable"), "is the server running?"),
+    (re.compile(r"invalid response|expected authentication request"), "something else than PostgreSQL has this port"),
+    (re.compile(r"failed to resolve|could not translate"), "is the name of the server right?"),
+    (re.compile(r"Connection refused|No such file|timeout|unreachable"), "is the server running?"),
 )
 
 
@@ -78,13 +79,16 @@ class Target:
                 given["password"] = self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise StoreError(f"storage.password_file: {self.password_file}: cannot be read") from error
-        return conninfo.make_conninfo(**{**_DEFAULTS, "application_name": name, **given})
+        return conninfo.make_conninfo(**{**_DEFAULTS, "application_name": name, **given, "client_encoding": "UTF8"})
 
     def _parsed(self) -> dict[str, Any]:
         try:
             return conninfo.conninfo_to_dict(self.url)
         except psycopg.Error as error:  # its text quotes parts of the address
-            raise StoreError("storage.url: PostgreSQL's library cannot read this address") from error
+            raise StoreError(
+                "storage.url: PostgreSQL's library cannot read this address: a password with @, :, / or % is better in"
+                " storage.password_file (or write %40, %3A, %2F, %25), and every option must be one of libpq"
+            ) from error
 
     def _explained(self, error: psycopg.Error) -> str:
         text = self.without_secret(" ".join(str(error).split()))

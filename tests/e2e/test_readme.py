@@ -99,8 +99,9 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "operate/backup-upgrade: Backup 2": every_night,
     "operate/backup-upgrade: Restore 1": restored,
     "operate/backup-upgrade: Upgrade 1": "needs an upgrade; tests/storage/test_upgrade.py makes one",
-    "operate/backup-upgrade: From SQLite to PostgreSQL, and back 1": "needs a server; test_store_copy.py copies",
-    "operate/several-machines: The database 1": "needs a server; tests/postgresql.py makes such a database",
+    "operate/backup-upgrade: From SQLite to PostgreSQL, and back 1": "tests/e2e/test_migrate_store.py copies a store",
+    "operate/several-machines: The database 1": "makes a role; tests/postgresql.py makes the database",
+    "operate/several-machines: The database 2": "makes a role; tests/protocols/cli/test_commands.py runs the demo so",
     "operate/several-machines: Both machines 1": settings_load,
     "operate/troubleshooting: Doctor 1": examined,
 }

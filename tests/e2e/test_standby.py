@@ -26,6 +26,8 @@ import pytest
 import websocket
 from paho.mqtt.enums import CallbackAPIVersion
 
+from broker.secrets import Vault
+from protocols.operation.key_file import KeyFile
 from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, device_token, run_command, write_world
 from tests.e2e.test_proxies import adapted, running
 from tests.postgresql import server
@@ -49,7 +51,7 @@ class Node:
 
     def __init__(self, folder: Path, name: str, url: str, key: Path) -> None:
         folder.mkdir()
-        self.name, self.http, self.mqtt = name, free_port(), free_port()
+        self.name, self.url, self.http, self.mqtt = name, url, free_port(), free_port()
         self.daemon = Daemon(folder / "state", "")
         self.daemon.state.mkdir(mode=0o700)
         shutil.copy(key, self.daemon.state / "key")
@@ -377,6 +379,45 @@ def test_haproxy_sends_clients_to_the_node_that_serves(nodes: tuple[Node, Node],
         client.disconnect()
         client.loop_stop()
     assert stored(other, 3) == Counter([7])
+
+
+@pytest.mark.parametrize("key", [None, Vault.new_key()], ids=["none", "another"])
+def test_a_daemon_whose_key_is_wrong_does_not_stand_by(
+    nodes: tuple[Node, Node], tmp_path: Path, key: bytes | None
+) -> None:
+    """It would serve nobody after a take-over."""
+    serving = next((node for node in nodes if node.health("/readyz") == 200), nodes[0])
+    if serving.health("/readyz") != 200:
+        serving.start()
+    wrong = Node(tmp_path / "c", "c", nodes[0].url, nodes[0].daemon.state / "key")
+    (wrong.daemon.state / "key").unlink()
+    if key is not None:
+        KeyFile(wrong.daemon.state / "key").write(key)
+    wrong.begin()
+    try:
+        assert wrong.status() == 4
+    finally:
+        wrong.close()
+    assert "this key opens none of the store's secrets: copy the key of the machine that serves it" in wrong.log()
+    assert "stands_by" not in wrong.log()
+    assert serving.health("/readyz") == 200
+
+
+def test_the_doctor_and_commands_know_a_daemon_that_stands_by(nodes: tuple[Node, Node]) -> None:
+    serving, other = sorted(nodes, key=lambda node: node.health("/readyz") == 200, reverse=True)
+    if serving.health("/readyz") != 200:
+        serving.start()
+    if other.health("/healthz") != 200:
+        other.stand_by()
+    done = run_command("doctor", "--json", "--config", other.daemon.config)
+    checks = [one for one in json.loads(done.stdout)["checks"] if one["check"] in {"daemon", "cluster", "port"}]
+    assert all(one["ok"] for one in checks), checks
+    process = other.daemon.process
+    assert process is not None
+    assert checks[0]["text"] == f"stands by, or begins, as process {process.pid}"
+    assert doctor_about_cluster(other).endswith("stands by")
+    refused = run_command("user", "list", "--config", other.daemon.config)
+    assert "if it stands by, give the command on the machine that serves" in refused.stderr
 
 
 def doctor_about_cluster(node: Node) -> str:

@@ -1,12 +1,14 @@
 """PostgreSQL as the engine: connections that break, commits in doubt, refusals with their reason, and the steps."""
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from subprocess import run
+from threading import Thread
 from typing import Any, Final
 
 import pytest
@@ -391,11 +393,30 @@ def test_a_database_of_another_encoding_or_order_is_refused(make: str, said: str
         server().drop("wrong")
 
 
+def _answer_as_http(listener: socket.socket) -> None:
+    with listener.accept()[0] as connection:
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_the_encoding_of_the_connection_cannot_be_chosen(name: str) -> None:
+    url = f"{server().url(name)}&client_encoding=SQL_ASCII"
+    PostgresqlEngine(Target(url)).migrate()
+
+
 def test_what_keeps_a_database_from_being_used_is_said(name: str, tmp_path: Path) -> None:
     assert "does not exist (make it: createdb" in refusal(server().url("nothing_here"))
     assert "is the server running?" in refusal("postgresql://postgres@127.0.0.1:1/x")
     assert "is the server running?" in refusal(f"postgresql://postgres@/x?host={tmp_path}")
-    assert "cannot read this address" in refusal("postgresql://postgres@h/x?nothing=1")
+    assert "is the name of the server right?" in refusal("postgresql://postgres@trunkline.invalid/x")
+    for unreadable in ("h/x?nothing=1", "u:a%zz@h/x", "u:ge@h%im:/1@h/x"):
+        assert "cannot read this address: a password with @, :, / or %" in refusal(f"postgresql://{unreadable}")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        thread = Thread(target=_answer_as_http, args=(other,))
+        thread.start()
+        port = other.getsockname()[1]
+        assert "something else than PostgreSQL has this port" in refusal(f"postgresql://u@127.0.0.1:{port}/x")
+        thread.join()
     administration = server().administration
     administration.execute("CREATE ROLE guest LOGIN")
     try:

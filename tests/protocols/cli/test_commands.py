@@ -37,6 +37,7 @@ from tests.daemon import (
     start_command,
 )
 from tests.fork_server import ForkedProcess
+from tests.postgresql import server
 
 pytestmark = pytest.mark.processes
 
@@ -287,6 +288,22 @@ def test_demo_shows_its_password_once(tmp_path: Path) -> None:
         shown += [line.partition(", password ")[2].strip() for line in lines if line.strip().startswith("Sign in")]
     assert len(shown[0]) == 16
     assert shown[1] == "(was shown when this state directory was new)"
+
+
+def test_the_demo_keeps_its_store_in_postgresql(tmp_path: Path) -> None:
+    postgresql = server()
+    name = postgresql.new_database(template="template0")
+    command = [*demo(tmp_path), "--store", postgresql.url(name)]
+    process = start_command(*command[1:])
+    assert any("MQTT" in line for line in introduction(process))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+    with postgresql.target(name).connect() as rows:
+        assert rows.execute("SELECT count(*) FROM device").fetchone() == (6,)
+    postgresql.drop(name)
+    assert not (tmp_path / "demo" / "store.sqlite").exists()
 
 
 def demo(folder: Path) -> list[str]:
