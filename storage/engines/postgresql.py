@@ -184,13 +184,13 @@ class PostgresqlConnection:
 
     def stream(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         # A page after the other, larger and larger: the library would fetch all rows, and a cursor is one more trip.
-        sql, size, behind = f"{sql} LIMIT :page OFFSET :behind", _FIRST_PAGE, 0
+        sql, size, offset = f"{sql} LIMIT :stream_limit OFFSET :stream_offset", _FIRST_PAGE, 0
         while True:
-            rows = list(self.execute(sql, {**parameters, "page": size, "behind": behind}).tuples())
+            rows = list(self.execute(sql, {**parameters, "stream_limit": size, "stream_offset": offset}).tuples())
             yield from rows
             if len(rows) < size:
                 return
-            behind += size
+            offset += size
             size = min(2 * size, _LARGEST_PAGE)
 
     def _send_later(self) -> None:

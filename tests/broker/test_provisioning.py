@@ -123,11 +123,11 @@ def counts(report: ProvisionReport) -> dict[str, tuple[int, int, int]]:
 
 
 async def everything(services: Services) -> dict[str, list[dict[str, Any]]]:
-    """All rows of all tables."""
+    """All rows of all tables, in an order that does not depend on when they were written."""
 
     def work(tx: Transaction) -> dict[str, list[dict[str, Any]]]:
-        names = table_names(tx)
-        return {name: [dict(row) for row in tx.connection.execute(f"SELECT * FROM {name}")] for name in names}  # noqa: S608
+        rows = {name: tx.connection.execute(f"SELECT * FROM {name}") for name in table_names(tx)}  # noqa: S608
+        return {name: sorted(map(dict, of_table), key=repr) for name, of_table in rows.items()}
 
     return await services.core.database.read(work)
 

@@ -51,6 +51,14 @@ _TEXTS: Final = (
 )
 
 
+@pytest.mark.parametrize("name", ["behind", "page", "size", "offset", "limit"])
+def test_a_long_result_comes_whole_whatever_its_parameters_are_named(store: EngineConnection, name: str) -> None:
+    for number in range(200):
+        store.execute("INSERT INTO field (key, path) VALUES (:key, :path)", {"key": number, "path": str(number)})
+    rows = store.stream(f"SELECT key FROM field WHERE key > :{name} ORDER BY key", {name: 10})  # noqa: S608 - rows above
+    assert [row[0] for row in rows] == list(range(11, 200))
+
+
 def test_every_text_comes_back(store: EngineConnection) -> None:
     for number, text in enumerate(_TEXTS):
         store.execute("INSERT INTO field (key, path) VALUES (:key, :path)", {"key": number, "path": text})

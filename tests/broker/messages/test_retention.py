@@ -409,6 +409,7 @@ async def test_a_row_from_when_the_clock_was_ahead_goes_with_those_around_it(fle
     assert await fleet.left() == [4]
 
 
+@pytest.mark.sqlite("autovacuum gives the space of PostgreSQL back")
 async def test_the_space_of_a_large_sweep_goes_back_to_the_disk_in_small_steps(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
