@@ -35,8 +35,8 @@ def _body(number: int) -> str:
     return json.dumps({"intensity": number})
 
 
-def mqtt(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
-    link = held.enter_context(socket.create_connection(daemon.host_port("mqtt"), timeout=_SECONDS))
+def mqtt(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS) -> Exchange:
+    link = held.enter_context(socket.create_connection(daemon.host_port("mqtt"), timeout=seconds))
     body = (
         _text("MQTT")
         + struct.pack("!BBH", 4, 0xC2, 0)
@@ -56,8 +56,8 @@ def mqtt(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
     return exchange
 
 
-def rest(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
-    link = held.enter_context(closing(http.client.HTTPConnection(*daemon.host_port("http"), timeout=_SECONDS)))
+def rest(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS) -> Exchange:
+    link = held.enter_context(closing(http.client.HTTPConnection(*daemon.host_port("http"), timeout=seconds)))
     headers = {"Authorization": f"bearer {device_token(device)}", "Content-Type": "application/json"}
 
     def exchange(number: int) -> bool:
@@ -70,8 +70,8 @@ def rest(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
     return exchange
 
 
-def websocket(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
-    link = held.enter_context(socket.create_connection(daemon.host_port("http"), timeout=_SECONDS))
+def websocket(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS) -> Exchange:
+    link = held.enter_context(socket.create_connection(daemon.host_port("http"), timeout=seconds))
     key = base64.b64encode(os.urandom(16)).decode()
     link.sendall(
         "GET /v1.1/websocket?ack=true HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -107,10 +107,10 @@ def websocket(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
     return exchange
 
 
-def coap(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
+def coap(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS) -> Exchange:
     peer = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     peer.connect(daemon.host_port("coap"))
-    peer.settimeout(_SECONDS)
+    peer.settimeout(seconds)
     segments = (b"v1.1", b"messages", device_token(device).encode())
     options = b""
     for index, segment in enumerate(segments):
@@ -130,9 +130,9 @@ def coap(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
     return exchange
 
 
-def making(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
+def making(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS) -> Exchange:
     """Not a message but a work of the store: each number makes a device, whose name is of `made_name`."""
-    link = held.enter_context(closing(http.client.HTTPConnection(*daemon.host_port("http"), timeout=_SECONDS)))
+    link = held.enter_context(closing(http.client.HTTPConnection(*daemon.host_port("http"), timeout=seconds)))
     headers = {"Authorization": f"bearer {USER_TOKEN}", "Content-Type": "application/json"}
 
     def exchange(number: int) -> bool:
@@ -150,7 +150,7 @@ def made_name(device: int, number: int) -> str:
 
 
 #: Each connects a device and returns what sends one number; its sockets are closed with the stack.
-PROTOCOLS: Final[tuple[Callable[[Daemon, int, ExitStack], Exchange], ...]] = (mqtt, rest, websocket, coap)
+PROTOCOLS: Final[tuple[Callable[..., Exchange], ...]] = (mqtt, rest, websocket, coap)
 
 
 class Counting(threading.Thread):
@@ -190,11 +190,14 @@ class Lasting(threading.Thread):
         self,
         daemons: Sequence[Daemon],
         device: int,
-        protocol: Callable[[Daemon, int, ExitStack], Exchange],
+        protocol: Callable[..., Exchange],
         first: int,
+        *,
+        seconds: float = _SECONDS,
     ) -> None:
+        """`seconds`: how long an answer is waited for."""
         super().__init__(name=f"{protocol.__name__}-{device}", daemon=True)
-        self._daemons, self._protocol = daemons, protocol
+        self._daemons, self._protocol, self._seconds = daemons, protocol, seconds
         self.device, self.last = device, first
         self.acknowledged: list[tuple[float, int]] = []
         self.refused = 0  # answered, but not by an acknowledgement
@@ -205,7 +208,8 @@ class Lasting(threading.Thread):
         while not self.stop.is_set():
             # A daemon that stands by has no addresses yet.
             with suppress(OSError, http.client.HTTPException, KeyError, ValueError), ExitStack() as held:
-                self._count(self._protocol(self._daemons[turn % len(self._daemons)], self.device, held))
+                daemon = self._daemons[turn % len(self._daemons)]
+                self._count(self._protocol(daemon, self.device, held, self._seconds))
             turn += 1
             self.stop.wait(0.05)
 

@@ -31,6 +31,9 @@ _LEASE_SECONDS: Final = 4.0  # the least
 PATIENCE_SECONDS: Final = 3.0
 _AWAY_SECONDS: Final = 20.0  # longer than the patience and the lease
 _WAIT_SECONDS: Final = 60.0
+#: Clients wait so long for an answer, and less when they can try another daemon.
+_ANSWER_SECONDS: Final = 5.0
+_OTHER_SECONDS: Final = 1.0
 #: A disk for a server with a little to write.
 _DISK: Final = "size=160m"
 _FENCED: Final = 5  # the exit status
@@ -42,7 +45,10 @@ class Fleet:
     """A client of each protocol, and one that makes devices."""
 
     def __init__(self, daemons: list[Daemon], first: int) -> None:
-        self.clients = [Lasting(daemons, number, protocol, first) for number, protocol in enumerate(_CLIENTS)]
+        seconds = _ANSWER_SECONDS if len(daemons) == 1 else _OTHER_SECONDS
+        self.clients = [
+            Lasting(daemons, number, protocol, first, seconds=seconds) for number, protocol in enumerate(_CLIENTS)
+        ]
 
     @property
     def acknowledged(self) -> list[tuple[float, int, int]]:
