@@ -7,7 +7,7 @@ from typing import Any
 
 from config.mail import folded_address
 from storage.records import AuditFilter, AuditRecord
-from storage.sql import Store, values_of
+from storage.sql import Store, literal, values_of
 
 _COLUMNS = "at_ms, event, actor, address, object, outcome, of_stranger, details"
 
@@ -115,9 +115,8 @@ def _conditions(wanted: AuditFilter) -> tuple[list[str], dict[str, Any]]:
     # An actor or object is a word and an id, and may be asked for by both or by the id alone.
     for name, value in (("actor", wanted.actor), ("object", wanted.object)):
         if value:
-            conditions.append(f"({name} = :{name} OR {name} LIKE :{name}_of_any ESCAPE '!')")
-            escaped = value.replace("!", "!!").replace("%", "!%").replace("_", "!_")
-            parameters |= {name: value, f"{name}_of_any": f"% {escaped}"}
+            conditions.append(f"({name} = :{name} OR lower({name}) LIKE :{name}_of_any ESCAPE '!')")
+            parameters |= {name: value, f"{name}_of_any": f"% {literal(value.lower())}"}
     for name, value in (("event", wanted.event), ("outcome", wanted.outcome)):
         if value:
             conditions.append(f"{name} = :{name}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
-from storage.sql import Store, replacing, sure, values_of
+from storage.sql import Store, literal, replacing, sure, values_of
 
 _STANDS_IN = (
     "(SELECT min(m.user) FROM membership AS m WHERE m.organization = t.organization AND m.role = 'administrator')"
@@ -75,7 +75,7 @@ class TypeSearch:
         if self.reached_by is not None:
             yield f"(t.published = 1 OR {_readable(self.reached_by)})"
         for index in range(len(self.texts)):
-            yield f"(t.folded_name LIKE :like_{index} ESCAPE '!' OR t.unique_name LIKE :like_{index} ESCAPE '!')"
+            yield f"(t.folded_name LIKE :like_{index} ESCAPE '!' OR lower(t.unique_name) LIKE :like_{index} ESCAPE '!')"
         for index in range(len(self.tags)):
             yield _TAGGED.format(test=f"= :tag_{index}")
         if self.categories:
@@ -103,7 +103,7 @@ class TypeSearch:
             "viewing": viewer.application,
             "viewing_organization": viewer.organization,
             "owner": self.owner,
-            **{f"like_{index}": f"%{_escaped(text)}%" for index, text in enumerate(self.texts)},
+            **{f"like_{index}": f"%{literal(text)}%" for index, text in enumerate(self.texts)},
             **{f"text_{index}": text for index, text in enumerate(self.texts)},
             **{f"tag_{index}": tag for index, tag in enumerate(self.tags)},
             **{f"category_{index}": tag for index, tag in enumerate(self.categories)},
@@ -135,10 +135,6 @@ def _granted(viewer: Viewer, permission: str) -> str:
 
 def _listed(name: str, values: Collection[str]) -> str:
     return ", ".join(f":{name}_{index}" for index in range(len(values)))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
 
 
 class DeviceTypeStore(Store):
@@ -205,7 +201,7 @@ class DeviceTypeStore(Store):
             f"SELECT tag FROM (SELECT x.tag, count(*) AS uses{_FROM} JOIN device_type_tag AS x ON x.device_type = t.key"  # noqa: S608 - constants
             f" WHERE {_where(search)} AND lower(x.tag) LIKE :prefix ESCAPE '!'"
             " GROUP BY x.tag ORDER BY uses DESC, x.tag LIMIT :limit) AS used ORDER BY tag",
-            {**search.parameters(), "prefix": f"{_escaped(prefix.lower())}%", "limit": limit},
+            {**search.parameters(), "prefix": f"{literal(prefix.lower())}%", "limit": limit},
         )
         return [row["tag"] for row in rows]
 

@@ -1,7 +1,6 @@
 """Devices, their tokens and their presence. The caller holds the transaction."""
 
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
 from storage.shares import ShareStore
-from storage.sql import Store, replacing, sure, values_of
+from storage.sql import Store, literal, replacing, sure, values_of
 
 _PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on", "is_connected")
 _SELECT_ANY = (
@@ -29,7 +28,6 @@ _NEXT_KEY = (
     " UNION ALL SELECT value FROM counter WHERE name = 'removed device') AS known"
 )
 _KEYS_AT_ONCE = 500  # in one statement; SQLite and PostgreSQL take 32,766 at least
-_LIKE = re.compile("[%_!]")  # what LIKE does not take as itself
 _KEYS_OF_OWNER = "SELECT key FROM device WHERE owner = :owner AND deleted_on IS NULL"
 _OWNED = (
     "SELECT d.key, d.device_type, d.created_on, d.id, d.name, NULL AS share FROM device AS d"
@@ -156,7 +154,6 @@ class DeviceStore(Store):
         `type_name` is the exact name or unique name of a type. `search` is a part of the device's name or id, or of its
         type's name or unique name, in any case.
         """
-        literal = _LIKE.sub(r"!\g<0>", search)
         direction = "DESC" if descending else "ASC"
         parts = " UNION ALL ".join([_OWNED] * own + [_SHARED] * shared)
         rows = self._db.execute(
@@ -173,7 +170,7 @@ class DeviceStore(Store):
                 "device_type": device_type,
                 "type_name": type_name,
                 "search": search,
-                "pattern": f"%{literal}%",
+                "pattern": f"%{literal(search)}%",
             },
         )
         return [ListedDevice(*row) for row in rows.tuples()]

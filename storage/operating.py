@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from storage.keys import Milliseconds
-from storage.sql import Store, sure
+from storage.sql import Store, literal, sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,7 @@ class OperatingStore(Store):
         return [OrganizationSizeRecord(**{name: row[name] for name in names}) for row in rows]
 
     def _page(self, select: str, which: str, order: str, search: str, offset: int, limit: int) -> tuple[list[Any], int]:
-        pattern = "".join(f"!{sign}" if sign in "!%_" else sign for sign in search.lower())
-        given: dict[str, object] = {"search": search, "pattern": f"%{pattern}%"}
+        given: dict[str, object] = {"search": search, "pattern": f"%{literal(search.lower())}%"}
         total = int(sure(self._db.execute(f"SELECT count(*) AS count{which}", given).one())["count"])
         rows = self._db.execute(
             f"{select}{which} ORDER BY {order} LIMIT :limit OFFSET :offset", given | {"limit": limit, "offset": offset}

@@ -1,11 +1,13 @@
 """The interface between stores and a database engine."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NewType, Protocol
 
 #: Rows as an engine takes them, for one of its tables.
 EncodedRows = NewType("EncodedRows", object)
 
+_OF_LIKE: Final = re.compile("[%_!]")
 
 #: As a LIMIT: all rows. SQLite has no LIMIT NULL, PostgreSQL no LIMIT -1.
 ALL_ROWS: Final = 2**62
@@ -153,6 +155,12 @@ class StoreFullError(StoreError):
 def replacing(columns: Iterable[str]) -> str:
     """The assignments of DO UPDATE SET: the inserted row takes the place of the other one in these columns."""
     return ", ".join(f"{column} = excluded.{column}" for column in columns)
+
+
+def literal(text: str) -> str:
+    """The text within a pattern of LIKE with `ESCAPE '!'`: no sign has a meaning. NUL, at which SQLite would end the
+    pattern, is a sign that no text has (Unicode 23.7)."""
+    return _OF_LIKE.sub(r"!\g<0>", text).replace("\0", "\uffff")
 
 
 def values_of(record: Any, names: Iterable[str] | None = None) -> dict[str, Any]:

@@ -404,6 +404,17 @@ def test_the_encoding_of_the_connection_cannot_be_chosen(name: str) -> None:
     PostgresqlEngine(Target(url)).migrate()
 
 
+def test_letters_are_folded_as_in_sqlite_in_a_database_of_another_locale() -> None:
+    made = server().new_database(template="template0 LC_COLLATE 'C.UTF-8' LC_CTYPE 'C.UTF-8'")
+    engine = PostgresqlEngine(server().target(made))
+    engine.migrate()
+    with closing(engine.open(read_only=True)) as connection:
+        row = connection.execute("SELECT lower(:text) AS folded", {"text": "ÄB"}).one()
+    assert row is not None
+    assert row["folded"] == "Äb"
+    server().drop(made)
+
+
 def test_what_keeps_a_database_from_being_used_is_said(name: str, tmp_path: Path) -> None:
     assert "does not exist (make it: createdb" in refusal(server().url("nothing_here"))
     assert "is the server running?" in refusal("postgresql://postgres@127.0.0.1:1/x")
