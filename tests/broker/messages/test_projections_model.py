@@ -26,10 +26,11 @@ from trio.testing import MockClock
 from broker.devices.registry import Device
 from broker.errors import StorageUnavailable
 from broker.messages import folds, log_indexer, projections
+from broker.messages.ingest import Commit
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
 from broker.services import Services
 from storage.database import Transaction
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.message_searches import Range
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreDamagedError, StoreError
@@ -38,7 +39,6 @@ from tests.factories import NOW_MS, build_world
 from tests.fakes import BreakableEngine, OnTheLoop
 from tests.properties import examples
 from tests.stores import MigratedEngine
-from tests.tickets import at
 
 T = TypeVar("T")
 
@@ -68,9 +68,15 @@ BOUNDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    position: Position
+    commit: Commit
+    ticket: Ticket
     ts: Milliseconds
     data: dict[str, Any]
+
+    @property
+    def position(self) -> Position:
+        """Known behind the commit; nobody finds the message before."""
+        return self.commit.position(self.ticket)
 
 
 # Expected snapshots and rollups
@@ -191,7 +197,8 @@ class Model:
         if chance.random() < 0.02:
             data["text"] = "y" * 600
         ts = Milliseconds(FIRST_MS + chance.choice([0, 0, 0, 1, -1, -2]) * MINUTE_MS + chance.randrange(20))
-        sent = Sent(at(self.services.messages.ingest.submit(device, json.dumps(data).encode(), ts)), ts, data)
+        ingest = self.services.messages.ingest
+        sent = Sent(ingest.group, ingest.submit(device, json.dumps(data).encode(), ts), ts, data)
         self.submitted[device.key].append(sent)
         return device.key, sent
 

@@ -10,6 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 from broker.accounts.tokens import Caller
 from broker.rules.rulebook import NewRule, RuleChanges
 from broker.services import Services
+from storage.keys import Position
 from storage.records import ActionRow
 from storage.rules import RuleRecord
 from tests.factories import ADA, ADA_TOKEN, KITCHEN
@@ -62,11 +63,7 @@ class Home:
     async def actions(self) -> list[ActionRow]:
         """All Actions in the log."""
 
-        def work(tx: Any) -> list[ActionRow]:
-            head = tx.messages.head()
-            return [row for position in range(1, head + 1) if (row := tx.messages.action(position)) is not None]
-
-        return await self.services.core.database.read(work)
+        return await self.services.core.database.read(lambda tx: tx.messages.actions_after(Position(0), limit=10_000))
 
     async def count(self) -> int:
         return len(await self.actions())
