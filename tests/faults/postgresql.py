@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -257,6 +257,21 @@ def _away(seconds: float) -> Act:
     return act
 
 
+def _stand_still(world: World, _daemon: Daemon, _fleet: Fleet) -> float:
+    """All processes of the server stop; their sockets stay open and take what is sent."""
+    main = int((world.server.data / "postmaster.pid").read_text(encoding="ascii").split()[0])
+    children = Path(f"/proc/{main}/task/{main}/children").read_text(encoding="ascii").split()
+    processes = [*map(int, children), main]
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(_AWAY_SECONDS)
+    gone_on = time.monotonic()
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
+    return gone_on
+
+
 def _log_of(daemon: Daemon) -> str:
     assert daemon.log is not None
     return Path(daemon.log.name).read_text(encoding="utf-8")
@@ -369,6 +384,7 @@ def take_overs(world: World, rounds: int, *, how: signal.Signals) -> Row:
 
 _WAITS: Final = "nothing: within `patience_seconds` clients wait"
 _KILLED: Final = "systemd restarts the daemon"
+_SILENT: Final = "`store_silent` with the number of connections; then as when the server is away"
 _REASON: Final = "`nothing_is_stored` once a minute, with the reason; 503; no PUBACK"
 
 #: The faults of one world by their short names.
@@ -386,6 +402,7 @@ FAULTS: Final[dict[str, Callable[[World, int], Row]]] = {
     ),
     "second": directly("the server is away for 1 s", _WAITS, _away(1.0)),
     "away": directly(f"the server is away for {_AWAY_SECONDS:.0f} s", _REASON, _away(_AWAY_SECONDS)),
+    "still": directly(f"the server stands still for {_AWAY_SECONDS:.0f} s", _SILENT, _stand_still),
     "take-over": lambda world, rounds: take_overs(world, rounds, how=signal.SIGKILL),
     "pause": lambda world, rounds: take_overs(world, rounds, how=signal.SIGSTOP),
 }
@@ -406,7 +423,7 @@ def short(world: World) -> Row:
 
 
 #: Of these, so many rounds take as long as one of another fault.
-_LONG: Final = {"away": 4, "pause": 2}
+_LONG: Final = {"away": 4, "still": 4, "pause": 2}
 
 
 def rows(rounds: int, chance: random.Random) -> Iterator[Row]:
