@@ -1,4 +1,4 @@
-"""`trunkline migrate-store`: from SQLite to PostgreSQL, and back (reference 27.23)."""
+"""`trunkline migrate-store`: from SQLite to PostgreSQL, and back (reference 27.26)."""
 
 import sys
 import time
@@ -61,7 +61,7 @@ def _told(done: Migrated, password_file: Path | None) -> Iterator[str]:
     )
     if done.url == "sqlite" and not done.is_in_place:
         yield f"Move {done.target} into the state directory, as store.sqlite."
-    yield f'Now write into the configuration: [storage] url = "{done.url}"'
+    yield f'Now write into the table [storage] of the configuration: url = "{done.url}"'
     if password_file is not None:
         yield f'and: password_file = "{password_file.absolute()}"'
     yield f"{done.source} stays as it is, and is no longer used. Start the daemon."

@@ -1,4 +1,4 @@
-"""The store goes from one engine to the other, while no daemon runs: `trunkline migrate-store` (reference 27.23)."""
+"""The store goes from one engine to the other, while no daemon runs: `trunkline migrate-store` (reference 27.26)."""
 
 import os
 from contextlib import closing

@@ -99,7 +99,7 @@ def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str) ->
     assert len({content for _, content in before.values()}) > len(before) // 2
     store = daemon.state / "store.sqlite"
     said = migrated(daemon, url.replace("postgres@", "postgres:swordfish@"))
-    assert f'[storage] url = "{url.replace("postgres@", "postgres:…@")}"' in said
+    assert f'table [storage] of the configuration: url = "{url.replace("postgres@", "postgres:…@")}"' in said
     assert "swordfish" not in said
     assert "are copied and compared" in said
     use(daemon, url)
@@ -109,7 +109,7 @@ def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str) ->
     assert "has a store already" in refused(daemon, str(store))
     store.rename(store.with_name("before.sqlite"))
     said = migrated(daemon, str(store))
-    assert '[storage] url = "sqlite"' in said
+    assert 'table [storage] of the configuration: url = "sqlite"' in said
     assert store.stat().st_mode & 0o777 == 0o600
     with closing(sqlite3.connect(store)) as db:  # no position is given twice
         assert db.execute("SELECT count(*), max(position) > ? FROM message", [MESSAGES]).fetchone() == (MESSAGES + 1, 1)
