@@ -566,7 +566,9 @@ class Database:
                 _isolated(handler, group)
         if group.told:
             _isolated(self._hear, group.told)
-        for callback in group.callbacks:
+        # A callback may hold its group, for positions: the group must not hold it, or only the collector frees both.
+        callbacks, group.callbacks = group.callbacks, []
+        for callback in callbacks:
             _isolated(callback, group.error)
         group.ended.set()
         self._delay.committed(
