@@ -78,7 +78,6 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Looked at again after the wait, and nothing is awaited from there to the write": (
         "DeviceWork._update _updates",
-        "Outbox.send_forever _is_wanted",
         "Overhead._take_turn _is_taken",
         "Reader._catch_up _behind",
         "Resources.look_up_forever _unknown",

@@ -121,6 +121,8 @@ _VARIABLES = [
     ("LIMITS_FUTURE_GRACE_SECONDS", "5", "limits.future_grace_seconds", 5),
     ("STORAGE_URL", "postgresql://db", "storage.url", "postgresql://db"),
     ("STORAGE_PASSWORD_FILE", "/etc/password", "storage.password_file", Path("/etc/password")),
+    ("CLUSTER_NODE", "a", "cluster.node", "a"),
+    ("CLUSTER_LEASE_SECONDS", "9.5", "cluster.lease_seconds", 9.5),
     ("CLUSTER_PATIENCE_SECONDS", "7.5", "cluster.patience_seconds", 7.5),
     ("STORAGE_SYNCHRONOUS", "normal", "storage.synchronous", "normal"),
     ("STORAGE_RETENTION_DAYS", "30", "storage.retention_days", 30),

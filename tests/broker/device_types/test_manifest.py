@@ -620,7 +620,7 @@ def test_any_json_is_a_manifest_or_is_refused_by_path(document: object) -> None:
         assert all(finding.field and finding.messages for finding in findings)
 
 
-def declared(names: st.SearchStrategy[str], depth: int) -> st.SearchStrategy[list[Object]]:
+def declared(names: st.SearchStrategy[str], depth: int, *, most: int) -> st.SearchStrategy[list[Object]]:
     leaf_ = st.fixed_dictionaries(
         {"name": names, "valueClass": st.sampled_from(list(ValueClass))},
         optional={
@@ -633,9 +633,9 @@ def declared(names: st.SearchStrategy[str], depth: int) -> st.SearchStrategy[lis
     )
     entry = leaf_
     if depth > 1:
-        inner = declared(names, depth - 1)
-        entry = leaf_ | st.fixed_dictionaries({"name": names, "children": inner.filter(bool)})
-    return st.lists(entry, max_size=4, unique_by=lambda one: str(one["name"]))
+        inner = declared(names, depth - 1, most=2)  # two trees have at most 30 entries, fewer than MAX_PARAMETERS
+        entry = leaf_ | st.fixed_dictionaries({"name": names, "children": inner})
+    return st.lists(entry, min_size=1, max_size=most, unique_by=lambda one: str(one["name"]))
 
 
 identifiers = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
@@ -650,7 +650,7 @@ def paths(entries: list[Object], prefix: str = "") -> list[str]:
     return found
 
 
-@given(entries=declared(identifiers, 4).filter(bool))
+@given(entries=declared(identifiers, 4, most=4))
 def test_every_field_that_is_declared_is_there_under_its_path(entries: list[Object]) -> None:
     document = {"fields": entries, "actions": [{"name": "act", "parameters": entries[:2]}]}
     manifest = parse_manifest(document)

@@ -21,7 +21,7 @@ from tests.reach_world import GRANTS, ReachWorld, build_reach_world
 from tests.trial_world import TrialWorld, add_people, build_trial, invite
 from tests.type_world import add_types
 
-PANELS, CONSOLES, OWN = "3a" * 16, "3b" * 16, "the id of the trial"
+PANELS, CONSOLES, OWN = "3a" * 16, "3b" * 16, "of the trial's application"
 #: The application of Ada's token, and whether it manages a trial that Ada made through the Dashboard.
 APPLICATIONS: Final = {
     "the one through which the trial was made": (ADA_TOKEN, True),
@@ -41,6 +41,8 @@ def as_participant(method: str, path: str) -> bool:
 async def sign_in(services: Services, world: World, made: TrialWorld, token: str = "", *, trials: bool) -> str:
     """Store Ada's tokens of the Panel, the console, and the trial's application. Returns which `token` stands for."""
 
+    own = made.trial.record.id[::-1]  # one for each trial, and not the id itself, which logs show
+
     def work(tx: Transaction) -> GrantRecord:
         panel, console = tx.accounts.application_by_id(PANEL), tx.accounts.application_by_id(CONSOLE_ID)
         assert panel is not None
@@ -59,14 +61,14 @@ async def sign_in(services: Services, world: World, made: TrialWorld, token: str
         for value, application in (
             (PANELS, panel.key),
             (CONSOLES, console.key),
-            (made.trial.record.id, made.trial.record.application),
+            (own, made.trial.record.application),
         ):
             tx.accounts.put_token(TokenRecord(token_hash(value), application, world.ada, 1, NOW_MS * 2))
             tx.accounts.put_grant(sign_in_grant(application, world.ada))
         return GrantRecord(world.ada, panel.key, None, read=True, write=True, trials=trials)
 
     await allow(services, await services.core.database.write(work))
-    return made.trial.record.id if token == OWN else token
+    return own if token == OWN else token
 
 
 @pytest.mark.parametrize("application", APPLICATIONS)
