@@ -20,6 +20,7 @@ from storage.message_searches import FieldMatch, MessageSearches, Range, sort_ke
 from storage.messages import MessageStore
 from storage.records import ActionRow, MessageRow
 from storage.retention import RetentionStore
+from tests.properties import examples
 from tests.stores import index
 
 DEVICES = (1, 2, 3)
@@ -337,7 +338,7 @@ _moments = st.sampled_from((10, 11, 12, 13, 14, 9_990, 10_010, 60_010, 60_011, 8
     by_arrival=st.booleans(),
     descending=st.booleans(),
 )
-@settings(max_examples=1_000)
+@settings(max_examples=examples(1_000))
 def test_rows_of_a_group_come_before_those_of_the_next_one(
     connection: SqliteConnection, commits: list[list[int]], rows_of_an_entry: int, merged: int, by_arrival: bool,
     descending: bool,

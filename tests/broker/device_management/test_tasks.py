@@ -285,14 +285,18 @@ async def test_a_task_without_a_device_is_complete(fleet: Fleet, autojump_clock:
     assert (shown.record.status, shown.counts.total) == ("COMPLETE", 0)
 
 
-async def test_server_properties_need_no_device(services: Services, autojump_clock: MockClock) -> None:
-    fleet = await Fleet.of(services, 450)  # more than one batch
+async def test_server_properties_need_no_device(
+    services: Services, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("engine", "queueing"):
+        monkeypatch.setattr(f"broker.device_management.{module}.BATCH", 20)
+    fleet = await Fleet.of(services, 45)  # more than one batch
     task = await fleet.task("serverProperties.site.floor", "W", value="3")
     read = await fleet.task("serverProperties.site.floor", "read")
     missing = await fleet.task("serverProperties.nothing", "READ")
     await settle()
     counts = [(await fleet.management.tasks.shown(one.record)).counts for one in (task, read, missing)]
-    assert [(one.total, one.succeeded, one.failed) for one in counts] == [(450, 450, 0), (450, 450, 0), (450, 0, 450)]
+    assert [(one.total, one.succeeded, one.failed) for one in counts] == [(45, 45, 0), (45, 45, 0), (45, 0, 45)]
     sets = await fleet.management.properties.of(fleet.devices[-1], with_times=True)
     assert sets.server == {"site": {"floor": {"value": "3", "ts": NOW_MS}}}
 
