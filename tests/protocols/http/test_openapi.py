@@ -268,10 +268,12 @@ class TestPages:
         assert found.tags.isdisjoint({"iframe", "form", "img", "style"})
         assert [link for link in found.links if urlsplit(link).netloc] == []
 
-    async def test_an_unknown_page_is_refused_as_a_page(self, api: httpx.AsyncClient) -> None:
-        answer = await api.get(api.base_url.copy_with(path="/docs/nothing"))
-        assert answer.status_code == 404
-        assert answer.headers["Content-Type"].startswith("text/html")
+    async def test_an_unknown_page_is_a_page_for_browsers_and_json_for_programs(self, api: httpx.AsyncClient) -> None:
+        nowhere = api.base_url.copy_with(path="/docs/nothing")
+        for accepted, content_type in (("text/html,*/*;q=0.8", "text/html"), ("*/*", "application/json")):
+            answer = await api.get(nowhere, headers={"Accept": accepted})
+            assert answer.status_code == 404
+            assert answer.headers["Content-Type"].startswith(content_type)
 
     @staticmethod
     async def page(api: httpx.AsyncClient, path: str) -> "Page":
@@ -305,11 +307,11 @@ class Page(HTMLParser):
             self.links.add(given["href"])
         if given.get("class") == "call":
             self._call = given["id"]
-        self._in_line = given.get("class") == "line" or (self._in_line and tag in {"span", "code"})
+        self._in_line = given.get("class") == "line" or (self._in_line and tag in {"span", "code", "wbr"})
 
     def handle_endtag(self, tag: str) -> None:
         self._in_line = self._in_line and tag != "p"
 
     def handle_data(self, data: str) -> None:
-        if self._in_line and data.strip():
-            self.anchors[self._call] = f"{self.anchors.get(self._call, '')} {data.strip()}".strip()
+        if self._in_line:
+            self.anchors[self._call] = f"{self.anchors.get(self._call, '')}{data}"

@@ -97,7 +97,7 @@ async function load() {
   const { data } = await get("/operator/overview");
   if (!body) {
     const part = () => h("div");
-    body = { day: h("div", {}, h("p", { class: "hint" }, "The first curves appear after ten minutes: a sample is taken every five.")), alarms: part(), figures: part(), listeners: part(), room: h("div", { id: "room" }), consumers: h("div", { id: "consumers" }), doctor: h("div", { id: "doctor", "aria-busy": "true" }, h("p", { class: "skeleton" })),
+    body = { day: h("div", {}, h("p", { class: "hint" }, "The first curves appear after ten minutes: the service keeps a sample every five.")), alarms: part(), figures: part(), listeners: part(), room: h("div", { id: "room" }), consumers: h("div", { id: "consumers" }), doctor: h("div", { id: "doctor", "aria-busy": "true" }, h("p", { class: "skeleton" })),
       numbers: part(), statistics: null };
     body.statistics = h("details", { id: "statistics" }, h("summary", {}, "Every statistic"), body.numbers);
     fill(page, box("Now", body.alarms, body.figures), box("The last day", body.day), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),

@@ -370,7 +370,7 @@ class TestWhereAdministratorsNeedOne:
         assert "Administrators need one here" in page.text
         assert not await is_signed_in(administrator)
         done = await administrator.send(page, code=Phone(page, fake_clock).code())
-        (way_on,) = re.findall('<a href="(/accounts/authorize.*?)">Continue</a>', done.text)
+        (way_on,) = re.findall('<a class="button" href="(/accounts/authorize.*?)">Continue</a>', done.text)
         back = await administrator.client.get(administrator.client.base_url.join(html.unescape(way_on)))
         assert back.headers["location"].startswith(f"{CALLBACK}?code=")
         assert parse_qs(urlsplit(back.headers["location"]).query)["state"] == [ASKED["state"]]
@@ -388,7 +388,7 @@ class TestWhereAdministratorsNeedOne:
     ) -> None:
         page = await administrator.sign_in(await administrator.open("go", **query))
         done = await administrator.send(page, code=Phone(page, fake_clock).code())
-        assert re.findall('<a href="(.*?)">Continue', done.text) == [way_on]
+        assert re.findall('<a class="button" href="(.*?)">Continue', done.text) == [way_on]
 
     async def test_nothing_else_opens_before_the_setup(self, administrator: Browser) -> None:
         await administrator.sign_in(await administrator.open("go"))
