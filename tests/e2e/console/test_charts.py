@@ -20,6 +20,9 @@ const failed = (error) => done(String(error));
 import(document.querySelector("script").src.replace(/[^/]*$/, module)).then((made) => done(%s), failed);
 """
 
+#: Until what was to be painted is painted.
+_TWO_FRAMES: Final = "requestAnimationFrame(() => requestAnimationFrame(arguments[arguments.length - 1]))"
+
 
 @pytest.fixture
 def silent(ada: User, site: Site) -> User:
@@ -73,6 +76,52 @@ def test_a_range_of_ones_own_is_shown_in_the_finest_steps(silent: User) -> None:
     )
     silent.click("Show")
     silent.sees("mean of the last minute 20", ".chart .latest")
+
+
+def test_a_chart_keeps_the_focus_until_its_answer_is_there(silent: User) -> None:
+    """The answers for the other fields come first."""
+    silent.click("Day")
+    silent.sees("mean of the last ten minutes 30", ".chart .latest")
+    driver = silent.browser.driver
+    driver.execute_script(
+        "const charts = [...document.querySelectorAll('.chart')];"
+        "window.chart = charts.find((one) => one.textContent.startsWith('intensity'));"
+        "window.chart.querySelector('canvas').focus();"
+        "const real = window.fetch;"
+        "window.open_calls = 0;"
+        "window.fetch = async (at, ...more) => {"
+        "  if (String(at).includes('field=intensity')) await new Promise((go) => { window.go = go; });"
+        "  window.open_calls += 1;"
+        "  try { return await real(at, ...more); } finally { window.open_calls -= 1; }"
+        "};"
+    )
+    silent.browser.keys("+")
+    silent.eventually(lambda: bool(driver.execute_script("return window.go !== undefined && window.open_calls === 0")))
+    driver.execute_async_script(_TWO_FRAMES)
+    assert driver.execute_script("return window.chart.querySelector('.nothing').hidden")
+    assert driver.execute_script("return document.activeElement === window.chart.querySelector('canvas')")
+    driver.execute_script("window.go()")
+
+
+def test_escape_leads_back_from_a_range_without_points(silent: User) -> None:
+    silent.sees("latest 30", ".chart .latest")
+    driver = silent.browser.driver
+    driver.execute_async_script(
+        _CALL % "(window.one = new made.Chart({names: ['x'], onZoom: (from) => { window.zoomed = from; }}),"
+        " document.querySelector('#charts').append(window.one.element),"
+        " window.one.show(new Map([['x', [{t: 1, v: 1}, {t: 2, v: 2}]]]), [0, 3]), window.one.canvas.focus())",
+        "chart.js",
+        "",
+    )
+    driver.execute_async_script(_TWO_FRAMES)
+    driver.execute_script("window.one.show(new Map(), [7, 9])")
+    driver.execute_async_script(_TWO_FRAMES)
+    assert driver.execute_script("return [window.one.canvas.hidden, window.one.nothing.hidden]") == [True, False]
+    silent.browser.keys(Keys.ESCAPE)
+    assert driver.execute_script("return window.zoomed === null")
+    driver.execute_script("window.one.show(new Map([['x', [{t: 1, v: 1}]]]), [0, 3])")
+    driver.execute_async_script(_TWO_FRAMES)
+    assert driver.execute_script("return document.activeElement === window.one.canvas")
 
 
 def test_fields_of_one_unit_are_drawn_in_one_chart(silent: User) -> None:

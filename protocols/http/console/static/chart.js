@@ -24,12 +24,13 @@ export class Chart {
     this.range = [Date.now() - 300000, Date.now()];
     this.hover = null;
     this.drag = null;
+    this.isGiven = false;
     this.canvas = h("canvas", { tabindex: "0", role: "img" });
     this.element = h("figure", { class: "chart" },
       h("figcaption", {}, this.series.map((one) => h("span", { class: "legend" },
         names.length > 1 ? one.swatch = h("i", { class: "swatch", "aria-hidden": "true" }) : null,
         h("span", { class: "field" }, unit ? `${one.name} (${unit})` : one.name), " ", one.latest = h("span", { class: "number latest" })))),
-      this.canvas, this.nothing = h("p", { class: "nothing", hidden: true }));
+      this.canvas, this.nothing = h("p", { class: "nothing", hidden: true, tabindex: "-1" }));
     this.listen();
     this.resized = new ResizeObserver(() => this.draw());
     this.resized.observe(this.element);
@@ -40,7 +41,7 @@ export class Chart {
   // `lists` are points by name; `kind` says what the number beside the name is.
   show(lists, range, { gap = Infinity, kind = "latest" } = {}) {
     for (const one of this.series) one.points = lists.get(one.name) ?? [];
-    Object.assign(this, { range, gap, kind });
+    Object.assign(this, { range, gap, kind, isGiven: true });
     this.draw();
   }
 
@@ -50,9 +51,13 @@ export class Chart {
   }
 
   paint() {
+    if (!this.isGiven) return;
     const isEmpty = this.series.every((one) => one.points.length === 0);
-    this.canvas.hidden = isEmpty;
-    this.nothing.hidden = !isEmpty;
+    const [seen, unseen] = isEmpty ? [this.nothing, this.canvas] : [this.canvas, this.nothing];
+    const isFocused = document.activeElement === unseen;
+    seen.hidden = false;
+    if (isFocused) seen.focus({ preventScroll: true });  // Escape leads back from a range without points, too
+    unseen.hidden = true;
     if (isEmpty) {
       this.nothing.textContent = this.kind === "latest" ? "No values yet" : this.step ? "Switches are drawn live only" : "No values in this time";
       for (const one of this.series) one.latest.textContent = "";
@@ -278,7 +283,7 @@ export class Chart {
       if (from !== null && to - from > 8) this.onZoom(this.timeAt(from), this.timeAt(to));
     });
     this.canvas.addEventListener("dblclick", () => this.onZoom(null, null));
-    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    this.element.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("blur", () => {
       for (const one of this.series) one.latest.removeAttribute("role");
       this.onHover(null);

@@ -199,7 +199,9 @@ export class Drawing {
     const lists = isLive ? this.live : this.loaded ?? new Map();
     const range = isLive ? this.zoom ?? this.window(now) : this.range;
     if (!range) return;
-    for (const chart of this.charts.values()) chart.show(lists, range, isLive ? { gap: this.silence() } : { gap: this.gap, kind: this.kind });
+    // A chart whose answers are still to come stays as it was
+    const isThere = (name) => isLive || lists.has(name) || !isNumber(this.fields.get(name));
+    for (const chart of this.charts.values()) if (chart.names.every(isThere)) chart.show(lists, range, isLive ? { gap: this.silence() } : { gap: this.gap, kind: this.kind });
     const last = this.lastOn();
     const isSilent = isLive && last > 0 && last < now - LIVE_MS;
     $("#silent").hidden = !isSilent;
