@@ -45,7 +45,7 @@ def lists(services: Services) -> ApprovedLists:
 
 
 async def finished(lists: ApprovedLists, type_: DeviceType, upload_id: str) -> ApprovedUploadRecord:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while (upload := await lists.upload_status(type_, upload_id)).status == "Processing":
             await trio.lowlevel.checkpoint()
     return upload
