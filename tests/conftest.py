@@ -69,8 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        end_run()
+    end_run()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> FromBothEnds | None:

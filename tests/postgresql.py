@@ -45,6 +45,7 @@ with open(sys.argv[1] + "/users") as users:
 """
 _numbers = count()
 _held: list[object] = []  # as long as the process runs
+_made: list[Path] = []
 
 
 def programs() -> Path:
@@ -66,14 +67,19 @@ def folder_of_run() -> None:
     if _FOLDER not in os.environ:
         # Short, because it has a socket; and where the server's user may enter.
         shared = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
-        os.environ[_FOLDER] = mkdtemp(prefix="trunkline-pg.", dir=shared if os.access(shared, os.W_OK) else None)
+        folder = mkdtemp(prefix="trunkline-pg.", dir=shared if os.access(shared, os.W_OK) else None)
+        os.environ[_FOLDER] = folder
+        _made.append(Path(folder))
 
 
 def end_run() -> None:
-    """Remove the folder, unless a server is in it that will do it."""
-    folder = Path(os.environ.get(_FOLDER, ""))
-    if folder.is_absolute() and not (folder / "users").exists():
-        shutil.rmtree(folder, ignore_errors=True)
+    """Remove the folder that this process made, unless a server is in it that will do it.
+
+    A test may run pytest, too, in which the folder is that of the run around it.
+    """
+    for folder in _made:
+        if not (folder / "users").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _as_server() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import secrets
 import subprocess
@@ -170,6 +171,7 @@ def test_a_test_whose_output_has_a_secret_fails(tmp_path: Path) -> None:
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert "2 passed, 1 error" in run.stdout, run.stdout
     assert run.stdout.count("secrets in the output:") == 1
+    assert Path(os.environ["TESTS_POSTGRESQL"]).is_dir()  # of this run: the run inside it leaves it alone
 
 
 @pytest.mark.processes
