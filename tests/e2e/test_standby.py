@@ -207,7 +207,11 @@ class WebSocketClient(Client):
     def talk(self, node: Node) -> None:
         did = device_id(self.number)
         url = f"ws://127.0.0.1:{node.http}/v1.1/websocket?ack=true"
-        with closing(websocket.create_connection(url, timeout=ANSWER_SECONDS)) as link:
+        # websocket-client leaves its own socket open when the server closes first.
+        with (
+            socket.create_connection(("127.0.0.1", node.http), timeout=ANSWER_SECONDS) as sock,
+            closing(websocket.create_connection(url, socket=sock)) as link,
+        ):
             link.send(
                 json.dumps({"type": "register", "sdid": did, "Authorization": f"bearer {device_token(self.number)}"})
             )
