@@ -53,7 +53,7 @@ class MailStore(Store):
         row = self._db.execute(
             "SELECT * FROM mail WHERE kind = :kind AND recipient = :recipient AND cause = :cause"
             " AND created_on > :after AND created_on <= :until AND next_on = created_on"
-            " ORDER BY created_on DESC LIMIT 1",
+            " ORDER BY created_on DESC, key DESC LIMIT 1",
             {
                 "kind": like.kind,
                 "recipient": like.recipient,

@@ -415,10 +415,10 @@ def test_letters_are_folded_as_in_sqlite_in_a_database_of_another_locale() -> No
     server().drop(made)
 
 
-def test_what_keeps_a_database_from_being_used_is_said(name: str, tmp_path: Path) -> None:
+def test_what_keeps_a_database_from_being_used_is_said(name: str) -> None:
     assert "does not exist (make it: createdb" in refusal(server().url("nothing_here"))
     assert "is the server running?" in refusal("postgresql://postgres@127.0.0.1:1/x")
-    assert "is the server running?" in refusal(f"postgresql://postgres@/x?host={tmp_path}")
+    assert "is the server running?" in refusal("postgresql://postgres@/x?host=/nowhere")
     assert "is the name of the server right?" in refusal("postgresql://postgres@trunkline.invalid/x")
     for unreadable in ("h/x?nothing=1", "u:a%zz@h/x", "u:ge@h%im:/1@h/x"):
         assert "cannot read this address: a password with @, :, / or %" in refusal(f"postgresql://{unreadable}")
