@@ -5,13 +5,11 @@ from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
-import structlog
 import trio
 
 from storage.ballast import making_room
+from storage.outages import Outage
 from storage.sql import StoreError
-
-_log = structlog.get_logger(__name__)
 
 
 class Wakeup:
@@ -36,7 +34,7 @@ class Loop:
 
     Attributes:
         step: answers True when there is more to do, so that the next step follows without a wait.
-        failure: the log event of a step that raised StoreError. Other errors end the loop.
+        failure: the log event of steps that raised StoreError (storage/outages.py). Other errors end the loop.
         every: seconds between two steps.
         wakeup: ends the wait between two steps.
         at_once: begin with a step instead of a wait.
@@ -59,14 +57,16 @@ class Loop:
             await self._repeat()
 
     async def _repeat(self) -> None:
-        is_due = self.at_once
+        is_due, outage = self.at_once, Outage(self.failure)
         while True:
             if not is_due:
                 await self.wakeup.wait(self.every)
             try:
                 is_due = bool(await self.step())
             except StoreError as error:
-                _log.warning(self.failure, reason=str(error))
+                outage.failed(error)
                 is_due = self.retry_seconds is not None
                 if self.retry_seconds is not None:
                     await trio.sleep(self.retry_seconds)
+            else:
+                outage.succeeded()

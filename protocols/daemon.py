@@ -18,6 +18,7 @@ from typing import Final, TypedDict
 import structlog
 import trio
 
+from broker.cluster.keeper import AWAY, AWAY_SECONDS
 from broker.cluster.leases import LeaseName, Leases
 from broker.connectors.port import ThirdParty
 from broker.device_management.objects import ObjectMap
@@ -52,7 +53,7 @@ from protocols.operation.interpreter import (
     switch_threads_often,
 )
 from protocols.operation.operating import DaemonMachine
-from protocols.operation.reload import Load, Reloading
+from protocols.operation.reload import Load, Reloading, renew_limits
 from protocols.operation.standby import serving_alone
 from protocols.operation.start_check import check_store
 from protocols.operation.state import open_state
@@ -81,11 +82,13 @@ from storage.ballast import Ballast
 from storage.database import Database
 from storage.engines import engine_of
 from storage.engines.sqlite import SqliteEngine
+from storage.outages import Outage
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _log = structlog.get_logger(__name__)
 
+_Contexts = tuple[RenewableContext | None, RenewableContext | None, RenewableContext | None]
 Ready = Callable[[Services, Mapping[str, Address]], Awaitable[None]]
 
 
@@ -111,11 +114,24 @@ async def run_daemon(
     switch_threads_often()
     collect_garbage_seldom()
     give_back_large_memory()
-    try:
-        await _run(settings, ready, stop, load)
-    except BaseExceptionGroup as group:
-        # Nurseries wrap errors in groups. If there is one error only, the caller gets it unwrapped.
-        raise _only_leaf(group) from group
+    outage, begun = Outage("begins_again", "begun"), trio.Event()
+    reloading = Reloading(settings, load)
+    while True:
+        try:
+            return await _run(reloading, ready, stop, partial(_has_begun, begun, outage))
+        except (BaseExceptionGroup, *AWAY) as error:
+            # Nurseries wrap errors in groups. If there is one error only, the caller gets it unwrapped.
+            leaf = _only_leaf(error)
+            if begun.is_set() or not isinstance(leaf, AWAY):
+                raise leaf from error
+            outage.failed(leaf)  # the database went away after it had answered
+            reloading = Reloading(reloading.settings, load)
+        await trio.sleep(AWAY_SECONDS)
+
+
+def _has_begun(begun: trio.Event, outage: Outage) -> None:
+    begun.set()
+    outage.succeeded()
 
 
 def _only_leaf(error: BaseException) -> BaseException:
@@ -124,25 +140,30 @@ def _only_leaf(error: BaseException) -> BaseException:
     return error
 
 
-async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None, load: Load | None) -> None:
+async def _run(
+    reloading: Reloading, ready: Ready | None, stop: trio.Event | None, has_begun: Callable[[], None]
+) -> None:
+    settings = reloading.settings
     async with AsyncExitStack() as stack:
         stack.enter_context(_handlers_restored())
+        hang_ups = None if reloading.load is None else stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
         state = stack.enter_context(open_state(settings))
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish=f"stop the daemon and run: {shown_command('key rotate')}")
         engine = engine_of(settings, progress=systemd.tell_of_upgrade)
+        contexts = _contexts(settings, reloading)
         ballast, serving = None, None
         if isinstance(engine, SqliteEngine):  # the lock of the state directory keeps others away
             ballast = Ballast(settings.state_dir / "ballast")
         else:
-            await trio.to_thread.run_sync(check_store, settings)  # not first at a take-over
             # Nothing that the daemon keeps may be read before.
             serving = await stack.enter_async_context(
-                serving_alone(engine, settings, partial(_tls, settings.tls), stop)
+                serving_alone(engine, reloading, hang_ups, contexts[0], stop, check=partial(check_store, settings))
             )
             if serving is None:
                 _log.info("stopped")
                 return
+            settings = reloading.settings
         leases = Leases() if serving is None else serving.leases
         database = Database(engine, asked_by=on_whose_account, ballast=ballast)
         traces = None
@@ -163,6 +184,8 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                 tell_of_upgrade=systemd.tell_of_upgrade,
             )
         )
+        has_begun()
+        reloading.others.append(partial(renew_limits, services))
         services.core.life.observe("damage", engine.damage.statistics)
         if traces is not None:
             traces.after_routing(database, services.messages.ingest)
@@ -171,8 +194,6 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         for number in _STOPS:
             signal.signal(number, _ignore)
         signals = stack.enter_context(trio.open_signal_receiver(*_STOPS))
-        reloading = Reloading(settings, load)
-        hang_ups = None if load is None else stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
         async with trio.open_nursery() as workers:
             workers.start_soon(forget_copies, state.database)
             workers.start_soon(systemd.feed_watchdog, services.core.database, engine.damage.is_met)
@@ -180,11 +201,11 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                 serving.starting.cancel()
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as listeners:
-                    addresses = await _listen(services, settings, listeners, connections, reloading)
+                    addresses = await _listen(services, settings, listeners, connections, reloading, contexts)
                     services.core.site.listens_on(addresses)
                     set_aside_what_stays()
                     if hang_ups is not None:  # a signal that came before waits
-                        workers.start_soon(reloading.reload_at, hang_ups, services)
+                        workers.start_soon(reloading.reload_at, hang_ups)
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
                         await ready(services, addresses)
@@ -240,13 +261,14 @@ async def _listen(
     listeners: trio.Nursery,
     connections: trio.Nursery,
     reloading: Reloading,
+    contexts: _Contexts,
 ) -> dict[str, Address]:
     hub = Hub(connections, services.core.life)
     carried = partial(serve_mqtt_connection, services, hub=hub)
     websocket = partial(serve_websocket_connection, services, mqtt=carried, hub=hub)
     vitals = Vitals(services.core)
     reloading.others.append(vitals.renew)
-    tls, optional, required = _contexts(settings, reloading)
+    tls, optional, required = contexts
     http, https = (
         partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context, vitals=vitals)
         for context in (None, tls)
@@ -346,9 +368,7 @@ async def _listen(
     return addresses
 
 
-def _contexts(
-    settings: Settings, reloading: Reloading
-) -> tuple[RenewableContext | None, RenewableContext | None, RenewableContext | None]:
+def _contexts(settings: Settings, reloading: Reloading) -> _Contexts:
     """TLS contexts of the listeners: without client certificates, with optional ones, with required ones.
 
     None where no listener needs it. The certificate is checked when any listener uses it, also one of DTLS.

@@ -52,6 +52,7 @@ from storage.mqtt_topics import MqttTopicStore
 from storage.mqtt_wills import MqttWillStore
 from storage.names import NameStore
 from storage.operating import OperatingStore
+from storage.outages import Outage
 from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
@@ -95,7 +96,6 @@ _TRIES = 4
 _QUICK_READERS = 2
 #: A read that has waited this long for them runs beside them: the running ones are long.
 _PATIENCE_SECONDS = 0.05
-_TELL_SECONDS = 60.0
 #: A start that indexes at least this many rows is logged.
 _MANY_POSITIONS = 200_000
 #: If this many rows wait at the end of a commit, the next one begins before the senders are answered.
@@ -250,34 +250,6 @@ class CommitGroup:
                 row.position = Position(row.position + base)
 
 
-class _Failing:
-    """Tells the operator while nothing can be stored: once at the beginning, once a minute, and once at the end."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._told_at = 0.0
-        self._commits = 0
-
-    def failed(self, error: StoreError) -> None:
-        now = trio.current_time()
-        self._commits += 1
-        if self._since is not None and now - self._told_at < _TELL_SECONDS:
-            return
-        self._since = now if self._since is None else self._since
-        self._told_at = now
-        help_ = "make room on the disk; a restart does not help" if isinstance(error, StoreFullError) else None
-        about = {} if help_ is None else {"help": help_}
-        seconds = round(now - self._since)
-        _log.error("nothing_is_stored", reason=str(error), failed_commits=self._commits, seconds=seconds, **about)
-
-    def succeeded(self) -> None:
-        if self._since is None:
-            return
-        seconds = round(trio.current_time() - self._since)
-        _log.warning("stored_again", failed_commits=self._commits, seconds=seconds)
-        self._since, self._commits = None, 0
-
-
 @dataclass(frozen=True, slots=True)
 class DatabaseStatistics:
     commits: int
@@ -334,7 +306,7 @@ class Database:
         self._is_doubt_settled = False
         #: `CommitGroup.base` of the latest commit.
         self.base = 0
-        self._failing = _Failing()
+        self._failing = Outage("nothing_is_stored", "stored_again", counted="failed_commits", level="error")
         #: How long the commits took that succeeded, in the writer.
         self.commit_durations = Durations()
         #: The latest commit: when it succeeded, on trio's clock, and the error of a later one that failed.
@@ -543,7 +515,7 @@ class Database:
         except StoreError as error:
             group.error = self.last_error = error
             self._failures += 1
-            self._failing.failed(error)
+            self._failing.failed(error, **_help_with(error))
             self._take_back(group)
         except Exception as error:  # noqa: BLE001 - a bug in one write must not end the writer
             _log.exception("commit_failed", rows=group.row_count, works=len(group.works))
@@ -734,6 +706,12 @@ def _index_all(writer: Transaction) -> None:
         with suppress(StoreError):
             connection.rollback()
         log.forget()
+
+
+def _help_with(error: StoreError) -> dict[str, str]:
+    if isinstance(error, StoreFullError):
+        return {"help": "make room on the disk; a restart does not help"}
+    return {}
 
 
 def _nobody_hears(_told: Sequence[Told]) -> None:

@@ -144,6 +144,10 @@ class StoreUnreachableError(StoreError):
     """The server of the store cannot be reached, or refuses connections. Nothing can be stored until it can be."""
 
 
+class StoreAwayError(StoreUnreachableError):
+    """The server of the store does not answer, or is about to start or stop: it may work later by itself."""
+
+
 class StoreDoubtfulError(StoreUnreachableError):
     """The connection broke in a commit, and there is no new one: whether it is in the store can be told later."""
 

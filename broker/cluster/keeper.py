@@ -8,7 +8,7 @@ it back when it has stopped. Whoever takes it over raises its epoch; each write 
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 import trio
@@ -17,7 +17,8 @@ from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.leases import Deadline
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
-from storage.sql import StoreError
+from storage.outages import Outage
+from storage.sql import StoreAwayError, StoreError, StoreLostError
 
 #: The lease that stands for all.
 DAEMON: Final = "daemon"
@@ -25,13 +26,28 @@ DAEMON: Final = "daemon"
 _EARLY_SECONDS: Final = 2.0
 #: How often a daemon that stands by looks whether the lease is free.
 _LOOK_SECONDS: Final = 0.2
-_AWAY_SECONDS: Final = 1.0
+AWAY_SECONDS: Final = 1.0  # between two tries while the store is away
+#: Errors of a store that may work later by itself.
+AWAY: Final = (StoreAwayError, StoreLostError)
 _log = structlog.get_logger(__name__)
 
 
 def boot_seconds() -> float:
     """A clock that nobody sets, and that goes on while the process or the machine stands still."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Candidate(Protocol):
+    """A daemon that wants the lease, told of the time before it has it."""
+
+    def stands_by(self, holder: LeaseRecord) -> None:
+        """Another node has the lease. Called once for each, and again after the store was away."""
+
+    def is_away(self, error: StoreError) -> None:
+        """The store cannot be used now. Called at each try."""
+
+    def answers(self) -> None:
+        """The store can be used. Called at each try."""
 
 
 class Keeper(Deadline):
@@ -70,29 +86,29 @@ class Keeper(Deadline):
         while not self.is_ahead():
             await self._renewed.wait()
 
-    async def take(self, wait: Callable[[LeaseRecord], None]) -> HeldLease:
-        """Wait until the lease is free, and take it. `wait` is told of each other node that has it, once.
+    async def take(self, waiting: Candidate) -> HeldLease:
+        """Wait until the lease is free, and take it.
 
-        Raises StoreError: the store cannot be used. Later, while another node has the lease, that is waited for.
+        Raises StoreError: the store cannot be used, and waiting does not help. Later, while another node has the lease,
+        that is waited for, too.
         """
-        known, is_away = None, False
+        known, has_been_read = None, False
         while True:
             try:
                 if (held := await self.try_to_take()) is not None:
                     return held
                 holder = await self._table.find(DAEMON)
             except StoreError as error:
-                if known is None:
+                if not has_been_read and not isinstance(error, AWAY):
                     raise
-                if not is_away:
-                    _log.warning("lease_not_read", reason=str(error))
-                is_away = True
-                await trio.sleep(_AWAY_SECONDS)
+                known = None
+                waiting.is_away(error)
+                await trio.sleep(AWAY_SECONDS)
                 continue
-            is_away = False
+            waiting.answers()
             if holder is not None and (holder.node, holder.epoch) != known:
-                known = holder.node, holder.epoch
-                wait(holder)
+                known, has_been_read = (holder.node, holder.epoch), True
+                waiting.stands_by(holder)
             await trio.sleep(_LOOK_SECONDS)
 
     async def try_to_take(self) -> HeldLease | None:
@@ -110,22 +126,18 @@ class Keeper(Deadline):
 
     async def keep_forever(self) -> None:
         """Renew the lease. Raises FencedError: another node has it."""
-        is_away = False
+        outage = Outage("lease_not_renewed", "lease_renewed_again")
         while self.held is not None:
             await trio.sleep(self._seconds / 4)
             asked = self._now()
             try:
                 is_held = await self._table.renew(self.held, self._seconds)
             except StoreError as error:  # the store is away: if it is for all nodes, nobody takes it over
-                if not is_away:
-                    _log.warning("lease_not_renewed", reason=str(error))
-                is_away = True
+                outage.failed(error)
                 continue
             if not is_held:
                 raise await self._fenced(self.held)
-            if is_away:
-                _log.warning("lease_renewed_again", epoch=self.held.epoch)
-            is_away = False
+            outage.succeeded(epoch=self.held.epoch)
             self._note_renewed(asked)
 
     async def _fenced(self, held: HeldLease) -> FencedError:

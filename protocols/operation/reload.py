@@ -39,14 +39,14 @@ class Reloading:
     #: Further receivers of new settings.
     others: list[Callable[[Settings], None]] = field(default_factory=list)
 
-    async def reload_at(self, signals: AsyncIterator[int], services: Services) -> None:
-        """Reload at each signal."""
+    async def reload_at(self, signals: AsyncIterator[int], status: Callable[[], str] = str) -> None:
+        """Reload at each signal. systemd is told what came of it, then `status`."""
         async for _ in signals:
             systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={int(trio.current_time() * 1_000_000)}")
-            said = self.reload(services)
+            said = ". ".join(filter(None, (self.reload(), status())))
             systemd.notify(f"READY=1\nSTATUS={said}")
 
-    def reload(self, services: Services) -> str:
+    def reload(self) -> str:
         """Take what can be taken, or nothing. Returns a sentence about it, which the log has, too."""
         try:
             wanted = self._load()
@@ -61,10 +61,6 @@ class Reloading:
         for put_into_use in prepared:
             put_into_use()
         configure_logging(self.settings.log.level, self.settings.log.format)
-        limits = self.settings.limits
-        services.limits.renew(limits)
-        services.accounts.tokens.renew_limit(limits.calls_per_address)
-        services.messages.ingest.future_grace_ms = limits.future_grace_seconds * 1000
         for renew in self.others:
             renew(self.settings)
         changed, left = _changes(running, self.settings), _changes(self.settings, wanted)
@@ -76,6 +72,13 @@ class Reloading:
         if self.load is None:
             raise SettingsError("this daemon was started without a configuration")
         return self.load()
+
+
+def renew_limits(services: Services, settings: Settings) -> None:
+    limits = settings.limits
+    services.limits.renew(limits)
+    services.accounts.tokens.renew_limit(limits.calls_per_address)
+    services.messages.ingest.future_grace_ms = limits.future_grace_seconds * 1000
 
 
 def _taken(running: Settings, wanted: Settings) -> Settings:

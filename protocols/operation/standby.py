@@ -1,29 +1,32 @@
 """Serving alone: a daemon over PostgreSQL takes the lease of the store before it reads anything else, and keeps it.
 
-While another node has it, this one stands by: it opens the ports of HTTP alone, so that a balancer or a supervisor can
-ask for its health, and no port for devices, so that devices go where they are served at once.
+While another node has it, this one stands by, and while the database is away, it waits. It opens the ports of HTTP
+alone then, so that a balancer or a supervisor can ask for its health, and no port for devices, so that devices go where
+they are served at once.
 """
 
 import os
 import signal
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
 
-from broker.cluster.keeper import DAEMON, Keeper
+from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Keeper
 from broker.cluster.leases import Leases
 from config.settings import Address, Settings
 from protocols.errors import ListenerError, StateError
 from protocols.operation import systemd
+from protocols.operation.reload import Reloading
 from protocols.streams.inherited import open_tcp
 from protocols.streams.proxy_protocol import ProxyHeaderError, receive_source
+from protocols.streams.tls import TlsContext, server_stream
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
+from storage.outages import Outage
 from storage.sql import StoreError
 
 if TYPE_CHECKING:
@@ -35,7 +38,18 @@ _CONNECTIONS: Final = 200
 _BACKLOG: Final = 128
 #: The server has this long to say for which connections it works.
 _ASK_SECONDS: Final = 8.0
-_BUSY: Final = b'{"error":{"code":503,"message":"This machine stands by: another one serves"}}'
+_ERROR: Final = b'{"error":{"code":503,"message":"%b"}}'
+
+
+class Answers(NamedTuple):
+    """Answers of HTTP by a daemon that does not serve yet."""
+
+    readyz: bytes
+    message: bytes  # of everything else
+
+
+STANDS_BY: Final = Answers(b"stands by: another node serves", b"This machine stands by: another one serves")
+DATABASE_AWAY: Final = Answers(b"waits: the database does not answer", b"The database does not answer")
 
 _log = structlog.get_logger(__name__)
 
@@ -51,27 +65,33 @@ class Serving:
 
 @asynccontextmanager
 async def serving_alone(
-    engine: "PostgresqlEngine", settings: Settings, tls: Callable[[], ssl.SSLContext], stop: trio.Event | None
+    engine: "PostgresqlEngine",
+    reloading: Reloading,
+    hang_ups: AsyncIterator[int] | None,
+    context: TlsContext | None,
+    stop: trio.Event | None,
+    *,
+    check: Callable[[], None],
 ) -> AsyncIterator[Serving | None]:
     """Wait for the lease of the store, and keep it until the block has ended. None: the daemon was stopped before.
 
     Args:
         engine: writes nothing from then on that another daemon does not know of.
-        settings: with the name of this node and the addresses of HTTP.
-        tls: makes the context of HTTP with TLS.
+        reloading: has the settings, and renews them at each of `hang_ups` while the daemon waits.
+        context: of HTTP with TLS.
         stop: ends the wait as a signal would.
+        check: raises what would keep the daemon from serving this store; before it stands by, and in a thread.
 
     Raises:
         FencedError: within the block: another node has taken the lease over.
         ListenerError: an address cannot be bound.
-        StoreError: the store cannot be reached.
+        StoreError: the store cannot be used, and waiting does not help.
     """
     table = LeaseTable(engine, end_sessions=engine.end_sessions)
-    cluster = settings.cluster
+    cluster = reloading.settings.cluster
     keeper = Keeper(table, cluster.name, engine.instance, cluster.lease_seconds)
     try:
-        await table.prepare(engine.prepare_leases)
-        if (held := await _lease(engine, keeper, settings, tls, stop)) is None:
+        if (held := await _lease(engine, keeper, reloading, hang_ups, context, stop, check)) is None:
             yield None
             return
         engine.fence_with(held)
@@ -145,59 +165,91 @@ async def cut_silent_forever(engine: "PostgresqlEngine") -> None:
 async def _lease(
     engine: "PostgresqlEngine",
     keeper: Keeper,
-    settings: Settings,
-    tls: Callable[[], ssl.SSLContext],
+    reloading: Reloading,
+    hang_ups: AsyncIterator[int] | None,
+    context: TlsContext | None,
     stop: trio.Event | None,
+    check: Callable[[], None],
 ) -> HeldLease | None:
     held: HeldLease | None = None
+
+    def prepare() -> None:
+        check()  # not first at a take-over
+        engine.prepare_leases()
+
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cut_silent_forever, engine)
-        waiting = _Waiting(nursery, settings, tls, stop)
-        try:
-            held = await keeper.take(waiting.begin)
-        finally:
-            waiting.end()
+        waiting = _Waiting(nursery, reloading, hang_ups, context, stop)
+        await _when_answered(prepare, waiting)
+        held = await keeper.take(waiting)
         nursery.cancel_scope.cancel()
     if waiting.problem is not None:
         raise waiting.problem
     if held is not None and waiting.has_begun:
-        _log.info("taken_over", node=held.node, epoch=held.epoch)
-        systemd.notify("STATUS=Takes over")
+        if waiting.has_stood_by:
+            _log.info("taken_over", node=held.node, epoch=held.epoch)
+        systemd.notify("STATUS=Takes over" if waiting.has_stood_by else "STATUS=Starts")
     return held
 
 
+async def _when_answered(function: Callable[[], None], waiting: "_Waiting") -> None:
+    """Run the function in a thread, again and again while the store is away."""
+    while True:
+        try:
+            await trio.to_thread.run_sync(function, abandon_on_cancel=True)
+        except AWAY as error:
+            waiting.is_away(error)
+        else:
+            waiting.answers()
+            return
+        await trio.sleep(AWAY_SECONDS)
+
+
 class _Waiting:
-    """The time in which another node serves."""
+    """The time before the daemon serves: another node does, or the database is away."""
 
     def __init__(
         self,
         nursery: trio.Nursery,
-        settings: Settings,
-        tls: Callable[[], ssl.SSLContext],
+        reloading: Reloading,
+        hang_ups: AsyncIterator[int] | None,
+        context: TlsContext | None,
         stop: trio.Event | None,
     ) -> None:
         self._nursery = nursery
-        self._settings = settings
-        self._tls = tls
+        self._reloading = reloading
+        self._hang_ups = hang_ups
+        self._context = context
         self._stop = stop
-        self._handler: object = None
-        self.has_begun = False
+        self._outage = Outage("database_away", "database_answers")
+        self._status = ""
+        self._answers = STANDS_BY
+        self.has_begun = self.has_stood_by = False
         self.problem: ListenerError | None = None
 
-    def begin(self, holder: LeaseRecord) -> None:
+    def stands_by(self, holder: LeaseRecord) -> None:
         _log.info("stands_by", serves=holder.node, epoch=holder.epoch)
-        systemd.notify(f"READY=1\nSTATUS=Stands by: node {holder.node} serves")
+        self.has_stood_by = True
+        self._begin(STANDS_BY, f"Stands by: node {holder.node} serves")
+
+    def is_away(self, error: StoreError) -> None:
+        if self._outage.failed(error):
+            self._begin(DATABASE_AWAY, f"Waits for the database: {error}")
+
+    def answers(self) -> None:
+        self._outage.succeeded()
+
+    def _begin(self, answers: Answers, status: str) -> None:
+        self._answers, self._status = answers, " ".join(status.split())
+        systemd.notify(f"READY=1\nSTATUS={self._status}")
         if self.has_begun:
             return
         self.has_begun = True
-        self._handler = signal.signal(signal.SIGHUP, _read_later)
         self._nursery.start_soon(self._wait_for_stop)
         self._nursery.start_soon(_feed_watchdog, trio.CancelScope())
         self._nursery.start_soon(self._listen)
-
-    def end(self) -> None:
-        if self.has_begun:
-            signal.signal(signal.SIGHUP, self._handler)  # type: ignore[arg-type] # as it was given
+        if self._hang_ups is not None:
+            self._nursery.start_soon(self._reloading.reload_at, self._hang_ups, lambda: self._status)
 
     async def _wait_for_stop(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -210,17 +262,18 @@ class _Waiting:
         self._nursery.cancel_scope.cancel()
 
     async def _listen(self) -> None:
-        http = self._settings.http
+        http = self._reloading.settings.http
         if "LISTEN_FDS" in os.environ:  # the sockets are systemd's: who connects waits for the take-over
             return
         places = trio.CapacityLimiter(_CONNECTIONS)
         try:
             async with trio.open_nursery() as nursery:
                 is_proxied = http.proxy_protocol == "required"
+                serve = partial(_serve, is_proxied=is_proxied, places=places, answers=lambda: self._answers)
                 if http.bind is not None:
-                    await nursery.start(_serve, http.bind, None, is_proxied, places)
+                    await nursery.start(serve, http.bind, None)
                 if http.tls_bind is not None:
-                    await nursery.start(_serve, http.tls_bind, self._tls(), is_proxied, places)
+                    await nursery.start(serve, http.tls_bind, self._context)
         except OSError as error:
             self.problem = ListenerError(f"http cannot listen on {error.filename}: {error.strerror or error}")
             self._nursery.cancel_scope.cancel()
@@ -228,25 +281,27 @@ class _Waiting:
 
 async def _serve(
     bind: Address,
-    context: ssl.SSLContext | None,
+    context: TlsContext | None,
+    *,
     is_proxied: bool,
     places: trio.CapacityLimiter,
-    *,
+    answers: Callable[[], Answers],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     listeners = await open_tcp(bind, backlog=_BACKLOG)
     task_status.started()
     try:
-        await trio.serve_listeners(partial(_answer, context, is_proxied, places), listeners)
+        await trio.serve_listeners(partial(_answer, context, is_proxied, places, answers), listeners)
     finally:
         for listener in listeners:
             listener.socket.close()
 
 
 async def _answer(
-    context: ssl.SSLContext | None,
+    context: TlsContext | None,
     is_proxied: bool,
     places: trio.CapacityLimiter,
+    answers: Callable[[], Answers],
     stream: trio.SocketStream,
 ) -> None:
     """Answer one request and close."""
@@ -261,13 +316,13 @@ async def _answer(
             if is_proxied:
                 await receive_source(stream.socket)
             if context is not None:
-                transport = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+                transport = server_stream(stream, context)
             head = b""
             while b"\r\n\r\n" not in head and len(head) < _HEAD_BYTES:
                 if not (received := await transport.receive_some(_HEAD_BYTES)):
                     return
                 head += received
-            await transport.send_all(_response(head))
+            await transport.send_all(_response(head, answers()))
             if context is None:  # closed with a body unread, the connection would be reset before the answer is read
                 await stream.send_eof()
                 while await stream.receive_some():
@@ -280,13 +335,13 @@ async def _answer(
         await trio.aclose_forcefully(stream)
 
 
-def _response(head: bytes) -> bytes:
+def _response(head: bytes, answers: Answers) -> bytes:
     path = head.split(b" ", 2)[1].partition(b"?")[0] if head.count(b" ") > 1 else b""
-    status, kind, body = b"503 Service Unavailable", b"application/json", _BUSY
+    status, kind, body = b"503 Service Unavailable", b"application/json", _ERROR % answers.message
     if path == b"/healthz":
         status, kind, body = b"200 OK", b"text/plain; charset=utf-8", b"ok\n"
     elif path == b"/readyz":
-        kind, body = b"text/plain; charset=utf-8", b"stands by: another node serves\n"
+        kind, body = b"text/plain; charset=utf-8", answers.readyz + b"\n"
     retry = b"" if status.startswith(b"200") else b"Retry-After: 5\r\n"
     answer = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n" % (status, kind, len(body))
     answer += retry + b"Cache-Control: no-store\r\nConnection: close\r\n\r\n"
@@ -306,7 +361,3 @@ async def _feed_watchdog(scope: trio.CancelScope) -> None:
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-def _read_later(_number: int, _frame: object) -> None:
-    """Certificates are read at the take-over; what else SIGHUP reloads needs a restart of a daemon that stands by."""

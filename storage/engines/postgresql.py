@@ -39,12 +39,13 @@ from storage.engines.postgresql_schema import (
 )
 from storage.engines.postgresql_sql import quoted, translated
 from storage.engines.postgresql_tables import PostgresqlTables
-from storage.engines.postgresql_target import Target, explained
+from storage.engines.postgresql_target import LOST, Target, explained, is_away
 from storage.engines.postgresql_types import ARRAYS, adapt
 from storage.leases import HeldLease
 from storage.migrations import names
 from storage.sql import (
     EncodedRows,
+    StoreAwayError,
     StoreDoubtfulError,
     StoreError,
     StoreFullError,
@@ -61,8 +62,6 @@ _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 #: Numbers of commits that are kept: of each, one is ever looked for.
 _BATCHES_KEPT: Final = 1_000
-#: Codes of a server that stops, starts, has become the copy of another one, or cuts a session off.
-_LOST: Final = ("08", "57P", "25006", "25P03")
 _FULL: Final = "53100"
 _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
 #: The schema step that made the table of leases.
@@ -457,7 +456,8 @@ class PostgresqlConnection:
                 _end_former(connection, self.name)
         except psycopg.Error as error:
             connection.close()
-            raise StoreUnreachableError(f"{self._engine.target}: {error}") from error
+            kind = StoreAwayError if is_away(error) else StoreUnreachableError
+            raise kind(f"{self._engine.target}: {error}") from error
         connection.prepare_threshold = _PREPARED_FROM
         connection.prepared_max = _PREPARED_MOST
         self._cursor = connection.cursor()
@@ -470,7 +470,7 @@ class PostgresqlConnection:
         state = error.sqlstate or ""
         # The library has no code for a connection that broke: it knows only that there is no answer.
         is_silent = not state and (isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError)
-        if is_silent or self._connection.broken or self._connection.closed or state.startswith(_LOST):
+        if is_silent or self._connection.broken or self._connection.closed or state.startswith(LOST):
             self._disconnect()
             self._later.clear()
             self._engine.contact.lost()
@@ -513,13 +513,15 @@ def _insert(table: str, columns: Sequence[str], types: Mapping[str, str], *, shi
 class PostgresqlSnapshot:
     """A consistent view of the store at one moment."""
 
-    def __init__(self, rows: PostgresqlConnection) -> None:
+    def __init__(self, rows: PostgresqlConnection, target: Target) -> None:
         self.rows = rows
+        self._target = target
         self.size_bytes = rows.size_bytes()[0]
 
     def steps(self) -> tuple[str, ...]:
         """The names of the schema steps that the store has; none of a database without a store."""
-        return tuple(applied(self.rows.driver))
+        with explained(self._target):
+            return tuple(applied(self.rows.driver))
 
     def is_current(self) -> bool:
         return self.steps() == tuple(names())
@@ -591,7 +593,7 @@ class PostgresqlEngine:
     def prepare_leases(self) -> None:
         """Make a store where there is none, so that there are leases. An older store stays as it is, because another
         daemon may be serving it. Raises as `migrate`."""
-        with self.target.connect() as connection:
+        with self.target.connect() as connection, explained(self.target):
             check_database(connection, self.target)
             steps = applied(connection)
             check_steps(steps, connection, self.target)
@@ -633,7 +635,7 @@ class PostgresqlEngine:
             check_database(connection, self.target)
         with closing(self.open(read_only=True)) as rows:
             rows.begin(write=False)
-            yield PostgresqlSnapshot(rows)
+            yield PostgresqlSnapshot(rows, self.target)
 
     def open(self, *, read_only: bool) -> PostgresqlConnection:
         """Open a connection; the caller closes it. Raises StoreError."""

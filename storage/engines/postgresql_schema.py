@@ -17,7 +17,7 @@ from storage import migrations
 from storage.engines.postgresql_sql import step_translated
 from storage.engines.postgresql_target import Connection, Target, explained
 from storage.migrations import VERSION
-from storage.sql import StoreError
+from storage.sql import StoreAwayError, StoreError
 
 #: Told what is being done, at least every few seconds.
 Progress = Callable[[str], None]
@@ -36,7 +36,8 @@ _log = structlog.get_logger(__name__)
 
 
 def check_database(connection: Connection, target: Target) -> None:
-    """Raises StoreError: the server or the database is not one that can hold a store; the text says why."""
+    """Raises StoreError: the server or the database is not one that can hold a store, or (StoreAwayError) not now. The
+    text says why."""
     with explained(target):
         version = connection.info.server_version
         if version < _LEAST_VERSION:
@@ -52,7 +53,9 @@ def check_database(connection: Connection, target: Target) -> None:
         if collation not in _COLLATIONS:
             raise StoreError(f"{target}: its texts are in the order of {collation}, not C: {_made_anew(target)}")
         if is_copy:
-            raise StoreError(f"{target}: the server is the copy of another one and takes no writes: name the other one")
+            raise StoreAwayError(
+                f"{target}: the server is the copy of another one and takes no writes: name the other one"
+            )
         if not creates and not applied(connection):
             raise StoreError(
                 f"{target}: the role may make no tables: let it own the database: {target.how_to_create()}"

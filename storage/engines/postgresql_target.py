@@ -12,7 +12,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import conninfo
 
-from storage.sql import StoreError, StoreUnreachableError
+from storage.sql import StoreAwayError, StoreError, StoreUnreachableError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -35,6 +35,31 @@ _HELP: Final = (
     (re.compile(r"failed to resolve|could not translate"), "is the name of the server right?"),
     (re.compile(r"Connection refused|No such file|timeout|unreachable"), "is the server running?"),
 )
+#: Codes of a server that stops, starts, has become the copy of another one, or cuts a session off.
+LOST: Final = ("08", "57P", "25006", "25P03")
+#: Two spaces are behind the server's word for how bad an error is, in every language, and in no text of the library.
+_SAID_BY_SERVER: Final = re.compile(r": \S+:  ")
+#: Answers of a server, or of a pooler before it, that takes connections later.
+_LATER: Final = re.compile(
+    r"system is (starting up|shutting down|in recovery mode)|not (yet )?accepting connections|too many (clients|connec)"
+    r"|connection slots|terminating connection|server_login_retry|cannot connect to server|connect failed"
+)
+#: Texts of the library when somebody has to correct something.
+_NEVER: Final = re.compile(
+    r"no password supplied|certificate|key file|not support SSL|SSL error: (?!unexpected eof)|invalid response"
+    r"|expected authentication request|authentication method"
+)
+
+
+def is_away(error: psycopg.Error) -> bool:
+    """Whether the server may work later, without anybody's correction. The library has no code for a connection that
+    could not be made, or broke: it has the text only."""
+    if error.sqlstate:
+        return error.sqlstate.startswith(LOST)
+    if not isinstance(error, psycopg.OperationalError) and type(error) is not psycopg.DatabaseError:
+        return False
+    lines = str(error).splitlines()
+    return not any(_NEVER.search(line) or (_SAID_BY_SERVER.search(line) and not _LATER.search(line)) for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +75,14 @@ class Target:
         """A connection in autocommit mode.
 
         Raises:
-            StoreUnreachableError: the server does not answer, or refuses the connection; the text says what to do.
+            StoreAwayError: the server does not answer.
+            StoreUnreachableError: it refuses the connection; the text says what to do.
             StoreError: the address or the password's file cannot be used.
         """
         try:
             connection = psycopg.connect(self._conninfo(name), autocommit=True)
         except psycopg.OperationalError as error:
-            raise StoreUnreachableError(self._explained(error)) from error
+            raise self._unreachable(error) from error
         except psycopg.Error as error:
             raise StoreError(f"{self}: {self.without_secret(str(error))}") from error
         try:
@@ -69,8 +95,11 @@ class Target:
             )
         except psycopg.Error as error:
             connection.close()
-            raise StoreUnreachableError(self._explained(error)) from error
+            raise self._unreachable(error) from error
         return connection
+
+    def _unreachable(self, error: psycopg.Error) -> StoreUnreachableError:
+        return (StoreAwayError if is_away(error) else StoreUnreachableError)(self._explained(error))
 
     def _conninfo(self, name: str) -> str:
         given = self._parsed()
@@ -121,7 +150,7 @@ class Target:
 
 @contextmanager
 def explained(target: Target) -> Iterator[None]:
-    """Errors of statements as StoreError that names the database."""
+    """Errors of statements as StoreError that names the database; StoreAwayError when the connection has ended."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
@@ -130,4 +159,5 @@ def explained(target: Target) -> Iterator[None]:
             f" database, and nobody else's tables be in it: {target.how_to_create()}"
         ) from error
     except psycopg.Error as error:
-        raise StoreError(f"{target}: {target.without_secret(' '.join(str(error).split()))}") from error
+        kind = StoreAwayError if is_away(error) else StoreError
+        raise kind(f"{target}: {target.without_secret(' '.join(str(error).split()))}") from error

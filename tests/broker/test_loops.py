@@ -99,7 +99,24 @@ async def test_a_store_that_fails_is_logged_and_the_loop_goes_on(
         async with repeating(steps, every=10, retry_seconds=retry_seconds):
             await trio.sleep(25)
     assert steps.times == times
-    assert logs == [{"event": "step_failed", "reason": "disk full", "log_level": "warning"}]
+    assert [(line["event"], line.get("reason")) for line in logs] == [
+        ("step_failed", "disk full"),
+        ("works_again", None),
+    ]
+
+
+async def test_a_store_that_fails_for_long_is_told_of_once_a_minute(autojump_clock: MockClock) -> None:
+    steps = Steps(*[StoreError("disk full")] * 150, False, StoreError("again"))
+    with capture_logs() as logs:
+        async with repeating(steps, every=1):
+            await trio.sleep(151.5)
+    told = [(line["event"], line.get("reason") or line["after"], line["times"], line["seconds"]) for line in logs]
+    assert told == [
+        ("step_failed", "disk full", 1, 0),
+        ("step_failed", "disk full", 61, 60),
+        ("step_failed", "disk full", 121, 120),
+        ("works_again", "step_failed", 150, 150),
+    ]
 
 
 async def test_any_other_error_ends_the_loop(autojump_clock: MockClock) -> None:

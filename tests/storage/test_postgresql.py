@@ -11,6 +11,7 @@ from subprocess import run
 from threading import Thread
 from typing import Any, Final
 
+import psycopg
 import pytest
 import trio
 
@@ -21,10 +22,10 @@ from storage.database import CommitGroup, Database, Transaction
 from storage.engines import engine_of
 from storage.engines import postgresql_schema as schema
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
-from storage.engines.postgresql_target import Target
+from storage.engines.postgresql_target import Target, is_away
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.sql import StoreError, StoreUnreachableError
+from storage.sql import StoreAwayError, StoreError, StoreUnreachableError
 from tests.cutting_proxy import CuttingProxy
 from tests.postgresql import Server, server
 from tests.rows import each_row
@@ -369,12 +370,14 @@ async def test_two_daemons_that_start_at_once_make_one_store() -> None:
 # Refusals
 
 
-def refusal(url: str, **storage: Any) -> str:
+def refusal(url: str, *, passes: bool = False, **storage: Any) -> str:
+    """What is said. `passes`: a daemon that starts waits for the end of it, and is refused otherwise."""
     settings = Settings(
         state_dir=Path("/nowhere"), storage=Storage(url=url, **storage), cluster=Cluster(patience_seconds=0)
     )
     with pytest.raises(StoreError) as caught:
         engine_of(settings).migrate()
+    assert isinstance(caught.value, StoreAwayError) == passes, caught.value
     return str(caught.value)
 
 
@@ -417,9 +420,9 @@ def test_letters_are_folded_as_in_sqlite_in_a_database_of_another_locale() -> No
 
 def test_what_keeps_a_database_from_being_used_is_said(name: str) -> None:
     assert "does not exist (make it: createdb" in refusal(server().url("nothing_here"))
-    assert "is the server running?" in refusal("postgresql://postgres@127.0.0.1:1/x")
-    assert "is the server running?" in refusal("postgresql://postgres@/x?host=/nowhere")
-    assert "is the name of the server right?" in refusal("postgresql://postgres@trunkline.invalid/x")
+    assert "is the server running?" in refusal("postgresql://postgres@127.0.0.1:1/x", passes=True)
+    assert "is the server running?" in refusal("postgresql://postgres@/x?host=/nowhere", passes=True)
+    assert "is the name of the server right?" in refusal("postgresql://postgres@trunkline.invalid/x", passes=True)
     for unreadable in ("h/x?nothing=1", "u:a%zz@h/x", "u:ge@h%im:/1@h/x"):
         assert "cannot read this address: a password with @, :, / or %" in refusal(f"postgresql://{unreadable}")
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -436,6 +439,40 @@ def test_what_keeps_a_database_from_being_used_is_said(name: str) -> None:
         assert "the role lacks rights" in refusal(server().url(name).replace("postgres@", "guest@"))
     finally:
         administration.execute("DROP ROLE guest")
+
+
+@each_row(
+    ("text", "passes"),
+    [
+        ("FATAL:  the database system is starting up", True),
+        ("FATAL:  the database system is shutting down", True),
+        ("FATAL:  the database system is in recovery mode", True),
+        ("FATAL:  the database system is not yet accepting connections\nDETAIL:  Recovery has not got so far.", True),
+        ("FATAL:  sorry, too many clients already", True),
+        ("FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute", True),
+        ("FATAL:  server login has been failing, cached error: connect failed (server_login_retry)", True),
+        ("Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?", True),
+        ("server closed the connection unexpectedly", True),
+        ("session is read-only", True),
+        ("SSL error: unexpected eof while reading", True),
+        ("connection timeout expired", True),
+        ('FATAL:  password authentication failed for user "u"', False),
+        ("FATAL:  Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen", False),
+        ('FATAL:  no pg_hba.conf entry for host "192.0.2.1", user "u", database "x", no encryption', False),
+        ("FATAL:  unsupported startup parameter: a", False),
+        ("fe_sendauth: no password supplied", False),
+        ("SSL error: certificate verify failed", False),
+        ("server does not support SSL, but SSL was required", False),
+        ('root certificate file "/root/.postgresql/root.crt" does not exist', False),
+        ('private key file "/a" has group or world access', False),
+    ],
+)
+@pytest.mark.parametrize("others", ["", "Connection refused"])
+def test_what_passes_by_itself_is_told_from_what_somebody_has_to_correct(text: str, passes: bool, others: str) -> None:
+    """Also when an address has several servers. The texts are those of PostgreSQL 17 and psycopg 3.3."""
+    server = 'connection failed: connection to server at "192.0.2.1", port 5432 failed: '
+    lines = [server + line for line in filter(None, (others, text))]
+    assert is_away(psycopg.OperationalError("\n".join(lines))) == passes
 
 
 def test_a_database_with_something_else_is_refused() -> None:
@@ -455,7 +492,7 @@ def test_a_password_is_in_no_message(tmp_path: Path) -> None:
         ("postgresql://u:wr%2Fong@127.0.0.1:1/x?nothing=1", {}),
         ("postgresql://u@127.0.0.1:1/x", {"password_file": file}),
     ):
-        said = refusal(url, **storage)
+        said = refusal(url, passes="nothing=1" not in url, **storage)
         assert "wr%2Fong" not in said
         assert "wr/ong" not in said
     assert "storage.password_file" in refusal("postgresql://u@h/x", password_file=tmp_path / "none")

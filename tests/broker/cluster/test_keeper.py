@@ -14,7 +14,7 @@ from storage.database import StoreEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.lease_table import LeaseTable
 from storage.leases import LeaseRecord
-from storage.sql import StoreError
+from storage.sql import StoreAwayError, StoreError
 from tests.fakes import BreakableConnection, BreakableEngine, on_loop
 
 SECONDS = 8.0
@@ -36,20 +36,33 @@ async def new_keeper(engine: SqliteEngine) -> AsyncIterator[NewKeeper]:
         await table.close()
 
 
-def nobody(holder: LeaseRecord) -> None:
-    pytest.fail(f"waits for {holder}")
+class Told:
+    """What a daemon is told that waits."""
+
+    def __init__(self) -> None:
+        self.holders: list[str] = []
+        self.errors: list[str] = []
+
+    def stands_by(self, holder: LeaseRecord) -> None:
+        self.holders.append(holder.node)
+
+    def is_away(self, error: StoreError) -> None:
+        self.errors.append(str(error))
+
+    def answers(self) -> None:
+        self.errors.append("answers")
 
 
 async def test_the_second_daemon_serves_when_the_first_has_given_back(
     autojump_clock: MockClock, new_keeper: NewKeeper
 ) -> None:
-    first, second, waited = new_keeper("a"), new_keeper("b"), list[str]()
-    await first.take(nobody)
+    first, second, told = new_keeper("a"), new_keeper("b"), Told()
+    await first.take(Told())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(second.take, lambda holder: waited.append(holder.node))
+        nursery.start_soon(second.take, told)
         with trio.move_on_after(SECONDS / 2):
             await first.keep_forever()
-        assert (waited, second.held) == (["a"], None)
+        assert (told.holders, second.held) == (["a"], None)
         await first.give_back()
         asked = trio.current_time()
     assert second.held is not None
@@ -60,8 +73,8 @@ async def test_a_daemon_that_finds_another_one_serving_ends_with_a_sentence(
     autojump_clock: MockClock, new_keeper: NewKeeper
 ) -> None:
     first, second = new_keeper("a", seconds=0), new_keeper("b")
-    await first.take(nobody)
-    await second.take(nobody)  # the lease of the first is over
+    await first.take(Told())
+    await second.take(Told())  # the lease of the first is over
     with pytest.raises(FencedError, match=r"node b serves the store now: .* Started again, it stands by") as caught:
         await first.keep_forever()
     assert not isinstance(caught.value, ReplacedError)
@@ -70,8 +83,8 @@ async def test_a_daemon_that_finds_another_one_serving_ends_with_a_sentence(
 
 async def test_of_two_daemons_with_one_name_the_later_serves(autojump_clock: MockClock, new_keeper: NewKeeper) -> None:
     first, second = new_keeper("a"), new_keeper("a")
-    await first.take(nobody)
-    await second.take(nobody)
+    await first.take(Told())
+    await second.take(Told())
     with pytest.raises(ReplacedError, match=r"name of this node, a, .* \(cluster\.node\)"):
         await first.keep_forever()
 
@@ -90,30 +103,47 @@ def fail_while_broken(broken: BreakableEngine, monkeypatch: pytest.MonkeyPatch) 
 async def test_a_daemon_that_stands_by_outlives_a_database_that_is_away(
     autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken, waited = BreakableEngine(engine), list[str]()
+    broken, told = BreakableEngine(engine), Told()
     first, second = new_keeper("a"), new_keeper("b", broken)
     fail_while_broken(broken, monkeypatch)
     broken.error = StoreError("the database is away")
     with pytest.raises(StoreError, match="away"):  # nothing is known of the store yet
-        await second.take(nobody)
+        await second.take(Told())
     broken.error = None
-    await first.take(nobody)
+    await first.take(Told())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(second.take, lambda holder: waited.append(holder.node))
+        nursery.start_soon(second.take, told)
         await trio.sleep(1)
         broken.error = StoreError("the database is away")
         await trio.sleep(60)
-        assert waited == ["a"]
+        assert told.holders == ["a"]
+        assert told.errors[-60:] == ["the database is away"] * 60
         await first.give_back()
         broken.error = None
     assert second.held is not None
+
+
+async def test_a_database_that_is_away_at_the_start_is_waited_for(
+    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, told = BreakableEngine(engine), Told()
+    keeper = new_keeper("a", broken)
+    fail_while_broken(broken, monkeypatch)
+    broken.error = StoreAwayError("the database is away")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.take, told)
+        await trio.sleep(3600)
+        assert keeper.held is None
+        broken.error = None
+    assert set(told.errors) == {"the database is away"}
+    assert keeper.held is not None
 
 
 async def test_nothing_is_sent_out_when_the_lease_could_not_be_renewed_for_long(
     autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = new_keeper("a", broken := BreakableEngine(engine))
-    await keeper.take(nobody)
+    await keeper.take(Told())
     lease = Leases(keeper).of(LeaseName.MAILS)
     assert lease.may_act()
     fail_while_broken(broken, monkeypatch)

@@ -1,6 +1,7 @@
 """Reloading (reference 27.13): everything that can be taken is, and a mistake changes nothing."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from structlog.testing import capture_logs
 from broker.services import Services
 from config.settings import Limits, Log, Metrics, Settings, SettingsError, Storage, Tls
 from config.settings_checks import SOCKET_LIMITS
-from protocols.operation.reload import KEPT_LIMITS, Reloading
+from protocols.operation.reload import KEPT_LIMITS, Reloading, renew_limits
 from tests.rows import each_row
 
 
@@ -49,8 +50,10 @@ async def test_what_is_taken_and_what_needs_a_restart(services: Services, settin
 
     wanted = wanted_of(settings)
     others: list[Settings] = []
-    reloading = Reloading(settings, lambda: wanted, [prepare, prepare], [others.append])
-    said = reloading.reload(services)
+    reloading = Reloading(
+        settings, lambda: wanted, [prepare, prepare], [partial(renew_limits, services), others.append]
+    )
+    said = reloading.reload()
     assert said == "Reloaded; needs a restart: public_url, limits.rate_limits, storage.retention_days"
     assert used == ["read new.pem", "read new.pem", "in use", "in use"]  # nothing is used before everything is read
     assert services.messages.ingest.future_grace_ms == 5_000
@@ -59,11 +62,11 @@ async def test_what_is_taken_and_what_needs_a_restart(services: Services, settin
     assert reloading.settings.limits == msgspec.structs.replace(wanted.limits, rate_limits="off")
     assert reloading.settings.storage == settings.storage
     assert not structlog.get_logger().is_enabled_for(20)
-    assert reloading.reload(services) == said  # as long as it is so
+    assert reloading.reload() == said  # as long as it is so
 
 
 def test_each_limit_is_taken_or_needs_a_restart() -> None:
-    """A new one has to be applied by `Reloading.reload`, or to be kept there."""
+    """A new one has to be applied by `renew_limits`, or to be kept there."""
     applied = {
         *Limits().rates,
         "calls_per_address",
@@ -76,10 +79,10 @@ def test_each_limit_is_taken_or_needs_a_restart() -> None:
 
 
 async def test_the_log_has_the_names_of_keys_and_no_values(
-    services: Services, settings: Settings, capsys: pytest.CaptureFixture[str]
+    settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = msgspec.structs.replace(wanted_of(settings), log=Log(format="json"))
-    Reloading(settings, lambda: wanted).reload(services)
+    Reloading(settings, lambda: wanted).reload()
     (line,) = capsys.readouterr().err.splitlines()
     said = msgspec.json.decode(line)
     assert said["event"] == "reloaded"
@@ -101,10 +104,12 @@ async def test_a_mistake_changes_nothing(services: Services, settings: Settings,
     def refuse(_tls: Tls) -> Callable[[], None]:
         raise error
 
-    reloading = Reloading(settings, load, [lambda _tls: lambda: used.append("in use"), refuse])
+    reloading = Reloading(
+        settings, load, [lambda _tls: lambda: used.append("in use"), refuse], [partial(renew_limits, services)]
+    )
     before = services.messages.ingest.future_grace_ms
     with capture_logs() as logs:
-        said = reloading.reload(services)
+        said = reloading.reload()
     assert said.startswith("Not reloaded: ")
     assert said.endswith("a: b")
     assert [line["event"] for line in logs] == ["reload_refused"]

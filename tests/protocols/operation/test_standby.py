@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,28 @@ import pytest
 import trio
 
 from config.settings import Address
-from protocols.operation import standby
-from protocols.operation.standby import _serve
+from protocols.operation.standby import DATABASE_AWAY, STANDS_BY, Answers, _serve
 from tests.e2e.test_proxies import free_port
 from tests.rows import each_row
 
+BUSY = b'{"error":{"code":503,"message":"This machine stands by: another one serves"}}'
 PROXY = b"PROXY TCP4 192.0.2.1 192.0.2.2 1000 443\r\n"
 Ask = Callable[..., Any]
 
 
 @pytest.fixture
-async def opened(nursery: trio.Nursery) -> AsyncIterator[Callable[..., Any]]:
+def said() -> list[Answers]:
+    """The last one is what the daemon says."""
+    return [STANDS_BY]
+
+
+@pytest.fixture
+async def opened(nursery: trio.Nursery, said: list[Answers]) -> AsyncIterator[Callable[..., Any]]:
     async def open_one(*, context: ssl.SSLContext | None = None, is_proxied: bool = False, places: int = 10) -> int:
         port = free_port()
-        await nursery.start(_serve, Address("127.0.0.1", port), context, is_proxied, trio.CapacityLimiter(places))
+        limit = trio.CapacityLimiter(places)
+        serve = partial(_serve, is_proxied=is_proxied, places=limit, answers=lambda: said[-1])
+        await nursery.start(serve, Address("127.0.0.1", port), context)
         return port
 
     yield open_one
@@ -48,8 +57,8 @@ async def ask(port: int, data: bytes) -> bytes:
         (b"GET /readyz", b"503 Service Unavailable", b"stands by: another node serves\n"),
         (b"GET /readyz?x=1", b"503 Service Unavailable", b"stands by: another node serves\n"),
         (b"HEAD /healthz", b"200 OK", b""),
-        (b"POST /v1.1/messages", b"503 Service Unavailable", standby._BUSY),
-        (b"nonsense", b"503 Service Unavailable", standby._BUSY),
+        (b"POST /v1.1/messages", b"503 Service Unavailable", BUSY),
+        (b"nonsense", b"503 Service Unavailable", BUSY),
     ],
 )
 async def test_health_is_answered_and_all_else_refused(opened: Ask, line: bytes, status: bytes, body: bytes) -> None:
@@ -58,6 +67,19 @@ async def test_health_is_answered_and_all_else_refused(opened: Ask, line: bytes,
     head, _, found = answer.partition(b"\r\n\r\n")
     assert (head.split(b"\r\n")[0], found) == (b"HTTP/1.1 " + status, body)
     assert (b"Retry-After: 5" in head) == (b"503" in status)
+
+
+async def test_health_says_that_the_database_is_away(opened: Ask, said: list[Answers]) -> None:
+    port = await opened()
+    said.append(DATABASE_AWAY)
+    assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    for path, body in (
+        (b"/readyz", b"waits: the database does not answer\n"),
+        (b"/v1.1/messages", b'{"error":{"code":503,"message":"The database does not answer"}}'),
+    ):
+        answer = await ask(port, b"GET %b HTTP/1.1\r\n\r\n" % path)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert answer.endswith(b"\r\n\r\n" + body)
 
 
 async def test_a_balancer_may_send_the_header_of_the_proxy_protocol(opened: Ask) -> None:

@@ -1,0 +1,156 @@
+"""The database is away when a daemon starts, or while one stands by: it waits, says so, and goes on by itself."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from broker.secrets import Vault
+from protocols.operation.key_file import KeyFile
+from tests.daemon import run_command
+from tests.e2e.test_reload import Supervisor
+from tests.e2e.test_standby import FENCED, Node, wait_until
+from tests.postgresql import Server, server
+
+#: The connections of psycopg that a stop leaves, and sockets of httpx.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+AWAY = (503, "waits: the database does not answer\n")
+STANDS_BY = (503, "stands by: another node serves\n")
+SERVES = (200, "ok\n")
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Server]:
+    """A server of these tests, with an empty database `store`."""
+    found = Server(Path(server().folder) / "late")
+    found.folder.mkdir()
+    found.make()
+    found.start()
+    found.administration.execute("CREATE DATABASE store TEMPLATE template0")
+    yield found
+    with suppress(AssertionError):  # it is stopped already
+        found.stop("immediate")
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("key") / "key"
+    KeyFile(found).write(Vault.new_key())
+    return found
+
+
+@pytest.fixture
+def nodes(own: Server, key: Path, tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+    a, b = (Node(tmp_path / name, name, own.url("store"), key) for name in ("a", "b"))
+    yield a, b
+    for node in (a, b):
+        node.close()
+
+
+def ready(node: Node) -> tuple[int, str]:
+    try:
+        answer = httpx.get(f"http://127.0.0.1:{node.http}/readyz", timeout=10)
+    except httpx.TransportError:
+        return 0, ""
+    return answer.status_code, answer.text
+
+
+def is_ready(node: Node, said: tuple[int, str]) -> None:
+    wait_until(lambda: ready(node) == said, f"{node.name} says {said}, not {ready(node)}; its log: {node.log()}")
+
+
+def test_a_daemon_waits_for_a_server_that_starts_late(
+    own: Server, nodes: tuple[Node, Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, _ = nodes
+    own.stop()
+    supervisor = Supervisor(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "3000000")
+    node.begin()
+    try:
+        is_ready(node, AWAY)
+        assert node.health("/healthz") == 200
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", node.mqtt))
+        refused = httpx.get(f"http://127.0.0.1:{node.http}/v1.1/users/self", timeout=10)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json()["error"]["message"] == "The database does not answer"
+        begun = supervisor.next()
+        assert begun.startswith("READY=1\nSTATUS=Waits for the database: postgresql://postgres@")
+        assert "is the server running?" in begun
+        assert [supervisor.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
+        done = run_command("serve", "--check", "--config", node.daemon.config)  # answers at once
+        assert (done.returncode, "is the server running?" in done.stderr) == (2, True)
+        own.start()
+        node.daemon.wait_ready()
+        is_ready(node, SERVES)
+    finally:
+        supervisor.close()
+    assert node.daemon.stop() == 0
+    log = node.log()
+    assert [log.count(f" {event} ") for event in ("database_away", "database_answers")] == [1, 1], log
+
+
+def test_a_daemon_that_waits_for_the_database_can_be_stopped(own: Server, nodes: tuple[Node, Node]) -> None:
+    own.stop()
+    try:
+        nodes[0].begin()
+        is_ready(nodes[0], AWAY)
+        assert nodes[0].daemon.stop() == 0
+    finally:
+        own.start()
+    assert "stopped" in nodes[0].log()
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_the_server_restarts_under_a_daemon_that_stands_by(own: Server, nodes: tuple[Node, Node], mode: str) -> None:
+    """Whichever of the two serves afterwards, none has ended."""
+    a, b = nodes
+    a.start()
+    b.begin()
+    is_ready(b, STANDS_BY)
+    own.stop(mode)
+    is_ready(b, AWAY)
+    own.start()
+    wait_until(lambda: SERVES in map(ready, nodes), "one serves")
+    if ready(a) == SERVES:
+        is_ready(b, STANDS_BY)
+    else:  # b was quicker, so a is fenced
+        assert a.status() == FENCED
+    assert b.daemon.stop() == 0
+    assert b.log().count(" database_away ") == 1
+
+
+def test_a_mistake_ends_a_daemon_at_once(own: Server, nodes: tuple[Node, Node]) -> None:
+    node, _ = nodes
+    config = node.daemon.config.read_text(encoding="utf-8")
+    node.daemon.config.write_text(config.replace("/store?", "/no_store?"), encoding="utf-8")
+    node.begin()
+    assert node.status() == 4
+    assert "does not exist (make it: createdb" in node.log()
+
+
+def test_hanging_up_reloads_a_daemon_that_waits(own: Server, nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    a.start()
+    b.begin()
+    is_ready(b, STANDS_BY)
+    with b.daemon.config.open("a", encoding="utf-8") as file:
+        file.write('[log]\nlevel = "debug"\n[http2]\n')
+    b.signal(signal.SIGHUP)
+    wait_until(lambda: "reload_refused" in b.log(), "the mistake is named")
+    config = b.daemon.config.read_text(encoding="utf-8").replace("[http2]\n", "")
+    b.daemon.config.write_text(config.replace("[limits]", '[limits]\nrest_user = "7/70"'), encoding="utf-8")
+    b.signal(signal.SIGHUP)
+    wait_until(lambda: " reloaded " in b.log(), "it has reloaded")
+    assert "limits.rest_user" in b.log()
+    assert a.daemon.stop() == 0
+    b.daemon.wait_ready()
+    b.signal(signal.SIGHUP)
+    wait_until(lambda: b.log().count(" reloaded ") == 2, "it has reloaded again")
+    assert "changed=[]" in b.log()  # it took over with what it had taken
