@@ -103,9 +103,9 @@ class SharedFinder:
 
 NOTHING: Final = Nothing()
 
-#: A method of the noun, which gets the caller and the body. Where nothing is to be waited for, it returns the function
-#: that submits; None where the handler must decide. It changes nothing.
-AtOnce = Callable[[Any, Caller, Any], "Callable[[], AfterCommit[Any]] | None"]
+#: It gets the caller and the body. Where nothing is to be waited for, it returns the function that submits; None where
+#: the handler must decide. It changes nothing.
+AtOnce = Callable[[Caller, Any], "Callable[[], AfterCommit[Any]] | None"]
 
 
 # Calls
@@ -210,7 +210,8 @@ class RestCall:
     is_tagged: bool = False  # the answer has an ETag
     is_conditional: bool = False  # the call takes If-Match, and answers 412 with the present object
     is_timed: bool = False  # a search: its answer says how long it took
-    at_once: AtOnce | None = None  # for a call whose body is a struct, and whose handler returns `AfterCommit`
+    #: A method of the noun that returns it; for a call whose body is a struct, and whose handler returns `AfterCommit`.
+    at_once: Callable[[Any], AtOnce] | None = None
     has_token_in_body: bool = False  # the member `token` of the body is the caller's, unless there is one in the header
     handler: str = ""
     hints: Mapping[str, Any] = field(default_factory=dict)

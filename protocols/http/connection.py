@@ -9,7 +9,7 @@ One request is answered at a time. Requests that are sent ahead wait here in the
 """
 
 from collections.abc import Awaitable, Callable
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -139,7 +139,7 @@ class HttpConnection(StreamConnection):
             self._is_ahead = False
         if self._in_flight:
             return self._have_done(self._wait_committed) if self._received else Need.READ
-        if not self.is_empty:
+        if self._waiting_bytes:
             return Need.DRAIN
         if self._is_last:
             return Need.END
@@ -263,20 +263,18 @@ class HttpConnection(StreamConnection):
         if fast_path is None:
             return False
         request = fast_path.request(head, body, self._peer, self._certificate)
-        set_current_request(request)
+        context = copy_context()  # the caller is of this request alone
         try:
-            begun = route.endpoint.begin(route.names)
+            begun = context.run(fast_path.begin, request, route)
             if not isinstance(begun, AfterCommit):
                 self._begun = request, begun
                 return False
             self._in_flight = True
             due = partial(self._answer_committed, fast_path, request, route, begun)
-            begun.ingest.after_commit(partial(_run, copy_context(), due))
+            begun.ingest.after_commit(partial(context.run, due))
         except Exception as error:  # noqa: BLE001 - a bug must end only its request
-            self.put(fast_path.refused(request, error, route))
+            self.put(context.run(fast_path.refused, request, error, route))
             self._note_answered()
-        finally:
-            self._forget_caller()
         return True
 
     def _answer_committed(
@@ -373,7 +371,3 @@ class HttpConnection(StreamConnection):
     async def _send(self, data: bytes) -> None:
         with trio.fail_after(SEND_SECONDS):
             await super()._send(data)
-
-
-def _run(context: Context, due: Callable[[StoreError | None], None], error: StoreError | None) -> None:
-    context.run(due, error)

@@ -119,6 +119,7 @@ class _Endpoint:
         self._guard = guard
         self._named = named
         self.is_at_once = call.at_once is not None
+        self._at_once = None if call.at_once is None else call.at_once(noun)
 
     @cached_property
     def _handler(self) -> Callable[..., Awaitable[Any]]:
@@ -163,19 +164,19 @@ class _Endpoint:
         answer: Any
         if self._call.counted is not Counted.MESSAGES:
             with UnderConditions():
-                answer = await _finish(self._steps(names))
+                answer = await _finish(self._steps(current_request(), names))
         else:  # messages are written without a transaction of their own
-            answer = await (_finish(self._steps(names)) if begun is None else _finish(*begun))
+            answer = await (_finish(self._steps(current_request(), names)) if begun is None else _finish(*begun))
             if isinstance(answer, AfterCommit):
                 await answer.ingest.wait_committed()
                 answer = self.committed(answer)
         replied: Answer | Response = answer
         return replied
 
-    def begin(self, names: Mapping[str, str]) -> "AfterCommit[Any] | Begun":
+    def begin(self, request: RequestContext, names: Mapping[str, str]) -> "AfterCommit[Any] | Begun":
         """Begin to answer `current_request`, for a call with `at_once`, as far as nothing is to be waited for: to the
         submission, or to a step for which `reply` waits. Raises DomainError."""
-        steps = self._steps(names)
+        steps = self._steps(request, names)
         try:
             return steps, next(steps)
         except StopIteration as done:
@@ -186,15 +187,15 @@ class _Endpoint:
         """The answer after the commit."""
         return self._rendered(begun.answer())
 
-    def _steps(self, names: Mapping[str, str]) -> Steps:
+    def _steps(self, request: RequestContext, names: Mapping[str, str]) -> Steps:
         """The order of checks. Yields each step that is to be awaited, and gets its result. Returns the answer, or the
         one that is due after the commit."""
-        call, request = self._call, current_request()
-        admitted = None if call.at_once is None else self._guard.admitted_nowait(request, call.tokens)
+        call = self._call
+        admitted = None if self._at_once is None else self._guard.admitted_nowait(request, call.tokens)
         if admitted is None:
             performer, refusal = yield self._admission()
         else:
-            performer, refusal = admitted, self._guard.count(admitted, _CHANNELS[call.counted])
+            performer, refusal = admitted, self._guard.count(request, admitted, _CHANNELS[call.counted])
         found = None
         if self._find is not None:
             found = yield self._find(performer, *[names[name] for name in call.names])
@@ -203,7 +204,7 @@ class _Endpoint:
         arguments = yield from self._read(request, performer, found, names)
         for name, parameter in call.text_parameters:
             arguments[parameter] = names[name]
-        submit = None if call.at_once is None else call.at_once(self._noun, performer, arguments["body"])
+        submit = None if self._at_once is None else self._at_once(performer, arguments["body"])
         if submit is not None:
             return submit()
         if call.is_conditional and (header := request.header(b"if-match")):

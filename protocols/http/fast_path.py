@@ -43,7 +43,7 @@ _CORS_LINES: Final = b"".join(
 class Endpoint(Protocol):
     is_at_once: bool
 
-    def begin(self, names: Mapping[str, str]) -> AfterCommit[Any] | Begun:
+    def begin(self, request: RequestContext, names: Mapping[str, str]) -> AfterCommit[Any] | Begun:
         """Begin to answer `current_request`, as far as nothing is to be waited for. Raises DomainError."""
 
     def committed(self, begun: AfterCommit[Any]) -> Answer:
@@ -112,9 +112,16 @@ class FastPath:
             headers=head.headers,
         )
 
+    def begin(self, request: RequestContext, route: Route) -> AfterCommit[Any] | Begun:
+        """Begin to answer a message, in a context of its own. Raises DomainError."""
+        set_current_request(request)
+        return route.endpoint.begin(request, route.names)
+
     async def answer(self, request: RequestContext, route: Route, begun: Begun | None = None) -> bytes:
         enter(Origin(request.address))
         set_current_request(request)
+        if request.caller is not None:  # it has begun
+            request.caller.act()
         try:
             if route.is_of_address:
                 self._allowances.count_address(request.address)

@@ -63,7 +63,7 @@ class Guard:
         caller = request.caller = await self._tokens.caller(token)
         caller.act()
         authenticated(caller)
-        refusal = None if channel is None else self.count(caller, channel)
+        refusal = None if channel is None else self.count(request, caller, channel)
         if caller.kind not in accepted:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")
         await self._admission.check_caller(caller, request.certificate)
@@ -90,9 +90,8 @@ class Guard:
         if (token := token_in_header()) is not None:
             await self._tokens.caller(token)
 
-    def count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
+    def count(self, request: RequestContext, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
         """Count the call, and note where the caller stands for the headers of the answer."""
-        request = current_request()
         request.channel = channel
         meter = None if self._meters is None else self._meters.of(channel, caller)
         if meter is None:

@@ -1,7 +1,7 @@
 """/messages: sending and searching messages (reference 9)."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from msgspec import UNSET, UnsetType
@@ -13,7 +13,7 @@ from broker.envelope import Message
 from broker.errors import DomainError
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_DATA_BYTES, MAX_MESSAGE_BODY_BYTES, PAGE_COUNT_DEFAULT
-from protocols.http.calls import ANY_TOKEN, NOTHING, AfterCommit, Chapter, Counted, InQuery, RestCall, RestCalls
+from protocols.http.calls import ANY_TOKEN, NOTHING, AfterCommit, AtOnce, Chapter, Counted, InQuery, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Query, Valid
 from protocols.http.rest.searching import (
@@ -139,8 +139,8 @@ class MessageCalls(RestCalls):
     async def body_refused(self, caller: Caller, error: DomainError) -> None:
         await self._sending.note_refused(caller, error)
 
-    def _at_once(self, caller: Caller, body: NewMessage) -> Callable[[], AfterCommit[StoredMessage]] | None:
-        return self._sending.at_once(caller, body)
+    def _at_once(self) -> AtOnce:
+        return self._sending.at_once
 
     @RestCall(
         "POST",

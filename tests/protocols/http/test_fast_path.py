@@ -458,11 +458,10 @@ async def test_a_failure_of_the_store_and_a_bug_are_answered_alike(
         ExceptionGroup("two", [ValueError("bug")]),
     ):
 
-        async def fail(*_: object, failure: Exception = raised) -> None:
+        def fail(*_: object, failure: Exception = raised) -> None:
             raise failure
 
-        monkeypatch.setattr(Sending, "message", fail)
-        monkeypatch.setattr(Sending, "at_once", lambda *_: None)
+        monkeypatch.setattr(Sending, "_submit", fail)
         with capture_logs() as logs:
             async with connected(short) as one, connected(long) as other:
                 assert await one.ask(post(BODY)) == await other.ask(post(BODY))
