@@ -34,9 +34,8 @@ from storage.sql import StoreError
 
 _ROUTES_KEPT: Final = 4096
 
-_CORS_LINES: Final = b"".join(
-    f"{name.lower()}: {value}\r\n".encode()
-    for name, value in (*CORS.items(), ("Access-Control-Expose-Headers", EXPOSED))
+_CORS_LINES: Final = "".join(
+    f"{name.lower()}: {value}\r\n" for name, value in (*CORS.items(), ("Access-Control-Expose-Headers", EXPOSED))
 )
 
 
@@ -83,7 +82,7 @@ class FastPath:
         self._refusals = refusals
         self._traffic = traffic
         self._proxies = proxies
-        self._hsts = f"strict-transport-security: max-age={hsts_seconds}\r\n".encode() if hsts_seconds else b""
+        self._hsts = f"strict-transport-security: max-age={hsts_seconds}\r\n" if hsts_seconds else ""
 
     def _routed(self, method: str, path: str) -> Route | None:
         if not path.startswith(REST_ROOT):
@@ -163,19 +162,11 @@ class FastPath:
             own += f"{name.lower()}: {value}\r\n"
             is_open = is_open and name != "Cache-Control"
         about = "".join([f"{name}: {value}\r\n" for name, value in standing.items()]).lower()  # values are numbers
-        return b"".join(
-            (
-                b"HTTP/1.1 %d \r\ncontent-type: %b\r\ncontent-length: %d\r\n"
-                % (answer.status, answer.content_type.encode(), len(answer.body)),
-                own.encode("latin-1"),
-                self._hsts,
-                _CORS_LINES if is_open else b"",
-                about.encode("latin-1"),
-                date_line(),
-                b"\r\n",
-                answer.body,
-            )
+        head = (
+            f"HTTP/1.1 {answer.status} \r\ncontent-type: {answer.content_type}\r\n"
+            f"content-length: {len(answer.body)}\r\n{own}{self._hsts}{_CORS_LINES if is_open else ''}{about}"
         )
+        return b"%b%b\r\n%b" % (head.encode("latin-1"), date_line(), answer.body)
 
 
 def is_of_device(request: RequestContext, peer: Peer) -> bool:

@@ -134,19 +134,19 @@ class _MemberReader:
             return option, []
         return value, [text for bound in self._bounds for text in _broken_bounds(value, bound)]
 
-    def broken_rules(self, given: Given) -> Iterator[Finding]:
+    def broken_rules(self, given: Given) -> list[Finding]:
+        findings: list[Finding] = []
         value = given.values[self.name]
         if value is not None:
-            for valid in self._valid:
-                if not valid.holds(value):
-                    yield Finding(self.wire, (invalid(valid.form),))
-            for checked in self._checked:
-                if (problem := checked.problem(value)) is not None:
-                    yield Finding(self.wire, (invalid(problem),))
-        if self.is_required_raw and value is not None and not has_value(value):
-            yield Finding(self.wire, (REQUIRED,))
+            if self._valid or self._checked:
+                findings += [Finding(self.wire, (invalid(one.form),)) for one in self._valid if not one.holds(value)]
+                problems = [one.problem(value) for one in self._checked]
+                findings += [Finding(self.wire, (invalid(problem),)) for problem in problems if problem is not None]
+            if self.is_required_raw and not has_value(value):
+                findings.append(Finding(self.wire, (REQUIRED,)))
         for rule in self._rules:
-            yield from rule.broken(given)
+            findings += rule.broken(given)
+        return findings
 
 
 def _broken_bounds(value: Any, bound: msgspec.Meta) -> Iterator[str]:
@@ -240,7 +240,10 @@ def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
         raise BadRequest from error
     if checked := _members_with_rules(kind):
         given = Given(msgspec.structs.asdict(read), caller)
-        _refuse([finding for one in checked for finding in one.broken_rules(given)])
+        findings: list[Finding] = []
+        for one in checked:
+            findings += one.broken_rules(given)
+        _refuse(findings)
     return read
 
 

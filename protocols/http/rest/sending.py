@@ -1,6 +1,6 @@
 """Sending a message or an Action (reference 9.1): the bodies of both calls, and the way into the store."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Final
@@ -76,15 +76,7 @@ class StoredMessage(Shape):
     ) = UNSET
 
 
-def _message_has_source(given: Given) -> Iterator[Finding]:
-    return _has_device(given, "message", "action")
-
-
-def _action_has_destination(given: Given) -> Iterator[Finding]:
-    return _has_device(given, "action")
-
-
-def _has_device(given: Given, *types: str) -> Iterator[Finding]:
+def _has_device(types: tuple[str, ...], given: Given) -> Sequence[Finding]:
     """A message needs its source, an Action its destination; a device token stands for the device.
 
     Raises ValidationFailed for a type that the call does not take, whatever else is wrong.
@@ -93,8 +85,13 @@ def _has_device(given: Given, *types: str) -> Iterator[Finding]:
     if type_ not in types:
         raise ValidationFailed.of("type", invalid(choice(types)))
     device = "ddid" if type_ == "action" else "sdid"
-    if not (given.values[device] or (given.caller is not None and given.caller.device_id)):
-        yield Finding(device, (REQUIRED,))
+    if given.values[device] or (given.caller is not None and given.caller.device_id):
+        return ()
+    return (Finding(device, (REQUIRED,)),)
+
+
+_MESSAGE_TYPES: Final = ("message", "action")
+_ACTION_TYPES: Final = ("action",)
 
 
 class NewMessage(Shape, kw_only=True):
@@ -102,7 +99,7 @@ class NewMessage(Shape, kw_only=True):
 
     sdid: Annotated[Id, about("The device that sends; required without a device token")] | None = None
     ddid: Annotated[Id, about("With `type` action: the device that it is for")] | None = None
-    type: Annotated[str, one_of(("message", "action"), "Any case"), Rule(_message_has_source)] = "message"
+    type: Annotated[str, one_of(_MESSAGE_TYPES, "Any case"), Rule(partial(_has_device, _MESSAGE_TYPES))] = "message"
     data: Annotated[Raw, about("The fields: an object, or a text that holds one", type=["object", "string"]), Payload()]
     ts: Annotated[Raw, _TS, about("", type="integer")] = msgspec.field(default_factory=Raw)
 
@@ -112,7 +109,7 @@ class NewAction(Shape, kw_only=True):
 
     sdid: Annotated[Id, about("The device that sends; by default the same")] | None = None
     ddid: Annotated[Id, about("The device that they are for; required without a device token")] | None = None
-    type: Annotated[str, one_of(("action",), "Any case"), Rule(_action_has_destination)] = "action"
+    type: Annotated[str, one_of(_ACTION_TYPES, "Any case"), Rule(partial(_has_device, _ACTION_TYPES))] = "action"
     data: Annotated[Raw, about("", type="object", required=["actions"], properties={"actions": _CALLS}), Payload()]
     ts: Annotated[Raw, _TS, about("", type="integer")] = msgspec.field(default_factory=Raw)
 
