@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import trio
 
+from broker.accounts.tokens import Caller, TokenKind
 from broker.limits.overhead import Overhead
 from broker.trace.origin import current_origin, enter
 from broker.trace.refusals import Refusals
 from protocols.http.calls import AfterCommit
 from protocols.http.dispatch import Begun
-from protocols.http.fast_path import FastPath, Route, is_of_device
+from protocols.http.fast_path import FastPath, Route
 from protocols.http.heads import (
     HEAD_BYTES,
     RequestHead,
@@ -41,7 +42,7 @@ from protocols.streams.connection import LifePhase, Need, StreamConnection
 from protocols.streams.hub import Hub
 from protocols.streams.lingering import LINGERING_BYTES
 from protocols.streams.listeners import Stream, end_gently
-from protocols.streams.peers import current_peer, turn_of_strangers
+from protocols.streams.peers import Peer, current_peer, turn_of_strangers
 from protocols.streams.tls import peer_certificate
 from storage.sql import StoreError
 
@@ -81,13 +82,13 @@ class HttpConnection(StreamConnection):
         "_certificate",
         "_committed",
         "_deadline",
+        "_device",
         "_head",
         "_head_bytes",
         "_in_flight",
         "_is_ahead",
         "_is_exchanging",
         "_is_last",
-        "_is_of_device",
         "_is_reading_head",
         "_job",
         "_lingers",
@@ -120,7 +121,8 @@ class HttpConnection(StreamConnection):
         self._begun: tuple[RequestContext, Begun] | None = None  # a message that `work` goes on with
         self._in_flight = False  # a message of which the answer is due after the commit
         self._committed: trio.Event | None = None  # while somebody waits for that
-        self._is_of_device = False  # the latest caller was a device, and the connection is its own
+        # The latest caller, if that is a device whose own connection this is, and its Authorization.
+        self._device: tuple[str, Caller] | None = None
         self._is_exchanging = False  # Hypercorn answers the request
         self._is_ahead = False  # nothing was read since the latest request began
         self._is_last = False  # no request follows
@@ -156,11 +158,11 @@ class HttpConnection(StreamConnection):
         if self._is_ahead and self._owes():
             return Need.PACE
         self._is_ahead = True
-        if self._is_of_device and route.endpoint.is_at_once:
+        if self._device is not None and route.endpoint.is_at_once:
             size = head.head_length + head.body_length
             if len(self._received) >= size:
                 body, self._received = self._received[head.head_length : size], self._received[size:]
-                if self._submit(head, route, body):
+                if self._submit(head, route, body, self._device):
                     self.parks = True
                     return self.take(b"") if self._received or not self._in_flight else Need.READ
         return self._have_done(self._answer)
@@ -244,7 +246,7 @@ class HttpConnection(StreamConnection):
         else:
             (request, begun), self._begun = self._begun, None
         self.put(await fast_path.answer(request, route, begun))
-        self._is_of_device = is_of_device(request, self._peer)
+        self._device = _device_of(request, self._peer)
         self._forget_caller()
         self._note_answered()
 
@@ -257,12 +259,14 @@ class HttpConnection(StreamConnection):
                 await turn_of_strangers()
         return len(self._received) >= size
 
-    def _submit(self, head: RequestHead, route: Route, body: bytes) -> bool:
+    def _submit(self, head: RequestHead, route: Route, body: bytes, device: tuple[str, Caller]) -> bool:
         """Accept a message in this turn; the answer follows the commit. Returns False when it has to wait before."""
         fast_path = self._listener.fast_path
         if fast_path is None:
             return False
         request = fast_path.request(head, body, self._peer, self._certificate)
+        if head.authorization == device[0]:
+            request.known = device[1]
         context = copy_context()  # the caller is of this request alone
         try:
             begun = context.run(fast_path.begin, request, route)
@@ -371,3 +375,11 @@ class HttpConnection(StreamConnection):
     async def _send(self, data: bytes) -> None:
         with trio.fail_after(SEND_SECONDS):
             await super()._send(data)
+
+
+def _device_of(request: RequestContext, peer: Peer) -> tuple[str, Caller] | None:
+    """The Authorization and the caller of a request, if the peer is a device that has shown its token, and no proxy.
+    Strangers may lose their connections at any time."""
+    caller = request.caller
+    is_device = caller is not None and caller.kind is TokenKind.DEVICE and peer.place is None and not peer.is_proxy
+    return (request.authorization, caller) if caller is not None and is_device else None

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, Protocol
 from quart import Quart, Response
 from werkzeug.exceptions import HTTPException
 
-from broker.accounts.tokens import TokenKind
 from broker.errors import DomainError
 from broker.registration.certificates import ClientCertificate
 from broker.trace.origin import Origin, enter
@@ -167,10 +166,3 @@ class FastPath:
             f"content-length: {len(answer.body)}\r\n{own}{self._hsts}{_CORS_LINES if is_open else ''}{about}"
         )
         return b"%b%b\r\n%b" % (head.encode("latin-1"), date_line(), answer.body)
-
-
-def is_of_device(request: RequestContext, peer: Peer) -> bool:
-    """Whether the peer is a device that has shown its token, and no proxy. Strangers may lose their connections at any
-    time."""
-    caller = request.caller
-    return caller is not None and caller.kind is TokenKind.DEVICE and peer.place is None and not peer.is_proxy

@@ -72,8 +72,10 @@ class Guard:
     def admitted_nowait(self, request: RequestContext, accepted: Collection[TokenKind]) -> Caller | None:
         """The caller of a call that is not counted yet, if all that `admitted` looks up is in memory, and it would
         admit; None: nothing was noted."""
-        token = bearer(request.authorization)
-        caller = None if token is None else self._tokens.caller_nowait(token)
+        caller = request.known
+        if caller is None or not self._tokens.is_current(caller):
+            token = bearer(request.authorization)
+            caller = None if token is None else self._tokens.caller_nowait(token)
         if (
             caller is None
             or caller.kind not in accepted

@@ -38,6 +38,8 @@ class RequestContext:
     #: The ETag of the answer, without quotes; empty: it has none.
     etag: str = ""
     caller: Caller | None = None
+    #: The caller that the same Authorization had in an earlier request of the connection.
+    known: Caller | None = None
     #: The row of the rate limits that the call was counted in, and where the caller stands in it.
     channel: Channel | None = None
     standing: Standing | None = None

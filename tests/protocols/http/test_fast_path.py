@@ -569,6 +569,19 @@ async def test_messages_of_a_parked_connection_are_answered_as_on_the_slow_path(
     assert accepted.count(False) > 10
 
 
+async def test_a_parked_connection_refuses_a_token_that_has_ended(
+    services: Services, short: Address, accepted: list[bool]
+) -> None:
+    async with connected(short) as client:
+        for _ in range(2):
+            assert (await client.ask(post(BODY))).startswith(b"HTTP/1.1 200 ")
+        assert accepted == [True]
+        await services.accounts.tokens.revoke(KITCHEN_TOKEN)
+        for _ in range(2):
+            assert (await client.ask(post(BODY))).startswith(b"HTTP/1.1 401 ")
+    assert accepted == [True, False, False]
+
+
 async def test_a_parked_connection_counts_and_is_charged_as_on_the_slow_path(
     services: Services, short: Address, long: Address, accepted: list[bool]
 ) -> None:
