@@ -152,6 +152,11 @@ class StoreDoubtfulError(StoreUnreachableError):
     """The connection broke in a commit, and there is no new one: whether it is in the store can be told later."""
 
 
+class StoreForkedError(StoreError):
+    """The server has lost commits that it had told, as after a failover to an asynchronous standby: what this process
+    keeps in memory is of another history. Nothing is read or written any more; a new process reads the store again."""
+
+
 class StoreFullError(StoreError):
     """The disk has no room for the write. Only more room helps, no restart."""
 

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache, cached_property
 from itertools import count
@@ -111,6 +112,29 @@ class Server:
                 name, _, value = setting.partition("=")
                 file.write(f"{name} = '{value}'\n")
 
+    def standby(self, folder: Path) -> "Server":
+        """Another server, which does not run yet: a copy of this one, which runs, and follows it when it is started."""
+        made = Server(folder)
+        folder.mkdir(mode=0o755)
+        if not os.geteuid():
+            os.chown(folder, _as_server()["user"], _as_server()["group"])
+        whole = ("-c", "fast", "-X", "stream", "--no-sync", "-R")
+        self._run("pg_basebackup", "-D", made.data, "-d", f"host={self.folder} user=postgres", *whole)
+        with (made.data / "postgresql.conf").open("a", encoding="utf-8") as file:
+            file.write(f"unix_socket_directories = '{folder}'\n")
+        return made
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", self.data, "-w", "-s", "promote")
+
+    def set(self, name: str, value: str) -> None:
+        """Change a setting of the server that runs, which is known to it when this returns."""
+        with self.target("postgres").connect(name="tests") as connection:
+            connection.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
+            connection.execute("SELECT pg_reload_conf()")
+            while connection.execute(f"SHOW {name}".encode()).fetchone() != (value,):
+                time.sleep(0.01)
+
     def start(self) -> None:
         self._run("pg_ctl", "-D", self.data, "-l", self.folder / "log", "-w", "-s", "start")
 
@@ -124,6 +148,11 @@ class Server:
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.folder}"
+
+    def urls(self, database: str, *others: "Server") -> str:
+        """The address of whichever of these servers takes writes."""
+        hosts = ",".join(str(one.folder) for one in (self, *others))
+        return f"postgresql://postgres@/{database}?host={hosts}&target_session_attrs=read-write"
 
     def target(self, database: str) -> "Target":
         from storage.engines.postgresql_target import Target

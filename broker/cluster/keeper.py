@@ -18,7 +18,7 @@ from broker.cluster.leases import Deadline
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
 from storage.outages import Outage
-from storage.sql import StoreAwayError, StoreError, StoreLostError
+from storage.sql import StoreAwayError, StoreError, StoreForkedError, StoreLostError
 
 #: The lease that stands for all.
 DAEMON: Final = "daemon"
@@ -125,13 +125,16 @@ class Keeper(Deadline):
         self._renewed = trio.Event()
 
     async def keep_forever(self) -> None:
-        """Renew the lease. Raises FencedError: another node has it."""
+        """Renew the lease. Raises FencedError: another node has it, or the store has lost commits."""
         outage = Outage("lease_not_renewed", "lease_renewed_again")
         while self.held is not None:
             await trio.sleep(self._seconds / 4)
             asked = self._now()
             try:
                 is_held = await self._table.renew(self.held, self._seconds)
+            except StoreForkedError as error:
+                self._give_up()
+                raise FencedError(str(error)) from error
             except StoreError as error:  # the store is away: if it is for all nodes, nobody takes it over
                 outage.failed(error)
                 continue
@@ -141,21 +144,30 @@ class Keeper(Deadline):
             self._note_renewed(asked)
 
     async def _fenced(self, held: HeldLease) -> FencedError:
-        self.held = None
-        self._until = float("-inf")
-        holder = None
+        self._give_up()
+        holder, name = None, "another node"
         with suppress(StoreError):
             holder = await self._table.find(DAEMON)
-        if holder is not None and holder.node == held.node:
-            return ReplacedError(
-                f"another daemon with the name of this node, {held.node}, serves the store now: give each its own name"
-                " (cluster.node)"
-            )
-        name = "another node" if holder is None else f"node {holder.node}"
+            if holder is None or holder.epoch < held.epoch:
+                return FencedError(
+                    "the database has lost the lease of this daemon, and what was stored since, as at a failover to an"
+                    " asynchronous standby. Started again, this daemon reads the store again"
+                )
+        if holder is not None:
+            name = f"node {holder.node}"
+            if holder.node == held.node:
+                return ReplacedError(
+                    f"another daemon with the name of this node, {held.node}, serves the store now: give each its own"
+                    " name (cluster.node)"
+                )
         return FencedError(
             f"{name} serves the store now: this daemon was away for longer than cluster.lease_seconds. Nothing that it"
             " acknowledged is lost. Started again, it stands by"
         )
+
+    def _give_up(self) -> None:
+        self.held = None
+        self._until = float("-inf")
 
     async def give_back(self) -> None:
         """Have another node serve at once: this one has stopped writing."""

@@ -27,6 +27,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.sql import Literal
 
 from storage.damage import Damage
+from storage.engines.postgresql_history import History
 from storage.engines.postgresql_schema import (
     LOG_LOCK,
     WORKS_LOCK,
@@ -48,6 +49,7 @@ from storage.sql import (
     StoreAwayError,
     StoreDoubtfulError,
     StoreError,
+    StoreForkedError,
     StoreFullError,
     StoreLostError,
     StoreTakenError,
@@ -356,6 +358,7 @@ class PostgresqlConnection:
                 raise
         self._is_begun = self._is_writing = False
         self._number = number
+        self._engine.history.note(self._node, number, self._head)
 
     def _forgetting(self) -> list[str]:
         """Delete old numbers of commits. Their highest position goes into its counter."""
@@ -376,6 +379,7 @@ class PostgresqlConnection:
                 row = self._settled(number)
         given = int(row["head"])
         self._number, self._head = number, given
+        self._engine.history.note(self._node, number, given)
         if number % _BATCHES_KEPT == 0:
             self._command("; ".join(self._forgetting()))
         return given
@@ -385,9 +389,12 @@ class PostgresqlConnection:
 
         The old session has ended by then. Raises StoreDoubtfulError: nobody knows yet.
         """
+        # A commit that waited for a synchronous standby is there before the standby has it, once its session is gone.
+        # One that writes waits for the standby, too, and so for that commit.
+        sql = "UPDATE batch SET head = head WHERE node = %s AND number = %s RETURNING head"
         while True:
             try:
-                return self._run("SELECT head FROM batch WHERE node = %s AND number = %s", [self._node, number]).one()
+                return self._run(sql, [self._node, number]).one()
             except StoreLostError:
                 continue
             except StoreUnreachableError as error:
@@ -395,11 +402,14 @@ class PostgresqlConnection:
                 raise StoreDoubtfulError(str(error)) from error
 
     def settle(self) -> Mapping[str, Any] | None:
-        return self._settled(self._number)
+        if (row := self._settled(self._number)) is not None:
+            self._engine.history.note(self._node, self._number, row["head"])
+        return row
 
     def forget(self) -> None:
         """Know nothing of the commits before: the store is another one."""
         self._head = None
+        self._engine.history = History()
 
     def rollback(self) -> None:
         self._later.clear()
@@ -427,7 +437,9 @@ class PostgresqlConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _be_connected(self) -> None:
-        """Raises StoreUnreachableError: not within the patience."""
+        """Raises StoreUnreachableError: not within the patience; StoreForkedError."""
+        if self._engine.history.forked is not None:
+            raise StoreForkedError(self._engine.history.forked)
         if not self._connection.closed and not self._connection.broken:
             return
         if self._is_ended:
@@ -452,12 +464,16 @@ class PostgresqlConnection:
         connection = self._engine.target.connect(read_only=self._read_only, name=self.name)
         try:
             adapt(connection)
+            self._engine.history.check(connection, self._engine.target)
             if not self._read_only:
                 _end_former(connection, self.name)
         except psycopg.Error as error:
             connection.close()
             kind = StoreAwayError if is_away(error) else StoreUnreachableError
             raise kind(f"{self._engine.target}: {error}") from error
+        except StoreError:
+            connection.close()
+            raise
         connection.prepare_threshold = _PREPARED_FROM
         connection.prepared_max = _PREPARED_MOST
         self._cursor = connection.cursor()
@@ -554,6 +570,7 @@ class PostgresqlEngine:
         self.damage = Damage()  # stays empty: the server's own tools look for it
         self.columns = _Columns()
         self.contact = Contact(patience_seconds)
+        self.history = History()
         self._upgrades = upgrades
         self._progress = progress
         self.instance = token_hex(6)

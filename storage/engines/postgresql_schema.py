@@ -11,6 +11,7 @@ from typing import Final
 
 import psycopg
 import structlog
+from psycopg import errors
 
 from config.shown_command import shown_command
 from storage import migrations
@@ -32,6 +33,11 @@ _MIGRATION_LOCK: Final = 0x7472756E6B00
 WORKS_LOCK: Final = 0x7472756E6B01
 #: Rows of the log hold it from their positions to their commit.
 LOG_LOCK: Final = 0x7472756E6B02
+#: The positions that are left out when another server has taken over: clients may have seen more than it has.
+_JUMP: Final = 1_000_000
+#: The name in `batch` of the server's history, whose number is that of the row.
+_TIMELINE: Final = "timeline"
+IS_COPY: Final = "the server is the copy of another one and takes no writes: promote it, or name the other one"
 _log = structlog.get_logger(__name__)
 
 
@@ -53,9 +59,7 @@ def check_database(connection: Connection, target: Target) -> None:
         if collation not in _COLLATIONS:
             raise StoreError(f"{target}: its texts are in the order of {collation}, not C: {_made_anew(target)}")
         if is_copy:
-            raise StoreAwayError(
-                f"{target}: the server is the copy of another one and takes no writes: name the other one"
-            )
+            raise StoreAwayError(f"{target}: {IS_COPY}")
         if not creates and not applied(connection):
             raise StoreError(
                 f"{target}: the role may make no tables: let it own the database: {target.how_to_create()}"
@@ -173,6 +177,41 @@ def keep_head(position: str) -> str:
     )
 
 
+def timeline_of(connection: Connection) -> int:
+    """The number of the server's history: a server that takes over begins another one. 0: the server does not say."""
+    try:
+        (name,) = _one(connection, "SELECT pg_walfile_name(pg_current_wal_lsn())")
+    except (errors.InsufficientPrivilege, errors.UndefinedFunction, errors.FeatureNotSupported):
+        return 0
+    return int(str(name)[:8], 16)
+
+
+def jump(connection: Connection, timeline: int, *, at_least: int = 0) -> None:
+    """Leave out the positions that the server may have lost at a failover, so that none is given twice."""
+    with connection.transaction():
+        connection.execute("SET TRANSACTION READ WRITE")
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [LOG_LOCK])
+        connection.execute("SELECT setval('log', greatest((SELECT last_value FROM log) + %s, %s))", [_JUMP, at_least])
+        _note_timeline(connection, timeline)
+
+
+def _note_timeline(connection: Connection, timeline: int) -> None:
+    connection.execute("DELETE FROM batch WHERE node = %s", [_TIMELINE])
+    connection.execute("INSERT INTO batch (node, number) VALUES (%s, %s)", [_TIMELINE, timeline])
+
+
+def _look_at_timeline(connection: Connection) -> None:
+    """A server that took over while no daemon ran may lack what clients have seen."""
+    if not (timeline := timeline_of(connection)):
+        return
+    row = connection.execute("SELECT number FROM batch WHERE node = %s", [_TIMELINE]).fetchone()
+    if row is None:
+        _note_timeline(connection, timeline)
+    elif row != (timeline,):
+        _log.warning("database_failed_over", timeline=timeline, former=row[0])
+        jump(connection, timeline)
+
+
 def _look_at_head(connection: Connection) -> None:
     """Have no position given twice, also in a store that was copied here. Forget the commits of former daemons."""
     if _one(connection, "SELECT 1 FROM store_copy LIMIT 1"):  # a copy into it is not finished
@@ -186,7 +225,8 @@ def _look_at_head(connection: Connection) -> None:
         )
         if _one(connection, "SELECT last_value FROM log") != (0,):
             connection.execute(keep_head("(SELECT last_value FROM log)").encode())
-        connection.execute("DELETE FROM batch WHERE at < now() - interval '1 day'")
+        connection.execute("DELETE FROM batch WHERE at < now() - interval '1 day' AND node <> %s", [_TIMELINE])
+    _look_at_timeline(connection)
 
 
 def _apply(connection: Connection, name: str) -> None:

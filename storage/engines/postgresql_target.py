@@ -33,6 +33,7 @@ _HELP: Final = (
     (re.compile(r"too many clients|remaining connection slots"), "raise max_connections of the server"),
     (re.compile(r"invalid response|expected authentication request"), "something else than PostgreSQL has this port"),
     (re.compile(r"failed to resolve|could not translate"), "is the name of the server right?"),
+    (re.compile(r"session is read-only|hot standby mode"), "the server is the copy of another one: promote it"),
     (re.compile(r"Connection refused|No such file|timeout|unreachable"), "is the server running?"),
 )
 #: Codes of a server that stops, starts, has become the copy of another one, or cuts a session off.

@@ -1,6 +1,7 @@
 """The lease of the whole daemon, as two daemons keep it on one store."""
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 
 import pytest
 import trio
@@ -14,7 +15,7 @@ from storage.database import StoreEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.lease_table import LeaseTable
 from storage.leases import LeaseRecord
-from storage.sql import StoreAwayError, StoreError
+from storage.sql import StoreAwayError, StoreError, StoreForkedError
 from tests.fakes import BreakableConnection, BreakableEngine, on_loop
 
 SECONDS = 8.0
@@ -87,6 +88,36 @@ async def test_of_two_daemons_with_one_name_the_later_serves(autojump_clock: Moc
     await second.take(Told())
     with pytest.raises(ReplacedError, match=r"name of this node, a, .* \(cluster\.node\)"):
         await first.keep_forever()
+
+
+@pytest.mark.parametrize("node", ["a", "b"])
+async def test_a_daemon_whose_lease_the_database_has_lost_says_so_and_may_be_started_again(
+    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, node: str
+) -> None:
+    """As after a failover to an asynchronous standby, which has the row of before: status 6 would be for ever."""
+    former, keeper = new_keeper(node), new_keeper("a")
+    await former.take(nobody)
+    await former.give_back()
+    await keeper.take(nobody)
+    with closing(engine.open(read_only=False)) as connection:
+        connection.execute("UPDATE lease SET epoch = 1, node = :node", {"node": node})
+    with pytest.raises(
+        FencedError, match=r"the database has lost the lease of this daemon, .* Started again"
+    ) as caught:
+        await keeper.keep_forever()
+    assert not isinstance(caught.value, ReplacedError)
+
+
+async def test_a_daemon_whose_commits_the_database_has_lost_ends_when_it_renews_its_lease(
+    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = new_keeper("a", broken := BreakableEngine(engine))
+    await keeper.take(nobody)
+    fail_while_broken(broken, monkeypatch)
+    broken.error = StoreForkedError("the server has lost 3 commits")
+    with pytest.raises(FencedError, match="the server has lost 3 commits"):
+        await keeper.keep_forever()
+    assert not keeper.is_ahead()
 
 
 def fail_while_broken(broken: BreakableEngine, monkeypatch: pytest.MonkeyPatch) -> None:
