@@ -27,7 +27,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.sql import Literal
 
 from storage.damage import Damage
-from storage.engines.postgresql_history import History
+from storage.engines.postgresql_history import ServerHistory
 from storage.engines.postgresql_schema import (
     LOG_LOCK,
     WORKS_LOCK,
@@ -409,7 +409,7 @@ class PostgresqlConnection:
     def forget(self) -> None:
         """Know nothing of the commits before: the store is another one."""
         self._head = None
-        self._engine.history = History()
+        self._engine.history = ServerHistory()
 
     def rollback(self) -> None:
         self._later.clear()
@@ -570,7 +570,7 @@ class PostgresqlEngine:
         self.damage = Damage()  # stays empty: the server's own tools look for it
         self.columns = _Columns()
         self.contact = Contact(patience_seconds)
-        self.history = History()
+        self.history = ServerHistory()
         self._upgrades = upgrades
         self._progress = progress
         self.instance = token_hex(6)

@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class History:
+class ServerHistory:
     """The history of the server, as all connections of a process know it."""
 
     #: The name of the connection and the number of the commit that was told last, and the highest position by then.
