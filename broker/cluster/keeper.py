@@ -151,7 +151,7 @@ class Keeper(Deadline):
             if holder is None or holder.epoch < held.epoch:
                 return FencedError(
                     "the database has lost the lease of this daemon, and what was stored since, as at a failover to an"
-                    " asynchronous standby. Started again, this daemon reads the store again"
+                    " asynchronous standby. Started again, it reads what is left"
                 )
         if holder is not None:
             name = f"node {holder.node}"

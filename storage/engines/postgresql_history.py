@@ -71,6 +71,6 @@ class ServerHistory:
         self.forked = (
             f"{target}: the server has lost what it had stored: {number - (row[0] or 0)} commits and"
             f" {max(head - row[1], 0)} positions of messages, as at a failover to an asynchronous standby. This daemon"
-            " ends, because it knows of them; started again, it reads the store again"
+            " ends, because it knows of them; started again, it reads what is left"
         )
         raise StoreForkedError(self.forked)
