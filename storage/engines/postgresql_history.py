@@ -14,7 +14,7 @@ import structlog
 
 from storage.engines.postgresql_schema import IS_COPY, jump, timeline_of
 from storage.engines.postgresql_target import Connection, Target
-from storage.sql import StoreForkedError, StoreAwayError
+from storage.sql import StoreAwayError, StoreForkedError
 
 #: `latest` is among them, or a later one of the same connection: old numbers are deleted.
 _FOUND: Final = "SELECT max(number), (SELECT last_value FROM log) FROM batch WHERE node = %s"

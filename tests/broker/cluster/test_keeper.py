@@ -96,9 +96,9 @@ async def test_a_daemon_whose_lease_the_database_has_lost_says_so_and_may_be_sta
 ) -> None:
     """As after a failover to an asynchronous standby, which has the row of before: status 6 would be for ever."""
     former, keeper = new_keeper(node), new_keeper("a")
-    await former.take(nobody)
+    await former.take(Told())
     await former.give_back()
-    await keeper.take(nobody)
+    await keeper.take(Told())
     with closing(engine.open(read_only=False)) as connection:
         connection.execute("UPDATE lease SET epoch = 1, node = :node", {"node": node})
     with pytest.raises(
@@ -112,7 +112,7 @@ async def test_a_daemon_whose_commits_the_database_has_lost_ends_when_it_renews_
     autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = new_keeper("a", broken := BreakableEngine(engine))
-    await keeper.take(nobody)
+    await keeper.take(Told())
     fail_while_broken(broken, monkeypatch)
     broken.error = StoreForkedError("the server has lost 3 commits")
     with pytest.raises(FencedError, match="the server has lost 3 commits"):
