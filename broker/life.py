@@ -12,6 +12,7 @@ from typing import Protocol
 import structlog
 import trio
 
+from storage.outages import Outage
 from storage.sql import StoreError
 
 Save = Callable[[], Awaitable[None]]
@@ -72,6 +73,13 @@ class Life:
         #: Set when the daemon begins to stop: every open connection then ends in its protocol's own way.
         self.stopping = trio.Event()
         self._ended_by_stop: set[trio.CancelScope] = set()
+        self._outages: dict[str, Outage] = {}
+
+    def outage(self, failure: str) -> Outage:
+        """The one that many connections share, by its event."""
+        if (found := self._outages.get(failure)) is None:
+            found = self._outages[failure] = Outage(failure)
+        return found
 
     def end_with_stop(self, scope: trio.CancelScope) -> None:
         """Cancel the scope when the daemon begins to stop; until `forget` it is kept. A task of its own for each

@@ -1,4 +1,8 @@
-"""The log lines of what fails again and again: one at the beginning, at most one a minute, and one at the end."""
+"""The log lines of what fails again and again: one at the beginning, at most one a minute, and one at the end.
+
+A failure that follows such a line within a minute is counted only: of what fails and works in turns, two lines a minute
+are enough.
+"""
 
 from typing import Any, Final, Literal
 
@@ -19,7 +23,7 @@ class Outage:
         level: of the lines about failures.
     """
 
-    __slots__ = ("_counted", "_failure", "_level", "_number", "_over", "_since", "_told_at")
+    __slots__ = ("_counted", "_failure", "_is_told", "_level", "_number", "_over", "_since", "_told_at")
 
     def __init__(
         self,
@@ -34,31 +38,29 @@ class Outage:
         self._counted = counted
         self._level = level
         self._since: float | None = None
-        self._told_at = 0.0
+        self._told_at: float | None = None
         self._number = 0
-
-    @property
-    def lasts(self) -> bool:
-        return self._since is not None
+        self._is_told = False
 
     def failed(self, reason: object, **about: Any) -> bool:
         """Note a failure. Returns whether it was told."""
         now = trio.current_time()
         self._number += 1
-        if self._since is not None and now - self._told_at < _TELL_SECONDS:
-            return False
         self._since = now if self._since is None else self._since
-        self._told_at = now
+        if self._told_at is not None and now - self._told_at < _TELL_SECONDS:
+            return False
+        self._told_at, self._is_told = now, True
         counted = {self._counted: self._number, "seconds": round(now - self._since)}
         getattr(_log, self._level)(self._failure, reason=str(reason), **counted, **about)
         return True
 
     def succeeded(self, **about: Any) -> bool:
-        """Note a success. Returns whether it has ended an outage."""
-        if self._since is None:
+        """Note a success. Returns whether it has ended an outage that was told."""
+        since, number, is_told = self._since, self._number, self._is_told
+        self._since, self._number, self._is_told = None, 0, False
+        if since is None or not is_told:
             return False
-        seconds, number = round(trio.current_time() - self._since), self._number
-        self._since, self._number = None, 0
+        seconds = round(trio.current_time() - since)
         after = {"after": self._failure} if self._over == "works_again" else {}
         _log.warning(self._over, **after, **{self._counted: number}, seconds=seconds, **about)
         return True

@@ -32,6 +32,7 @@ from config.limits import CONNECTOR_WAITING
 from storage.database import Database
 from storage.keys import DeviceKey, Position
 from storage.leases import Holder
+from storage.outages import Outage
 from storage.sql import StoreDamagedError, StoreError
 
 _CONSUMER: Final = "connector actions"
@@ -68,6 +69,7 @@ class Actions:
         self._calls = calls
         self._intake = intake
         self._lanes = lanes
+        self._outage = Outage("connector_action_not_sent")
         self._problems = problems
         self._quotas = quotas
         self._mid = mid
@@ -128,7 +130,12 @@ class Actions:
         try:
             if (wait := await sending.go_on()) is not None:
                 return wait
-        except (*CALL_FAILURES, WaitedTooLongError, StoreError) as error:
+            self._outage.succeeded()
+        except StoreError as error:
+            problem = str(error)
+            self._problems.note_error(connector.type.key, sending.device, Doing.ACTION, error)
+            self._outage.failed(error)
+        except (*CALL_FAILURES, WaitedTooLongError) as error:
             problem = str(error) or type(error).__name__
             self._problems.note_error(connector.type.key, sending.device, Doing.ACTION, error)
             _log.warning("connector_action_failed", device=sending.device, position=position, reason=problem)

@@ -21,6 +21,7 @@ from broker.loops import Loop, Wakeup
 from storage.database import Database
 from storage.keys import DeviceKey
 from storage.leases import Holder
+from storage.outages import Outage
 from storage.sql import StoreError
 
 _LOOK_SECONDS: Final = 5.0
@@ -52,6 +53,7 @@ class Fetches:
         self._calls = calls
         self._intake = intake
         self._lanes = lanes
+        self._outage = Outage("connector_fetch_not_stored")
         self._problems = problems
         self._pull_minutes = pull_minutes
         self._waiting: set[DeviceKey] = set()
@@ -124,13 +126,20 @@ class Fetches:
             for request in requests:
                 await self._ask(connector, link, request)
             self._problems.note_success(connector.type.key, device, Doing.FETCH)
-        except (*CALL_FAILURES, StorageUnavailable, StoreError) as error:
-            self.failed += 1
-            self._problems.note_error(connector.type.key, device, Doing.FETCH, error)
+            self._outage.succeeded()
+        except (StorageUnavailable, StoreError) as error:
+            self._note_failure(connector, device, error)
+            self._outage.failed(error)
+        except CALL_FAILURES as error:
+            self._note_failure(connector, device, error)
             _log.warning("connector_fetch_failed", device_type=connector.type.id, device=device, reason=str(error))
         finally:
             if self._has_more:  # this fetch has left room for another one
                 self.wake()
+
+    def _note_failure(self, connector: Connector, device: DeviceKey, error: Exception) -> None:
+        self.failed += 1
+        self._problems.note_error(connector.type.key, device, Doing.FETCH, error)
 
     async def _usable_link(self, device: DeviceKey) -> ConnectorLink | None:
         try:

@@ -13,6 +13,8 @@ import trio
 
 from config.limits import CONNECTOR_WAITING
 from storage.keys import DeviceKey, DeviceTypeKey
+from storage.outages import Outage
+from storage.sql import StoreError
 
 #: Answers the seconds after which the job is to be called again; None: it is done.
 Job = Callable[[], Awaitable[float | None]]
@@ -33,6 +35,7 @@ class Lanes:
     def __init__(self) -> None:
         self._types: dict[DeviceTypeKey, _Type] = {}
         self._nursery: trio.Nursery | None = None
+        self._outage = Outage("connector_job_not_saved")
         self.dropped = 0
 
     def room(self, device_type: DeviceTypeKey) -> int:
@@ -63,7 +66,7 @@ class Lanes:
         try:
             while queue:
                 async with lane.limiter:
-                    wait = await _isolated(queue[0])
+                    wait = await self._isolated(queue[0])
                 if wait is not None:  # the next jobs of this device wait for this one; other devices do not
                     await trio.sleep(wait)
                     continue
@@ -81,10 +84,14 @@ class Lanes:
             finally:
                 self._nursery = None
 
-
-async def _isolated(job: Job) -> float | None:
-    try:
-        return await job()
-    except Exception:  # noqa: BLE001 - an unexpected error in one job must not end the others
-        _log.exception("connector_job_failed")
+    async def _isolated(self, job: Job) -> float | None:
+        try:
+            seconds = await job()
+        except StoreError as error:
+            self._outage.failed(error)
+        except Exception:  # noqa: BLE001 - an unexpected error in one job must not end the others
+            _log.exception("connector_job_failed")
+        else:
+            self._outage.succeeded()
+            return seconds
         return None

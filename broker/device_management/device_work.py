@@ -29,6 +29,7 @@ from broker.facts import TaskProgressed
 from storage.database import Database, Transaction
 from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceKey
+from storage.outages import Outage
 from storage.sql import StoreError
 from storage.tasks import DeviceTaskRecord, TaskRecord
 
@@ -90,6 +91,7 @@ class DeviceWork:
         self._updates: dict[DeviceKey, _Update] = {}
         #: Devices that said something new of their firmware since the last step of their update began.
         self._heard: set[DeviceKey] = set()
+        self._outage = Outage("device_task_not_saved")
         self._nursery: trio.Nursery | None = None
         self.rollouts = Rollouts(database, clock, timers, wake=self.wake, stop=stop)
 
@@ -165,8 +167,9 @@ class DeviceWork:
             while goes_on or work.again:
                 work.again = False
                 goes_on = await self._serve_once(device, work)
+            self._outage.succeeded()
         except StoreError as error:
-            _log.warning("device_task_not_saved", device=device, reason=str(error))
+            self._outage.failed(error, device=device)
             self._wake_in(device, _STORE_SECONDS)
         except Exception:  # noqa: BLE001 - a bug in the work for one device must not end that for the others
             _log.exception("device_task_failed", device=device)

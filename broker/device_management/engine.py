@@ -49,6 +49,7 @@ from broker.facts import DeviceDeleted, FactPhase, Router, TaskProgressed
 from broker.loops import Loop, Wakeup
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
+from storage.outages import Outage
 from storage.sql import ALL_ROWS, StoreError
 from storage.tasks import TaskRecord
 
@@ -107,6 +108,7 @@ class ManagementEngine:
         )
         self._wakeup = Wakeup()
         self._nursery: trio.Nursery | None = None
+        self._outage = Outage("task_not_saved")
         self._ended = dict.fromkeys(ENDED, 0)
         self._tried_again = 0
         router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
@@ -195,9 +197,11 @@ class ManagementEngine:
         try:
             await job()
         except StoreError as error:
-            _log.warning("task_not_saved", job=name, reason=str(error))
+            self._outage.failed(error, job=name)
             at_ms = self._clock.steady_ms() + _STORE_SECONDS * 1000
             self._waits.set(name, at_ms, partial(self._start, name, job))
+        else:
+            self._outage.succeeded()
 
     def _settled(self, moved: DeviceTaskMove, _content: None) -> None:
         """A step of a device task has ended."""

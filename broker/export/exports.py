@@ -45,6 +45,7 @@ from storage.database import Database, Transaction
 from storage.export import ExportsOf
 from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Milliseconds, Position, UserKey
+from storage.outages import Outage
 from storage.records import ApplicationRecord, ExportRecord
 from storage.sql import StoreError
 
@@ -127,6 +128,7 @@ class Exports:
         self._at_work: set[_Owner] = set()
         self._begun: dict[_Owner, float] = {}
         self._steps = FairPlaces(1)
+        self._outage = Outage("export_not_saved")
         self._finished = self._failed = self._messages = 0
 
     # Calls
@@ -284,8 +286,9 @@ class Exports:
             record = await self._database.read(lambda tx: tx.exports.by_id(export_id))
             if record is not None and record.status in TO_DO:  # it may have ended since it was found
                 await self._export(owner, record)
+            self._outage.succeeded()
         except StoreError as error:  # the export goes on after the last saved step
-            _log.warning("export_not_saved", reason=str(error))
+            self._outage.failed(error)
             await trio.sleep(_STORE_SECONDS)
         finally:
             self._at_work.discard(owner)

@@ -31,6 +31,7 @@ from config.settings import Settings
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds
 from storage.leases import Holder
+from storage.outages import Outage
 from storage.records import MailRecord
 from storage.sql import StoreError
 
@@ -83,6 +84,7 @@ class Mails:
         self._sending = trio.Lock()  # one mail is with the transport
         self._outage = 0  # attempts in a row that did not reach the server
         self._paused_until = 0.0
+        self._unsaved = Outage("mail_outcome_not_saved")
         self._waiting = self._queued = self._joined = self._refused = self._sent = self._deferred = self._given_up = 0
 
     async def send(self, to: str, mail: Mail, *, cause: str) -> bool:
@@ -277,9 +279,10 @@ class Mails:
             try:
                 await self._database.write_own(self._lease, work)
             except StoreError as error:
-                _log.warning("mail_outcome_not_saved", reason=str(error))
+                self._unsaved.failed(error)
                 await trio.sleep(_STORE_SECONDS)
             else:
+                self._unsaved.succeeded()
                 return
 
     def statistics(self) -> MailStatistics:

@@ -10,6 +10,7 @@ from broker.subscriptions.port import Callbacks
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.subscriptions import Subscriptions
 from config.limits import RETRY_SECONDS, VALIDATION_HOURS
+from storage.outages import Outage
 from storage.sql import StoreError
 
 _AT_ONCE = 500  # a callback that hangs takes a place for 15 s
@@ -30,6 +31,7 @@ class Handshakes:
         #: under way.
         self._due: dict[int, int] = {}
         self._under_way: set[int] = set()
+        self._outage = Outage("handshake_not_saved")
         subscriptions.on_change(self._changed)
 
     def _changed(self, before: Subscription | None, after: Subscription | None) -> None:
@@ -59,8 +61,9 @@ class Handshakes:
         try:
             if (subscription := self._subscriptions.get(key)) is not None:
                 await self._shake(subscription)
+            self._outage.succeeded()
         except StoreError as error:
-            _log.warning("handshake_not_saved", reason=str(error))
+            self._outage.failed(error)
             await trio.sleep(1)
         finally:
             self._under_way.discard(key)

@@ -26,6 +26,7 @@ from storage.database import Database, Transaction
 from storage.deliveries import PENDING, UNDER_WAY, NotificationRecord
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.leases import Holder
+from storage.outages import Outage
 from storage.records import ActionRow
 from storage.sql import StoreError
 from storage.subscriptions import CONSUMER, CursorRecord
@@ -142,13 +143,15 @@ class Reader:
     # Reading
 
     async def read_forever(self) -> None:
+        outage = Outage("subscriptions_not_read")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Loop(self.save, every=_SAVE_SECONDS, failure="subscriptions_not_saved").run)
             while True:
                 try:
                     await self.step()
+                    outage.succeeded()
                 except StoreError as error:
-                    _log.warning("subscriptions_not_read", reason=str(error))
+                    outage.failed(error)
                     await trio.sleep(_RETRY_SECONDS)
                     self._wakeup.set()
                 await self._wakeup.wait(self._seconds_to_next())

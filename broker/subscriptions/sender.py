@@ -37,6 +37,7 @@ from storage.database import Database, Transaction
 from storage.deliveries import DELIVERED, FAILED, PENDING, AttemptRecord, NotificationRecord
 from storage.keys import DeviceKey
 from storage.leases import Holder
+from storage.outages import Outage
 from storage.sql import StoreError
 
 GONE: Final = 410
@@ -87,6 +88,7 @@ class NotificationSender:
         self._signers = signers
         self._callbacks = callbacks
         self._streams = streams
+        self._outage = Outage("subscription_not_suspended")
         self._tasks: trio.Nursery | None = None
         self._under_way: set[int] = set()
         #: Outcomes that are not stored yet, by key; and since when subscriptions fail, and why.
@@ -243,8 +245,9 @@ class NotificationSender:
             try:
                 await self.flush()  # what is settled by now is not given up
                 await self._endings.suspend(outlet.subscription, text, waiting=len(outlet.waiting))
+                self._outage.succeeded()
             except StoreError as error:  # the next attempt tells the same
-                _log.warning("subscription_not_suspended", subscription=outlet.subscription.id, reason=str(error))
+                self._outage.failed(error, subscription=outlet.subscription.id)
 
     async def flush(self) -> None:
         """Store the outcomes. Raises StoreError; then they still wait."""
@@ -275,6 +278,7 @@ class NotificationSender:
         self._due_wakeup.set()
 
     async def _retry_forever(self) -> None:
+        outage = Outage("notifications_not_read")
         while True:
             seconds = _STORE_SECONDS
             with_room, self._with_room = self._with_room, {}
@@ -285,9 +289,10 @@ class NotificationSender:
                 else:
                     await self._retry_of(with_room)
                 seconds = await self._seconds_to_next()
+                outage.succeeded()
             except StoreError as error:
                 self._must_look = True
-                _log.warning("notifications_not_read", reason=str(error))
+                outage.failed(error)
             ends = trio.current_time() + seconds
             await self._due_wakeup.wait(seconds)
             self._must_look = self._must_look or trio.current_time() >= ends

@@ -27,6 +27,7 @@ from config.limits import MAX_DATA_BYTES
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.mqtt_wills import WillRecord
+from storage.outages import Outage
 from storage.sql import StoreError
 
 #: Wills that are published in one turn of the loop.
@@ -63,6 +64,7 @@ class Wills:
         self._overhead = overhead
         self._waiting: dict[DeviceKey, _Waiting] = {}
         self._is_due = trio.Event()
+        self._outage = Outage("wills_not_published")
         self._published = 0
 
     async def resume(self) -> None:
@@ -146,11 +148,12 @@ class Wills:
         try:
             devices = {one.key: one for one in await self._registry.get_all(one.will.device for one in due)}
         except StoreError as error:
-            _log.warning("wills_not_published", reason=str(error))
+            self._outage.failed(error)
             for one in due:
                 if self._waiting.get(one.will.device) is one:
                     self._wait(one.will, trio.current_time() + _RETRY_SECONDS)
             return
+        self._outage.succeeded()
         for one in due:
             key = one.will.device
             if self._waiting.get(key) is not one:  # the device is back

@@ -210,12 +210,14 @@ class WebSocket(StreamConnection):
                 self.put(encode_frame(beat) + encode_ping_frame())
 
     async def _check(self) -> None:
+        outage = self._rooms.core.life.outage("websocket_not_checked")
         try:
             await self.check()
+            outage.succeeded()
         except DomainError as error:
             self.close(POLICY_VIOLATION, code_and_text(error)[1])
         except StoreError as error:
-            _log.warning("websocket_not_checked", reason=str(error))  # the next ping asks again
+            outage.failed(error)  # the next ping asks again
 
     # --- The end ---
 

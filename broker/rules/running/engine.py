@@ -29,6 +29,7 @@ from config.limits import RULE_LOG_ROWS
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, Position, RuleKey
 from storage.leases import Holder
+from storage.outages import Outage
 from storage.records import MessageRow
 from storage.rules import RuleRecord, RuleState
 from storage.sql import StoreError
@@ -89,6 +90,7 @@ class RuleEngine:
         self._follows = False  # the held rows follow the evaluated ones without a gap
         self._is_whole = False  # everything that was evaluated is stored, or is in the states of the rules
         self._saved = Position(0)
+        self._outage = Outage("rule_problem_not_saved")
         self._saved_at = 0
         self._must_restore = False
         self._wakeup = Wakeup()
@@ -145,12 +147,15 @@ class RuleEngine:
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
+        outage = Outage("rules_not_saved")
         while True:
             try:
-                if await self.step():
+                goes_on = await self.step()
+                outage.succeeded()
+                if goes_on:
                     continue
             except StoreError as error:
-                _log.warning("rules_not_saved", reason=str(error))
+                outage.failed(error)
                 self._must_restore = True
             except Exception:  # noqa: BLE001 - a bug must not end the daemon, and nothing may be lost
                 _log.exception("rules_failed")
@@ -305,9 +310,11 @@ class RuleEngine:
         try:
             await self._database.write(work)
         except StoreError as error:
-            _log.warning("rule_problem_not_saved", reason=str(error))
+            self._outage.failed(error)
             if failed is not None:
                 self._rule_failed(failed, None)
+        else:
+            self._outage.succeeded()
         self._problems += 1
         if running is not None:
             running.failing = True

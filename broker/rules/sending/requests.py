@@ -24,6 +24,7 @@ from storage.database import Database, Transaction
 from storage.fair_places import FairPlaces
 from storage.keys import Milliseconds, RuleKey, UserKey
 from storage.leases import Holder
+from storage.outages import Outage
 from storage.rules import RuleRequest
 from storage.sql import StoreError
 
@@ -89,6 +90,7 @@ class RequestQueue:
         self._hosts: dict[str, FairPlaces] = {}
         self._held: set[int] = set()  # the keys of the requests that were taken from the store and are not finished
         self._finished: set[int] = set()  # the keys that were finished since the last read of the store began
+        self._outage = Outage("rule_request_not_finished")
         self._sent = self._failed = self._refused = 0
 
     def add(
@@ -182,10 +184,13 @@ class RequestQueue:
     async def _finish(self, key: int) -> None:
         while True:  # however long that takes: without the outcome the request would be sent again
             try:
-                return await self._database.write_own(self._lease, lambda tx: tx.rules.finish_request(key))
+                await self._database.write_own(self._lease, lambda tx: tx.rules.finish_request(key))
             except StoreError as error:
-                _log.warning("rule_request_not_finished", reason=str(error))
+                self._outage.failed(error)
                 await trio.sleep(_RETRY_SECONDS)
+            else:
+                self._outage.succeeded()
+                return
 
     def statistics(self) -> RequestStatistics:
         return RequestStatistics(self._sent, self._failed, self._refused)
