@@ -60,14 +60,15 @@ class ApprovedListStore(Store):
         ).one()
         return int(row["n"]) if row else 0
 
-    def add_entry(self, device_type: DeviceTypeKey, vdid: str, *, now_ms: int) -> bool:
-        """Whether it was not there yet."""
-        row = self._db.execute(
-            "INSERT INTO approved_list_entry (device_type, vdid, uploaded_on) VALUES (:device_type, :vdid, :now)"
-            " ON CONFLICT (device_type, vdid) DO NOTHING RETURNING key",
-            {"device_type": device_type, "vdid": vdid, "now": now_ms},
-        ).one()
-        return row is not None
+    def add_entries(self, device_type: DeviceTypeKey, vdids: Iterable[str], *, now_ms: int) -> set[str]:
+        """Add the ids that are not there yet; returns the added ones."""
+        rows = self._db.execute(
+            "INSERT INTO approved_list_entry (device_type, vdid, uploaded_on)"  # noqa: S608 - constants
+            f" SELECT :device_type, value, :now FROM ({self._db.texts_in('vdids')}) AS given WHERE TRUE"
+            " ON CONFLICT (device_type, vdid) DO NOTHING RETURNING vdid",
+            {"device_type": device_type, "vdids": self._db.texts(vdids), "now": now_ms},
+        )
+        return {row["vdid"] for row in rows}
 
     def remove_entry(self, device_type: DeviceTypeKey, vdid: str) -> None:
         self._db.execute(

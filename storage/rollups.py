@@ -4,14 +4,17 @@ The field `""` counts all messages.
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 
 from storage.keys import DeviceKey, Milliseconds
 from storage.records import RollupRow
 from storage.sql import Store
 
-_KEY = ("device", "field", "level", "bucket")
+#: Device, field, level and start of the bucket.
+RollupKey = tuple[DeviceKey, int, str, int]
+
+_KEY = ("device", "field", "level", "bucket")  # in the order of RollupKey
 _VALUES = ("count", "numbers", "min", "max", "sum", "mean_high", "mean_low", "m2")
 _NAMES = (*_KEY, *_VALUES)  # in the order of RollupRow
 _values_of = attrgetter(*_NAMES)
@@ -19,14 +22,14 @@ _SELECT = f"SELECT {', '.join(_NAMES)} FROM rollup WHERE device = :device AND fi
 
 
 class RollupStore(Store):
-    def add_field(self, path: str) -> int:
-        """The short key of a field path; a new path gets a key."""
-        row = self._db.execute(
-            "INSERT INTO field (path) VALUES (:path) ON CONFLICT (path) DO UPDATE SET path = excluded.path"
-            " RETURNING key",
-            {"path": path},
-        ).one()
-        return int(row["key"]) if row else 0
+    def add_fields(self, paths: Collection[str]) -> dict[str, int]:
+        """The short keys of field paths, none of which is there twice; a new path gets a key."""
+        rows = self._db.execute(
+            f"INSERT INTO field (path) {self._db.texts_in('paths')} WHERE TRUE"
+            " ON CONFLICT (path) DO UPDATE SET path = excluded.path RETURNING path, key",
+            {"paths": self._db.texts(paths)},
+        )
+        return {row["path"]: int(row["key"]) for row in rows}
 
     def field_key(self, path: str) -> int | None:
         row = self._db.execute("SELECT key FROM field WHERE path = :path", {"path": path}).one()
@@ -41,14 +44,21 @@ class RollupStore(Store):
         )
         return [row["key"] for row in rows]
 
-    def at(self, device: DeviceKey, level: str, bucket: int, fields: Collection[int]) -> dict[int, RollupRow]:
-        """Rollups of some fields in a bucket, by the keys of the fields; a field without one is left out."""
+    def at(self, keys: Sequence[RollupKey]) -> dict[RollupKey, RollupRow]:
+        """The rollups with these keys; a key without one is left out."""
+        if not keys:
+            return {}
+        rows = self._db.rows_with("rollup", _NAMES, _KEY, keys).tuples()
+        return {(row[0], row[1], row[2], row[3]): RollupRow(*row) for row in rows}
+
+    def with_any(self, devices: Collection[DeviceKey]) -> list[DeviceKey]:
+        """The devices among these that have rollups."""
         rows = self._db.execute(
-            f"SELECT {', '.join(_NAMES)} FROM rollup WHERE device = :device"  # noqa: S608 - constants
-            f" AND field IN ({self._db.numbers_in('fields')}) AND level = :level AND bucket = :bucket",
-            {"device": device, "level": level, "bucket": bucket, "fields": json.dumps(list(fields))},
-        ).tuples()
-        return {row[1]: RollupRow(*row) for row in rows}
+            f"SELECT value FROM ({self._db.numbers_in('devices')}) AS given"  # noqa: S608 - constants
+            " WHERE EXISTS (SELECT 1 FROM rollup WHERE device = given.value)",
+            {"devices": json.dumps(list(devices))},
+        )
+        return [row["value"] for row in rows]
 
     def last(self, device: DeviceKey, path: str, level: str) -> Milliseconds | None:
         """The start of the newest bucket of a field; None without one."""

@@ -21,6 +21,16 @@ class SnapshotStore(Store):
         row = next(iter(rows), None)
         return SnapshotRow(*row) if row else None
 
+    def of_all(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, SnapshotRow]:
+        """The snapshots of these devices; a device without one is left out."""
+        if not devices:
+            return {}
+        rows = self._db.execute(
+            f"SELECT {', '.join(_NAMES)} FROM snapshot WHERE device IN ({self._db.numbers_in('devices')})",  # noqa: S608 - constants
+            {"devices": json.dumps(list(devices))},
+        ).tuples()
+        return {row[0]: SnapshotRow(*row) for row in rows}
+
     def put_all(self, snapshots: Sequence[SnapshotRow]) -> None:
         self._db.put_many("snapshot", _NAMES, ("device",), snapshots)
 

@@ -18,7 +18,7 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 from broker.services import Services
 from broker.trace.origin import Origin, enter
 from config.settings import Limits, Settings
-from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from tests.builders import ServicesOpener
 from tests.certificates import Authority
 from tests.factories import NOW_MS, World, build_world
@@ -211,6 +211,24 @@ def opener(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> S
 async def services(opener: ServicesOpener) -> AsyncIterator[Services]:
     async with opener() as opened:
         yield opened
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All that the store executes: each one is a trip to the server, where the store is in one."""
+    connections: Any = SqliteConnection
+    if ENGINE == "postgresql":
+        from storage.engines.postgresql import PostgresqlConnection
+
+        connections = PostgresqlConnection
+    executed, run = list[str](), connections._run
+
+    def noting(self: object, sql: str, parameters: Any) -> Any:
+        executed.append(sql)
+        return run(self, sql, parameters)
+
+    monkeypatch.setattr(connections, "_run", noting)
+    return executed
 
 
 @pytest.fixture

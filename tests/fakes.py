@@ -1,7 +1,7 @@
 """Stand-ins for what tests must hold in their own hands: the time, and where blocking work runs."""
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
@@ -196,6 +196,17 @@ class BreakableConnection:
 
     def numbers_in(self, parameter: str) -> str:
         return self._connection.numbers_in(parameter)
+
+    def texts_in(self, parameter: str) -> str:
+        return self._connection.texts_in(parameter)
+
+    def texts(self, texts: Iterable[str]) -> str:
+        return self._connection.texts(texts)
+
+    def rows_with(
+        self, table: str, columns: Sequence[str], key: Sequence[str], keys: Sequence[Sequence[Any]]
+    ) -> QueryResult:
+        return self._connection.rows_with(table, columns, key, keys)
 
     def rows_at(
         self,

@@ -5,7 +5,7 @@ are read from the log in the same transaction. Only messages whose `ts` is at le
 which this limit falls is read from the log, too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
@@ -210,12 +210,15 @@ class _Sight:
         start_ms, end_ms = spans[0].start_ms, spans[-1].end_ms
         rows = self.tx.message_searches.after_of(devices, self._held.position)
         found = [row for row in rows if start_ms <= row.ts < end_ms]
-        written = {device: self._written(device) for device in {row.device for row in found}}
+        written = self._written({row.device for row in found})
         return decoded([row for row in found if row.position > written[row.device]])
 
-    def _written(self, device: DeviceKey) -> Position:
-        saved, held = self.tx.snapshots.of(device), self._held.of.get(device)
-        return max(Position(0) if one is None else one.position for one in (saved, held))
+    def _written(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, Position]:
+        saved, held = self.tx.snapshots.of_all(devices), self._held.of
+        return {
+            device: max(Position(0) if one is None else one.position for one in (saved.get(device), held.get(device)))
+            for device in devices
+        }
 
 
 _Bucket = tuple[int, Aggregate]  # start (ms), summary

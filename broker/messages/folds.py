@@ -119,11 +119,13 @@ class Folds:
         self._size = 0  # the fields of this device in the tally
 
     @classmethod
-    def load(cls, tx: Transaction, device: DeviceKey, tally: FoldTally) -> "Folds":
-        saved = tx.snapshots.of(device)
-        if saved is not None and saved.open is not None:
-            return cls(device, saved, _decode_open(saved.open), tally)
-        return cls(device, saved, newest_buckets(tx, device), tally)  # of a version that wrote every bucket at once
+    def load(cls, tx: Transaction, devices: Sequence[DeviceKey], tally: FoldTally) -> "dict[DeviceKey, Folds]":
+        saved = tx.snapshots.of_all(devices)
+        opened = {device: _decode_open(row.open) for device, row in saved.items() if row.open is not None}
+        if others := [device for device in devices if device not in opened]:
+            # Of a version that wrote every bucket at once. New devices have no rollups.
+            opened |= {device: newest_buckets(tx, device) for device in tx.rollups.with_any(others)}
+        return {device: cls(device, saved.get(device), opened.get(device, {}), tally) for device in devices}
 
     # Rows
 
@@ -327,6 +329,11 @@ def saved_fields(tx: Transaction, device: DeviceKey) -> tuple[Fields, Position]:
     """The snapshot in the store, and the position up to which it has the device's rows."""
     saved = tx.snapshots.of(device)
     return (_decode_fields(saved.fields), saved.position) if saved is not None else ({}, Position(0))
+
+
+def saved_fields_of(tx: Transaction, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Fields]:
+    """The snapshots in the store; a device without one is left out."""
+    return {device: _decode_fields(saved.fields) for device, saved in tx.snapshots.of_all(devices).items()}
 
 
 def open_buckets(saved: SnapshotRow | None) -> Buckets:

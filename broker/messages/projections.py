@@ -282,7 +282,7 @@ class Projector:
     async def _load(self, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Folds]:
         """The folds of these devices, except folds on a page that cannot be read."""
         try:
-            return await self._database.read(partial(_loaded, devices, self._tally))
+            return await self._database.read(lambda tx: Folds.load(tx, devices, self._tally))
         except StoreDamagedError:
             if len(devices) == 1:
                 return {}
@@ -389,10 +389,6 @@ class Projector:
 
 def _after(position: Position, tx: Transaction) -> list[MessageRow]:
     return tx.messages.after(position, limit=_READ_ROWS)
-
-
-def _loaded(devices: Sequence[DeviceKey], tally: FoldTally, tx: Transaction) -> dict[DeviceKey, Folds]:
-    return {device: Folds.load(tx, device, tally) for device in devices}
 
 
 def saved_position(tx: Transaction) -> Position:

@@ -14,6 +14,7 @@ from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
 from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.records import RollupRow
+from storage.rollups import RollupKey
 
 #: Each level with the width of its buckets in ms.
 LEVELS: Final = ((Interval.MINUTE, MINUTE_MS), (Interval.HOUR, HOUR_MS), (Interval.DAY, DAY_MS))
@@ -92,10 +93,7 @@ def newest_buckets(tx: Transaction, device: DeviceKey) -> dict[Interval, tuple[i
     """The newest bucket of each level that the store has: its start and what is in it."""
     found: dict[Interval, tuple[int, Cells]] = {}
     for level, _ in reversed(LEVELS):
-        start = tx.rollups.last(device, EVERY_MESSAGE, level)
-        if start is None and not found:
-            break  # a new device, which has no day
-        if start is not None:
+        if (start := tx.rollups.last(device, EVERY_MESSAGE, level)) is not None:
             cells = {path: summary_of(row) for path, row in tx.rollups.in_bucket(device, level, start)}
             found[level] = start, cells
     return found
@@ -114,20 +112,31 @@ class RollupWriter:
 
     def put(self, tx: Transaction, of_devices: Iterable[tuple[DeviceKey, Buckets]]) -> None:
         """Write buckets as they are."""
-        tx.rollups.put_all([row for device, buckets in of_devices for row in self._rows(tx, device, buckets)])
+        of_devices = list(of_devices)
+        self._learn(tx, of_devices)
+        tx.rollups.put_all([row for device, buckets in of_devices for row in self._rows(device, buckets)])
 
     def add(self, tx: Transaction, of_devices: Iterable[tuple[DeviceKey, Buckets]]) -> None:
         """Add to the stored values of these buckets."""
-        self.put(tx, [(device, self._sums(tx, device, buckets)) for device, buckets in of_devices])
+        of_devices = list(of_devices)
+        self._learn(tx, of_devices)
+        stored = tx.rollups.at(
+            [
+                (device, self._key(path), level, start)
+                for device, buckets in of_devices
+                for (level, start), cells in buckets.items()
+                for path in cells
+            ]
+        )
+        self.put(tx, [(device, self._sums(device, buckets, stored)) for device, buckets in of_devices])
 
-    def _sums(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> Buckets:
+    def _sums(self, device: DeviceKey, buckets: Buckets, stored: Mapping[RollupKey, RollupRow]) -> Buckets:
         merged: Buckets = {}
         for (level, start), cells in buckets.items():
-            keys = {path: self._key(tx, path) for path in cells}
-            stored = tx.rollups.at(device, level, start, keys.values())
+            rows = {path: stored.get((device, self._key(path), level, start)) for path in cells}
             merged[level, start] = {
-                path: _merged(summary_of(stored[key]), cells[path]) if (key := keys[path]) in stored else cells[path]
-                for path in cells
+                path: one if (row := rows[path]) is None else _merged(summary_of(row), one)
+                for path, one in cells.items()
             }
         return merged
 
@@ -136,16 +145,19 @@ class RollupWriter:
             self._keys |= self._new
         self._new.clear()
 
-    def _key(self, tx: Transaction, path: str) -> int:
-        key = self._keys.get(path) or self._new.get(path)
-        if key is None:
-            key = self._new[path] = tx.rollups.add_field(path)
-        return key
+    def _learn(self, tx: Transaction, of_devices: Iterable[tuple[DeviceKey, Buckets]]) -> None:
+        """Have the keys of all fields of these buckets."""
+        paths = {path for _, buckets in of_devices for cells in buckets.values() for path in cells}
+        if unknown := paths - self._keys.keys() - self._new.keys():
+            self._new |= tx.rollups.add_fields(unknown)
 
-    def _rows(self, tx: Transaction, device: DeviceKey, buckets: Buckets) -> Iterator[RollupRow]:
+    def _key(self, path: str) -> int:
+        return self._keys.get(path) or self._new[path]
+
+    def _rows(self, device: DeviceKey, buckets: Buckets) -> Iterator[RollupRow]:
         for (level, start), cells in buckets.items():
             for path, (count, of) in ((path, (one.count, one.numbers)) for path, one in cells.items()):
-                key = self._key(tx, path)
+                key = self._key(path)
                 if of is None:
                     yield RollupRow(device, key, level, start, count)
                 else:

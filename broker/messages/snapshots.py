@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from broker.messages.decoding import Decoded, decoded
-from broker.messages.folds import Fields, merge_message, open_buckets, saved_fields
+from broker.messages.folds import Fields, merge_message, open_buckets, saved_fields, saved_fields_of
 from broker.messages.intervals import Interval
 from broker.messages.projections import Projector, saved_position
 from storage.database import Database, Transaction
@@ -58,7 +58,8 @@ def _current(
 ) -> dict[DeviceKey, Fields]:
     """The snapshots: those in `known` up to positions of their own, the others up to `position`, as the store has them,
     and then all with the rows since."""
-    upto = {device: known.get(device) or (position, saved_fields(tx, device)[0]) for device in devices}
+    saved = saved_fields_of(tx, [device for device in devices if device not in known])
+    upto = {device: known.get(device) or (position, saved.get(device, {})) for device in devices}
     rows = tx.message_searches.after_of(upto, position)
     for row, data in decoded([row for row in rows if row.position > upto[row.device][0]]):
         merge_message(upto[row.device][1], data, row)

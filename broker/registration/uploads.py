@@ -129,13 +129,16 @@ class Uploads:
 
 def _take(upload: ApprovedUploadRecord, rows: Sequence[str], now_ms: int, tx: Transaction) -> ApprovedUploadRecord:
     """Add the next rows to the list; returns the upload with its new counts."""
-    lists, rejected = tx.approved_lists, []
+    rejected = []
+    added = tx.approved_lists.add_entries(upload.device_type, filter(_VDID.fullmatch, rows), now_ms=now_ms)
     for number, vdid in enumerate(rows, upload.succeeded + upload.failed + 1):
         if _VDID.fullmatch(vdid) is None:
             rejected.append((number, "Invalid vdid"))
-        elif not lists.add_entry(upload.device_type, vdid, now_ms=now_ms):
+        elif vdid in added:
+            added.remove(vdid)  # the same one in a later row is a duplicate
+        else:
             rejected.append((number, "Duplicate vdid"))
-    lists.add_rejections(upload.key, rejected)
+    tx.approved_lists.add_rejections(upload.key, rejected)
     upload = replace(
         upload,
         succeeded=upload.succeeded + len(rows) - len(rejected),

@@ -7,10 +7,11 @@ A connection may break at any moment. Reads and groups of writes are run again o
 a commit may be in doubt: each one leaves its number in `batch`, and a new connection looks for it there.
 """
 
+import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -41,7 +42,7 @@ from storage.engines.postgresql_schema import (
 from storage.engines.postgresql_sql import quoted, translated
 from storage.engines.postgresql_tables import PostgresqlTables
 from storage.engines.postgresql_target import LOST, Target, explained, is_away
-from storage.engines.postgresql_types import ARRAYS, adapt
+from storage.engines.postgresql_types import ARRAYS, adapt, escaped
 from storage.leases import HeldLease
 from storage.migrations import names
 from storage.sql import (
@@ -284,11 +285,29 @@ class PostgresqlConnection:
             self._engine.columns.learn(table, types)
         return types
 
+    def rows_with(
+        self, table: str, columns: Sequence[str], key: Sequence[str], keys: Sequence[Sequence[Any]]
+    ) -> PostgresqlResult:
+        types = self._types_of(table)
+        arrays = ", ".join(f"%s::{ARRAYS[types[name]][0]}" for name in key)
+        names = ", ".join(map(quoted, key))
+        return self._run(
+            f"SELECT {', '.join(map(quoted, columns))} FROM unnest({arrays}) AS wanted ({names})"  # noqa: S608 - constants
+            f" JOIN {quoted(table)} USING ({names})",
+            self._arrays_of(table, key, keys).arrays,
+        )
+
     def now_ms(self) -> str:
         return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
 
     def numbers_in(self, parameter: str) -> str:
         return f"SELECT value::bigint FROM json_array_elements_text((:{parameter})::json)"  # noqa: S608 - constants
+
+    def texts_in(self, parameter: str) -> str:
+        return f"SELECT value FROM json_array_elements_text((:{parameter})::json)"  # noqa: S608 - constants
+
+    def texts(self, texts: Iterable[str]) -> str:
+        return json.dumps([escaped(text) for text in texts], ensure_ascii=False)  # the parser knows no other NUL
 
     def rows_at(
         self,

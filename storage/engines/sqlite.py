@@ -5,7 +5,7 @@ interpreter lock once per row; measured beside a busy event loop that is 2.5 to 
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -144,11 +144,28 @@ class SqliteConnection:
             )
             self._run(sql, [value for row in part for value in row])
 
+    def rows_with(
+        self, table: str, columns: Sequence[str], key: Sequence[str], keys: Sequence[Sequence[Any]]
+    ) -> SqliteResult:
+        wanted = ", ".join(f"json_extract(value, '$[{place}]') AS k{place}" for place in range(len(key)))
+        same = " AND ".join(f"{table}.{name} = wanted.k{place}" for place, name in enumerate(key))
+        return self.execute(
+            f"SELECT {', '.join(columns)} FROM (SELECT {wanted} FROM json_each(:keys)) AS wanted"  # noqa: S608 - constants
+            f" CROSS JOIN {table} ON {same}",
+            {"keys": self._encode(keys).decode()},
+        )
+
     def now_ms(self) -> str:
         return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
     def numbers_in(self, parameter: str) -> str:
         return f"SELECT value FROM json_each(:{parameter})"  # noqa: S608 - constants of the stores
+
+    def texts_in(self, parameter: str) -> str:
+        return self.numbers_in(parameter)
+
+    def texts(self, texts: Iterable[str]) -> str:
+        return self._encode(list(texts)).decode()
 
     def rows_at(
         self,

@@ -19,7 +19,6 @@ from broker.facts import (
 )
 from broker.messages.history import Search
 from broker.services import Services
-from storage.engines.sqlite import SqliteConnection
 from storage.keys import Milliseconds
 from tests.factories import BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, World
 from tests.rows import each_row
@@ -158,19 +157,6 @@ async def test_new_and_renamed_devices_are_told_without_an_application(
 def many(count: int, **more: str) -> list[dict[str, str]]:
     named = [{"name": f"Light {number}", "key": f"light {number}"} for number in range(count)]
     return [{"owner": "ada@example.org", "type": "example.smart_light", **one, **more} for one in named]
-
-
-@pytest.fixture
-def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """All that the store executes."""
-    executed, run = list[str](), SqliteConnection._run
-
-    def noting(self: SqliteConnection, sql: str, parameters: Any) -> Any:
-        executed.append(sql)
-        return run(self, sql, parameters)
-
-    monkeypatch.setattr(SqliteConnection, "_run", noting)
-    return executed
 
 
 async def test_others_wait_for_few_statements_of_each_new_device(

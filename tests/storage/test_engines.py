@@ -96,8 +96,8 @@ def test_numbers_of_rollups_keep_their_form_and_every_bit(store: EngineConnectio
     rollups = RollupStore(store)
     of_zero = RollupRow(DeviceKey(1), 1, "minute", 0, 1, 1, number, number, number, float(number), 0.0, None)
     rollups.put_all([of_zero])
-    found = rollups.at(DeviceKey(1), "minute", 0, [1, 2])
-    assert repr(found) == repr({1: of_zero})
+    key = (DeviceKey(1), 1, "minute", 0)
+    assert repr(rollups.at([key, (DeviceKey(1), 2, "minute", 0)])) == repr({key: of_zero})
 
 
 def test_a_later_row_of_a_batch_replaces_the_earlier_one_with_its_key(store: EngineConnection) -> None:

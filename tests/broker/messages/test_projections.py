@@ -25,7 +25,7 @@ from storage.records import MessageRow, RollupRow, SnapshotRow
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreDamagedError, StoreError
 from tests.builders import ServicesOpener
-from tests.factories import NOW_MS, World, build_world
+from tests.factories import NOW_MS, World, build_world, new_device
 from tests.fakes import BreakableEngine, FakeClock, HeldRunner
 from tests.tickets import at
 
@@ -650,10 +650,10 @@ async def test_devices_that_are_read_beside_a_damaged_one_do_not_add_to_the_tall
     await projector.flush()
     load = Folds.load.__func__  # type: ignore[attr-defined]
 
-    def fail(tx: Transaction, device: Any, tally: Any) -> Folds:
-        if device == bobs.key:
+    def fail(tx: Transaction, devices: Any, tally: Any) -> dict[DeviceKey, Folds]:
+        if bobs.key in devices:
             raise StoreDamagedError("DatabaseError: database disk image is malformed")
-        return load(Folds, tx, device, tally)  # type: ignore[no-any-return]
+        return load(Folds, tx, devices, tally)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Folds, "load", fail)
     for _ in range(5):
@@ -952,6 +952,51 @@ async def test_a_store_of_a_version_that_wrote_every_bucket_at_once_goes_on(open
             await services.messages.projector.flush()
 
 
+async def test_late_messages_of_many_minutes_take_few_statements(
+    services: Services, world: World, statements: list[str]
+) -> None:
+    """Each bucket that they are added to was a statement of its own."""
+    kitchen, *_ = await all_lights(services)
+    minutes = range(200)
+    for value in (1, 2):
+        statements.clear()
+        for minute in minutes:
+            services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % value, NOW_MS - DAY_MS + minute * MINUTE_MS)
+        await services.messages.ingest.wait_committed()
+        await services.messages.projector.flush()
+        assert len(statements) < 50
+    assert await count_and_sum(services, kitchen) == (400, 600)
+
+
+async def test_folds_of_many_devices_are_read_in_few_statements(
+    services: Services, world: World, statements: list[str]
+) -> None:
+    records = [
+        new_device(
+            f"{number:032x}",
+            owner=world.ada,
+            device_type=world.light_type,
+            name=f"Light {number}",
+            manifest_version=1,
+            manifest_version_policy="LATEST",
+            enabled=True,
+            now_ms=1,
+        )
+        for number in range(100)
+    ]
+    keys = await services.core.database.write(lambda tx: [tx.devices.put_device(one) for one in records])
+    lights = [await services.devices.registry.get(key) for key in keys]
+    for _ in range(2):  # they are new, and then they are in the store
+        statements.clear()
+        for light in lights:
+            services.messages.ingest.submit(light, b'{"intensity":1}', NOW_MS - HOUR_MS)
+        await services.messages.ingest.wait_committed()
+        await services.messages.projector.flush()
+        services.messages.projector._drop_written()
+        await services.messages.snapshots.of_all([light.key for light in lights])
+        assert len(statements) < 60
+
+
 def as_before(tx: Transaction, device: Device) -> None:
     """Bring the rows of a device into the form of that version: no bucket was held beside the rollups."""
     saved = tx.snapshots.of(device.key)
@@ -959,7 +1004,8 @@ def as_before(tx: Transaction, device: Device) -> None:
     for (level, start), cells in open_buckets(saved).items():
         for path, (count, of) in ((path, (one.count, one.numbers)) for path, one in cells.items()):
             numbers = () if of is None else (of.count, of.min, of.max, of.sum, of.mean_high, of.mean_low, of.m2)
-            tx.rollups.put_all([RollupRow(device.key, tx.rollups.add_field(path), level, start, count, *numbers)])
+            key = tx.rollups.add_fields([path])[path]
+            tx.rollups.put_all([RollupRow(device.key, key, level, start, count, *numbers)])
     tx.connection.execute("UPDATE snapshot SET position = 0, open = NULL")
 
 

@@ -143,9 +143,22 @@ async def test_a_file_without_the_header_is_refused(lists: ApprovedLists, meters
     assert await lists.entries(meters, offset=0, count=100) == ([], 0)
 
 
-async def test_ten_thousand_rows_are_taken(lists: ApprovedLists, meters: DeviceType) -> None:
+async def test_ten_thousand_rows_are_taken_in_few_statements(
+    lists: ApprovedLists, meters: DeviceType, statements: list[str]
+) -> None:
     done = await upload(lists, meters, [f"meter-{number}" for number in range(10_000)])
     assert (done.status, done.total, done.succeeded, done.failed) == ("Completed", 10_000, 10_000, 0)
+    assert sum("INTO approved_list_entry" in one for one in statements) == 50
+
+
+async def test_a_row_that_comes_twice_is_taken_once(lists: ApprovedLists, meters: DeviceType) -> None:
+    assert (await upload(lists, meters, ["meter-1"])).succeeded == 1
+    done = await upload(lists, meters, ["meter-2", "no vdid", "meter-1", "meter-2", "meter-3"])
+    assert (done.succeeded, done.failed) == (2, 3)
+    rejected, _ = await lists.rejected_rows(done, offset=0, count=100)
+    assert rejected == [(2, "Invalid vdid"), (3, "Duplicate vdid"), (4, "Duplicate vdid")]
+    entries, _ = await lists.entries(meters, offset=0, count=100)
+    assert [one.vdid for one in entries] == ["meter-1", "meter-2", "meter-3"]
 
 
 async def test_a_restart_continues_after_the_last_saved_rows(
@@ -161,8 +174,7 @@ async def test_a_restart_continues_after_the_last_saved_rows(
         ((_, oldest),) = lists.next_uploads()
         kept = lists.upload_by_key(oldest)
         assert kept is not None
-        for vdid in rows[:500]:
-            lists.add_entry(meters.key, vdid, now_ms=1)
+        lists.add_entries(meters.key, rows[:500], now_ms=1)
         lists.save_upload(replace(kept, total=1000, succeeded=500))
 
     await services.core.database.write(half_done)
