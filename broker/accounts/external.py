@@ -14,7 +14,7 @@ it is claimed. If there is no account, one is opened where sign-up is open or th
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Literal
 
@@ -103,28 +103,22 @@ class ExternalUser:
     is_claim: bool = False
 
 
+@dataclass(eq=False)
 class ExternalSignIn:
-    def __init__(
-        self,
-        database: Database,
-        vault: Vault,
-        clock: Clock,
-        tokens: Tokens,
-        claims: Claims,
-        settings: Accounts,
-        providers: Providers | None,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._clock = clock
-        self._tokens = tokens
-        self._claims = claims
-        self._providers = providers
+    _database: Database
+    _vault: Vault
+    _clock: Clock
+    _tokens: Tokens
+    _claims: Claims
+    settings: InitVar[Accounts]
+    _providers: Providers | None
+
+    def __post_init__(self, settings: Accounts) -> None:
         self._configured = {provider.name: provider for provider in settings.providers}
         self._signup_open = settings.signup == "open"
         self._talks = 0
         self._throttle = Throttle(
-            clock, misses=EXTERNAL_SIGN_INS_OF_ONE, window_seconds=EXTERNAL_SIGN_IN_WINDOW_SECONDS
+            self._clock, misses=EXTERNAL_SIGN_INS_OF_ONE, window_seconds=EXTERNAL_SIGN_IN_WINDOW_SECONDS
         )
 
     @property

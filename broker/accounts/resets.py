@@ -8,7 +8,7 @@ daemon cannot tell it from the user's own. Device tokens stay.
 Where nobody had proved before to own the address, the new password is a claim (claims.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import structlog
 
@@ -44,25 +44,19 @@ class NewPassword:
     is_claim: bool
 
 
+@dataclass(eq=False)
 class PasswordResets:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        tokens: Tokens,
-        hashing: Hashing,
-        mails: Mails,
-        claims: Claims,
-        settings: Accounts,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._tokens = tokens
-        self._hashing = hashing
-        self._mails = mails
-        self._claims = claims
+    _database: Database
+    _clock: Clock
+    _tokens: Tokens
+    _hashing: Hashing
+    _mails: Mails
+    _claims: Claims
+    settings: InitVar[Accounts]
+
+    def __post_init__(self, settings: Accounts) -> None:
         self._providers = frozenset(provider.name for provider in settings.providers)
-        self._throttle = Throttle(clock, misses=PASSWORD_RESETS, window_seconds=PASSWORD_RESET_WINDOW_SECONDS)
+        self._throttle = Throttle(self._clock, misses=PASSWORD_RESETS, window_seconds=PASSWORD_RESET_WINDOW_SECONDS)
 
     async def ask(self, name: str, *, address: str) -> None:
         """Send a mail to the account with this e-mail address or user name, if there is one and its rate allows a mail.

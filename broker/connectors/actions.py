@@ -8,7 +8,7 @@ An Action for a device without a link is dropped (reference 9.1).
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -42,44 +42,32 @@ _WAITING: Final = 100  # Actions of one device
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class Actions:
-    def __init__(
-        self,
-        database: Database,
-        lease: Holder,
-        clock: Clock,
-        router: Router,
-        devices: Devices,
-        catalog: Catalog,
-        links: ConnectorLinks,
-        calls: Calls,
-        intake: Intake,
-        lanes: Lanes,
-        problems: Problems,
-        quotas: Quotas | None,
-        mid: Callable[[Position], str],
-    ) -> None:
-        """`mid` gives the public id of a position. `quotas` charges the deliveries; None: nothing is charged."""
-        self._database = database
-        self._lease = lease
-        self._clock = clock
-        self._devices = devices
-        self._catalog = catalog
-        self._links = links
-        self._calls = calls
-        self._intake = intake
-        self._lanes = lanes
+    """`mid` gives the public id of a position. `quotas` charges the deliveries; None: nothing is charged."""
+
+    _database: Database
+    _lease: Holder
+    _clock: Clock
+    _router: Router
+    _devices: Devices
+    _catalog: Catalog
+    _links: ConnectorLinks
+    _calls: Calls
+    _intake: Intake
+    _lanes: Lanes
+    _problems: Problems
+    _quotas: Quotas | None
+    _mid: Callable[[Position], str]
+
+    def __post_init__(self) -> None:
         self._outage = Outage("connector_action_not_sent")
-        self._problems = problems
-        self._quotas = quotas
-        self._mid = mid
-        self._router = router
         self._unsent: OrderedDict[Position, None] = OrderedDict()
         self._waiting: Counter[DeviceKey] = Counter()  # of `_unsent`, by device
         self._last = self._saved = Position(0)
         self._has_resumed = False
         self.sent = self.failed = 0
-        router.subscribe(ActionStored, self._stored, FactPhase.EFFECT)
+        self._router.subscribe(ActionStored, self._stored, FactPhase.EFFECT)
 
     def _stored(self, fact: ActionStored) -> None:
         connector = self._catalog.by_id(fact.action.ddtid)

@@ -1,6 +1,7 @@
 """Fetches data from third parties: periodically for each linked device, and when a notification asks for it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -28,34 +29,22 @@ _LOOK_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class Fetches:
-    def __init__(
-        self,
-        database: Database,
-        lease: Holder,
-        clock: Clock,
-        devices: Devices,
-        catalog: Catalog,
-        links: ConnectorLinks,
-        calls: Calls,
-        intake: Intake,
-        lanes: Lanes,
-        problems: Problems,
-        *,
-        pull_minutes: int,
-    ) -> None:
-        self._database = database
-        self._lease = lease
-        self._clock = clock
-        self._devices = devices
-        self._catalog = catalog
-        self._links = links
-        self._calls = calls
-        self._intake = intake
-        self._lanes = lanes
+    _database: Database
+    _lease: Holder
+    _clock: Clock
+    _devices: Devices
+    _catalog: Catalog
+    _links: ConnectorLinks
+    _calls: Calls
+    _intake: Intake
+    _lanes: Lanes
+    _problems: Problems
+    _pull_minutes: int
+
+    def __post_init__(self) -> None:
         self._outage = Outage("connector_fetch_not_stored")
-        self._problems = problems
-        self._pull_minutes = pull_minutes
         self._waiting: set[DeviceKey] = set()
         self._wakeup = Wakeup()
         self._has_more = False  # the last look used all the room in the lanes, so more pulls may be due

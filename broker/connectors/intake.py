@@ -1,6 +1,7 @@
 """Stores what connectors bring through Ingest, as all other messages, and with it what is stored (`progress`)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
@@ -29,17 +30,16 @@ _AT_ONCE: Final = 100  # records that are submitted before other tasks get their
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class Intake:
-    def __init__(
-        self, database: Database, lease: Holder, clock: Clock, devices: Devices, sub_devices: SubDevices, ingest: Ingest
-    ) -> None:
-        self._database = database
-        self._lease = lease
-        self._clock = clock
-        self._devices = devices
-        self._sub_devices = sub_devices
-        self._ingest = ingest
-        self.stored = self.refused = 0
+    _database: Database
+    _lease: Holder
+    _clock: Clock
+    _devices: Devices
+    _sub_devices: SubDevices
+    _ingest: Ingest
+    stored: int = field(default=0, init=False)
+    refused: int = field(default=0, init=False)
 
     async def progress(self, link: ConnectorLink) -> SeriesProgress:
         """The stored progress of this link's readings. Raises StoreError."""

@@ -109,7 +109,7 @@ class Connectors:
             self._intake,
             self._fetch_lanes,
             self.problems,
-            pull_minutes=core.settings.connectors.pull_minutes,
+            core.settings.connectors.pull_minutes,
         )
         self._notifications = Notifications(
             clock, device_types, devices, self.catalog, links, self.fetches, self.problems

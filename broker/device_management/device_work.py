@@ -6,7 +6,7 @@ before the next operation begins, so that a restart goes on where the daemon sto
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -67,25 +67,19 @@ class _Chosen:
     image: FirmwareImageRecord | None
 
 
+@dataclass(eq=False)
 class DeviceWork:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        timers: Timers,
-        configurations: Configurations,
-        operations: Operations,
-        image_root: Callable[[str | None], str | None],
-        *,
-        stop: Callable[[int], None],
-    ) -> None:
-        """Images are below `image_root` of their protocol. `stop` ends a roll-out."""
-        self._database = database
-        self._clock = clock
-        self._timers = timers
-        self._configurations = configurations
-        self._operations = operations
-        self._image_root = image_root
+    """Images are below `image_root` of their protocol. `stop` ends a roll-out."""
+
+    _database: Database
+    _clock: Clock
+    _timers: Timers
+    _configurations: Configurations
+    _operations: Operations
+    _image_root: Callable[[str | None], str | None]
+    stop: InitVar[Callable[[int], None]]
+
+    def __post_init__(self, stop: Callable[[int], None]) -> None:
         self._sessions: dict[DeviceKey, ManagedSession] = {}
         self._work: dict[DeviceKey, _Work] = {}
         self._updates: dict[DeviceKey, _Update] = {}
@@ -93,7 +87,7 @@ class DeviceWork:
         self._heard: set[DeviceKey] = set()
         self._outage = Outage("device_task_not_saved")
         self._nursery: trio.Nursery | None = None
-        self.rollouts = Rollouts(database, clock, timers, wake=self.wake, stop=stop)
+        self.rollouts = Rollouts(self._database, self._clock, self._timers, wake=self.wake, stop=stop)
 
     # Sessions
 

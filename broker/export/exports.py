@@ -103,25 +103,18 @@ class ExportStatistics:
     messages: int
 
 
+@dataclass(eq=False)
 class Exports:
-    def __init__(
-        self,
-        database: Database,
-        devices: Devices,
-        mids: Mids,
-        mails: Mails,
-        clock: Clock,
-        planner: Planner,
-        files: Files,
-    ) -> None:
-        self._database = database
-        self._devices = devices
-        self._mids = mids
-        self._mails = mails
-        self._clock = clock
-        self._planner = planner
-        self._files = files
-        files.adopts(FOLDER, _with_archive)
+    _database: Database
+    _devices: Devices
+    _mids: Mids
+    _mails: Mails
+    _clock: Clock
+    _planner: Planner
+    _files: Files
+
+    def __post_init__(self) -> None:
+        self._files.adopts(FOLDER, _with_archive)
         self._wakeup = Wakeup()
         self._nursery: trio.Nursery | None = None
         #: The owners one of whose exports is written now; and when an export of each was begun last.

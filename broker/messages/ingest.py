@@ -8,7 +8,7 @@ to `after_commit`, or await `wait_committed`.
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from itertools import repeat
 from typing import Final, Protocol
 
@@ -73,34 +73,28 @@ class Commit(Protocol):
     def positions(self, tickets: Sequence[Ticket]) -> Sequence[Position]: ...
 
 
+@dataclass(eq=False)
 class Ingest:
-    """Checks, normalises and appends messages, and publishes them when they are durable."""
+    """Checks, normalises and appends messages, and publishes them when they are durable.
 
-    def __init__(
-        self,
-        journal: Journal,
-        mids: Mids,
-        router: Router,
-        clock: Clock,
-        *,
-        future_grace_ms: int,
-        quotas: Quotas | None = None,
-        last_cts: Milliseconds = Milliseconds(0),
-    ) -> None:
-        """Publish every later commit of the journal through the router.
+    Publish every later commit of the journal through the router.
 
-        Args:
-            quotas: charges what is accepted; None charges nothing.
-            last_cts: the `cts` of the newest stored row. A clock that is set back a little makes `cts` stand still.
-        """
-        self._journal = journal
-        self._mids = mids
-        self._router = router
+    Args:
+        quotas: charges what is accepted; None charges nothing.
+        last_cts: the `cts` of the newest stored row. A clock that is set back a little makes `cts` stand still.
+    """
+
+    _journal: Journal
+    _mids: Mids
+    _router: Router
+    clock: InitVar[Clock]
+    future_grace_ms: int
+    _quotas: Quotas | None
+    _last_cts: Milliseconds
+
+    def __post_init__(self, clock: Clock) -> None:
         self._now_ms = clock.now_ms
-        self.future_grace_ms = future_grace_ms
-        self._quotas = quotas
-        self._last_cts = last_cts
-        self.refused = RefusedMessages(clock, router)
+        self.refused = RefusedMessages(clock, self._router)
         self._messages = self._failed = self._actions = 0
         self._losses = Losses(clock)
         self.lost_fields = LostFields()
@@ -111,7 +105,7 @@ class Ingest:
         # appended before one commit are durable with the next one at the latest.
         self._senders: dict[DeviceKey, Device] = {}
         self._earlier_senders: dict[DeviceKey, Device] = {}
-        journal.on_commit(self._committed)
+        self._journal.on_commit(self._committed)
 
     def sender(self, device: DeviceKey) -> Device | None:
         """The device of a row that was just stored."""

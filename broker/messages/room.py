@@ -45,9 +45,9 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         mids,
         router,
         clock,
-        future_grace_ms=core.settings.limits.future_grace_seconds * 1000,
-        quotas=limits.charged,
-        last_cts=last_cts,
+        core.settings.limits.future_grace_seconds * 1000,
+        limits.charged,
+        last_cts,
     )
     life.observe("ingest", ingest.statistics)
     projector = Projector(database, core.leases.of(LeaseName.FOLDS), router)

@@ -7,6 +7,7 @@ a new object.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -58,6 +59,7 @@ class UnprovedAddress(MissingObject):
         self.findings = (Finding(f"{at}.{key}", (problem,)),)
 
 
+@dataclass(eq=False)
 class ProvisioningRun:
     """Collects the `report`, the `findings`, the `rules` to run, and the `facts` to publish when all that was changed
     has been read again.
@@ -67,23 +69,15 @@ class ProvisioningRun:
     `force` replaces what others changed since the last run, where it would stay otherwise.
     """
 
-    def __init__(
-        self,
-        tx: Transaction,
-        vault: Vault,
-        now_ms: Milliseconds,
-        findings: Findings,
-        issuance: Issuance,
-        *,
-        dry_run: bool,
-        force: bool = False,
-    ) -> None:
-        self.tx = tx
-        self.vault = vault
-        self.now_ms = now_ms
-        self.force = force
-        self.findings = findings
-        self.issuance = issuance
+    tx: Transaction
+    vault: Vault
+    now_ms: Milliseconds
+    findings: Findings
+    issuance: Issuance
+    dry_run: InitVar[bool]
+    force: bool = False
+
+    def __post_init__(self, dry_run: bool) -> None:
         self.report = ProvisionReport(dry_run=dry_run)
         self.facts: list[Fact] = []
         self.rules: list[RuleKey] = []

@@ -6,7 +6,7 @@ the owner. Then the device fetches its token. Certificate and nonce prove that a
 
 import hashlib
 import secrets
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from hmac import compare_digest
 from typing import Final
@@ -45,28 +45,20 @@ _PURGED_AT_ONCE: Final = 100
 _KEPT_MS: Final = REGISTRATION_KEPT_DAYS * 86_400_000
 
 
+@dataclass(eq=False)
 class Registrations:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        permissions: Permissions,
-        device_types: DeviceTypes,
-        inventory: Inventory,
-        device_tokens: DeviceTokens,
-        trust: Trust,
-        *,
-        pin_seconds: int,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._permissions = permissions
-        self._types = device_types
-        self._inventory = inventory
-        self._device_tokens = device_tokens
-        self._trust = trust
+    _database: Database
+    _clock: Clock
+    _permissions: Permissions
+    _types: DeviceTypes
+    _inventory: Inventory
+    _device_tokens: DeviceTokens
+    _trust: Trust
+    pin_seconds: InitVar[int]
+
+    def __post_init__(self, pin_seconds: int) -> None:
         self._pin_ms = pin_seconds * 1000
-        self._throttle = Throttle(clock, misses=PIN_MISSES, window_seconds=PIN_WINDOW_SECONDS)
+        self._throttle = Throttle(self._clock, misses=PIN_MISSES, window_seconds=PIN_WINDOW_SECONDS)
         self._guessing = trio.Lock()
         self._checking = trio.CapacityLimiter(_CHECKED_AT_ONCE)
 

@@ -58,28 +58,18 @@ class SubscribedObjects:
     destination: DeviceKey | None
 
 
+@dataclass(eq=False)
 class Creation:
-    def __init__(
-        self,
-        database: Database,
-        permissions: Permissions,
-        users: Users,
-        device_types: DeviceTypes,
-        devices: Devices,
-        callbacks: Callbacks | None,
-        *,
-        has_streams: bool,
-        allow_private: bool,
-    ) -> None:
-        """`has_streams`: what writes to cloud streams is installed."""
-        self._database = database
-        self._permissions = permissions
-        self._users = users
-        self._types = device_types
-        self._devices = devices
-        self._callbacks = callbacks
-        self.has_streams = has_streams
-        self._allow_private = allow_private
+    """`has_streams`: what writes to cloud streams is installed."""
+
+    _database: Database
+    _permissions: Permissions
+    _users: Users
+    _types: DeviceTypes
+    _devices: Devices
+    _callbacks: Callbacks | None
+    has_streams: bool
+    allow_private: bool
 
     async def check(self, caller: Caller, wanted: NewSubscription) -> SubscribedObjects:
         """Raises ValidationFailed, PermissionDenied, UserNotFound, DeviceNotFound, DeviceTypeNotFound,
@@ -116,7 +106,7 @@ class Creation:
     async def _check_callback(self, application: ApplicationKey, url: str) -> None:
         record = await self._database.read(lambda tx: tx.accounts.application(application))
         main = record.redirect_uris[0] if record is not None and record.redirect_uris else None
-        if not is_allowed_callback(url, main, allow_private=self._allow_private):
+        if not is_allowed_callback(url, main, allow_private=self.allow_private):
             raise ValidationFailed.of("callbackUrl", invalid(callback_problem(url, main)))
         if self._callbacks is not None and await self._callbacks.check(url) is not None:
             raise ValidationFailed.of("callbackUrl", invalid("leads to no address that callbacks may reach"))

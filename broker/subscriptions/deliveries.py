@@ -54,43 +54,29 @@ class SubscriptionStatistics:
     log_removed: int
 
 
+@dataclass(eq=False)
 class DeliveryWorkers:
-    def __init__(
-        self,
-        database: Database,
-        lease: Holder,
-        clock: Clock,
-        permissions: Permissions,
-        subscriptions: Subscriptions,
-        endings: Endings,
-        outlets: Outlets,
-        reader: Reader,
-        sender: NotificationSender,
-        handshakes: Handshakes,
-        upkeep: Upkeep,
-        callbacks: Callbacks | None,
-        *,
-        batch_seconds: int,
-    ) -> None:
-        self._database = database
-        self._lease = lease
-        self._clock = clock
-        self._permissions = permissions
-        self._subscriptions = subscriptions
-        self._endings = endings
-        self._outlets = outlets
-        self._reader = reader
-        self._sender = sender
-        self._handshakes = handshakes
-        self._upkeep = upkeep
-        self._callbacks = callbacks
-        self._batch_seconds = batch_seconds
+    _database: Database
+    _lease: Holder
+    _clock: Clock
+    _permissions: Permissions
+    _subscriptions: Subscriptions
+    _endings: Endings
+    _outlets: Outlets
+    _reader: Reader
+    _sender: NotificationSender
+    _handshakes: Handshakes
+    _upkeep: Upkeep
+    _callbacks: Callbacks | None
+    _batch_seconds: int
+
+    def __post_init__(self) -> None:
         #: Subscriptions that collect and have no outlet yet, as they became so: what was read for one holds as long as
         #: the same object is here.
         self._to_open: dict[int, Subscription] = {}
         self._wakeup = Wakeup()
-        sender.look_at = reader.look_at
-        subscriptions.on_change(self._changed)
+        self._sender.look_at = self._reader.look_at
+        self._subscriptions.on_change(self._changed)
 
     def _changed(self, before: Subscription | None, after: Subscription | None) -> None:
         subscription = after or before

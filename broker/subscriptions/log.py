@@ -43,26 +43,17 @@ class ReadableNotification:
     subscription: SubscriptionRecord
 
 
+@dataclass(eq=False)
 class DeliveryLog:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        permissions: Permissions,
-        subscriptions: Subscriptions,
-        entries: NotificationEntries,
-        ids: NotificationIds,
-        *,
-        flush: Callable[[], Awaitable[None]],
-    ) -> None:
-        """`flush` stores what is known of attempts."""
-        self._database = database
-        self._clock = clock
-        self._permissions = permissions
-        self._subscriptions = subscriptions
-        self._entries = entries
-        self._ids = ids
-        self._flush = flush
+    """`flush` stores what is known of attempts."""
+
+    _database: Database
+    _clock: Clock
+    _permissions: Permissions
+    _subscriptions: Subscriptions
+    _entries: NotificationEntries
+    _ids: NotificationIds
+    _flush: Callable[[], Awaitable[None]]
 
     async def page(
         self, subscription: Subscription, status: str | None, *, offset: int, limit: int

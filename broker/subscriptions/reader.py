@@ -6,7 +6,7 @@ crash loses none.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -52,24 +52,19 @@ class Formed:
 _Block = tuple[list[Row], Position]
 
 
+@dataclass(eq=False)
 class Reader:
-    def __init__(
-        self,
-        database: Database,
-        lease: Holder,
-        clock: Clock,
-        router: Router,
-        devices: Devices,
-        outlets: Outlets,
-        send: Callable[[Sequence[Formed]], None],
-    ) -> None:
-        """`send` takes notifications that are stored."""
-        self._database = database
-        self._lease = lease
-        self._clock = clock
-        self._devices = devices
-        self._outlets = outlets
-        self._send = send
+    """`send` takes notifications that are stored."""
+
+    _database: Database
+    _lease: Holder
+    _clock: Clock
+    router: InitVar[Router]
+    _devices: Devices
+    _outlets: Outlets
+    _send: Callable[[Sequence[Formed]], None]
+
+    def __post_init__(self, router: Router) -> None:
         self._position = Position(0)
         self._last_key = 0
         self._wakeup = Wakeup()

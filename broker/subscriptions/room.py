@@ -95,7 +95,7 @@ async def open_subscriptions(
         Handshakes(clock, core.vault, subscriptions, callbacks),
         upkeep,
         callbacks,
-        batch_seconds=settings.subscriptions.batch_seconds,
+        settings.subscriptions.batch_seconds,
     )
 
     def replayed(replay: Replay, _content: None) -> None:
@@ -112,7 +112,7 @@ async def open_subscriptions(
         subscriptions,
         entries,
         ids,
-        flush=sender.flush,
+        sender.flush,
     )
     await subscriptions.load()
     accounts.claims.ends("Subscriptions", subscriptions.end_all_of)

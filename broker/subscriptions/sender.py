@@ -61,33 +61,23 @@ class SenderCounts:
     given_up: int = 0
 
 
+@dataclass(eq=False)
 class NotificationSender:
-    def __init__(
-        self,
-        database: Database,
-        lease: Holder,
-        clock: Clock,
-        router: Router,
-        endings: Endings,
-        outlets: Outlets,
-        entries: NotificationEntries,
-        ids: NotificationIds,
-        signers: Signers,
-        callbacks: Callbacks | None,
-        streams: Streams | None,
-    ) -> None:
-        """Send notifications. Without `callbacks` or `streams`, every attempt on them fails."""
-        self._database = database
-        self._lease = lease
-        self._clock = clock
-        self._router = router
-        self._endings = endings
-        self._outlets = outlets
-        self._entries = entries
-        self._ids = ids
-        self._signers = signers
-        self._callbacks = callbacks
-        self._streams = streams
+    """Send notifications. Without `callbacks` or `streams`, every attempt on them fails."""
+
+    _database: Database
+    _lease: Holder
+    _clock: Clock
+    _router: Router
+    _endings: Endings
+    _outlets: Outlets
+    _entries: NotificationEntries
+    _ids: NotificationIds
+    _signers: Signers
+    _callbacks: Callbacks | None
+    _streams: Streams | None
+
+    def __post_init__(self) -> None:
         self._outage = Outage("subscription_not_suspended")
         self._tasks: trio.Nursery | None = None
         self._under_way: set[int] = set()
@@ -97,7 +87,7 @@ class NotificationSender:
         self._settled_wakeup, self._due_wakeup = Wakeup(), Wakeup()
         #: Whether notifications of any outlet may be due; and the outlets with due ones that have room again.
         self._must_look = False
-        self._looked_on = clock.now_ms()  # when the store was asked last for all that was due
+        self._looked_on = self._clock.now_ms()  # when the store was asked last for all that was due
         self._with_room: dict[Outlet, None] = {}
         self.look_at: Callable[[Outlet], None] = lambda _outlet: None
         self.counts = SenderCounts()

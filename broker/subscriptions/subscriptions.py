@@ -6,7 +6,7 @@ asks them about each message.
 
 import hmac
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from broker.accounts.applications import MadeByApplication, name_of_application
@@ -36,27 +36,20 @@ NOT_ACTIVE: Final = "The subscription is not active"
 Changed = Callable[[Subscription | None, Subscription | None], None]
 
 
+@dataclass(eq=False)
 class Subscriptions:
-    def __init__(
-        self,
-        database: Database,
-        vault: Vault,
-        clock: Clock,
-        permissions: Permissions,
-        creation: Creation,
-        *,
-        payload: str,
-        allow_private: bool,
-    ) -> None:
-        """`payload` is that of subscriptions which name none; `allow_private` allows addresses of this machine."""
-        self._database = database
-        self._vault = vault
-        self._clock = clock
-        self._permissions = permissions
-        self._creation = creation
-        self.has_streams = creation.has_streams
-        self.payload = payload
-        self.allow_private = allow_private
+    """`payload` is that of subscriptions which name none; `allow_private` allows addresses of this machine."""
+
+    _database: Database
+    _vault: Vault
+    _clock: Clock
+    _permissions: Permissions
+    _creation: Creation
+    payload: str
+    allow_private: bool
+
+    def __post_init__(self) -> None:
+        self.has_streams = self._creation.has_streams
         self._by_key: dict[int, Subscription] = {}
         self._by_id: dict[str, Subscription] = {}
         #: Reasons of subscriptions that a fact ended: they are gone for every caller, and removed from the store soon.

@@ -5,6 +5,7 @@ worker that looks the token up in the store. Requests with the same token are se
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -122,37 +123,32 @@ _Reply = Callable[[CoapSession, Incoming, CoapResponse], None]
 _Created = Callable[[CoapSession, Incoming, bytes], None]
 
 
+@dataclass(eq=False)
 class Resources:
-    """Serves requests. Call `submitted` after all requests of one wake-up."""
+    """Serves requests. Call `submitted` after all requests of one wake-up.
 
-    def __init__(
-        self,
-        rooms: CoapRooms,
-        observers: Observers,
-        reply: _Reply,
-        created: _Created,
-        authenticated: Callable[[CoapSession], None],
-        contained: Callable[..., object],
-    ) -> None:
-        """The resources of one endpoint.
+    The resources of one endpoint.
 
-        Args:
-            rooms: the broker.
-            observers: the endpoint's observations.
-            reply: answers a request, unless its session is closed.
-            created: answers a request that asked for no blocks: its message is stored, and this is the body in JSON.
-            authenticated: called when a request with a valid device token was not refused.
-            contained: `Endpoint.contained`.
-        """
-        self._rooms = rooms
-        self._ingest = rooms.messages.ingest
-        self._is_current = rooms.accounts.tokens.is_current
-        self._observers = observers
-        self._reply = reply
-        self._created = created
-        self._authenticated = authenticated
-        self._contained = contained
-        self.images = ImageBlocks(rooms, reply, authenticated, contained)
+    Args:
+        rooms: the broker.
+        observers: the endpoint's observations.
+        reply: answers a request, unless its session is closed.
+        created: answers a request that asked for no blocks: its message is stored, and this is the body in JSON.
+        authenticated: called when a request with a valid device token was not refused.
+        contained: `Endpoint.contained`.
+    """
+
+    _rooms: CoapRooms
+    _observers: Observers
+    _reply: _Reply
+    _created: _Created
+    _authenticated: Callable[[CoapSession], None]
+    _contained: Callable[..., object]
+
+    def __post_init__(self) -> None:
+        self._ingest = self._rooms.messages.ingest
+        self._is_current = self._rooms.accounts.tokens.is_current
+        self.images = ImageBlocks(self._rooms, self._reply, self._authenticated, self._contained)
         self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Ticket]] = []
         #: Notices for the senders of messages of which nothing remained, or whose time is in seconds, until they are
         #: answered (reference 9.7).

@@ -100,29 +100,24 @@ class SimulatedEvaluation:
     outgoing: Sequence[Outgoing] = ()
 
 
+@dataclass(eq=False)
 class RuleSimulation:
-    def __init__(
-        self,
-        tx: Transaction,
-        rule: CompiledRule,
-        position: Position,
-        at_ms: Milliseconds,
-        output: Output,
-        budget: Budget,
-    ) -> None:
-        """Begin behind `position`, at `at_ms`, without running durations. `output` asks the models, as they are now.
+    """Begin behind `position`, at `at_ms`, without running durations. `output` asks the models, as they are now.
 
-        Raises TookTooLongError from the method that is running when the budget is used up.
-        """
+    Raises TookTooLongError from the method that is running when the budget is used up.
+    """
+
+    _tx: Transaction
+    _rule: CompiledRule
+    _position: Position
+    _at_ms: Milliseconds
+    _output: Output
+    _budget: Budget
+
+    def __post_init__(self) -> None:
         #: Whether what happens is explained, and whether it says what would be sent.
         self.explains = False
         self.sends = False
-        self._output = output
-        self._budget = budget
-        self._at_ms = at_ms
-        self._tx = tx
-        self._rule = rule
-        self._position = position
         self._known: dict[DeviceKey, DeviceRecord | None] = {}
         self._values: dict[DeviceKey, Fields] = {}
         self._members: dict[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]] = {}

@@ -59,16 +59,14 @@ class Why:
     conditions: tuple[ConditionWhy, ...]
 
 
+@dataclass(eq=False)
 class RuleExplainer:
-    def __init__(
-        self, database: Database, clock: Clock, mids: Mids, index: RuleIndex, slots: SimulationSlots, output: Output
-    ) -> None:
-        self._database = database
-        self._slots = slots
-        self._output = output
-        self._clock = clock
-        self._mids = mids
-        self._index = index
+    _database: Database
+    _clock: Clock
+    _mids: Mids
+    _index: RuleIndex
+    _slots: SimulationSlots
+    _output: Output
 
     async def of_message(self, record: RuleRecord, rule: CompiledRule, mid: str) -> Why:
         """Why a message triggered the rule or did not.

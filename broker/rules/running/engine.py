@@ -7,7 +7,7 @@ Nobody waits for the engine: a message is acknowledged when it is stored.
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Final
 
@@ -64,27 +64,19 @@ class EngineStatistics:
     stopped: int
 
 
+@dataclass(eq=False)
 class RuleEngine:
-    def __init__(
-        self,
-        database: Database,
-        lease: Holder,
-        clock: Clock,
-        router: Router,
-        news: News,
-        index: RuleIndex,
-        evaluator: Evaluator,
-        sending: RuleSender,
-        requests: RequestQueue,
-    ) -> None:
-        self._database = database
-        self._lease = lease
-        self._clock = clock
-        self._router = router
-        self._index = index
-        self._evaluator = evaluator
-        self._sending = sending
-        self._requests = requests
+    _database: Database
+    _lease: Holder
+    _clock: Clock
+    _router: Router
+    news: InitVar[News]
+    _index: RuleIndex
+    _evaluator: Evaluator
+    _sending: RuleSender
+    _requests: RequestQueue
+
+    def __post_init__(self, news: News) -> None:
         self._held: deque[MessageRow] = deque()
         self._seen = Position(0)  # the last row of the log that is durable
         self._follows = False  # the held rows follow the evaluated ones without a gap
@@ -96,7 +88,7 @@ class RuleEngine:
         self._wakeup = Wakeup()
         self._told: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         self._triggered = self._actions = self._problems = self._stopped = 0
-        router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
+        self._router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
         news.listen(RULE_FAILED, self._rule_failed)
 
     # Rules

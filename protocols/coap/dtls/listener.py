@@ -12,6 +12,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -205,34 +206,29 @@ class _Handshake(NamedTuple):
     early: list[list[bytes]]
 
 
+@dataclass(eq=False)
 class _Peers:
-    """The handshakes and sessions on one socket, by the address of the peer."""
+    """The handshakes and sessions on one socket, by the address of the peer.
 
-    def __init__(
-        self,
-        rooms: CoapRooms,
-        endpoint: DtlsEndpoint[Any],
-        limits: SessionLimits,
-        sock: DatagramSockets,
-        context: DtlsContext,
-        nursery: trio.Nursery,
-        run: RunInThread,
-    ) -> None:
-        """No peers yet. Handshakes will be tasks of `nursery`, and `run` runs their steps."""
-        self._rooms = rooms
-        self._endpoint = endpoint
-        self._limits = limits
-        self._socket = sock
-        self._context = context
-        self._kept = KeptSessions(endpoint.now)
-        self._nursery = nursery
+    No peers yet. Handshakes will be tasks of `nursery`, and `run` runs their steps.
+    """
+
+    _rooms: CoapRooms
+    _endpoint: DtlsEndpoint[Any]
+    _limits: SessionLimits
+    _socket: DatagramSockets
+    _context: DtlsContext
+    _nursery: trio.Nursery
+    _run: RunInThread
+
+    def __post_init__(self) -> None:
+        self._kept = KeptSessions(self._endpoint.now)
         self._half_open: OrderedDict[PeerAddress, _Handshake] = OrderedDict()
         self._sessions: dict[PeerAddress, _DtlsSession] = {}
         self._keys_at_once = trio.CapacityLimiter(_KEYS_AT_ONCE)
         self._one_step = trio.Lock()
-        self._run = run
         self._one_thread = trio.CapacityLimiter(1)
-        self._hellos = DatagramStrangers(endpoint.now, per_second=HELLOS_PER_SECOND)
+        self._hellos = DatagramStrangers(self._endpoint.now, per_second=HELLOS_PER_SECOND)
         self._handshakes = self._resumed = self._failed = self._evicted = self._lost = 0
 
     def use(self, context: DtlsContext) -> None:
