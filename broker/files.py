@@ -118,23 +118,18 @@ class Draft:
                 await self._database.write(lambda tx: tx.files.drop(key))
 
 
+@dataclass(eq=False)
 class Files:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        folder: Path,
-        *,
-        is_undoable: Callable[[], bool],
-        tell: Callable[[str], None],
-    ) -> None:
-        """`folder` is the state directory. `is_undoable` says whether an upgrade of the store can be undone; `tell` is
-        told every few seconds how far the start is with files of an earlier version."""
-        self._database = database
-        self._clock = clock
-        self.folder = folder
-        self._is_undoable = is_undoable
-        self._tell_supervisor = tell
+    """`folder` is the state directory. `is_undoable` says whether an upgrade of the store can be undone; `tell` is
+    told every few seconds how far the start is with files of an earlier version."""
+
+    _database: Database
+    _clock: Clock
+    folder: Path
+    _is_undoable: Callable[[], bool]
+    _tell_supervisor: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._adopted: dict[str, Known] = {}
         self._told_at = -_LOG_SECONDS
 

@@ -133,7 +133,7 @@ async def open_services(
     audit = AuditLog(database, clock, settings.audit)
     refusals = Refusals(clock, audit.put)
     store = settings.state_dir / "store.sqlite"
-    files = Files(database, clock, settings.state_dir, is_undoable=lambda: bool(copies_of(store)), tell=tell_of_upgrade)
+    files = Files(database, clock, settings.state_dir, lambda: bool(copies_of(store)), tell_of_upgrade)
     site = Site(settings)
     router, leases = Router(), leases or Leases()
     news = News(database, router)

@@ -144,27 +144,22 @@ class FormKeys:
         return is_id(browser_key) and _equal(proof, self.proof(browser_key))
 
 
+@dataclass(eq=False)
 class Sessions:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        hashing: Hashing,
-        vault: Vault,
-        factor_check: FactorCheck,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._hashing = hashing
-        self._vault = vault
-        self._factor_check = factor_check
-        self._throttle = Throttle(clock, misses=PASSWORD_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
+    _database: Database
+    _clock: Clock
+    _hashing: Hashing
+    _vault: Vault
+    _factor_check: FactorCheck
+
+    def __post_init__(self) -> None:
+        self._throttle = Throttle(self._clock, misses=PASSWORD_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
         # Against one address that tries one password on many accounts. Higher than the other throttle, because the
         # people of a household or behind a proxy share one address.
-        self._by_address = Throttle(clock, misses=PASSWORD_ADDRESS_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
+        self._by_address = Throttle(self._clock, misses=PASSWORD_ADDRESS_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
         # A code has six digits: who knows the password must not try many, in a day either.
-        self._codes = Throttle(clock, misses=SECOND_FACTOR_MISSES, window_seconds=SECOND_FACTOR_WINDOW_SECONDS)
-        self._codes_of_day = Throttle(clock, misses=SECOND_FACTOR_DAY_MISSES, window_seconds=_DAY_SECONDS)
+        self._codes = Throttle(self._clock, misses=SECOND_FACTOR_MISSES, window_seconds=SECOND_FACTOR_WINDOW_SECONDS)
+        self._codes_of_day = Throttle(self._clock, misses=SECOND_FACTOR_DAY_MISSES, window_seconds=_DAY_SECONDS)
 
     async def sign_in(
         self, name: str, password: str, *, address: str, instead_of: str | None = None, user_agent: str = ""

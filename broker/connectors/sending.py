@@ -1,6 +1,7 @@
 """One Action on its way to the third party: its requests in order, each again while the third party cannot take it."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any, Final
 
 import msgspec
@@ -42,27 +43,23 @@ class _Data(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Data).decode
 
 
+@dataclass(eq=False)
 class PendingAction:
-    """The state of an Action between attempts. `sent` and `failed` count its requests."""
+    """The state of an Action between attempts. `sent` and `failed` count its requests.
 
-    def __init__(
-        self,
-        connector: Connector,
-        device: DeviceKey,
-        data: str,
-        calls: Calls,
-        link_for: LinkFor,
-        reserved: ReservedRequest | None,
-    ) -> None:
-        """`link_for` finds the link that authorizes requests for a device, and the device's external id.
+    `link_for` finds the link that authorizes requests for a device, and the device's external id.
 
-        It is asked before each attempt, because a link may end between two. `reserved` is the device's request.
-        """
-        self._connector = connector
-        self.device = device
-        self._calls = calls
-        self._link_for = link_for
-        self._reserved = reserved
+    It is asked before each attempt, because a link may end between two. `reserved` is the device's request.
+    """
+
+    _connector: Connector
+    device: DeviceKey
+    data: InitVar[str]
+    _calls: Calls
+    _link_for: LinkFor
+    _reserved: ReservedRequest | None
+
+    def __post_init__(self, data: str) -> None:
         self._actions = _decode(data).actions
         self._requests: Sequence[Request] | None = None  # of the first one of `_actions`
         self._attempts = 0

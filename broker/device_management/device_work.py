@@ -87,7 +87,7 @@ class DeviceWork:
         self._heard: set[DeviceKey] = set()
         self._outage = Outage("device_task_not_saved")
         self._nursery: trio.Nursery | None = None
-        self.rollouts = Rollouts(self._database, self._clock, self._timers, wake=self.wake, stop=stop)
+        self.rollouts = Rollouts(self._database, self._clock, self._timers, self.wake, stop)
 
     # Sessions
 

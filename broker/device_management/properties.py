@@ -80,15 +80,13 @@ class PropertySets:
     reported: Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class DeviceProperties:
-    def __init__(
-        self, database: Database, clock: Clock, devices: Devices, presence: Presence, objects: ObjectMap
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._devices = devices
-        self._presence = presence
-        self._objects = objects
+    _database: Database
+    _clock: Clock
+    _devices: Devices
+    _presence: Presence
+    _objects: ObjectMap
 
     async def of(self, device: Device, *, with_times: bool) -> PropertySets:
         stored = await self._database.read(lambda tx: tx.device_management.properties(device.key))

@@ -7,6 +7,7 @@ exceed the bound by one batch at most.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Final
@@ -144,27 +145,21 @@ def first_phase(plan: RolloutPlan | None) -> RolloutPhase:
     return RolloutPhase.OPEN if plan.canary_devices is None else RolloutPhase.CANARY
 
 
+@dataclass(eq=False)
 class Rollouts:
-    """The roll-outs of the tasks that are under way, and the devices that wait for their turn in them."""
+    """The roll-outs of the tasks that are under way, and the devices that wait for their turn in them.
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        timers: Timers,
-        *,
-        wake: Callable[[DeviceKey], bool],
-        stop: Callable[[int], None],
-    ) -> None:
-        """`wake` lets a device look for its next device task, and answers whether it is connected. `stop` cancels the
-        device tasks of a task that have not begun."""
-        self._database = database
-        self._clock = clock
-        self._timers = timers
-        self._wake = wake
-        self._stop = stop
-        self._known: dict[int, Rollout] = {}
-        self._changes = Changes()
+    `wake` lets a device look for its next device task, and answers whether it is connected. `stop` cancels the
+    device tasks of a task that have not begun.
+    """
+
+    _database: Database
+    _clock: Clock
+    _timers: Timers
+    _wake: Callable[[DeviceKey], bool]
+    _stop: Callable[[int], None]
+    _known: dict[int, Rollout] = field(default_factory=dict, init=False)
+    _changes: Changes = field(default_factory=Changes, init=False)
 
     async def of(self, task: TaskRecord) -> Rollout | None:
         """The roll-out of a task; None for a task without one."""

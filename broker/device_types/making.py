@@ -48,15 +48,13 @@ class Tried:
     reason: str
 
 
+@dataclass(eq=False)
 class TypeMaking:
-    def __init__(
-        self, database: Database, clock: Clock, catalog: DeviceTypes, router: Router, documents: DeviceTypeDocuments
-    ) -> None:
-        self._documents = documents
-        self._database = database
-        self._clock = clock
-        self._catalog = catalog
-        self._router = router
+    _database: Database
+    _clock: Clock
+    _catalog: DeviceTypes
+    _router: Router
+    _documents: DeviceTypeDocuments
 
     async def add(
         self, organization: OrganizationRecord, unique_name: str, name: str, wanted: TypeChanges

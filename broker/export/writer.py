@@ -1,7 +1,7 @@
 """Writes one archive, an entry for each step. The progress that is saved after a step is where the next one begins."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 
 import msgspec
 
@@ -32,36 +32,31 @@ class Written(msgspec.Struct, frozen=True):
     repeated: int = 0
 
 
+@dataclass(eq=False)
 class ArchiveWriter:
     """Writes one archive, an entry for each step. `record` has the progress, and `added` the bytes of the step, which
-    are stored in the transaction that saves the progress."""
+    are stored in the transaction that saves the progress.
 
-    def __init__(
-        self,
-        name: str,
-        record: ExportRecord,
-        request: ExportRequest,
-        plan: ExportPlan,
-        devices: dict[DeviceKey, Device],
-        mids: Mids,
-        clock: Clock,
-        archive: Archive | None = None,
-    ) -> None:
-        """`name` is that of the file. `archive` is what was written before, else it is read from the store."""
-        self._written = _written(record)
-        self._name = name
-        self._archive = archive
+    `name` is that of the file. `archive` is what was written before, else it is read from the store.
+    """
+
+    _name: str
+    record: ExportRecord
+    _request: ExportRequest
+    _plan: ExportPlan
+    _devices: dict[DeviceKey, Device]
+    mids: InitVar[Mids]
+    _clock: Clock
+    _archive: Archive | None = None
+
+    def __post_init__(self, mids: Mids) -> None:
+        self._written = _written(self.record)
         self.added = b""
-        self.record = record
         self.is_done = False
-        self._request = request
-        self._plan = plan
-        self._devices = devices
         self._mid = mids.mid
-        self._clock = clock
         self._rows: MergedRows | None = None
-        self._labels = device_labels(devices.values())
-        self._columns = FieldColumns(devices.values()) if request.format == "csv2" else None
+        self._labels = device_labels(self._devices.values())
+        self._columns = FieldColumns(self._devices.values()) if self._request.format == "csv2" else None
 
     def step(self, tx: Transaction) -> None:
         """Add the next entry or the end of the archive. Runs in a thread."""

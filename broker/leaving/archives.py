@@ -279,9 +279,7 @@ class _Writing:
             created_on=self.record.created_on,
             head=tx.messages.head(),
         )
-        self._messages = ArchiveWriter(
-            "", export, request, plan, self._devices, self._mids, self._clock, archive=self._archive
-        )
+        self._messages = ArchiveWriter("", export, request, plan, self._devices, self._mids, self._clock, self._archive)
 
     def _about(self) -> bytes:
         return _encode(

@@ -89,17 +89,15 @@ class Cursors:
         return blake2b(packed, digest_size=8, key=self._key, person=b"cursor").digest()
 
 
+@dataclass(eq=False)
 class MessageHistory:
     """Stored messages as clients see them. Callers check permissions: pass only devices that the caller may read."""
 
-    def __init__(
-        self, database: Database, devices: Devices, mids: Mids, cursors: Cursors, heavy_reads: HeavyReads
-    ) -> None:
-        self._database = database
-        self._devices = devices
-        self._mids = mids
-        self._cursors = cursors
-        self._heavy_reads = heavy_reads
+    _database: Database
+    _devices: Devices
+    _mids: Mids
+    _cursors: Cursors
+    _heavy_reads: HeavyReads
 
     async def by_mid(self, mid: str) -> tuple[Message, Device] | None:
         """A message and its device; None when the message does not exist or was deleted."""

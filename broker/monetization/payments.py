@@ -11,7 +11,7 @@ comes for an upgrade that is paid already, or for a deleted device, has to be re
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Final
 
 import structlog
@@ -87,21 +87,16 @@ class BegunPayment:
     url: str | None
 
 
+@dataclass(eq=False)
 class Payments:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        devices: Devices,
-        site: Site,
-        processor: Processor,
-        settings: PaymentSettings,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._devices = devices
-        self._site = site
-        self._processor = processor
+    _database: Database
+    _clock: Clock
+    _devices: Devices
+    _site: Site
+    _processor: Processor
+    settings: InitVar[PaymentSettings]
+
+    def __post_init__(self, settings: PaymentSettings) -> None:
         self._currency = settings.currency.upper()
 
     # Beginning a payment

@@ -106,12 +106,7 @@ class Provisioning:
             )
             accounts = AccountTables(run, passwords, self._claims, self._mails, self._site)
             rules = RuleTables(run, self._rulebook.models)
-            subscriptions = SubscriptionTables(
-                run,
-                payload=self._subscriptions.payload,
-                allow_private=self._subscriptions.allow_private,
-                has_streams=self._subscriptions.has_streams,
-            )
+            subscriptions = SubscriptionTables(run, self._subscriptions)
             devices, firmware = DeviceTables(run, tokens), FirmwareTables(run, staged)
             _put_all(run, reading, accounts, devices, firmware, rules, subscriptions)
             if (failure := run.findings.failure()) is not None:

@@ -20,6 +20,7 @@ from broker.subscriptions.addresses import callback_problem, is_allowed_callback
 from broker.subscriptions.creation import NewSubscription, StreamsNotInstalled, SubscribedObjects, combination
 from broker.subscriptions.storing import add, begin, new_record
 from broker.subscriptions.subscription import SubscriptionStatus
+from broker.subscriptions.subscriptions import Subscriptions
 from broker.trace.audit import AuditEvent, note
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import ApplicationRecord, UserRecord
@@ -41,12 +42,10 @@ _WHERE: Final = ("callback_url", "stream_region", "stream_name")
 
 
 class SubscriptionTables:
-    def __init__(self, run: ProvisioningRun, *, payload: str, allow_private: bool, has_streams: bool) -> None:
-        """`payload` is that of entries without one."""
+    def __init__(self, run: ProvisioningRun, subscriptions: Subscriptions) -> None:
+        """`subscriptions` says which payload, addresses and streams are possible."""
         self._run = run
-        self._payload = payload
-        self._allow_private = allow_private
-        self._has_streams = has_streams
+        self._subscriptions = subscriptions
 
     def put_subscription(self, at: EntryLocation, entry: SubscriptionEntry) -> None:
         """Add or change a subscription. Without an id, it stands for the one with its application, owner, devices and
@@ -60,14 +59,16 @@ class SubscriptionTables:
         self._check_address(at, application, entry)
         chosen = self._chosen(at, entry, owner, application)
         record = replace(
-            new_record(run.vault, wanted, chosen, payload=entry.payload or self._payload, now_ms=run.now_ms),
+            new_record(
+                run.vault, wanted, chosen, payload=entry.payload or self._subscriptions.payload, now_ms=run.now_ms
+            ),
             status=SubscriptionStatus.ACTIVE,
             nonce=None,
             handshake_on=None,
         )
         known = self._known(at, entry, record)
         if known is None:
-            if wanted.is_stream and not self._has_streams:
+            if wanted.is_stream and not self._subscriptions.has_streams:
                 raise at.refusal("subscription_type", str(StreamsNotInstalled()))
             id_ = entry.id or run.generate(at, application.name, "id", new_id())
             try:
@@ -81,7 +82,7 @@ class SubscriptionTables:
     def _check_address(self, at: EntryLocation, application: ApplicationRecord, entry: SubscriptionEntry) -> None:
         main = application.redirect_uris[0] if application.redirect_uris else None
         url = entry.callback_url
-        if url is not None and not is_allowed_callback(url, main, allow_private=self._allow_private):
+        if url is not None and not is_allowed_callback(url, main, allow_private=self._subscriptions.allow_private):
             raise at.refusal("callback_url", callback_problem(url, main))
 
     def _chosen(

@@ -55,33 +55,29 @@ class ObserverStatistics:
     notifications_lost: int  # refused because the device did not keep up
 
 
+@dataclass(eq=False)
 class Observers:
-    """The observations of one listener."""
+    """The observations of one listener.
 
-    def __init__(
-        self,
-        rooms: CoapRooms,
-        guard: AmplificationGuard | None,
-        now: Callable[[], float],
-        changed: Callable[[CoapSession], None],
-        contained: Callable[..., object],
-    ) -> None:
-        """No observations.
+    No observations.
 
-        Args:
-            rooms: the broker.
-            guard: limits notifications to peers whose address is not verified.
-            now: the endpoint's clock, in seconds.
-            changed: called when a session has something to send, or fewer or more observers than before.
-            contained: `Endpoint.contained`.
-        """
-        self._rooms = rooms
-        self._presence = rooms.devices.presence
-        self._guard = guard
-        self._now = now
-        self._changed = changed
-        self._contained = contained
-        self._now_ms = rooms.core.clock.now_ms
+    Args:
+        rooms: the broker.
+        guard: limits notifications to peers whose address is not verified.
+        now: the endpoint's clock, in seconds.
+        changed: called when a session has something to send, or fewer or more observers than before.
+        contained: `Endpoint.contained`.
+    """
+
+    _rooms: CoapRooms
+    _guard: AmplificationGuard | None
+    _now: Callable[[], float]
+    _changed: Callable[[CoapSession], None]
+    _contained: Callable[..., object]
+
+    def __post_init__(self) -> None:
+        self._presence = self._rooms.devices.presence
+        self._now_ms = self._rooms.core.clock.now_ms
         self._observers = self._notifications = self._lost = 0
         # The observers with a notification that is acknowledged but not fetched to its end; when its time is over.
         self._fetching: dict[Observer, float] = {}

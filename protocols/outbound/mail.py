@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email import message_from_bytes
 from email.message import EmailMessage
@@ -42,7 +43,7 @@ def mail_transport(settings: Settings) -> MailTransport:
         return SpoolTransport(settings.state_dir / "outbox")
     server = SmtpServer.parse(settings.outbound.smtp_url)
     helo = Sender.of(settings.outbound.mail_from, settings.public_url).domain
-    return SmtpTransport(server, _tls(server, settings.outbound.ca_file), helo=helo)
+    return SmtpTransport(server, _tls(server, settings.outbound.ca_file), helo)
 
 
 def _tls(server: SmtpServer, ca_file: str) -> ssl.SSLContext:
@@ -54,18 +55,16 @@ def _tls(server: SmtpServer, ca_file: str) -> ssl.SSLContext:
     return context
 
 
+@dataclass(eq=False)
 class SmtpTransport:
     """Sends each mail in an SMTP dialogue of its own."""
 
-    done = "mail_sent"
+    _server: SmtpServer
+    _context: ssl.SSLContext
+    _helo: str
+    _run_sync: RunInThread = run_in_thread
 
-    def __init__(
-        self, server: SmtpServer, context: ssl.SSLContext, *, helo: str, run_sync: RunInThread = run_in_thread
-    ) -> None:
-        self._server = server
-        self._context = context
-        self._helo = helo
-        self._run_sync = run_sync
+    done = "mail_sent"
 
     async def deliver(self, mail: OutgoingMail) -> None:
         dialogue = _Dialogue(self._server, self._context, self._helo, mail)
@@ -106,13 +105,13 @@ class _SmtpOverTls(smtplib.SMTP_SSL):
         super().__init__(host, port, local_hostname=helo, timeout=timeout, context=context)
 
 
+@dataclass(eq=False)
 class _Dialogue:
-    def __init__(self, server: SmtpServer, context: ssl.SSLContext, helo: str, mail: OutgoingMail) -> None:
-        self._server = server
-        self._context = context
-        self._helo = helo
-        self._mail = mail
-        self._smtp: smtplib.SMTP | None = None
+    _server: SmtpServer
+    _context: ssl.SSLContext
+    _helo: str
+    _mail: OutgoingMail
+    _smtp: smtplib.SMTP | None = field(default=None, init=False)
 
     def run(self) -> None:
         try:

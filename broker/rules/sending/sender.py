@@ -237,17 +237,15 @@ class RuleNotTestable(DomainError):
     template = "Rule is not testable"
 
 
+@dataclass(eq=False)
 class TrialRuns:
     """Sends the Actions of a rule once, because its owner asks for it (reference 12.1)."""
 
-    def __init__(
-        self, database: Database, clock: Clock, permissions: Permissions, sending: RuleSender, requests: RequestQueue
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._permissions = permissions
-        self._sending = sending
-        self._requests = requests
+    _database: Database
+    _clock: Clock
+    _permissions: Permissions
+    _sending: RuleSender
+    _requests: RequestQueue
 
     async def run(self, record: RuleRecord, rule: CompiledRule) -> None:
         """Send all Actions. An Action that fails is a problem of the rule. Raises RuleNotTestable."""

@@ -55,8 +55,8 @@ def install_accounts(
         accounts.sessions,
         accounts.form_keys,
         root,
-        signup_open=accounts.sign_up.is_open,
-        providers=accounts.external.names,
+        accounts.sign_up.is_open,
+        accounts.external.names,
     )
     provider_redirects = ProviderRedirects(accounts.external, browsers, root)
     flow = AuthorizationFlow(accounts.authorize, browsers, provider_redirects)

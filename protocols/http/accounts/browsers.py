@@ -1,6 +1,7 @@
 """The browser's cookies: the session, and the key that protects the sign-in form before there is a session."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -31,21 +32,13 @@ ACCOUNT_PARAMETER: Final = "account"
 CONSOLE_PARAMETER: Final = "console"
 
 
+@dataclass(eq=False)
 class Browsers:
-    def __init__(
-        self,
-        sessions: Sessions,
-        form_keys: FormKeys,
-        root: AccountsRoot,
-        *,
-        signup_open: bool,
-        providers: Sequence[str] = (),
-    ) -> None:
-        self._sessions = sessions
-        self._signup_open = signup_open
-        self._providers = providers
-        self._root = root
-        self._form_keys = form_keys
+    _sessions: Sessions
+    _form_keys: FormKeys
+    _root: AccountsRoot
+    _signup_open: bool
+    _providers: Sequence[str] = ()
 
     @property
     def session_id(self) -> str:

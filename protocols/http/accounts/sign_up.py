@@ -1,5 +1,7 @@
 """/signup, for people who open an account where sign-up is open, or with an invitation (reference 4.2)."""
 
+from dataclasses import dataclass
+
 from quart import Blueprint, Response, request
 
 from broker.accounts.authorize import AuthorizationRequest
@@ -93,22 +95,15 @@ def sign_up_blueprint(
     return routes
 
 
+@dataclass(eq=False)
 class _Invited:
     """Opening an account with the code of an invitation mail, which fixes the e-mail address."""
 
-    def __init__(
-        self,
-        flow: AuthorizationFlow,
-        invitations: AccountInvitations,
-        claims: Claims,
-        sessions: Sessions,
-        browsers: Browsers,
-    ) -> None:
-        self._flow = flow
-        self._invitations = invitations
-        self._claims = claims
-        self._sessions = sessions
-        self._browsers = browsers
+    _flow: AuthorizationFlow
+    _invitations: AccountInvitations
+    _claims: Claims
+    _sessions: Sessions
+    _browsers: Browsers
 
     async def show(
         self, code: str, form: FormData, *, status: int = 200, problem: str = "", refused: DomainError | None = None

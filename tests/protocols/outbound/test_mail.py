@@ -189,7 +189,7 @@ async def test_on_loopback_starttls_is_used_when_offered_with_any_certificate(
 async def test_without_starttls_no_mail_is_sent_to_a_remote_server(received: Received) -> None:
     with smtp_server(received, authenticated=True) as port:
         elsewhere = SmtpServer("127.0.0.1", port, MailSecurity.STARTTLS, "ada", "s3cret")
-        transport = SmtpTransport(elsewhere, ssl.create_default_context(), helo="x")
+        transport = SmtpTransport(elsewhere, ssl.create_default_context(), "x")
         with pytest.raises(MailServerUnavailable, match="no STARTTLS"):
             await transport.deliver(outgoing())
     assert received.logins == []
@@ -301,7 +301,7 @@ async def test_a_deferred_mail_is_sent_again_and_arrives_once(
     received.recipient_replies = ["450 greylisted"]
     received.data_replies = ["451 busy"]
     server = SmtpServer.parse(f"smtp://127.0.0.1:{plain}")
-    transport = SmtpTransport(server, ssl.create_default_context(), helo="x", run_sync=run_inline)
+    transport = SmtpTransport(server, ssl.create_default_context(), "x", run_inline)
     async with opened(opener, transport) as services:
         await services.mail.send("ada@example.org", RuleMail(subject="Hi", body="Ho"), cause="user:1")
         await trio.sleep(59)
@@ -324,7 +324,7 @@ async def test_a_server_that_refuses_connections_is_asked_with_growing_pauses(
         return await run_inline(sync_fn, limiter=limiter)
 
     server = SmtpServer("127.0.0.1", refused, MailSecurity.STARTTLS_IF_OFFERED, "ada", "s3cret")
-    transport = SmtpTransport(server, ssl.create_default_context(), helo="x", run_sync=run)
+    transport = SmtpTransport(server, ssl.create_default_context(), "x", run)
     with structlog.testing.capture_logs() as logs:
         async with opened(opener, transport) as services:
             await services.mail.send("ada@example.org", RuleMail(subject="Hi", body="Ho"), cause="user:1")
