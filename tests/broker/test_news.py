@@ -62,7 +62,7 @@ WHO_HEARS_OF_WHAT = {
         "Permissions._grants_changed",
         "Feeds._grants_changed",
         "Endings._grants_changed",
-        "Reader.__init__.<locals>.<lambda>",
+        "Reader.__post_init__.<locals>.<lambda>",
         "Connections._grants_changed",
     ],
     "MQTT session began": ["DeviceSessions._session_began"],
