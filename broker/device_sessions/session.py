@@ -1,6 +1,7 @@
 """The session of one device."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from storage.keys import DeviceKey, Position
@@ -20,6 +21,7 @@ class SessionOutlet(Protocol):
         """Send with QoS 0; False when the device does not keep up."""
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class DeviceSession:
     """The session of a device that is connected, or away and expected back.
 
@@ -27,37 +29,18 @@ class DeviceSession:
     before. `received` are the packet ids of QoS 2 messages of the device that it has not released.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "actions_after",
-        "begun",
-        "client_id",
-        "deliveries",
-        "device",
-        "expiry_seconds",
-        "is_stored",
-        "late",
-        "next_number",
-        "number",
-        "outlet",
-        "received",
-        "sent_until",
-        "subscriptions",
-    )
-
-    def __init__(self, device: DeviceKey, client_id: str, expiry_seconds: int) -> None:
-        self.device = device
-        self.client_id = client_id
-        self.expiry_seconds = expiry_seconds
-        # While a connection waits for its commit: its number, and what is called with whether the session goes on.
-        self.number = 0
-        self.begun: Callable[[DeviceSession, bool], None] | None = None
-        self.is_stored = False
-        self.outlet: SessionOutlet | None = None  # None while the device is away
-        self.late: list[DeliveryRecord] = []  # that came while a new connection began
-        self.subscriptions: dict[bytes, TopicSubscriptionRecord] = {}
-        self.actions_after: Position | None = None
-        self.deliveries: list[DeliveryRecord] = []
-        self.received: list[int] = []
-        self.sent_until = 0
-        self.next_number = 1
+    device: DeviceKey
+    client_id: str
+    expiry_seconds: int
+    # While a connection waits for its commit: its number, and what is called with whether the session goes on.
+    number: int = 0
+    begun: Callable[["DeviceSession", bool], None] | None = None
+    is_stored: bool = False
+    outlet: SessionOutlet | None = None  # None while the device is away
+    late: list[DeliveryRecord] = field(default_factory=list)  # that came while a new connection began
+    subscriptions: dict[bytes, TopicSubscriptionRecord] = field(default_factory=dict)
+    actions_after: Position | None = None
+    deliveries: list[DeliveryRecord] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    sent_until: int = 0
+    next_number: int = 1

@@ -7,7 +7,7 @@ itself. A take-over does not take the device offline: the device has a link at e
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import nlargest
 from typing import Protocol, Self
@@ -47,49 +47,27 @@ class CloseReason(Enum):
     SHUTDOWN = "server shuts down"
 
 
+@dataclass(eq=False, slots=True)
 class DeviceLink:
     """One device on one connection: registered while its `with` block lasts. The connection bounds its own queue behind
     `deliver`."""
 
-    __slots__ = (
-        "_close",
-        "_connections",
-        "_deliver",
-        "address",
-        "device",
-        "dropped",
-        "is_allowed",
-        "is_exclusive",
-        "protocol",
-        "since",
-        "token",
-    )
+    _connections: "Connections"
+    device: Device
+    protocol: str
+    token: bytes
+    _deliver: Callable[[Action], bool] | None
+    _close: Callable[[CloseReason], None]
+    is_allowed: Callable[[], bool]
+    is_exclusive: bool
+    #: Where the device is; empty where the peer may have written any address into its datagrams.
+    address: str = field(init=False)
+    since: int = 0
+    dropped: int = 0
 
-    def __init__(
-        self,
-        connections: "Connections",
-        device: Device,
-        protocol: str,
-        token: bytes,
-        deliver: Callable[[Action], bool] | None,
-        close: Callable[[CloseReason], None],
-        is_allowed: Callable[[], bool],
-        *,
-        is_exclusive: bool,
-    ) -> None:
-        self._connections = connections
-        self.device = device
+    def __post_init__(self) -> None:
         origin = current_origin()
-        #: Where the device is; empty where the peer may have written any address into its datagrams.
         self.address = "" if origin.is_forgeable else origin.address
-        self.is_exclusive = is_exclusive
-        self.is_allowed = is_allowed
-        self.protocol = protocol
-        self.since = 0
-        self.token = token
-        self.dropped = 0
-        self._deliver = deliver
-        self._close = close
 
     def __enter__(self) -> Self:
         self._connections.enter(self)

@@ -7,6 +7,7 @@ loses the new ones.
 """
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 MAX_WAITING: Final = 64
@@ -21,41 +22,27 @@ class NotificationBody(NamedTuple):
     content: bytes
 
 
+@dataclass(eq=False, slots=True)
 class Observation:
-    """The token, the Observe numbers and the queue of one observation."""
+    """The token, the Observe numbers and the queue of one observation.
 
-    __slots__ = (
-        "_current",
-        "_number",
-        "_waiting",
-        "body",
-        "bytes_held",
-        "exponent",
-        "format",
-        "is_acknowledged",
-        "path",
-        "token",
-    )
+    Args:
+        token: of the request that registered it.
+        path: of that request.
+        format: the content format of notifications.
+        exponent: of the size of their blocks: 16 << exponent bytes.
+    """
 
-    def __init__(self, token: bytes, path: tuple[bytes, ...], format_: int, exponent: int) -> None:
-        """An observation with nothing to send.
-
-        Args:
-            token: of the request that registered it.
-            path: of that request.
-            format_: the content format of notifications.
-            exponent: of the size of their blocks: 16 << exponent bytes.
-        """
-        self.token = token
-        self.path = path
-        self.format = format_
-        self.exponent = exponent
-        self.body: NotificationBody | None = None  # until the peer has fetched its last block
-        self.bytes_held = 0
-        self.is_acknowledged = False  # of the notification under way
-        self._number = 0
-        self._current: bytes | None = None
-        self._waiting: deque[bytes] = deque()
+    token: bytes
+    path: tuple[bytes, ...]
+    format: int
+    exponent: int
+    body: NotificationBody | None = None  # until the peer has fetched its last block
+    bytes_held: int = 0
+    is_acknowledged: bool = False  # of the notification under way
+    _number: int = 0
+    _current: bytes | None = None
+    _waiting: deque[bytes] = field(default_factory=deque)
 
     @property
     def is_under_way(self) -> bool:

@@ -6,6 +6,7 @@ MAX_RETRANSMIT is reached. A request to the peer that it acknowledged without a 
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -39,34 +40,25 @@ class Transmission:
         return _ENTRY_BYTES + len(self.datagram)
 
 
+@dataclass(eq=False, slots=True)
 class Outgoing:
-    """The queue of messages to one peer, and their retransmissions."""
+    """The queue of messages to one peer, and their retransmissions.
 
-    __slots__ = (
-        "_next_id",
-        "_out",
-        "_promised",
-        "_random",
-        "_waiting",
-        "answers",
-        "bytes_held",
-        "current",
-        "retransmissions",
-    )
+    `random` gives numbers from 0 to 1, for the first message id and the spread of time-outs.
+    """
 
-    def __init__(self, random: Callable[[], float]) -> None:
-        """`random` gives numbers from 0 to 1, for the first message id and the spread of time-outs."""
-        self._random = random
-        self._next_id = int(random() * 0xFFFF)
-        self._out: list[bytes] = []
-        self._waiting: deque[Transmission] | None = None
-        self._promised: dict[bytes, tuple[object, float]] | None = (
-            None  # by token: tag of the acknowledged request, and its time-out
-        )
-        self.current: Transmission | None = None
-        self.answers = 0  # messages among `waiting` without a tag: responses to the peer
-        self.bytes_held = 0
-        self.retransmissions = 0
+    _random: Callable[[], float]
+    _next_id: int = field(init=False)
+    _out: list[bytes] = field(default_factory=list)
+    _waiting: deque[Transmission] | None = None
+    _promised: dict[bytes, tuple[object, float]] | None = None
+    current: Transmission | None = None
+    answers: int = 0  # messages among `waiting` without a tag: responses to the peer
+    bytes_held: int = 0
+    retransmissions: int = 0
+
+    def __post_init__(self) -> None:
+        self._next_id = int(self._random() * 0xFFFF)
 
     def new_id(self) -> int:
         """The next message id."""

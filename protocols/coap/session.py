@@ -4,7 +4,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
 from math import inf
@@ -40,77 +40,47 @@ class SessionRank(IntEnum):
     OBSERVER = 2
 
 
+@dataclass(eq=False, slots=True)
 class CoapSession:
-    """The state of one peer. In DTLS a peer is one connection, in plain CoAP one address."""
+    """The state of one peer. In DTLS a peer is one connection, in plain CoAP one address.
 
-    __slots__ = (
-        "_end",
-        "accounted",
-        "blockwise",
-        "certificate",
-        "idle_seconds",
-        "is_address_verified",
-        "is_closed",
-        "keep",
-        "key",
-        "last_heard",
-        "lost_pings",
-        "message_layer",
-        "observers",
-        "origin",
-        "overhead",
-        "pre_shared_key",
-        "rank",
-        "repeated",
-        "scheduled",
-        "send",
-        "usual",
-    )
+    Args:
+        key: what identifies the peer.
+        message_layer: of this peer.
+        send: sends a datagram or loses it, without waiting.
+        end: called once, when the session ends.
+        idle_seconds: after this time without a datagram a session that does not observe ends.
+        is_address_verified: whether the peer is known to receive what is sent to its address.
+        last_heard: seconds of the endpoint's clock.
+    """
 
-    def __init__(
-        self,
-        key: Hashable,
-        message_layer: MessageLayer,
-        send: Callable[[bytes], None],
-        end: Callable[[], None],
-        *,
-        idle_seconds: float,
-        is_address_verified: bool,
-        now: float,
-    ) -> None:
-        """A session that was heard at `now`.
+    key: Hashable
+    message_layer: MessageLayer
+    send: Callable[[bytes], None]
+    _end: Callable[[], None]
+    idle_seconds: float
+    is_address_verified: bool
+    last_heard: float
+    origin: Origin = field(init=False)
+    certificate: ClientCertificate | None = None  # the peer's, not verified
+    pre_shared_key: tuple[bytes, bytes] | None = None  # the identity and the key that the peer has
+    #: Takes the id of the device that the peer has proved to be, for a session that can be resumed then.
+    keep: Callable[[str], None] | None = None
+    rank: SessionRank = SessionRank.UNAUTHENTICATED
+    lost_pings: int = 0
+    is_closed: bool = False
+    scheduled: float = inf  # of `CoapSessions.schedule`
+    accounted: int = 0  # of `CoapSessions.account`
+    observers: dict[bytes, "Observer"] = field(default_factory=dict)  # by the token of the registration
+    blockwise: Blockwise | None = None
+    repeated: bytes = b""  # the options of the latest POST that was not usual
+    usual: UsualPost | None = None
+    overhead: TokenBucket | None = None  # its allowance of datagrams that carry no message, once it sent one
 
-        Args:
-            key: what identifies the peer.
-            message_layer: of this peer.
-            send: sends a datagram or loses it, without waiting.
-            end: called once, when the session ends.
-            idle_seconds: after this time without a datagram a session that does not observe ends.
-            is_address_verified: whether the peer is known to receive what is sent to its address.
-            now: seconds of the endpoint's clock.
-        """
-        self.key = key
-        self.origin = Origin(str(key[0]) if isinstance(key, tuple) else "", is_forgeable=not is_address_verified)
-        self.message_layer = message_layer
-        self.send = send
-        self._end = end
-        self.idle_seconds = idle_seconds
-        self.is_address_verified = is_address_verified
-        self.last_heard = now
-        self.certificate: ClientCertificate | None = None  # the peer's, not verified
-        self.pre_shared_key: tuple[bytes, bytes] | None = None  # the identity and the key that the peer has
-        #: Takes the id of the device that the peer has proved to be, for a session that can be resumed then.
-        self.keep: Callable[[str], None] | None = None
-        self.rank = SessionRank.UNAUTHENTICATED
-        self.lost_pings = 0
-        self.is_closed = False
-        self.scheduled = inf  # of `CoapSessions.schedule`
-        self.accounted = 0  # of `CoapSessions.account`
-        self.observers: dict[bytes, Observer] = {}  # by the token of the registration
-        self.blockwise: Blockwise | None = None
-        self.repeated = b""  # the options of the latest POST that was not usual
-        self.usual: UsualPost | None = None
-        self.overhead: TokenBucket | None = None  # its allowance of datagrams that carry no message, once it sent one
+    def __post_init__(self) -> None:
+        self.origin = Origin(
+            str(self.key[0]) if isinstance(self.key, tuple) else "", is_forgeable=not self.is_address_verified
+        )
 
     def spend(self, now: float) -> None:
         """A datagram came that is no message, no answer and no part of one: a ping, a refused request, a duplicate."""

@@ -78,9 +78,9 @@ class SessionEndpoint(Generic[S]):
             MessageLayer(self._chance),
             send,
             end,
-            idle_seconds=idle_seconds,
-            is_address_verified=is_address_verified,
-            now=now,
+            idle_seconds,
+            is_address_verified,
+            now,
         )
         session.certificate = certificate
         self._sessions.add(session)

@@ -6,6 +6,7 @@ parsed in place; bodies.py has the decoders of all other packets.
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Final, Protocol
@@ -46,53 +47,36 @@ class ArrivingPackets(Protocol):
     def give_back(self, size: int) -> None: ...
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class PacketReader:
     """Parses the byte stream of one connection.
 
     After an error the reader cannot go on: every later call raises the same error, without packets.
+
+    `waits_for_admission`: what follows CONNECT is read after `admit`, which says how large it may be.
     """
 
-    __slots__ = (
-        "_arriving",
-        "_fault",
-        "_held",
-        "_last_of_turn",
-        "_maximum",
-        "_most",
-        "_most_filters",
-        "_needed",
-        "_rest",
-        "_topic",
-        "is_behind",
-        "level",
-    )
+    maximum_packet_size: int = MQTT_PACKET_BYTES
+    level: int = MQTT_3_1_1  # of the last CONNECT; a peer may send more packets before it gets its CONNACK
+    packets_per_turn: int = PACKETS_PER_TURN
+    waits_for_admission: InitVar[bool] = False
+    _last_of_turn: frozenset[type[Packet]] = field(init=False)
+    _most_filters: int = MQTT_FILTERS_MAX
+    _arriving: ArrivingPackets | None = None
+    _held: int = 0  # bytes for a packet over the usual size that has not come whole
+    _rest: bytearray = field(default_factory=bytearray)
+    _needed: int = 2
+    _topic: bytes | None = None  # the last valid topic; a device publishes to one topic, so it is checked once
+    _fault: ProtocolError | None = None
+    is_behind: bool = False  # more packets may have arrived: feed the reader nothing to get them
 
-    def __init__(
-        self,
-        *,
-        maximum_packet_size: int = MQTT_PACKET_BYTES,
-        level: int = MQTT_3_1_1,
-        packets_per_turn: int = PACKETS_PER_TURN,
-        waits_for_admission: bool = False,
-    ) -> None:
-        """`waits_for_admission`: what follows CONNECT is read after `admit`, which says how large it may be."""
-        self.level = level  # of the last CONNECT; a peer may send more packets before it gets its CONNACK
-        self._maximum = maximum_packet_size
-        self._most = packets_per_turn
+    def __post_init__(self, waits_for_admission: bool) -> None:
         self._last_of_turn = _LONG_WORK | {Connect} if waits_for_admission else _LONG_WORK
-        self._most_filters = MQTT_FILTERS_MAX
-        self._arriving: ArrivingPackets | None = None
-        self._held = 0  # bytes for a packet over the usual size that has not come whole
-        self._rest = bytearray()
-        self._needed = 2
-        self._topic: bytes | None = None  # the last valid topic; a device publishes to one topic, so it is checked once
-        self._fault: ProtocolError | None = None
-        self.is_behind = False  # more packets may have arrived: feed the reader nothing to get them
 
     def admit(self, *, maximum_packet_size: int, most_filters: int, arriving: ArrivingPackets) -> None:
         """Allow larger packets with more filters, because the peer is authenticated. `arriving` bounds the
         memory for those over the usual size."""
-        self._maximum, self._most_filters, self._arriving = maximum_packet_size, most_filters, arriving
+        self.maximum_packet_size, self._most_filters, self._arriving = maximum_packet_size, most_filters, arriving
 
     def end(self) -> None:
         """Note the end of the bytes."""
@@ -142,9 +126,9 @@ class PacketReader:
         """Append the packets of `data`; return where the first incomplete one begins."""
         at = 0
         end = len(data)
-        maximum = self._maximum
+        maximum = self.maximum_packet_size
         topic = self._topic
-        turn = iter(range(self._most))
+        turn = iter(range(self.packets_per_turn))
         publish = partial(_publish_5, turn) if self.level == MQTT_5 else Publish
         append = packets.append
         self._needed = 2

@@ -147,7 +147,7 @@ class Deliveries:
             if (topics := self._like(topic)) is not None:
                 topics[topic] = subscription.qos
         self._flow = Flow(
-            self._answers,
+            answers=self._answers,
             window=connect.properties.receive_maximum or (0xFFFF if connect.level == MQTT_5 else WINDOW),
             dropped=partial(sessions.drop, lasting),
             settled=partial(sessions.settle, lasting),

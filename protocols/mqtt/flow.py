@@ -7,6 +7,7 @@ is dropped. The packet id of a delivery follows from its number, so it is the sa
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from config.limits import MQTT_PACKET_BYTES, MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
@@ -27,6 +28,7 @@ def packet_id_of(number: int) -> bytes:
     return (number % _PACKET_IDS + 1).to_bytes(2)
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Flow:
     """The deliveries of one connection.
 
@@ -41,44 +43,21 @@ class Flow:
             holds at most 64 KiB.
     """
 
-    __slots__ = (
-        "_answers",
-        "_by_id",
-        "_dropped",
-        "_now_ms",
-        "_queued",
-        "_released",
-        "_settled",
-        "_under_way",
-        "_waiting",
-        "_waiting_bytes",
-        "_window",
-        "sent_until",
-    )
+    answers: Answers
+    window: int
+    dropped: Callable[[int], None]
+    settled: Callable[[int], None]
+    sent_until: int = 0
+    now_ms: Callable[[], Milliseconds]
+    queued: SharedRoom | None = None
+    _waiting: deque[DeliveryRecord] = field(default_factory=deque)
+    _waiting_bytes: int = 0
+    _by_id: dict[bytes, DeliveryRecord] = field(default_factory=dict)  # on their way
+    _under_way: int = 0  # and their bytes
+    _released: set[bytes] = field(default_factory=set)  # those of QoS 2 whose PUBREC has come
 
-    def __init__(
-        self,
-        answers: Answers,
-        *,
-        window: int,
-        dropped: Callable[[int], None],
-        settled: Callable[[int], None],
-        sent_until: int = 0,
-        now_ms: Callable[[], Milliseconds],
-        queued: SharedRoom | None = None,
-    ) -> None:
-        self._answers = answers
-        self._window = min(window, MQTT_WAITING_MESSAGES)
-        self._dropped = dropped
-        self._settled = settled
-        self._now_ms = now_ms
-        self._queued = queued
-        self.sent_until = sent_until
-        self._waiting: deque[DeliveryRecord] = deque()
-        self._waiting_bytes = 0
-        self._by_id: dict[bytes, DeliveryRecord] = {}  # on their way
-        self._under_way = 0  # and their bytes
-        self._released: set[bytes] = set()  # those of QoS 2 whose PUBREC has come
+    def __post_init__(self) -> None:
+        self.window = min(self.window, MQTT_WAITING_MESSAGES)
 
     def resume(self, deliveries: Iterable[DeliveryRecord]) -> bytes:
         """Take what an earlier connection left, in order; return the packets to send."""
@@ -88,7 +67,7 @@ class Flow:
                 packet_id = packet_id_of(delivery.number)
                 self._take(packet_id, delivery)
                 self._released.add(packet_id)
-                released += self._answers.pubrel(packet_id)
+                released += self.answers.pubrel(packet_id)
             else:
                 self._wait(delivery)
         self._bound()
@@ -105,24 +84,24 @@ class Flow:
         while len(self._waiting) > 1 and (
             len(self._waiting) > MQTT_WAITING_MESSAGES or self._waiting_bytes > MQTT_WAITING_BYTES
         ):
-            self._dropped(self._next().number)
+            self.dropped(self._next().number)
         while (
             self._waiting
             and self._waiting_bytes + self._under_way > MQTT_PACKET_BYTES
-            and self._queued is not None
-            and self._queued.is_full
+            and self.queued is not None
+            and self.queued.is_full
         ):
-            self._dropped(self._next().number)
+            self.dropped(self._next().number)
 
     def end(self) -> None:
         """The connection has ended: nothing of it is counted any longer."""
-        if self._queued is not None:
-            self._queued.add(-self._waiting_bytes - self._under_way)
-            self._queued = None
+        if self.queued is not None:
+            self.queued.add(-self._waiting_bytes - self._under_way)
+            self.queued = None
 
     def _count(self, change: int) -> None:
-        if self._queued is not None:
-            self._queued.add(change)
+        if self.queued is not None:
+            self.queued.add(change)
 
     def puback(self, packet_id: bytes) -> bytes | None:
         """A delivery of QoS 1 was acknowledged; return the packets to send. None when there is no such delivery."""
@@ -159,7 +138,7 @@ class Flow:
         self._under_way -= delivery.size
         self._count(-delivery.size)
         self._released.discard(packet_id)
-        self._settled(delivery.number)
+        self.settled(delivery.number)
         return self._fill()
 
     def _take(self, packet_id: bytes, delivery: DeliveryRecord) -> None:
@@ -180,13 +159,13 @@ class Flow:
 
     def _fill(self) -> bytes:
         out = []
-        while self._waiting and len(self._by_id) < self._window and self._under_way < UNDER_WAY_BYTES:
+        while self._waiting and len(self._by_id) < self.window and self._under_way < UNDER_WAY_BYTES:
             delivery = self._next()
             packet_id = packet_id_of(delivery.number)
             is_again = delivery.number <= self.sent_until
-            packet = packet_of(self._answers, delivery, self._now_ms(), packet_id=packet_id, dup=is_again)
+            packet = packet_of(self.answers, delivery, self.now_ms(), packet_id=packet_id, dup=is_again)
             if not packet:  # expired, or larger than the device takes [MQTT-3.1.2-25]
-                self._dropped(delivery.number)
+                self.dropped(delivery.number)
                 continue
             self._take(packet_id, delivery)
             self.sent_until = max(self.sent_until, delivery.number)

@@ -35,7 +35,7 @@ How the server loop uses it, with one reader task per connection:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import assert_never
 
@@ -182,39 +182,24 @@ _ACCEPTED_IN: dict[type[Packet], MqttSessionState] = {
 # `Auth` is accepted in no state: there is no authentication method.
 
 
+@dataclass(eq=False, slots=True)
 class MqttSession:
     """The state of one MQTT connection, without socket, clock and router."""
 
-    __slots__ = (
-        "_out",
-        "_receive_maximum",
-        "_session_expiry",
-        "_unreleased",
-        "_will",
-        "answers",
-        "farewell",
-        "is_lasting",
-        "level",
-        "overhead",
-        "state",
-    )
-
-    def __init__(self, *, receive_maximum: int = RECEIVE_MAXIMUM) -> None:
-        self.state = MqttSessionState.AWAITING_CONNECT
-        #: The words of the peer's version, known since its CONNECT.
-        self.answers: Answers = ANSWERS_3
-        #: The last packet to the peer, which says why the server ends the connection; empty when nothing can be said.
-        self.farewell = b""
-        self.level = 0
-        self.is_lasting = False
-        self._session_expiry = 0
-        self._will: Will | None = None
-        self._receive_maximum = receive_maximum
-        self._unreleased: dict[bytes, bool] = {}  # QoS 2 packet id: whether its PUBREC has been sent
-        self._out = b""
-        #: Packets so far that carry no message: pings, subscriptions (one for each filter), acknowledgements of
-        #: nothing.
-        self.overhead = 0
+    receive_maximum: int = RECEIVE_MAXIMUM
+    state: MqttSessionState = MqttSessionState.AWAITING_CONNECT
+    #: The words of the peer's version, known since its CONNECT.
+    answers: Answers = ANSWERS_3
+    #: The last packet to the peer, which says why the server ends the connection; empty when nothing can be said.
+    farewell: bytes = b""
+    level: int = 0
+    is_lasting: bool = False
+    #: Packets so far that carry no message: pings, subscriptions (one for each filter), acknowledgements of nothing.
+    overhead: int = 0
+    _session_expiry: int = 0
+    _will: Will | None = None
+    _unreleased: dict[bytes, bool] = field(default_factory=dict)  # QoS 2 packet id: whether its PUBREC has been sent
+    _out: bytes = b""
 
     @property
     def is_open(self) -> bool:
@@ -360,9 +345,9 @@ class MqttSession:
                 if is_acknowledged:
                     self._out += self.answers.pubrecs((packet_id,), None)
                 return ()
-            if len(self._unreleased) >= self._receive_maximum:
+            if len(self._unreleased) >= self.receive_maximum:
                 raise ProtocolViolation(
-                    f"more than {self._receive_maximum} QoS 2 messages without PUBREL",
+                    f"more than {self.receive_maximum} QoS 2 messages without PUBREL",
                     code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
                 )
             self._unreleased[packet_id] = False

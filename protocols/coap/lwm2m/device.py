@@ -7,6 +7,7 @@ that. When it does not answer although it should be awake, the request fails (re
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 import trio
@@ -81,86 +82,50 @@ class _Observed:
         return True
 
 
+@dataclass(eq=False, slots=True)
 class RegisteredDevice:
-    """One registration; a ManagedSession for device management."""
+    """One registration, which begins now; a ManagedSession for device management.
 
-    __slots__ = (
-        "_current",
-        "_is_over",
-        "_kinds",
-        "_link",
-        "_now",
-        "_now_ms",
-        "_observed",
-        "_turn",
-        "_typed",
-        "_untyped",
-        "_woken",
-        "awake_until",
-        "connection",
-        "device",
-        "expires",
-        "has_queue_mode",
-        "is_due",
-        "is_read",
-        "is_storing",
-        "is_working",
-        "lifetime_seconds",
-        "number",
-        "offer",
-        "read_again",
-        "unsaved",
-    )
+    Args:
+        device, number, link, offer, lifetime_seconds, has_queue_mode: what has registered, as what, over what.
+        now: a steady clock, in seconds.
+        now_ms: the time.
+        kinds: what resources hold.
+        version: of LwM2M, as the device says it; None is 1.0.
+    """
 
-    def __init__(
-        self,
-        device: Device,
-        number: int,
-        link: Lwm2mLink,
-        offer: Offer,
-        *,
-        lifetime_seconds: int,
-        has_queue_mode: bool,
-        now: Callable[[], float],
-        now_ms: Callable[[], Milliseconds],
-        kinds: KindOf,
-        version: str | None = None,
-    ) -> None:
-        """A registration that begins now.
+    device: Device
+    number: int
+    _link: Lwm2mLink
+    offer: Offer
+    lifetime_seconds: int
+    has_queue_mode: bool
+    _now: Callable[[], float]
+    _now_ms: Callable[[], Milliseconds]
+    _kinds: KindOf
+    version: InitVar[str | None] = None
+    connection: ExitStack = field(default_factory=ExitStack)  # its entry among the connections of the device
+    expires: float = 0.0
+    awake_until: float = 0.0
+    is_working: bool = False  # of the server's sequence
+    is_due: bool = False
+    is_read: bool = False
+    is_storing: bool = False
+    unsaved: dict[ResourcePath, list[Reading]] = field(default_factory=dict)  # by observed path: what was notified
+    read_again: set[ResourcePath] = field(default_factory=set)  # observed paths whose last notification has to be read
+    #: Formats that say the types of values, and that the device has not refused; the likeliest first.
+    _typed: list[int] = field(default_factory=lambda: [LWM2M_JSON, SENML_JSON, SENML_CBOR])
+    _untyped: set[int] = field(default_factory=set)  # objects whose values came without types
+    _turn: trio.Lock = field(default_factory=trio.Lock)
+    _woken: trio.Event = field(default_factory=trio.Event)
+    _current: Exchange | None = None
+    _observed: dict[bytes, _Observed] = field(default_factory=dict)
+    _is_over: bool = False
 
-        Args:
-            device, number, link, offer, lifetime_seconds, has_queue_mode: what has registered, as what, over what.
-            now: a steady clock, in seconds.
-            now_ms: the time.
-            kinds: what resources hold.
-            version: of LwM2M, as the device says it; None is 1.0.
-        """
-        self.device = device
-        self.number = number
-        self.offer = offer
-        self.lifetime_seconds = lifetime_seconds
-        self.has_queue_mode = has_queue_mode
-        self.connection = ExitStack()  # its entry among the connections of the device
-        self.expires = 0.0
-        self.awake_until = 0.0
-        self.is_working = self.is_due = self.is_read = self.is_storing = False  # of the server's sequence
-        self.unsaved: dict[ResourcePath, list[Reading]] = {}  # by observed path: what was notified
-        self.read_again: set[ResourcePath] = set()  # observed paths whose last notification has to be read
-        self._link = link
-        self._now = now
-        self._now_ms = now_ms
-        self._kinds = kinds
-        #: Formats that say the types of values, and that the device has not refused; the likeliest first.
-        self._typed = [LWM2M_JSON, SENML_JSON, SENML_CBOR]
+    def __post_init__(self, version: str | None) -> None:
         if (version or "1.0") != "1.0":
             self._typed.reverse()
-        self._untyped: set[int] = set()  # objects whose values came without types
-        self._turn = trio.Lock()
-        self._woken = trio.Event()
-        self._current: Exchange | None = None
-        self._observed: dict[bytes, _Observed] = {}
-        self._is_over = False
-        self.heard(link)
+        self.heard(self._link)
 
     @property
     def offers(self) -> frozenset[ResourcePath]:

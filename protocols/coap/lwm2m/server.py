@@ -257,11 +257,11 @@ class Lwm2mServer:
             number,
             peer,
             given.offer or parse_offer(b""),
-            lifetime_seconds=given.lifetime_seconds or LIFETIME_SECONDS,
-            has_queue_mode=given.has_queue_mode,
-            now=self.now,
-            now_ms=self._clock.now_ms,
-            kinds=self._kinds,
+            given.lifetime_seconds or LIFETIME_SECONDS,
+            given.has_queue_mode,
+            self.now,
+            self._clock.now_ms,
+            self._kinds,
             version=given.version,
         )
         former = self._table.of_device(device.key)

@@ -21,7 +21,7 @@ class Log:
         self.dropped: list[int] = []
         self.settled: list[int] = []
         self.flow = Flow(
-            Answers3(),
+            answers=Answers3(),
             window=window,
             dropped=self.dropped.append,
             settled=self.settled.append,
@@ -123,7 +123,7 @@ def test_what_an_earlier_connection_left_is_sent_again_in_order() -> None:
 def test_a_delivery_that_the_device_does_not_take_is_dropped() -> None:
     dropped: list[int] = []
     flow = Flow(
-        Answers5(maximum_packet_size=20),
+        answers=Answers5(maximum_packet_size=20),
         window=1,
         dropped=dropped.append,
         settled=lambda _: None,
