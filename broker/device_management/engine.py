@@ -12,9 +12,8 @@ from typing import Final
 import structlog
 import trio
 
-from broker.clock import Clock
 from broker.cluster.kinds import DEVICE_TASK_MOVED, ROLLOUT_CHANGED, TASK_ADDED, DeviceTaskMove, publish
-from broker.cluster.news import News
+from broker.core import Core
 from broker.device_management.configuration import Configurations
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.operations import Operations
@@ -45,9 +44,9 @@ from broker.device_management.states import (
 from broker.device_management.timers import Timers
 from broker.devices.presence import Presence
 from broker.devices.registry import Device
-from broker.facts import DeviceDeleted, FactPhase, Router, TaskProgressed
+from broker.facts import DeviceDeleted, FactPhase, TaskProgressed
 from broker.loops import Loop, Wakeup
-from storage.database import Database, Transaction
+from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.outages import Outage
 from storage.sql import ALL_ROWS, StoreError
@@ -78,43 +77,32 @@ class ManagementEngine:
 
     def __init__(
         self,
-        database: Database,
-        clock: Clock,
-        router: Router,
-        news: News,
+        core: Core,
         presence: Presence,
         configurations: Configurations,
         properties: DeviceProperties,
         reports: Reports,
         operations: Operations,
-        image_root: Callable[[str | None], str | None],
     ) -> None:
-        self._database = database
-        self._clock = clock
+        self._database, self._clock = core.database, core.clock
         self._presence = presence
         self._configurations = configurations
         self._properties = properties
         self._reports = reports
-        self._timers = Timers(clock.now_ms)  # schedules and expiries, which people name
-        self._waits = Timers(clock.steady_ms)  # durations, which changes of the wall clock do not affect
+        self._timers = Timers(core.clock.now_ms)  # schedules and expiries, which people name
+        self._waits = Timers(core.clock.steady_ms)  # durations, which changes of the wall clock do not affect
         self.work = DeviceWork(
-            database,
-            clock,
-            self._waits,
-            configurations,
-            operations,
-            image_root,
-            stop=self._stop_rollout,
+            core.database, core.clock, self._waits, configurations, operations, core.site.image_root, self._stop_rollout
         )
         self._wakeup = Wakeup()
         self._nursery: trio.Nursery | None = None
         self._outage = Outage("task_not_saved")
         self._ended = dict.fromkeys(ENDED, 0)
         self._tried_again = 0
-        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
-        news.listen(TASK_ADDED, self._task_added)
-        news.listen(ROLLOUT_CHANGED, self._rollout_changed)
-        news.listen(DEVICE_TASK_MOVED, self._settled)
+        core.router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
+        core.news.listen(TASK_ADDED, self._task_added)
+        core.news.listen(ROLLOUT_CHANGED, self._rollout_changed)
+        core.news.listen(DEVICE_TASK_MOVED, self._settled)
 
     # Registrations
 

@@ -51,18 +51,7 @@ async def open_device_management(
     core.life.worker("downloads", downloads.flush_forever, save=downloads.flush, statistics=downloads.statistics)
     reports = Reports(properties, messages.ingest)
     operations = Operations(objects, properties, reports)
-    engine = ManagementEngine(
-        database,
-        clock,
-        core.router,
-        core.news,
-        devices.presence,
-        configurations,
-        properties,
-        reports,
-        operations,
-        core.site.image_root,
-    )
+    engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations)
     core.life.worker("tasks", engine.run_forever, lease=core.leases.of(LeaseName.TASKS), statistics=engine.statistics)
     return DeviceManagementRoom(
         objects=objects,
