@@ -5,6 +5,7 @@ store; at the start the worker takes those in (`Files.adopts`).
 """
 
 import hashlib
+import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,9 +30,24 @@ _DELETED_AT_ONCE: Final = 4  # chunks in one write, so that senders hardly wait
 _DRAFT_MS: Final = 86_400_000
 _PIECE_BYTES: Final = 4 * CHUNK_BYTES
 _LOG_SECONDS: Final = 5.0
+_MIB: Final = 1024 * 1024
+#: Files that users fill leave this to the store.
+_RESERVE_LEAST: Final = 64 * _MIB
+_RESERVE_MOST: Final = 1024 * _MIB
 #: Of a folder with files of an earlier version: the bytes of each that is needed, by its id.
 Known = Callable[[Transaction], Mapping[str, int]]
 _log = structlog.get_logger(__name__)
+
+
+def room_in(folder: Path) -> int:
+    """How many bytes may still be written to the disk of a folder, without the reserve; below 0 there are too few.
+
+    The reserve is a twentieth of the disk, at least 64 MiB and at most 1 GiB. Raises OSError.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    disk = shutil.disk_usage(folder)
+    return disk.free - min(max(disk.total // 20, _RESERVE_LEAST), _RESERVE_MOST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import trio
 
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
-from broker.disk import room_in
 from broker.errors import (
     REQUIRED,
     BodyTooLarge,
@@ -19,7 +18,7 @@ from broker.errors import (
     ValidationFailed,
     invalid,
 )
-from broker.files import Draft, Files
+from broker.files import Draft, Files, room_in
 from broker.ids import new_id
 from broker.trace.audit import AuditEvent, note
 from config.limits import IMAGE_BYTES_OF_ORGANIZATION, IMAGES_MAX, IMAGES_OF_ORGANIZATION

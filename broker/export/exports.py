@@ -21,13 +21,12 @@ from broker.accounts.issuance import Issuance
 from broker.accounts.tokens import Caller, trials_of
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
-from broker.disk import room_in
 from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, TryLater, UserNotFound, ValidationFailed
 from broker.export.formats import device_labels, file_time
 from broker.export.requests import ExportPlan, ExportRequest, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
 from broker.export.writer import ArchiveWriter, size_written
-from broker.files import Files, StoredFile
+from broker.files import Files, StoredFile, room_in
 from broker.ids import new_id
 from broker.loops import Loop, Wakeup
 from broker.mail import ExportFinished, Letter, Mails

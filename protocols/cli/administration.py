@@ -1,4 +1,4 @@
-"""Runs the commands of operators on a running daemon or on a stopped daemon's store, and prints lists."""
+"""Runs the commands of operators, on a running daemon or also on a stopped daemon's store, and prints lists."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -12,6 +12,8 @@ import trio
 from config.settings import load_settings
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
+from protocols.cli.failures import CommandError
+from protocols.control.client import ControlUnavailableError, send_command
 from protocols.errors import StateError
 from storage.engines import may_have_store
 
@@ -27,6 +29,29 @@ def administer(config: Path | None, command: str, arguments: Mapping[str, Any], 
         if not may_have_store(settings):
             raise StateError(f"{settings.state_dir}: there is no store")
         return msgspec.convert(trio.run(partial(run_anywhere, settings, command, arguments)), kind)
+
+
+def ask_daemon(
+    config: Path | None, command: str, arguments: Mapping[str, Any], kind: type[T], *, about: Path | None = None
+) -> T:
+    """Send a command through the control socket; return the `data` of the answer as `kind`.
+
+    Args:
+        config: the daemon's configuration file, which names its state directory.
+        command: one of `protocols.control.server.COMMANDS`.
+        arguments: of the command.
+        kind: of the answer.
+        about: the file that validation findings are about.
+
+    Raises:
+        CommandError: with a line for the operator.
+    """
+    with failures_reported(about=about):
+        settings = load_settings(config)
+        try:
+            return msgspec.convert(trio.run(send_command, settings.state_dir, command, arguments), kind)
+        except ControlUnavailableError as error:
+            raise CommandError(f"no daemon runs on {settings.state_dir}") from error
 
 
 def print_lines(found: Iterable[T], line: Callable[[T], str], *, as_json: bool) -> None:

@@ -8,8 +8,7 @@ import msgspec
 
 from broker.device_types.overview import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
 from broker.nesting import check_nesting
-from protocols.cli.administration import json_option, print_lines
-from protocols.cli.asking import ask_daemon
+from protocols.cli.administration import ask_daemon, json_option, print_lines
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 

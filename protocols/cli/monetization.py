@@ -5,8 +5,7 @@ from pathlib import Path
 import click
 
 from broker.monetization.statuses import REFUND_DUE
-from protocols.cli.administration import json_option, print_lines
-from protocols.cli.asking import ask_daemon
+from protocols.cli.administration import ask_daemon, json_option, print_lines
 from protocols.cli.options import config_option
 from protocols.control.lines import OperatorsPayment, OperatorsPlan
 

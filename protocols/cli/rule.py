@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from protocols.cli.asking import ask_daemon
+from protocols.cli.administration import ask_daemon
 from protocols.cli.options import config_option
 from protocols.cli.sparklines import time_text
 from protocols.control.lines import ExplainedTime, ReplayedTime

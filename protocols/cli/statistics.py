@@ -6,7 +6,7 @@ from typing import Any
 import click
 import msgspec
 
-from protocols.cli.asking import ask_daemon
+from protocols.cli.administration import ask_daemon
 from protocols.cli.options import config_option
 
 

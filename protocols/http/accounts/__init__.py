@@ -13,7 +13,7 @@ from protocols.http.accounts.accept_trial import accept_trial_blueprint
 from protocols.http.accounts.account import account_blueprint
 from protocols.http.accounts.automations import automations_blueprint
 from protocols.http.accounts.browsers import Browsers
-from protocols.http.accounts.caching import CONSOLE_SETTING, ROOT_SETTING, forbid_storing
+from protocols.http.accounts.caching import CONSOLE_SETTING, ROOT_SETTING, forbid_storing, tell_of_withdrawal
 from protocols.http.accounts.claims import claims_blueprint
 from protocols.http.accounts.confirm import confirm_blueprint
 from protocols.http.accounts.discovery import discovery_blueprint
@@ -31,7 +31,6 @@ from protocols.http.accounts.sign_up import sign_up_blueprint
 from protocols.http.accounts.token import token_blueprint
 from protocols.http.accounts.unknown_paths import answer_unknown_paths
 from protocols.http.accounts.upgrade import upgrade_blueprint
-from protocols.http.accounts.withdrawn import tell_of_withdrawal
 from protocols.http.guard import Guard
 
 

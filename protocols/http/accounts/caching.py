@@ -1,6 +1,8 @@
 """The prefix of the accounts paths, and the headers of all their answers, also of errors (reference 1.4)."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import Final
 
 from quart import Response, current_app, request
@@ -13,6 +15,12 @@ ROOT_SETTING: Final = "ACCOUNTS_PATH"
 CONSOLE_SETTING: Final = "CONSOLE_ORIGIN"
 _REST_ACCOUNTS: Final = f"{REST_ROOT}/accounts"
 _CORS: Final = "Access-Control-"
+_WITHDRAWN: Final = frozenset({"/signin", "/signout", "/revokeAccessToken"})
+_WITHDRAWN_ON: Final = datetime(2018, 4, 1, tzinfo=UTC)  # specification, "Versioning"
+_OF_WITHDRAWN: Final = {
+    "Deprecation": f"@{int(_WITHDRAWN_ON.timestamp())}",  # RFC 9745, 2.1
+    "Sunset": format_datetime(_WITHDRAWN_ON, usegmt=True),  # RFC 8594, 3: it may end at any time
+}
 
 
 def accounts_path() -> str:
@@ -48,6 +56,13 @@ async def forbid_storing(answer: Response) -> Response:
     answer.headers["Pragma"] = "no-cache"
     if on_accounts:
         answer.headers["Access-Control-Allow-Origin"] = "*"
+    return answer
+
+
+async def tell_of_withdrawal(answer: Response) -> Response:
+    """Paths that the specification withdrew and older clients still use: their answers say so (reference 4.2)."""
+    if is_accounts_path() and request.path.removeprefix(accounts_path()) in _WITHDRAWN:
+        answer.headers.update(_OF_WITHDRAWN)
     return answer
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 from protocols.http.calls import Accepts, CalledBack, Chapter, Counted, RestCall, RestCalls
 from protocols.http.conditional import IF_MATCH
+from protocols.http.openapi import samples
 from protocols.http.openapi.errors import (
     ErrorBody,
     error_example,
@@ -13,9 +14,8 @@ from protocols.http.openapi.errors import (
     refusals_of,
     usual_reason,
 )
-from protocols.http.openapi.path_names import PATH_NAMES
 from protocols.http.openapi.schemas import Schemas, example_of
-from protocols.http.schema import Schema, component, integer, text
+from protocols.http.schema import Id, Schema, TypeId, about, component, integer, text
 
 TITLE: Final = "Trunkline"
 API_VERSION: Final = "1.1"
@@ -23,6 +23,18 @@ API_VERSION: Final = "1.1"
 _OVERVIEW: Final = files("protocols.http.openapi").joinpath("overview.md").read_text(encoding="utf-8")
 
 _LICENSE: Final = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
+#: Names in the paths of several nouns (reference 1.1 and 2): the type and an example of each.
+_PATH_NAMES: Final[dict[str, tuple[Any, str]]] = {
+    "uid": (Annotated[str, text("A user id, or self with a user token", pattern="^(self|[0-9a-f]{32})$")], "self"),
+    "aid": (Annotated[Id, about("An application")], samples.AID),
+    "did": (Annotated[Id, about("A device")], samples.DID),
+    "dtid": (Annotated[TypeId, about("A device type: its id or its unique name")], samples.TYPE_NAME),
+    "oid": (Annotated[Id, about("An organization")], samples.OID),
+    "version": (
+        Annotated[str, text("Of the Manifest: a number, or latest", pattern="^(latest|[1-9][0-9]{0,8})$")],
+        "latest",
+    ),
+}
 _PAIR: Final = "^[0-9]+/[0-9]+$"
 _USAGE: Final = r"^[0-9]+/-?[0-9]+$"
 _HEADERS: Final[dict[str, Any]] = {
@@ -63,7 +75,7 @@ class _Document:
         #: The refusals that many calls have, by the names of their components.
         self._usual: dict[str, dict[str, Any]] = {}
         self._path_names = {
-            call.path: {**PATH_NAMES, **noun.path_names} for noun in nouns for call in noun.declared() if call.names
+            call.path: {**_PATH_NAMES, **noun.path_names} for noun in nouns for call in noun.declared() if call.names
         }
 
     def described(self, server_url: str) -> dict[str, Any]:
