@@ -134,6 +134,7 @@ class Server:
             connection.execute("SELECT pg_reload_conf()")
             while connection.execute(f"SHOW {name}".encode()).fetchone() != (value,):
                 time.sleep(0.01)
+            connection.execute("CHECKPOINT")  # who makes it tells the others whether commits wait for a standby
 
     def start(self) -> None:
         self._run("pg_ctl", "-D", self.data, "-l", self.folder / "log", "-w", "-s", "start")
