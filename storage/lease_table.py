@@ -27,17 +27,26 @@ class LeaseTable:
         self._thread = worker("leases")
         self._connection: EngineConnection | None = None
 
-    async def take(self, name: str, node: str, instance: str, seconds: float) -> HeldLease | None:
-        """As `LeaseStore.take`, and end the transactions of the former holder."""
+    async def take(
+        self,
+        name: str,
+        node: str,
+        instance: str,
+        seconds: float,
+        *,
+        is_over: Callable[[LeaseRecord], bool] = lambda former: former.seconds_left <= 0,
+    ) -> HeldLease | None:
+        """Take the lease if nobody has it, if a node of the same name has it, or if `is_over`, which is called in the
+        thread of the leases; else None. It ends the transactions of the former holder."""
 
         def work(leases: LeaseStore) -> HeldLease | None:
             former = leases.find(name)
             if former is not None and former.instance != instance:
-                if former.seconds_left > 0 and former.node != node:
+                if former.node != node and not is_over(former):
                     return None
                 if not former.is_given_back:  # otherwise it has none
                     self._end_sessions(former.instance)
-            return leases.take(name, node, instance, seconds)
+            return leases.take(name, node, instance, seconds, former=former)
 
         return await self._run(work)
 

@@ -28,8 +28,12 @@ class LeaseRecord:
     instance: str
     epoch: int
     since: Milliseconds
+    until: Milliseconds
     seconds_left: float
-    is_given_back: bool
+
+    @property
+    def is_given_back(self) -> bool:
+        return not self.until
 
 
 class Holder(Protocol):
@@ -41,8 +45,11 @@ class Holder(Protocol):
 
 
 class LeaseStore(Store):
-    def take(self, name: str, node: str, instance: str, seconds: float) -> HeldLease | None:
-        """Take the lease if nobody has it, if it is over, or if a node of the same name has it; else None.
+    def take(
+        self, name: str, node: str, instance: str, seconds: float, *, former: LeaseRecord | None
+    ) -> HeldLease | None:
+        """Take the lease if it is as `former` still, or if a node of the same name has it; else None. `former`: as it
+        was found, and the caller knows that it is over; None: there was none.
 
         Waits for the transactions in which the former holder writes now.
         """
@@ -52,8 +59,15 @@ class LeaseStore(Store):
             f" VALUES (:name, :node, :instance, 1, {now}, {now} + :ms)"
             " ON CONFLICT (name) DO UPDATE SET node = excluded.node, instance = excluded.instance,"
             " epoch = lease.epoch + 1, since = excluded.since, until = excluded.until"
-            " WHERE lease.until <= excluded.since OR lease.node = excluded.node RETURNING epoch",
-            {"name": name, "node": node, "instance": instance, "ms": round(seconds * 1000)},
+            " WHERE (lease.epoch = :epoch AND lease.until = :until) OR lease.node = excluded.node RETURNING epoch",
+            {
+                "name": name,
+                "node": node,
+                "instance": instance,
+                "ms": round(seconds * 1000),
+                "epoch": -1 if former is None else former.epoch,
+                "until": 0 if former is None else former.until,
+            },
         ).one()
         return None if row is None else HeldLease(name, node, int(row["epoch"]))
 
@@ -89,11 +103,10 @@ class LeaseStore(Store):
         ).one()
         if row is None:
             return None
-        columns = ("name", "node", "instance", "epoch", "since")
+        columns = ("name", "node", "instance", "epoch", "since", "until")
         return LeaseRecord(
             **{column: row[column] for column in columns},
             seconds_left=row["left_ms"] / 1000,
-            is_given_back=not row["until"],
         )
 
 

@@ -26,6 +26,8 @@ DAEMON: Final = "daemon"
 _EARLY_SECONDS: Final = 2.0
 #: How often a daemon that stands by looks whether the lease is free.
 _LOOK_SECONDS: Final = 0.2
+#: No other node's lease is believed to last longer, or as long as this node's own.
+_LONGEST_SECONDS: Final = 60.0
 AWAY_SECONDS: Final = 1.0  # between two tries while the store is away
 #: Errors of a store that may work later by itself.
 AWAY: Final = (StoreAwayError, StoreLostError)
@@ -77,6 +79,9 @@ class Keeper(Deadline):
         self._now = now
         self._until = float("-inf")
         self._renewed = trio.Event()
+        #: The epoch and the end of another node's lease, as they were found, and when that is over.
+        self._seen: tuple[int, int] | None = None
+        self._over_at = 0.0
         self.held: HeldLease | None = None
 
     def is_ahead(self) -> bool:
@@ -114,10 +119,19 @@ class Keeper(Deadline):
     async def try_to_take(self) -> HeldLease | None:
         """Take the lease if it is free. Raises StoreError."""
         asked = self._now()
-        self.held = await self._table.take(DAEMON, self._node, self._instance, self._seconds)
+        self.held = await self._table.take(DAEMON, self._node, self._instance, self._seconds, is_over=self._is_over)
         if self.held is not None:
             self._note_renewed(asked)
         return self.held
+
+    def _is_over(self, lease: LeaseRecord) -> bool:
+        """Whether the lease of another node is over. The clock of the store, which may jump, is believed once for each
+        renewal, and never more than `_LONGEST_SECONDS`: from then on the clock of this machine counts."""
+        if (lease.epoch, lease.until) != self._seen:
+            self._seen = lease.epoch, lease.until
+            longest = max(self._seconds, _LONGEST_SECONDS)
+            self._over_at = self._now() + min(lease.seconds_left, longest)
+        return self._now() >= self._over_at
 
     def _note_renewed(self, asked: float) -> None:
         self._until = asked + self._seconds - _EARLY_SECONDS

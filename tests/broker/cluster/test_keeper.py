@@ -120,6 +120,58 @@ async def test_a_daemon_whose_commits_the_database_has_lost_ends_when_it_renews_
     assert not keeper.is_ahead()
 
 
+class StoreClock:
+    """The clock of the store, as far as it is ahead of the real one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_ms = 0
+        now_ms = BreakableConnection.now_ms
+
+        def jumping(connection: BreakableConnection) -> str:
+            return f"({now_ms(connection)} + {self.ahead_ms})"
+
+        monkeypatch.setattr(BreakableConnection, "now_ms", jumping)
+
+
+HOUR_MS = 3_600_000
+
+
+async def test_a_clock_of_the_store_that_jumps_forwards_takes_the_lease_from_nobody(
+    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StoreClock(monkeypatch)
+    first, second = (new_keeper(name, BreakableEngine(engine)) for name in "ab")
+    await first.take(Told())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first.keep_forever)
+        nursery.start_soon(second.take, Told())
+        for _ in range(3):
+            await trio.sleep(SECONDS)
+            clock.ahead_ms += HOUR_MS
+        await trio.sleep(SECONDS)
+        assert (first.is_ahead(), second.held) == (True, None)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_clock_of_the_store_that_jumps_back_keeps_the_lease_of_a_node_that_is_gone_no_longer(
+    autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StoreClock(monkeypatch)
+    first, second, later = (new_keeper(name, BreakableEngine(engine)) for name in "abc")
+    await first.take(Told())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second.take, Told())
+        await trio.sleep(1)
+        clock.ahead_ms -= HOUR_MS
+        await trio.sleep(SECONDS - 2)
+        assert second.held is None
+        await trio.sleep(2)
+        assert second.held is not None
+    clock.ahead_ms -= HOUR_MS  # and for one that has not seen the lease before
+    with trio.fail_after(61):
+        await later.take(Told())
+
+
 def fail_while_broken(broken: BreakableEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     execute = BreakableConnection.execute
 
