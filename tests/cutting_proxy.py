@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class CuttingProxy:
         self.is_closed = False
         #: The direction whose bytes get lost, `up` to the server or `down` from it, while the connection stays open.
         self.loses = ""
+        #: Changes what the server says.
+        self.rewrites: Callable[[bytes], bytes] = bytes
         #: Set when something was lost.
         self.has_lost = threading.Event()
         #: Set when the marker has come and its connection is cut.
@@ -100,7 +103,7 @@ class CuttingProxy:
                     self._broken.add(server)
                     self.has_lost.set()
                     continue
-                client.sendall(data)
+                client.sendall(self.rewrites(data))
         _end((client, server))
         if server in self._swallowing:
             self.has_cut.set()

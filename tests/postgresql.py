@@ -83,7 +83,7 @@ def end_run() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _as_server() -> dict[str, Any]:
+def as_server() -> dict[str, Any]:
     """PostgreSQL refuses to run as root."""
     if os.geteuid():
         return {}
@@ -103,7 +103,7 @@ class Server:
 
     def make(self, *settings: str) -> None:
         if not os.geteuid():
-            os.chown(self.folder, _as_server()["user"], _as_server()["group"])
+            os.chown(self.folder, as_server()["user"], as_server()["group"])
         self.folder.chmod(0o755)
         options = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
         self._run("initdb", "-D", self.data, *options)
@@ -117,7 +117,7 @@ class Server:
         made = Server(folder)
         folder.mkdir(mode=0o755)
         if not os.geteuid():
-            os.chown(folder, _as_server()["user"], _as_server()["group"])
+            os.chown(folder, as_server()["user"], as_server()["group"])
         whole = ("-c", "fast", "-X", "stream", "--no-sync", "-R")
         self._run("pg_basebackup", "-D", made.data, "-d", f"host={self.folder} user=postgres", *whole)
         with (made.data / "postgresql.conf").open("a", encoding="utf-8") as file:
@@ -163,7 +163,7 @@ class Server:
     def _run(self, name: str | Path, *arguments: str | Path) -> None:
         command = [programs() / name, *arguments]
         # A pipe would stay open in the server.
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False, **_as_server())
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False, **as_server())
         assert not done.returncode, f"{command} failed; {self.folder / 'log'} may say why"
 
     @cached_property
@@ -197,7 +197,7 @@ def server() -> Server:
             found.make()
             found.start()
             stop = [str(programs() / "pg_ctl"), *map(str, found.stopping()[1:])]
-            watch = [sys.executable, "-c", _WATCH, str(folder), json.dumps(_as_server()), *stop]
+            watch = [sys.executable, "-c", _WATCH, str(folder), json.dumps(as_server()), *stop]
             _held.append(subprocess.Popen(watch, stdin=subprocess.DEVNULL, start_new_session=True))
             found.administration.execute(f"CREATE DATABASE {_TEMPLATE} TEMPLATE template0".encode())
             PostgresqlEngine(found.target(_TEMPLATE)).migrate()

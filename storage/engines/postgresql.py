@@ -67,6 +67,8 @@ _LONGEST_PAUSE_SECONDS: Final = 1.0
 _BATCHES_KEPT: Final = 1_000
 _FULL: Final = "53100"
 _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
+#: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
+_NAME: Final = "split_part(application_name, ' - ', 1)"
 #: The schema step that made the table of leases.
 _FIRST_WITH_LEASES: Final = "0080_leases"
 _log = structlog.get_logger(__name__)
@@ -518,8 +520,8 @@ class PostgresqlConnection:
 def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) -> None:
     """End the session that this connection had before, and wait for its end: it may still commit."""
     connection.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE application_name = %s AND usename = current_user AND pid <> pg_backend_pid()",
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"  # noqa: S608 - a constant
+        f" WHERE {_NAME} = %s AND usename = current_user AND pid <> pg_backend_pid()",
         [name],
     )
 
@@ -611,8 +613,8 @@ class PostgresqlEngine:
         """The names of those for which the server works now. Raises StoreError."""
         with explained(self.target), self.target.connect() as connection:
             rows = connection.execute(
-                "SELECT application_name FROM pg_stat_activity WHERE usename = current_user AND state = 'active'"
-                " AND application_name = ANY(%s)",
+                f"SELECT {_NAME} FROM pg_stat_activity WHERE usename = current_user AND state = 'active'"  # noqa: S608
+                f" AND {_NAME} = ANY(%s)",
                 [[one.name for one in connections]],
             ).fetchall()
         return {name for (name,) in rows}

@@ -1,6 +1,7 @@
 """PostgreSQL as the engine: connections that break, commits in doubt, refusals with their reason, and the steps."""
 
 import os
+import re
 import socket
 import sys
 import threading
@@ -394,6 +395,15 @@ def test_a_database_of_another_encoding_or_order_is_refused(make: str, said: str
         assert said in refusal(server().url("wrong"))
     finally:
         server().drop("wrong")
+
+
+def test_a_server_that_is_too_old_is_refused(name: str, proxy: CuttingProxy) -> None:
+    """It says its version when a connection begins."""
+    proxy.rewrites = lambda said: re.sub(rb"(?<=server_version\x00)\d\d", b"14", said)
+    said = refusal(through(proxy, name).target.url)
+    assert said.endswith("the server is PostgreSQL 14: 15 or newer is needed")
+    proxy.rewrites = bytes
+    through(proxy, name).migrate()
 
 
 def _answer_as_http(listener: socket.socket) -> None:
