@@ -1,5 +1,6 @@
 """Metadata and rules of the sessions of trials (reference 14.5): JSON objects that are kept and returned."""
 
+from functools import partial
 from typing import Annotated, Any, Final
 
 from broker.accounts.tokens import Caller
@@ -24,8 +25,9 @@ _NOTE: Final = {"key": "mood", "sessionId": samples.TRIAL_SESSION, "value": "goo
 _RULE_BODY: Final = {"name": "Remind", "enabled": True}
 _ABOUT: Final = f"Any JSON object of at most {TRIAL_DOCUMENT_BYTES} bytes; a trial keeps at most {TRIAL_DOCUMENTS}."
 
-#: A trial and a document of it.
+#: A trial, and a document of it or a kind of its documents.
 _Found = tuple[TrialRecord, TrialDocument]
+_Collection = tuple[TrialRecord, DocumentKind]
 
 
 def _kept(id_: str, sent: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +68,12 @@ class _Rules(Shape):
     rules: list[_Rule]
 
 
+_get = partial(RestCall, "GET", tokens=USER)
+_post = partial(RestCall, "POST", tokens=USER, refusals={409: ENDED})
+_put = partial(RestCall, "PUT", tokens=USER, refusals={409: ENDED})
+_delete = partial(RestCall, "DELETE", tokens=USER, refusals={409: ENDED})
+
+
 class TrialDocumentCalls(RestCalls):
     chapter = SESSIONS
     path_names = {
@@ -90,10 +98,16 @@ class TrialDocumentCalls(RestCalls):
         await self._trials.require(caller, trial, ADMINISTRATOR)
         return trial
 
+    async def _metadata_of_trial(self, caller: Caller, tid: str) -> _Collection:
+        return await self._administered(caller, tid), DocumentKind.METADATA
+
+    async def _rule_metadata_of_trial(self, caller: Caller, tid: str) -> _Collection:
+        return await self._administered(caller, tid), DocumentKind.RULE_METADATA
+
     async def _metadata(self, caller: Caller, tid: str, mid: str) -> _Found:
         return await self._document(caller, tid, mid, DocumentKind.METADATA)
 
-    async def _metadata_of_rules(self, caller: Caller, tid: str, rmid: str) -> _Found:
+    async def _rule_metadata(self, caller: Caller, tid: str, rmid: str) -> _Found:
         return await self._document(caller, tid, rmid, DocumentKind.RULE_METADATA)
 
     async def _document(self, caller: Caller, tid: str, id_: str, kind: DocumentKind) -> _Found:
@@ -113,146 +127,48 @@ class TrialDocumentCalls(RestCalls):
         await self._trials.require(caller, trial, ADMINISTRATOR)
         return trial, key
 
-    # Metadata of sessions
+    # Metadata of sessions, and metadata of rules
 
-    @RestCall(
-        "POST",
+    @_post(
         _METADATA,
-        tokens=USER,
-        on=_administered,
+        on=_metadata_of_trial,
         summary="Keep metadata of sessions",
         about=f"{_ABOUT} By the text `key` it can be found, and by `sessionId` its session.",
         accepts=_free(_NOTE),
-        refusals={409: ENDED},
     )
-    async def add_metadata(self, trial: TrialRecord, body: dict[str, Any]) -> _MetadataAnswer:
-        return _MetadataAnswer((await self._documents.add(trial, DocumentKind.METADATA, body)).content)
+    @_post(
+        _RULE_METADATA,
+        on=_rule_metadata_of_trial,
+        summary="Keep metadata of rules",
+        about=_ABOUT,
+        accepts=_free(_NOTE),
+    )
+    async def add_metadata(self, collection: _Collection, body: dict[str, Any]) -> _MetadataAnswer:
+        return _MetadataAnswer((await self._documents.add(*collection, body)).content)
 
-    @RestCall("GET", _METADATA, tokens=USER, on=_administered, summary="Metadata of a trial's sessions")
-    async def metadata_of_trial(self, trial: TrialRecord, query: Paging) -> NumberedPage[_Metadata]:
-        return await self._page(trial, DocumentKind.METADATA, query)
+    @_get(_METADATA, on=_metadata_of_trial, summary="Metadata of a trial's sessions")
+    @_get(_RULE_METADATA, on=_rule_metadata_of_trial, summary="Metadata of a trial's rules")
+    async def metadata_of_trial(self, collection: _Collection, query: Paging) -> NumberedPage[_Metadata]:
+        return await self._page(*collection, query)
 
-    @RestCall("GET", f"{_METADATA}/key/{{key}}", tokens=USER, on=_keyed, summary="Metadata with a key")
+    @_get(f"{_METADATA}/key/{{key}}", on=_keyed, summary="Metadata with a key")
     async def metadata_with_key(self, found: tuple[TrialRecord, str], query: Paging) -> NumberedPage[_Metadata]:
         trial, key = found
         return await self._page(trial, DocumentKind.METADATA, query, key=key)
 
-    @RestCall("GET", _ONE, tokens=USER, on=_metadata, summary="One object of metadata")
+    @_get(_ONE, on=_metadata, summary="One object of metadata")
+    @_get(_OF_RULES, on=_rule_metadata, summary="One object of rule metadata")
     async def metadata(self, found: _Found) -> _MetadataAnswer:
         return _MetadataAnswer(found[1].content)
 
-    @RestCall(
-        "PUT",
-        _ONE,
-        tokens=USER,
-        on=_metadata,
-        summary="Replace metadata",
-        accepts=_free(_NOTE),
-        refusals={409: ENDED},
-    )
+    @_put(_ONE, on=_metadata, summary="Replace metadata", accepts=_free(_NOTE))
+    @_put(_OF_RULES, on=_rule_metadata, summary="Replace rule metadata", accepts=_free(_NOTE))
     async def replace_metadata(self, found: _Found, body: dict[str, Any]) -> _MetadataAnswer:
         return _MetadataAnswer((await self._documents.replace(*found, body)).content)
 
-    @RestCall("DELETE", _ONE, tokens=USER, on=_metadata, summary="Delete metadata", refusals={409: ENDED})
+    @_delete(_ONE, on=_metadata, summary="Delete metadata")
+    @_delete(_OF_RULES, on=_rule_metadata, summary="Delete rule metadata")
     async def remove_metadata(self, found: _Found) -> _MetadataAnswer:
-        return _MetadataAnswer((await self._documents.remove(*found)).content)
-
-    # Rules
-
-    @RestCall(
-        "POST",
-        _RULES,
-        tokens=USER,
-        on=_administered,
-        summary="Keep a rule for sessions",
-        about=f"{_ABOUT} It is not evaluated.",
-        accepts=_free(_RULE_BODY),
-        refusals={409: ENDED},
-    )
-    async def add_rule(self, trial: TrialRecord, body: dict[str, Any]) -> _RuleAnswer:
-        return _RuleAnswer((await self._documents.add(trial, DocumentKind.RULE, body)).content)
-
-    @RestCall("GET", _RULES, tokens=USER, on=_administered, summary="Rules for a trial's sessions")
-    async def rules(self, trial: TrialRecord, query: Paging) -> NumberedPage[_Rules]:
-        found, total = await self._documents.page(trial, DocumentKind.RULE, offset=query.offset, count=query.count)
-        return NumberedPage(_Rules([one.content for one in found]), total, query.offset, len(found))
-
-    @RestCall("GET", _RULE, tokens=USER, on=_rule, summary="One rule for sessions")
-    async def rule(self, found: _Found) -> _RuleAnswer:
-        return _RuleAnswer(found[1].content)
-
-    @RestCall(
-        "PUT",
-        _RULE,
-        tokens=USER,
-        on=_rule,
-        summary="Replace a rule for sessions",
-        accepts=_free(_RULE_BODY),
-        refusals={409: ENDED},
-    )
-    async def replace_rule(self, found: _Found, body: dict[str, Any]) -> _RuleAnswer:
-        return _RuleAnswer((await self._documents.replace(*found, body)).content)
-
-    @RestCall("DELETE", _RULE, tokens=USER, on=_rule, summary="Delete a rule for sessions", refusals={409: ENDED})
-    async def remove_rule(self, found: _Found) -> _RuleAnswer:
-        return _RuleAnswer((await self._documents.remove(*found)).content)
-
-    @RestCall("GET", f"{_RULE}/sharing", tokens=USER, on=_rule, summary="How a rule is shared")
-    async def sharing(self, found: _Found) -> _SharingAnswer:
-        return _SharingAnswer(found[1].sharing)
-
-    @RestCall(
-        "PUT",
-        f"{_RULE}/sharing",
-        tokens=USER,
-        on=_rule,
-        summary="Keep how a rule is shared",
-        about="Any JSON object; it gives nobody any access.",
-        accepts=_free({"users": [samples.UID]}),
-        refusals={409: ENDED},
-    )
-    async def share(self, found: _Found, body: dict[str, Any]) -> _SharingAnswer:
-        return _SharingAnswer((await self._documents.share(*found, body)).sharing)
-
-    # Metadata of rules
-
-    @RestCall(
-        "POST",
-        _RULE_METADATA,
-        tokens=USER,
-        on=_administered,
-        summary="Keep metadata of rules",
-        about=_ABOUT,
-        accepts=_free(_NOTE),
-        refusals={409: ENDED},
-    )
-    async def add_rule_metadata(self, trial: TrialRecord, body: dict[str, Any]) -> _MetadataAnswer:
-        return _MetadataAnswer((await self._documents.add(trial, DocumentKind.RULE_METADATA, body)).content)
-
-    @RestCall("GET", _RULE_METADATA, tokens=USER, on=_administered, summary="Metadata of a trial's rules")
-    async def rule_metadata_of_trial(self, trial: TrialRecord, query: Paging) -> NumberedPage[_Metadata]:
-        return await self._page(trial, DocumentKind.RULE_METADATA, query)
-
-    @RestCall("GET", _OF_RULES, tokens=USER, on=_metadata_of_rules, summary="One object of rule metadata")
-    async def rule_metadata(self, found: _Found) -> _MetadataAnswer:
-        return _MetadataAnswer(found[1].content)
-
-    @RestCall(
-        "PUT",
-        _OF_RULES,
-        tokens=USER,
-        on=_metadata_of_rules,
-        summary="Replace rule metadata",
-        accepts=_free(_NOTE),
-        refusals={409: ENDED},
-    )
-    async def replace_rule_metadata(self, found: _Found, body: dict[str, Any]) -> _MetadataAnswer:
-        return _MetadataAnswer((await self._documents.replace(*found, body)).content)
-
-    @RestCall(
-        "DELETE", _OF_RULES, tokens=USER, on=_metadata_of_rules, summary="Delete rule metadata", refusals={409: ENDED}
-    )
-    async def remove_rule_metadata(self, found: _Found) -> _MetadataAnswer:
         return _MetadataAnswer((await self._documents.remove(*found)).content)
 
     async def _page(
@@ -260,3 +176,46 @@ class TrialDocumentCalls(RestCalls):
     ) -> NumberedPage[_Metadata]:
         found, total = await self._documents.page(trial, kind, key=key, offset=query.offset, count=query.count)
         return NumberedPage(_Metadata([one.content for one in found]), total, query.offset, len(found))
+
+    # Rules
+
+    @_post(
+        _RULES,
+        on=_administered,
+        summary="Keep a rule for sessions",
+        about=f"{_ABOUT} It is not evaluated.",
+        accepts=_free(_RULE_BODY),
+    )
+    async def add_rule(self, trial: TrialRecord, body: dict[str, Any]) -> _RuleAnswer:
+        return _RuleAnswer((await self._documents.add(trial, DocumentKind.RULE, body)).content)
+
+    @_get(_RULES, on=_administered, summary="Rules for a trial's sessions")
+    async def rules(self, trial: TrialRecord, query: Paging) -> NumberedPage[_Rules]:
+        found, total = await self._documents.page(trial, DocumentKind.RULE, offset=query.offset, count=query.count)
+        return NumberedPage(_Rules([one.content for one in found]), total, query.offset, len(found))
+
+    @_get(_RULE, on=_rule, summary="One rule for sessions")
+    async def rule(self, found: _Found) -> _RuleAnswer:
+        return _RuleAnswer(found[1].content)
+
+    @_put(_RULE, on=_rule, summary="Replace a rule for sessions", accepts=_free(_RULE_BODY))
+    async def replace_rule(self, found: _Found, body: dict[str, Any]) -> _RuleAnswer:
+        return _RuleAnswer((await self._documents.replace(*found, body)).content)
+
+    @_delete(_RULE, on=_rule, summary="Delete a rule for sessions")
+    async def remove_rule(self, found: _Found) -> _RuleAnswer:
+        return _RuleAnswer((await self._documents.remove(*found)).content)
+
+    @_get(f"{_RULE}/sharing", on=_rule, summary="How a rule is shared")
+    async def sharing(self, found: _Found) -> _SharingAnswer:
+        return _SharingAnswer(found[1].sharing)
+
+    @_put(
+        f"{_RULE}/sharing",
+        on=_rule,
+        summary="Keep how a rule is shared",
+        about="Any JSON object; it gives nobody any access.",
+        accepts=_free({"users": [samples.UID]}),
+    )
+    async def share(self, found: _Found, body: dict[str, Any]) -> _SharingAnswer:
+        return _SharingAnswer((await self._documents.share(*found, body)).sharing)
