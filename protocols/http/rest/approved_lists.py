@@ -8,11 +8,11 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data as PartData
 from werkzeug.sansio.multipart import Epilogue, MultipartDecoder, NeedData
 
+from broker.accounts.permissions import ADMINISTRATORS
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
-from broker.devices.room import DevicesRoom
 from broker.errors import REQUIRED, BadRequest, ValidationFailed
 from broker.registration.approved_lists import CERTIFICATE_UPLOADED, HAS_DEVICES, TOO_MANY_IDS, TOO_MANY_UPLOADS
 from broker.registration.certificates import certificate_fields
@@ -21,7 +21,7 @@ from config.limits import APPROVED_ROWS_MAX, CERTIFICATE_MAX_BYTES, VENDOR_ID_MA
 from protocols.http.calls import USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.request_context import current_request
-from protocols.http.rest.named import ADMINISTERED_TYPE, Named
+from protocols.http.rest.named import ADMINISTERED_TYPE
 from protocols.http.schema import (
     Amount,
     Data,
@@ -177,21 +177,26 @@ class ApprovedListCalls(RestCalls):
         self,
         accounts: AccountsRoom,
         device_types: DeviceTypesRoom,
-        devices: DevicesRoom,
         registration: RegistrationRoom,
     ) -> None:
-        self._named = Named(accounts, device_types, devices)
+        self._permissions = accounts.permissions
+        self._types = device_types.catalog
         self._lists = registration.approved_lists
 
+    async def _type(self, caller: Caller, dtid: str) -> DeviceType:
+        type_ = await self._types.find(dtid)
+        await self._permissions.require_role(caller, type_.record, ADMINISTRATORS)
+        return type_
+
     async def _upload(self, caller: Caller, dtid: str, upload_id: str) -> ApprovedUploadRecord:
-        return await self._lists.upload_status(await self._named.administered_type(caller, dtid), upload_id)
+        return await self._lists.upload_status(await self._type(caller, dtid), upload_id)
 
     async def _listed(self, caller: Caller, dtid: str, vdid: str) -> tuple[DeviceType, ApprovedEntryRecord]:
-        type_ = await self._named.administered_type(caller, dtid)
+        type_ = await self._type(caller, dtid)
         return type_, await self._lists.find(type_, vdid)
 
     async def _with_certificate(self, caller: Caller, dtid: str, certificate_id: str) -> DeviceType:
-        type_ = await self._named.administered_type(caller, dtid)
+        type_ = await self._type(caller, dtid)
         await self._lists.certificate(type_, certificate_id)
         return type_
 

@@ -19,6 +19,7 @@ from config.limits import NAME_MAX_CHARACTERS
 from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Checked
+from protocols.http.rest.named import OWN_ORGANIZATION
 from protocols.http.rest.task_shapes import TaskObject, task_members
 from protocols.http.schema import (
     Amount,
@@ -119,9 +120,6 @@ class DeveloperCalls(RestCalls):
         self._tasks = device_management.tasks
         self._subscriptions = subscriptions.subscriptions
 
-    async def _organization(self, caller: Caller, oid: str) -> Membership:
-        return await self._organizations.find(caller, oid)
-
     async def _administered(self, caller: Caller, oid: str) -> Membership:
         return await self._organizations.find(caller, oid, ADMINISTRATORS)
 
@@ -147,7 +145,7 @@ class DeveloperCalls(RestCalls):
         "GET",
         f"{ORGANIZATION}/subscriptions",
         tokens=USER,
-        on=_organization,
+        on=OWN_ORGANIZATION,
         summary="The subscriptions of an organization's applications",
         about="The delivery log of each is at `/subscriptions/{subscriptionId}/deliveries`.",
     )

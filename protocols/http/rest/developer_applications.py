@@ -22,6 +22,7 @@ from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.developer import DEVELOPER, ORGANIZATION, CheckedName
+from protocols.http.rest.named import OWN_ORGANIZATION
 from protocols.http.rest.subscription_shapes import (
     NewSubscriptionBody,
     SubscriptionObject,
@@ -171,9 +172,6 @@ class DeveloperApplicationCalls(RestCalls):
         self._subscriptions = subscriptions.subscriptions
         self._signers = subscriptions.signers
 
-    async def _organization(self, caller: Caller, oid: str) -> Membership:
-        return await self._organizations.find(caller, oid)
-
     async def _application(self, caller: Caller, aid: str) -> ApplicationRecord:
         return await self._organizations.application(caller, aid)
 
@@ -181,7 +179,7 @@ class DeveloperApplicationCalls(RestCalls):
         "GET",
         f"{ORGANIZATION}/applications",
         tokens=USER,
-        on=_organization,
+        on=OWN_ORGANIZATION,
         summary="The applications of an organization",
     )
     async def applications(self, membership: Membership, query: Paging) -> NumberedPage[list[ApplicationObject]]:
@@ -192,7 +190,7 @@ class DeveloperApplicationCalls(RestCalls):
         "POST",
         f"{ORGANIZATION}/applications",
         tokens=USER,
-        on=_organization,
+        on=OWN_ORGANIZATION,
         summary="Create an application",
         about="One that an administrator makes manages the organization unless `managesOrganization` is false. The "
         "method `client_credentials` needs an administrator.",

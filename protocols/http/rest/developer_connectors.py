@@ -4,20 +4,16 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, UnsetType
 
-from broker.accounts.organizations import DEVELOPERS, Membership
-from broker.accounts.room import AccountsRoom
-from broker.accounts.tokens import Caller
+from broker.accounts.organizations import Membership
 from broker.connectors.catalog import NO_CONNECTOR
 from broker.connectors.problems import Doing, Problem
 from broker.connectors.service import Connectors, ConnectorStatus
 from broker.device_types.catalog import DeviceType
-from broker.device_types.room import DeviceTypesRoom
-from broker.devices.room import DevicesRoom
 from config.limits import CONNECTOR_PROBLEMS
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.developer import DEVELOPER, ORGANIZATION
-from protocols.http.rest.named import Named
+from protocols.http.rest.named import DEVELOPED_TYPE, OWN_ORGANIZATION
 from protocols.http.schema import Amount, Data, Id, NumberedPage, Paging, Shape, Timestamp, TypeId, about, one_of
 
 _WORKING: Final = "WORKING"
@@ -79,24 +75,14 @@ class ConnectorObject(_Line, kw_only=True):
 class DeveloperConnectorCalls(RestCalls):
     chapter = DEVELOPER
 
-    def __init__(
-        self, accounts: AccountsRoom, device_types: DeviceTypesRoom, devices: DevicesRoom, connectors: Connectors
-    ) -> None:
-        self._organizations = accounts.organizations
-        self._named = Named(accounts, device_types, devices)
+    def __init__(self, connectors: Connectors) -> None:
         self._connectors = connectors
-
-    async def _organization(self, caller: Caller, oid: str) -> Membership:
-        return await self._organizations.find(caller, oid)
-
-    async def _type(self, caller: Caller, dtid: str) -> DeviceType:
-        return await self._named.type_for(caller, dtid, DEVELOPERS)
 
     @RestCall(
         "GET",
         f"{ORGANIZATION}/connectors",
         tokens=USER,
-        on=_organization,
+        on=OWN_ORGANIZATION,
         summary="The cloud connectors of an organization's device types",
     )
     async def connectors(self, membership: Membership, query: Paging) -> NumberedPage[list[ConnectorLine]]:
@@ -111,7 +97,7 @@ class DeveloperConnectorCalls(RestCalls):
         "GET",
         "/developer/devicetypes/{dtid}/connector",
         tokens=USER,
-        on=_type,
+        on=DEVELOPED_TYPE,
         summary="The cloud connector of a device type, and what fails at it",
         about="A problem ends with the next call of its kind that succeeds. The content of a message is for its "
         "device's owner, and the errors of a plug-in are for the operator.",

@@ -8,14 +8,11 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from broker.accounts.organizations import DEVELOPERS, Membership
-from broker.accounts.room import AccountsRoom
-from broker.accounts.tokens import Caller
+from broker.accounts.organizations import Membership
 from broker.device_types.catalog import DeviceType
 from broker.device_types.making import TOO_MANY, TOO_MANY_VERSIONS, TypeChanges, manifest_tag
 from broker.device_types.manifest_parser import MAX_DOCUMENT_BYTES
 from broker.device_types.room import DeviceTypesRoom
-from broker.devices.room import DevicesRoom
 from broker.errors import Finding, ValidationFailed, invalid
 from broker.ids import is_unique_name
 from broker.names import plain_name_problem
@@ -25,7 +22,7 @@ from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule, Valid
 from protocols.http.rest.developer import DEVELOPER, CheckedName
-from protocols.http.rest.named import Named
+from protocols.http.rest.named import DEVELOPED_TYPE, OWN_ORGANIZATION
 from protocols.http.schema import (
     Amount,
     Data,
@@ -172,23 +169,15 @@ class _Failure(Shape):
 class DeveloperTypeCalls(RestCalls):
     chapter = DEVELOPER
 
-    def __init__(self, accounts: AccountsRoom, device_types: DeviceTypesRoom, devices: DevicesRoom) -> None:
-        self._organizations = accounts.organizations
-        self._named = Named(accounts, device_types, devices)
+    def __init__(self, device_types: DeviceTypesRoom) -> None:
         self._making = device_types.making
         self._manifests = device_types.manifests
-
-    async def _organization(self, caller: Caller, oid: str) -> Membership:
-        return await self._organizations.find(caller, oid)
-
-    async def _type(self, caller: Caller, dtid: str) -> DeviceType:
-        return await self._named.type_for(caller, dtid, DEVELOPERS)
 
     @RestCall(
         "POST",
         "/developer/organizations/{oid}/devicetypes",
         tokens=USER,
-        on=_organization,
+        on=OWN_ORGANIZATION,
         summary="Create a device type",
         refusals={409: f"{TOO_MANY}."},
     )
@@ -200,7 +189,7 @@ class DeveloperTypeCalls(RestCalls):
         "PUT",
         "/developer/devicetypes/{dtid}",
         tokens=USER,
-        on=_type,
+        on=DEVELOPED_TYPE,
         summary="Change a device type",
         about="Only the members that are sent change.",
     )
@@ -211,7 +200,7 @@ class DeveloperTypeCalls(RestCalls):
         "GET",
         "/developer/devicetypes/{dtid}/failures",
         tokens=USER,
-        on=_type,
+        on=DEVELOPED_TYPE,
         summary="Messages of a type's devices that failed",
         about=f"The last {_FAILURES_MAX} of 7 days, newest first. The content of a message is for its device's owner.",
     )
@@ -223,7 +212,7 @@ class DeveloperTypeCalls(RestCalls):
         "GET",
         _MANIFESTS,
         tokens=USER_OR_APPLICATION,
-        on=_type,
+        on=DEVELOPED_TYPE,
         summary="The Manifests of a device type",
         about="Every version with its document, newest first. For administrators, developers and applications of the "
         "organization that owns the type.",
@@ -244,7 +233,7 @@ class DeveloperTypeCalls(RestCalls):
         "POST",
         _MANIFESTS,
         tokens=USER_OR_APPLICATION,
-        on=_type,
+        on=DEVELOPED_TYPE,
         summary="Upload a Manifest",
         about="It is the next version, and in use at once. One with a `transform` waits for an operator's approval.",
         body_limit=2 * MAX_DOCUMENT_BYTES,
@@ -262,7 +251,7 @@ class DeveloperTypeCalls(RestCalls):
         "POST",
         f"{_MANIFESTS}/try",
         tokens=USER_OR_APPLICATION,
-        on=_type,
+        on=DEVELOPED_TYPE,
         summary="Try a Manifest",
         about="What the document makes of a payload. Nothing is stored.",
         body_limit=2 * MAX_DOCUMENT_BYTES + 4 * MAX_DATA_BYTES,

@@ -7,8 +7,6 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from broker.accounts.room import AccountsRoom
-from broker.accounts.tokens import Caller
 from broker.connectors.service import Connectors
 from broker.core import Core
 from broker.operating.overview import Overview
@@ -16,6 +14,7 @@ from broker.operating.room import OperatingRoom
 from broker.trace.refusals import Refused
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
+from protocols.http.rest.named import ONLY_OPERATORS
 from protocols.http.schema import Amount, Data, Shape, Timestamp, TypeId, about, one_of, time_ms
 from storage.records import AuditFilter, AuditRecord
 
@@ -192,19 +191,14 @@ class _Diagnostics(Shape, kw_only=True):
 class OperatorCalls(RestCalls):
     chapter = OPERATOR
 
-    def __init__(self, core: Core, accounts: AccountsRoom, operating: OperatingRoom, connectors: Connectors) -> None:
+    def __init__(self, core: Core, operating: OperatingRoom, connectors: Connectors) -> None:
         self._core = core
         self._connectors = connectors
-        self._operators = accounts.operators
         self._operating = operating
 
-    async def _operator(self, caller: Caller) -> OperatingRoom:
-        await self._operators.require(caller)
-        return self._operating
-
-    @RestCall("GET", "/operator/overview", tokens=USER, on=_operator, summary="How the service is")
-    async def overview(self, operating: OperatingRoom) -> Data[OperatorsOverview]:
-        return Data(_overview(await operating.overview(), self._failing()))
+    @RestCall("GET", "/operator/overview", tokens=USER, on=ONLY_OPERATORS, summary="How the service is")
+    async def overview(self) -> Data[OperatorsOverview]:
+        return Data(_overview(await self._operating.overview(), self._failing()))
 
     def _failing(self) -> list[_FailingConnector]:
         found = []
@@ -219,40 +213,40 @@ class OperatorCalls(RestCalls):
         "GET",
         "/operator/refusals",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="What was refused, and from where",
     )
-    async def refusals(self, operating: OperatingRoom) -> Data[_Refusals]:
-        return Data(_Refusals([_refused(one) for one in operating.core.refusals.tally.latest()]))
+    async def refusals(self) -> Data[_Refusals]:
+        return Data(_Refusals([_refused(one) for one in self._operating.core.refusals.tally.latest()]))
 
-    @RestCall("GET", "/operator/audit", tokens=USER, on=_operator, summary="The audit log")
-    async def audit(self, operating: OperatingRoom, query: _Wanted) -> Data[_Entries]:
+    @RestCall("GET", "/operator/audit", tokens=USER, on=ONLY_OPERATORS, summary="The audit log")
+    async def audit(self, query: _Wanted) -> Data[_Entries]:
         wanted = AuditFilter(
             query.since, query.until, query.count, query.actor, query.event, query.object, query.outcome
         )
-        return Data(_Entries([_entry(one) for one in reversed(await operating.core.audit.find(wanted))]))
+        return Data(_Entries([_entry(one) for one in reversed(await self._operating.core.audit.find(wanted))]))
 
     @RestCall(
         "GET",
         "/operator/doctor",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="What `trunkline doctor` finds",
         about="It looks at the store for at most 10 s. The result is kept for half a minute.",
     )
-    async def doctor(self, operating: OperatingRoom) -> Data[_Checks]:
-        return Data(_Checks([_Check(*one) for one in await _checks(operating)]))
+    async def doctor(self) -> Data[_Checks]:
+        return Data(_Checks([_Check(*one) for one in await _checks(self._operating)]))
 
     @RestCall(
         "GET",
         "/operator/diagnostics",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="All of it in one file, without secrets",
         about="For a report of a problem. It has addresses of peers, ids and e-mail addresses; no message, token, "
         "password or key.",
     )
-    async def diagnostics(self, operating: OperatingRoom) -> Data[_Diagnostics]:
+    async def diagnostics(self) -> Data[_Diagnostics]:
         latest = AuditFilter(0, _FOREVER_MS, _DIAGNOSED_ENTRIES)
         return Data(
             _Diagnostics(
@@ -260,10 +254,10 @@ class OperatorCalls(RestCalls):
                 platform=platform.platform(),
                 python=platform.python_version(),
                 settings=without_texts(msgspec.to_builtins(self._core.settings, enc_hook=str)),
-                overview=_overview(await operating.overview(), self._failing()),
-                checks=[_Check(*one) for one in await _checks(operating)],
-                refusals=[_refused(one) for one in operating.core.refusals.tally.latest()],
-                entries=[_entry(one) for one in reversed(await operating.core.audit.find(latest))],
+                overview=_overview(await self._operating.overview(), self._failing()),
+                checks=[_Check(*one) for one in await _checks(self._operating)],
+                refusals=[_refused(one) for one in self._operating.core.refusals.tally.latest()],
+                entries=[_entry(one) for one in reversed(await self._operating.core.audit.find(latest))],
             )
         )
 

@@ -2,12 +2,11 @@
 
 from typing import Annotated
 
-from broker.accounts.room import AccountsRoom
-from broker.accounts.tokens import Caller
 from broker.operating.backups import UNDER_WAY, BackupProgress
 from broker.operating.room import OperatingRoom
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
+from protocols.http.rest.named import ONLY_OPERATORS
 from protocols.http.rest.operator import OPERATOR
 from protocols.http.schema import Amount, Data, Shape, Timestamp, about, integer, one_of, time_ms
 
@@ -55,22 +54,17 @@ class _Backups(Shape):
 class OperatorBackupCalls(RestCalls):
     chapter = OPERATOR
 
-    def __init__(self, accounts: AccountsRoom, operating: OperatingRoom) -> None:
-        self._operators = accounts.operators
+    def __init__(self, operating: OperatingRoom) -> None:
         self._operating = operating
 
-    async def _operator(self, caller: Caller) -> OperatingRoom:
-        await self._operators.require(caller)
-        return self._operating
-
-    @RestCall("GET", "/operator/backups", tokens=USER, on=_operator, summary="The backups that are there")
-    async def backups(self, operating: OperatingRoom) -> Data[_Backups]:
-        kept = await operating.backups.kept(operating.the_machine())
-        latest = operating.backups.latest
+    @RestCall("GET", "/operator/backups", tokens=USER, on=ONLY_OPERATORS, summary="The backups that are there")
+    async def backups(self) -> Data[_Backups]:
+        kept = await self._operating.backups.kept(self._operating.the_machine())
+        latest = self._operating.backups.latest
         return Data(
             _Backups(
-                str(operating.backups.folder),
-                await operating.the_machine().available(operating.backups.folder),
+                str(self._operating.backups.folder),
+                await self._operating.the_machine().available(self._operating.backups.folder),
                 None if latest is None else _progress(latest),
                 [_KeptBackup(one.name, one.size, one.made_on) for one in kept],
             )
@@ -80,14 +74,14 @@ class OperatorBackupCalls(RestCalls):
         "POST",
         "/operator/backups",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="Begin a backup",
         about="As `trunkline backup`, with the key, into the folder of `console.backup_dir`; it goes on in the "
         "background. The oldest beyond `console.keep_backups` is removed after it.",
         refusals={409: f"{UNDER_WAY}."},
     )
-    async def back_up(self, operating: OperatingRoom) -> Data[_Progress]:
-        return Data(_progress(operating.backups.begin(operating.the_machine())))
+    async def back_up(self) -> Data[_Progress]:
+        return Data(_progress(self._operating.backups.begin(self._operating.the_machine())))
 
 
 def _progress(one: BackupProgress) -> _Progress:

@@ -4,8 +4,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from broker.accounts.room import AccountsRoom
-from broker.accounts.tokens import Caller
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.monetization.payments import Payment
@@ -14,6 +12,7 @@ from broker.monetization.room import MonetizationRoom
 from broker.trace.audit import AuditEvent, entry_of
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
+from protocols.http.rest.named import ONLY_OPERATORS
 from protocols.http.rest.operator import OPERATOR
 from protocols.http.schema import Data, Id, Shape, Timestamp, TypeId, about, integer
 
@@ -102,24 +101,18 @@ class _ManifestApproval(Shape):
 class OperatorDecisionCalls(RestCalls):
     chapter = OPERATOR
 
-    def __init__(
-        self, core: Core, accounts: AccountsRoom, device_types: DeviceTypesRoom, monetization: MonetizationRoom
-    ) -> None:
+    def __init__(self, core: Core, device_types: DeviceTypesRoom, monetization: MonetizationRoom) -> None:
         self._audit = core.audit
         self._clock = core.clock
-        self._operators = accounts.operators
         self._manifests = device_types.manifests
         self._plans = monetization.plans
         self._payments = monetization.payments
-
-    async def _operator(self, caller: Caller) -> None:
-        await self._operators.require(caller)
 
     def _note(self, command: str, object_: str) -> None:
         """Note the decision in the audit log, as the shell command that does the same."""
         self._audit.put(entry_of(AuditEvent.COMMAND, object_, now_ms=self._clock.now_ms(), command=command))
 
-    @RestCall("GET", "/operator/waiting", tokens=USER, on=_operator, summary="What waits for a decision")
+    @RestCall("GET", "/operator/waiting", tokens=USER, on=ONLY_OPERATORS, summary="What waits for a decision")
     async def waiting(self) -> Data[_Waiting]:
         payments = [*await self._payments.to_refund(), *await self._payments.pending()]
         return Data(
@@ -138,7 +131,7 @@ class OperatorDecisionCalls(RestCalls):
         "POST",
         "/operator/plans",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="Decide on a plan",
         refusals={404: "There is no such plan.", 409: "It is decided already."},
     )
@@ -151,7 +144,7 @@ class OperatorDecisionCalls(RestCalls):
         "POST",
         "/operator/payments",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="Decide on a payment",
         refusals={404: "There is no such payment.", 409: "It is decided already."},
     )
@@ -167,7 +160,7 @@ class OperatorDecisionCalls(RestCalls):
         "POST",
         "/operator/manifests",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="Approve a Manifest",
         refusals={404: "There is no such version."},
     )

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.room import AccountsRoom
-from broker.accounts.tokens import Caller
 from broker.core import Core
 from broker.operating.room import OperatingRoom
 from broker.provisioning.service import Provisioning
@@ -16,6 +15,7 @@ from broker.trace.audit import AuditEvent, entry_of
 from config.limits import CONNECTIONS_SHOWN, EMAIL_MAX_CHARACTERS, NAME_MAX_CHARACTERS, ORGANIZATIONS_SHOWN
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
+from protocols.http.rest.named import ONLY_OPERATORS
 from protocols.http.rest.operator import OPERATOR
 from protocols.http.schema import Amount, Count, Data, Id, NumberedPage, Offset, Shape, Timestamp, about
 
@@ -193,9 +193,6 @@ class OperatorPeopleCalls(RestCalls):
         self._connections = routing.connections
         self._samples = operating.samples
 
-    async def _operator(self, caller: Caller) -> None:
-        await self._accounts.operators.require(caller)
-
     async def _found(
         self, query: _Search, search: Callable[[Any], Callable[..., tuple[Iterable[Any], int]]], kind: type[F]
     ) -> NumberedPage[list[F]]:
@@ -206,7 +203,7 @@ class OperatorPeopleCalls(RestCalls):
         entries = [msgspec.convert(one, kind, from_attributes=True) for one in found]
         return NumberedPage(entries, total, query.offset, len(entries))
 
-    @RestCall("GET", "/operator/users", tokens=USER, on=_operator, summary="Who has an account")
+    @RestCall("GET", "/operator/users", tokens=USER, on=ONLY_OPERATORS, summary="Who has an account")
     async def users(self, query: _Search) -> NumberedPage[list[PersonObject]]:
         return await self._found(query, lambda tx: tx.operating.people, PersonObject)
 
@@ -214,7 +211,7 @@ class OperatorPeopleCalls(RestCalls):
         "POST",
         "/operator/users",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="Disable, enable or help a user",
         about="`disable` ends sessions and tokens; the devices go on. `resetPassword` answers a `link` to hand over.",
         refusals={404: "There is no such user.", 409: "The user signs in with an identity provider."},
@@ -240,7 +237,7 @@ class OperatorPeopleCalls(RestCalls):
         "POST",
         "/operator/invitations",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="Invite somebody to open an account",
         about="A mail goes out where a mail server is set. An earlier invitation of the address ends.",
     )
@@ -252,12 +249,12 @@ class OperatorPeopleCalls(RestCalls):
         links = [one.value for one in report.generated if one.value is not None]
         return Data(_Invited(body.email, links[0] if links else UNSET))
 
-    @RestCall("GET", "/operator/organizations", tokens=USER, on=_operator, summary="The organizations")
+    @RestCall("GET", "/operator/organizations", tokens=USER, on=ONLY_OPERATORS, summary="The organizations")
     async def organizations(self) -> Data[_Organizations]:
         found = await self._core.database.read(lambda tx: tx.operating.organizations(limit=ORGANIZATIONS_SHOWN))
         return Data(_Organizations([msgspec.convert(one, _Organization, from_attributes=True) for one in found]))
 
-    @RestCall("GET", "/operator/devices", tokens=USER, on=_operator, summary="The devices of everybody")
+    @RestCall("GET", "/operator/devices", tokens=USER, on=ONLY_OPERATORS, summary="The devices of everybody")
     async def devices(self, query: _Search) -> NumberedPage[list[_Device]]:
         return await self._found(query, lambda tx: tx.operating.devices, _Device)
 
@@ -265,7 +262,7 @@ class OperatorPeopleCalls(RestCalls):
         "GET",
         "/operator/connections",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="Which devices are connected now",
         about=f"The newest {CONNECTIONS_SHOWN}.",
     )
@@ -281,7 +278,7 @@ class OperatorPeopleCalls(RestCalls):
         "GET",
         "/operator/samples",
         tokens=USER,
-        on=_operator,
+        on=ONLY_OPERATORS,
         summary="How busy the service was in the last day",
         about="A sample every five minutes. They outlive a restart of the daemon.",
     )

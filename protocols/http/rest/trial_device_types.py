@@ -13,7 +13,8 @@ from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Valid
 from protocols.http.rest.device_types import DeviceTypeObject, type_record
-from protocols.http.rest.trials import ADMINISTRATOR, ENDED, MEMBER, TRIAL_NAMES, TRIALS
+from protocols.http.rest.named import ADMINISTERED_TRIAL, JOINED_TRIAL, TRIAL_ADMINISTRATOR
+from protocols.http.rest.trials import ENDED, TRIAL_NAMES, TRIALS
 from protocols.http.schema import Data, Id, NumberedPage, Paging, Shape, TypeId
 from storage.trials import TrialRecord
 
@@ -49,27 +50,17 @@ class TrialTypeCalls(RestCalls):
         self._trials = trials.trials
         self._types = trials.device_types
 
-    async def _administered(self, caller: Caller, tid: str) -> TrialRecord:
-        trial = await self._trials.find(tid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
-        return trial
-
-    async def _joined(self, caller: Caller, tid: str) -> TrialRecord:
-        trial = await self._trials.find(tid)
-        await self._trials.require(caller, trial, MEMBER)
-        return trial
-
     async def _type_of(self, caller: Caller, tid: str, dtid: str) -> tuple[TrialRecord, DeviceType]:
         trial = await self._trials.find(tid)
         type_ = await self._types.known(dtid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
+        await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
         return trial, type_
 
     @RestCall(
         "GET",
         _TYPES,
         tokens=USER,
-        on=_joined,
+        on=JOINED_TRIAL,
         summary="A trial's device types",
         about="For administrators and participants.",
     )
@@ -82,7 +73,7 @@ class TrialTypeCalls(RestCalls):
         "POST",
         _TYPES,
         tokens=USER,
-        on=_administered,
+        on=ADMINISTERED_TRIAL,
         summary="Add a device type to a trial",
         about="The participants grant the trial's application READ and WRITE on it, too.",
         refusals={404: "Device type does not exist.", 409: f"{ALREADY_THERE}. {ENDED}"},

@@ -8,10 +8,11 @@ from broker.trials.documents import DocumentKind, TrialDocument
 from broker.trials.room import TrialsRoom
 from broker.trials.sessions import uuid_of
 from config.limits import TRIAL_DOCUMENT_BYTES, TRIAL_DOCUMENTS
-from protocols.http.calls import USER, Accepts, RestCall, RestCalls
+from protocols.http.calls import USER, Accepts, RestCall, RestCalls, SharedFinder
 from protocols.http.openapi import samples
+from protocols.http.rest.named import ADMINISTERED_TRIAL, TRIAL_ADMINISTRATOR, Named
 from protocols.http.rest.trial_sessions import SESSIONS
-from protocols.http.rest.trials import ADMINISTRATOR, ENDED, TRIAL_NAMES
+from protocols.http.rest.trials import ENDED, TRIAL_NAMES
 from protocols.http.schema import Id, NumberedPage, Paging, Shape, about, text
 from storage.trials import TrialRecord
 
@@ -74,6 +75,13 @@ _put = partial(RestCall, "PUT", tokens=USER, refusals={409: ENDED})
 _delete = partial(RestCall, "DELETE", tokens=USER, refusals={409: ENDED})
 
 
+def _collection(kind: DocumentKind) -> SharedFinder:
+    async def find(named: Named, caller: Caller, tid: str) -> _Collection:
+        return await named.administered_trial(caller, tid), kind
+
+    return SharedFinder(find)
+
+
 class TrialDocumentCalls(RestCalls):
     chapter = SESSIONS
     path_names = {
@@ -93,17 +101,6 @@ class TrialDocumentCalls(RestCalls):
     def is_served(self) -> bool:
         return self._is_on
 
-    async def _administered(self, caller: Caller, tid: str) -> TrialRecord:
-        trial = await self._trials.find(tid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
-        return trial
-
-    async def _metadata_of_trial(self, caller: Caller, tid: str) -> _Collection:
-        return await self._administered(caller, tid), DocumentKind.METADATA
-
-    async def _rule_metadata_of_trial(self, caller: Caller, tid: str) -> _Collection:
-        return await self._administered(caller, tid), DocumentKind.RULE_METADATA
-
     async def _metadata(self, caller: Caller, tid: str, mid: str) -> _Found:
         return await self._document(caller, tid, mid, DocumentKind.METADATA)
 
@@ -113,32 +110,32 @@ class TrialDocumentCalls(RestCalls):
     async def _document(self, caller: Caller, tid: str, id_: str, kind: DocumentKind) -> _Found:
         trial = await self._trials.find(tid)
         document = await self._documents.find(trial, kind, id_)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
+        await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
         return trial, document
 
     async def _rule(self, caller: Caller, rid: str) -> _Found:
         trial, rule = await self._documents.rule(rid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
+        await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
         return trial, rule
 
     async def _keyed(self, caller: Caller, tid: str, key: str) -> tuple[TrialRecord, str]:
         trial = await self._trials.find(tid)
         await self._documents.require_key(trial, DocumentKind.METADATA, key)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
+        await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
         return trial, key
 
     # Metadata of sessions, and metadata of rules
 
     @_post(
         _METADATA,
-        on=_metadata_of_trial,
+        on=_collection(DocumentKind.METADATA),
         summary="Keep metadata of sessions",
         about=f"{_ABOUT} By the text `key` it can be found, and by `sessionId` its session.",
         accepts=_free(_NOTE),
     )
     @_post(
         _RULE_METADATA,
-        on=_rule_metadata_of_trial,
+        on=_collection(DocumentKind.RULE_METADATA),
         summary="Keep metadata of rules",
         about=_ABOUT,
         accepts=_free(_NOTE),
@@ -146,8 +143,8 @@ class TrialDocumentCalls(RestCalls):
     async def add_metadata(self, collection: _Collection, body: dict[str, Any]) -> _MetadataAnswer:
         return _MetadataAnswer((await self._documents.add(*collection, body)).content)
 
-    @_get(_METADATA, on=_metadata_of_trial, summary="Metadata of a trial's sessions")
-    @_get(_RULE_METADATA, on=_rule_metadata_of_trial, summary="Metadata of a trial's rules")
+    @_get(_METADATA, on=_collection(DocumentKind.METADATA), summary="Metadata of a trial's sessions")
+    @_get(_RULE_METADATA, on=_collection(DocumentKind.RULE_METADATA), summary="Metadata of a trial's rules")
     async def metadata_of_trial(self, collection: _Collection, query: Paging) -> NumberedPage[_Metadata]:
         return await self._page(*collection, query)
 
@@ -181,7 +178,7 @@ class TrialDocumentCalls(RestCalls):
 
     @_post(
         _RULES,
-        on=_administered,
+        on=ADMINISTERED_TRIAL,
         summary="Keep a rule for sessions",
         about=f"{_ABOUT} It is not evaluated.",
         accepts=_free(_RULE_BODY),
@@ -189,7 +186,7 @@ class TrialDocumentCalls(RestCalls):
     async def add_rule(self, trial: TrialRecord, body: dict[str, Any]) -> _RuleAnswer:
         return _RuleAnswer((await self._documents.add(trial, DocumentKind.RULE, body)).content)
 
-    @_get(_RULES, on=_administered, summary="Rules for a trial's sessions")
+    @_get(_RULES, on=ADMINISTERED_TRIAL, summary="Rules for a trial's sessions")
     async def rules(self, trial: TrialRecord, query: Paging) -> NumberedPage[_Rules]:
         found, total = await self._documents.page(trial, DocumentKind.RULE, offset=query.offset, count=query.count)
         return NumberedPage(_Rules([one.content for one in found]), total, query.offset, len(found))

@@ -13,7 +13,8 @@ from broker.trials.room import TrialsRoom
 from config.limits import EMAIL_MAX_CHARACTERS
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.rest.trials import ADMINISTRATOR, ENDED, ROLES, TRIAL_NAMES, TRIALS
+from protocols.http.rest.named import ADMINISTERED_TRIAL, TRIAL_ADMINISTRATOR
+from protocols.http.rest.trials import ENDED, ROLES, TRIAL_NAMES, TRIALS
 from protocols.http.schema import Count, Data, Id, NumberedPage, Offset, Shape, about, one_of, time_ms
 from storage.trial_invitations import TrialInvitationRecord
 from storage.trials import TrialRecord
@@ -90,15 +91,10 @@ class TrialInvitationCalls(RestCalls):
         self._trials = trials.trials
         self._invitations = trials.invitations
 
-    async def _administered(self, caller: Caller, tid: str) -> TrialRecord:
-        trial = await self._trials.find(tid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
-        return trial
-
     async def _removable(self, caller: Caller, tid: str, iid: str) -> _Found:
         trial = await self._trials.find(tid)
         invitation = await self._invitations.find(trial, iid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
+        await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
         return trial, invitation
 
     async def _of_either(self, caller: Caller, tid: str, iid: str) -> _Found:
@@ -106,14 +102,14 @@ class TrialInvitationCalls(RestCalls):
         trial = await self._trials.find(tid)
         invitation = await self._invitations.find(trial, iid)
         if not await self._invitations.is_for(caller.user, invitation):
-            await self._trials.require(caller, trial, ADMINISTRATOR)
+            await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
         return trial, invitation
 
     @RestCall(
         "POST",
         _INVITATIONS,
         tokens=USER,
-        on=_administered,
+        on=ADMINISTERED_TRIAL,
         summary="Invite somebody to a trial",
         about="The address gets a mail with a link. The invitation is valid for 24 hours.",
         refusals={409: f"{ALREADY_INVITED}. {ENDED}"},
@@ -123,7 +119,7 @@ class TrialInvitationCalls(RestCalls):
         new = NewInvitation(body.email, TrialRole(body.invitation_type))
         return Data(self._object(trial, await self._invitations.invite(inviter, trial, new)))
 
-    @RestCall("GET", _INVITATIONS, tokens=USER, on=_administered, summary="Invitations to a trial")
+    @RestCall("GET", _INVITATIONS, tokens=USER, on=ADMINISTERED_TRIAL, summary="Invitations to a trial")
     async def of_trial(self, trial: TrialRecord, query: _Listed) -> NumberedPage[_Invitations]:
         found, total = await self._invitations.of_trial(trial, query.status, offset=query.offset, count=query.count)
         shown = [self._object(trial, one) for one in found]
@@ -154,7 +150,7 @@ class TrialInvitationCalls(RestCalls):
     async def answer(self, caller: Caller, found: _Found, body: _Answer) -> Data[TrialInvitationObject]:
         trial, invitation = found
         if body.status == "revoked":
-            await self._trials.require(caller, trial, ADMINISTRATOR)
+            await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
             return Data(self._object(trial, await self._invitations.revoke(trial, invitation.id)))
         user = caller.user
         if user is None or not await self._invitations.is_for(user, invitation):

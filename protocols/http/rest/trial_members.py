@@ -16,7 +16,8 @@ from broker.trials.room import TrialsRoom
 from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.device_records import DeviceObject, device_record
-from protocols.http.rest.trials import ADMINISTRATOR, ENDED, TRIAL_NAMES, TRIALS
+from protocols.http.rest.named import ADMINISTERED_TRIAL, TRIAL_ADMINISTRATOR
+from protocols.http.rest.trials import ENDED, TRIAL_NAMES, TRIALS
 from protocols.http.schema import Data, Id, NumberedPage, Paging, Shape, Timestamp, about, time_ms
 from storage.keys import UserKey
 from storage.records import UserRecord
@@ -96,11 +97,6 @@ class TrialMemberCalls(RestCalls):
         self._trials = trials.trials
         self._members = trials.members
 
-    async def _administered(self, caller: Caller, tid: str) -> TrialRecord:
-        trial = await self._trials.find(tid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
-        return trial
-
     async def _administrator(self, caller: Caller, tid: str, uid: str) -> _Found:
         return await self._removable(caller, tid, uid, TrialRole.ADMINISTRATOR)
 
@@ -109,7 +105,7 @@ class TrialMemberCalls(RestCalls):
 
     async def _removable(self, caller: Caller, tid: str, uid: str, role: TrialRole) -> _Found:
         trial, user = await self._trials.find(tid), await self._users.find(uid, caller)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
+        await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
         await self._members.require_member(trial, user.key, role)
         return trial, user
 
@@ -118,7 +114,7 @@ class TrialMemberCalls(RestCalls):
         trial, user = await self._trials.find(tid), await self._users.find(uid, caller)
         if caller.user == user.key and await self._trials.has_role(trial, user.key, TrialRole.PARTICIPANT):
             return trial, user
-        await self._trials.require(caller, trial, ADMINISTRATOR)
+        await self._trials.require(caller, trial, TRIAL_ADMINISTRATOR)
         await self._members.require_member(trial, user.key, TrialRole.PARTICIPANT)
         return trial, user
 
@@ -141,7 +137,9 @@ class TrialMemberCalls(RestCalls):
         if caller.user != user.key or not await self._trials.has_role(trial, user.key, TrialRole.PARTICIPANT):
             raise PermissionDenied(f"participant {user.id} of trial {trial.id}")
 
-    @RestCall("GET", "/trials/{tid}/administrators", tokens=USER, on=_administered, summary="A trial's administrators")
+    @RestCall(
+        "GET", "/trials/{tid}/administrators", tokens=USER, on=ADMINISTERED_TRIAL, summary="A trial's administrators"
+    )
     async def administrators(self, trial: TrialRecord, query: Paging) -> NumberedPage[_Administrators]:
         found, total = await self._page(trial, TrialRole.ADMINISTRATOR, query)
         return NumberedPage(_Administrators(found), total, query.offset, len(found))
@@ -157,7 +155,7 @@ class TrialMemberCalls(RestCalls):
     async def remove_administrator(self, found: _Found) -> Data[_Removed]:
         return await self._remove(found, TrialRole.ADMINISTRATOR)
 
-    @RestCall("GET", "/trials/{tid}/participants", tokens=USER, on=_administered, summary="A trial's participants")
+    @RestCall("GET", "/trials/{tid}/participants", tokens=USER, on=ADMINISTERED_TRIAL, summary="A trial's participants")
     async def participants(self, trial: TrialRecord, query: Paging) -> NumberedPage[_Participants]:
         found, total = await self._page(trial, TrialRole.PARTICIPANT, query)
         return NumberedPage(_Participants(found), total, query.offset, len(found))
@@ -174,7 +172,7 @@ class TrialMemberCalls(RestCalls):
     async def remove_participant(self, found: _Found) -> Data[_Removed]:
         return await self._remove(found, TrialRole.PARTICIPANT)
 
-    @RestCall("GET", "/trials/{tid}/devices", tokens=USER, on=_administered, summary="All devices of a trial")
+    @RestCall("GET", "/trials/{tid}/devices", tokens=USER, on=ADMINISTERED_TRIAL, summary="All devices of a trial")
     async def devices(self, trial: TrialRecord, query: Paging) -> NumberedPage[_Devices]:
         return await self._devices_of(trial, None, query)
 

@@ -11,7 +11,8 @@ from broker.trials.sessions import TrialSession, uuid_of
 from config.limits import IDS_MAX, TRIAL_SESSION_DEVICES
 from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.rest.trials import ENDED, MEMBER, TRIAL_NAMES
+from protocols.http.rest.named import JOINED_TRIAL
+from protocols.http.rest.trials import ENDED, TRIAL_NAMES
 from protocols.http.schema import Count, Data, Id, NumberedPage, Offset, Paging, Shape, Timestamp, about, ids, time_ms
 from storage.keys import Milliseconds
 from storage.trial_sessions import SessionSearch, TrialSessionRecord
@@ -104,11 +105,6 @@ class TrialSessionCalls(RestCalls):
     def is_served(self) -> bool:
         return self._sessions.is_on
 
-    async def _of_member(self, caller: Caller, tid: str) -> TrialRecord:
-        trial = await self._trials.find(tid)
-        await self._trials.require(caller, trial, MEMBER)
-        return trial
-
     async def _session(self, caller: Caller, sid: str) -> _Found:
         trial, session = await self._sessions.find(sid)
         await self._sessions.require_access(caller, trial, session.user)
@@ -161,7 +157,7 @@ class TrialSessionCalls(RestCalls):
         "GET",
         "/trials/{tid}/sessions",
         tokens=USER,
-        on=_of_member,
+        on=JOINED_TRIAL,
         summary="A trial's sessions",
         about="Participants see their own.",
     )
@@ -172,7 +168,7 @@ class TrialSessionCalls(RestCalls):
         "GET",
         "/trials/{tid}/sessions/ongoing",
         tokens=USER,
-        on=_of_member,
+        on=JOINED_TRIAL,
         summary="Sessions that have begun and not ended",
         about="Participants see their own.",
     )

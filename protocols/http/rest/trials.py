@@ -28,7 +28,7 @@ from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.conditional import or_present, tagged
 from protocols.http.openapi import samples
 from protocols.http.reading import Checked, Given, Rule
-from protocols.http.rest.named import NAMED_USER
+from protocols.http.rest.named import ADMINISTERED_TRIAL, JOINED_TRIAL, NAMED_USER, TRIAL_MEMBER
 from protocols.http.schema import (
     Count,
     Data,
@@ -51,9 +51,6 @@ TRIALS: Final = Chapter(
     "work in the console, through the application through which the trial was made, through the trial's own one, "
     "and through applications to which they granted `trials` on the permission screen.",
 )
-#: For administrators, and for both.
-ADMINISTRATOR: Final = (TrialRole.ADMINISTRATOR,)
-MEMBER: Final = (TrialRole.ADMINISTRATOR, TrialRole.PARTICIPANT)
 TRIAL_NAMES: Final = {"tid": (Annotated[Id, about("A trial")], samples.TRIAL)}
 ENDED: Final = f"{STOPPED}."
 
@@ -202,16 +199,6 @@ class TrialCalls(RestCalls):
         self._users = accounts.users
         self._trials = trials.trials
 
-    async def _administered(self, caller: Caller, tid: str) -> TrialRecord:
-        trial = await self._trials.find(tid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
-        return trial
-
-    async def _joined(self, caller: Caller, tid: str) -> TrialRecord:
-        trial = await self._trials.find(tid)
-        await self._trials.require(caller, trial, MEMBER)
-        return trial
-
     @RestCall(
         "POST",
         "/trials",
@@ -241,7 +228,7 @@ class TrialCalls(RestCalls):
         "GET",
         _TRIAL,
         tokens=USER,
-        on=_joined,
+        on=JOINED_TRIAL,
         summary="One trial",
         about="For administrators and participants. `aid` and `clientSecret` are shown to administrators only, and "
         "only through an application that may manage the trial; else the answer is that to a participant.",
@@ -255,7 +242,7 @@ class TrialCalls(RestCalls):
         "PUT",
         _TRIAL,
         tokens=USER,
-        on=_administered,
+        on=ADMINISTERED_TRIAL,
         summary="Change or stop a trial",
         about="Stopping sets `endDate`, deletes open invitations, and ends at once the tokens of the trial's "
         "application, what the participants granted it, and their connections with it. No other change follows.",
@@ -281,7 +268,7 @@ class TrialCalls(RestCalls):
         "DELETE",
         _TRIAL,
         tokens=USER,
-        on=_administered,
+        on=ADMINISTERED_TRIAL,
         summary="Delete a trial",
         about="With its invitations, administrators, participants, connected devices and its application. The devices "
         "themselves stay with their owners.",
@@ -293,7 +280,7 @@ class TrialCalls(RestCalls):
         "PUT",
         f"{_TRIAL}/application",
         tokens=USER,
-        on=_administered,
+        on=ADMINISTERED_TRIAL,
         summary="Renew a trial's application",
         about="New `aid` and `clientSecret`. The former ones and their tokens end at once; what the participants "
         "granted stays.",
@@ -311,7 +298,7 @@ class TrialCalls(RestCalls):
         about="Those that the user administers or takes part in, in the order of their creation.",
     )
     async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> NumberedPage[_Trials]:
-        roles = MEMBER if query.role is None else (TrialRole(query.role),)
+        roles = TRIAL_MEMBER if query.role is None else (TrialRole(query.role),)
         found, total = await self._trials.of_user(caller, user.key, roles, offset=query.offset, count=query.count)
         return NumberedPage(_Trials(list(map(trial_object, found))), total, query.offset, len(found))
 
