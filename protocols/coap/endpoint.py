@@ -48,13 +48,13 @@ from protocols.coap.messages import (
 from protocols.coap.observers import Observers
 from protocols.coap.requests import CoapRequest, CoapResponse, read_request, refusal, response_options
 from protocols.coap.resources import Resources
-from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionLimits, SessionRank
 from protocols.coap.session_endpoint import SessionEndpoint, chance_of_time_outs
 from protocols.coap.sockets import STRANGER_WEIGHT
 from protocols.coap.statistics import EndpointStatistics
 from protocols.coap.strangers import REQUESTS_PER_SECOND, DatagramStrangers
 from protocols.coap.usual import MAX_USUAL_BYTES, UsualPost, usual_post
+from protocols.rooms import CoapRooms
 
 LOOKUP_WORKERS = 4
 IMAGE_READERS = 2

@@ -21,9 +21,9 @@ from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable
 from protocols.coap.incoming import Incoming
 from protocols.coap.messages import OCTETS, Code, Option, uint
 from protocols.coap.requests import CoapRequest, CoapResponse, refusal
-from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.refusals import note_refusal
+from protocols.rooms import CoapRooms
 from storage.sql import StoreError
 from storage.tasks import DeviceTaskRecord
 

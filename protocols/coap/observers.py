@@ -19,8 +19,8 @@ from protocols.coap.echo import AmplificationGuard
 from protocols.coap.messages import Code, Option, content_format, encode_options, uint
 from protocols.coap.observe import NotificationBody, Observation
 from protocols.coap.requests import CoapRequest, CoapResponse, json_to, refusal, response_options
-from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, Observer
+from protocols.rooms import CoapRooms
 
 #: An observation ends when this many pings in a row had no answer.
 _LOST_PINGS: Final = 2

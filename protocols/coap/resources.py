@@ -47,10 +47,10 @@ from protocols.coap.requests import (
     json_to,
     refusal,
 )
-from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.coap.usual import MESSAGES, UsualPost
 from protocols.refusals import PublishForbidden, SubscribeForbidden, note_refusal, refusal_for
+from protocols.rooms import CoapRooms
 from storage.keys import Ticket
 from storage.sql import StoreError
 

@@ -13,8 +13,8 @@ import trio
 from config.settings import Address
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import CoapEndpoint
-from protocols.coap.rooms import CoapRooms
 from protocols.coap.sockets import DatagramSockets, read_forever
+from protocols.rooms import CoapRooms
 
 
 async def serve_coap(

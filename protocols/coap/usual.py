@@ -13,7 +13,7 @@ from broker.limits.meters import Channel, Meter
 from broker.trace.origin import Origin
 from protocols.coap.messages import CON, DATAGRAM_BYTES, CoapMessage, Code
 from protocols.coap.requests import CoapRequest, check_formats, read_request
-from protocols.coap.rooms import CoapRooms
+from protocols.rooms import CoapRooms
 
 #: Before the device token in the path.
 MESSAGES: Final = (b"v1.1", b"messages")

@@ -32,10 +32,10 @@ from protocols.mqtt.packets import (
     ReasonCode,
     RequestedFilter,
 )
-from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import MqttSession
 from protocols.mqtt.values import NO_PROPERTIES, Properties
 from protocols.refusals import SubscribeForbidden, error_id_of, note_refusal
+from protocols.rooms import MqttRooms
 from protocols.streams.outbox import Outbox
 from storage.keys import Position
 from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord

@@ -40,7 +40,6 @@ from protocols.mqtt.packets import (
     Will,
     weight_of,
 )
-from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import (
     RECEIVE_MAXIMUM,
     DeliveryAnswered,
@@ -54,6 +53,7 @@ from protocols.mqtt.session import (
     UnsubscribeRequested,
 )
 from protocols.refusals import PublishForbidden, device_text
+from protocols.rooms import MqttRooms
 from protocols.streams.outbox import Outbox
 from storage.mqtt_wills import WillRecord
 from storage.sql import StoreError

@@ -23,9 +23,9 @@ from protocols.mqtt.errors import connect_reason
 from protocols.mqtt.exchange import MqttExchange, note_fault
 from protocols.mqtt.negotiation import keep_alive
 from protocols.mqtt.packets import Connect, Packet, ProtocolError, ReasonCode
-from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.refusals import note_refusal, refusal_for
+from protocols.rooms import MqttRooms
 from protocols.streams.connection import LifePhase, Need, StreamConnection
 from protocols.streams.hub import Hub
 from protocols.streams.listeners import Entrance, serve_tcp

@@ -15,11 +15,11 @@ import trio
 
 from broker.errors import DomainError
 from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
+from protocols.rooms import WebSocketRooms
 from protocols.streams.connection import Need, StreamConnection
 from protocols.streams.hub import Hub
 from protocols.websocket.errors import code_and_text
 from protocols.websocket.frames import FrameForm, ping
-from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import (
     GOING_AWAY,
     INTERNAL_ERROR,

@@ -26,6 +26,7 @@ from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
 from protocols.refusals import note_refusal, refusal_for
+from protocols.rooms import WebSocketRooms
 from protocols.streams.connection import Need
 from protocols.streams.hub import Hub
 from protocols.streams.peers import authenticated
@@ -44,7 +45,6 @@ from protocols.websocket.device_channel import (
 from protocols.websocket.errors import DeviceNotRegistered, TokenEnded
 from protocols.websocket.feeds import encodings, recent_mids
 from protocols.websocket.frames import FrameForm
-from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import encode_frames
 from storage.keys import Ticket
 from storage.sql import StoreError

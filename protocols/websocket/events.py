@@ -15,10 +15,10 @@ from broker.operating.progress import Follower, Hint, Work
 from broker.routing.events import EventNames, EventSubscriber, FeedEvent
 from broker.routing.named_devices import NO_DEVICES, NamedDevices
 from config.limits import EVENT_PATTERN_MAX_CHARACTERS
+from protocols.rooms import WebSocketRooms
 from protocols.websocket.feeds import acts_for, named_ids
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import HandshakeRequest
-from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.watcher import Watcher
 from protocols.websocket.wire import encode_frame, encode_text_frame
 from storage.keys import DeviceKey, UserKey

@@ -18,9 +18,9 @@ from broker.routing.feeds import FeedEncoding, Subscriber
 from broker.routing.named_devices import NO_DEVICES, NamedDevices
 from config.limits import IDS_MAX
 from protocols.rendering import action_frame, action_object, message_object, message_text
+from protocols.rooms import WebSocketRooms
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import HandshakeRequest
-from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.watcher import Watcher
 from protocols.websocket.wire import encode_frame, encode_frames, encode_text_frame
 from storage.keys import DeviceKey, DeviceTypeKey, Position, UserKey

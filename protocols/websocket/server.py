@@ -14,6 +14,7 @@ from broker.errors import BadRequest, DomainError, NotFound
 from broker.limits.meters import Channel
 from broker.registration.certificates import ClientCertificate
 from protocols.refusals import refusal_for
+from protocols.rooms import WebSocketRooms
 from protocols.streams.hub import Hub
 from protocols.streams.peers import authenticated
 from protocols.streams.tls import peer_certificate
@@ -23,7 +24,6 @@ from protocols.websocket.device_conversation import DeviceConversation
 from protocols.websocket.events import EventFeed, select_events
 from protocols.websocket.feeds import LiveFeed, select_live
 from protocols.websocket.handshake import Handshake, HandshakeRequest
-from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.tunnel import Tunnel
 from storage.sql import StoreError
 

@@ -9,12 +9,12 @@ import trio
 
 from broker.errors import Unauthorized
 from broker.routing.connections import CloseReason
+from protocols.rooms import WebSocketRooms
 from protocols.streams.hub import Hub
 from protocols.websocket.connection import WebSocket
 from protocols.websocket.errors import TokenEnded
 from protocols.websocket.frames import FrameForm, form_of
 from protocols.websocket.handshake import HandshakeRequest
-from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import POLICY_VIOLATION
 
 S = TypeVar("S")

@@ -43,11 +43,11 @@ from protocols.coap.dtls.resumption import KeptSession, KeptSessions
 from protocols.coap.dtls.self_test import self_test
 from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.recvmmsg import PeerAddress
-from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, S, SessionLimits
 from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSockets, read_forever
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.coap.strangers import HELLOS_PER_SECOND, DatagramStrangers
+from protocols.rooms import CoapRooms
 from protocols.streams.tls import Chain, require_two_kinds
 
 _HANDSHAKE_SECONDS = 30.0

@@ -41,8 +41,8 @@ from protocols.coap.lwm2m.links import parse_offer
 from protocols.coap.lwm2m.requests import LIFETIME_SECONDS, DeviceRequest, Parameters, read_parameters
 from protocols.coap.lwm2m.sequence import Sequence
 from protocols.coap.messages import CoapMessage, Code, Option
-from protocols.coap.rooms import CoapRooms
 from protocols.refusals import note_refusal
+from protocols.rooms import CoapRooms
 from storage.sql import StoreError
 
 #: Devices need time between the answer to their registration and the first request (reference 18.3).
