@@ -44,25 +44,16 @@ class NotLoadedError(Exception):
         self.members = members
 
 
+@dataclass(eq=False, slots=True)
 class StateView:
     """The `View` of the engine and of simulations. Raises NotLoadedError for a value that is not in memory."""
 
-    __slots__ = ("_asked", "_devices", "_members", "_output", "message", "now_ms")
-
-    def __init__(
-        self,
-        now_ms: Milliseconds,
-        message: CurrentMessage | None,
-        devices: Devices,
-        members: Members,
-        output: Output,
-    ) -> None:
-        self.now_ms = now_ms
-        self.message = message
-        self._devices = devices
-        self._members = members
-        self._output = output
-        self._asked: tuple[DeviceKey, ...] = ()
+    now_ms: Milliseconds
+    message: CurrentMessage | None
+    _devices: Devices
+    _members: Members
+    _output: Output
+    _asked: tuple[DeviceKey, ...] = ()
 
     def value(self, device: DeviceKey, field: str) -> Value | None:
         if (fields := self._devices.get(device)) is None:
