@@ -391,10 +391,6 @@ class _TooLargeError(OSError):
     """The text is one line."""
 
 
-def _first_of_each_owner(tx: Transaction) -> list[tuple[_Owner, ExportRecord]]:
-    return [(_owner_of(tx, one), one) for one in tx.exports.first_of_each_owner(TO_DO)]
-
-
 def _owner_of(tx: Transaction, record: ExportRecord) -> _Owner:
     if record.user is not None:
         return record.user

@@ -32,7 +32,6 @@ _KINDS: Final = ("free", "paid")
 _WRONG_TIERS: Final = "Exactly one free tier and at most one paid tier"
 _TEXT_CHARACTERS: Final = 254
 _LIMIT_MAX: Final = 10**12
-_COSTS: Final = 'must be a text such as "2.99": above 0 in a paid tier, 0 in a free one'
 _LIMITS: Final = f"must be {UNLIMITED}, which is unlimited, or 1 to {_LIMIT_MAX}"
 _ABSENT: Final[Mapping[str, Any]] = {}
 

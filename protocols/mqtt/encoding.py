@@ -44,10 +44,6 @@ def encode_pubrecs(packet_ids: Iterable[bytes]) -> bytes:
     return _acknowledgements(b"\x50\x02", packet_ids)
 
 
-def encode_pubrec(packet_id: bytes) -> bytes:
-    return b"\x50\x02" + packet_id
-
-
 def encode_pubrel(packet_id: bytes) -> bytes:
     return b"\x62\x02" + packet_id
 

@@ -229,16 +229,11 @@ def _fault_of(error: trio.BrokenResourceError) -> str:
     return str(cause.args[-1]) if cause is not None and is_fault else ""
 
 
-def sender_at_once(stream: trio.abc.Stream) -> Callable[[bytes], int] | None:
+def sending_at_once(stream: trio.SocketStream) -> Callable[[bytes], int]:
     """A `send_now` for an `Outbox`: writes what the operating system takes without waiting, and returns how much.
 
-    None for TLS streams, which cannot do that. The function must not run while another task sends on this stream.
+    The function must not run while another task sends on this stream.
     """
-    return sending_at_once(stream) if isinstance(stream, trio.SocketStream) else None
-
-
-def sending_at_once(stream: trio.SocketStream) -> Callable[[bytes], int]:
-    """A function that sends at once on this stream."""
     return partial(_send_at_once, stream.socket)
 
 

@@ -21,7 +21,6 @@ from protocols.mqtt.encoding import (
     encode_pubacks,
     encode_pubcomp,
     encode_publish,
-    encode_pubrec,
     encode_pubrecs,
     encode_pubrel,
     encode_suback,
@@ -63,7 +62,7 @@ def test_amqtt_reads_a_connack_as_it_was_meant(return_code: ReturnCode) -> None:
     ("encode", "kind"),
     [
         (lambda packet_id: encode_pubacks([packet_id]), PubackPacket),
-        (encode_pubrec, PubrecPacket),
+        (lambda packet_id: encode_pubrecs([packet_id]), PubrecPacket),
         (encode_pubcomp, PubcompPacket),
         (encode_unsuback, UnsubackPacket),
     ],
@@ -93,7 +92,7 @@ def test_answers_are_written_as_amqtt_writes_them(number: int, codes: list[int],
         encode_suback(packet_id, codes): SubackPacket.build(number, codes),
         encode_unsuback(packet_id): UnsubackPacket.build(number),
         encode_pubacks([packet_id]): PubackPacket.build(number),
-        encode_pubrec(packet_id): PubrecPacket.build(number),
+        encode_pubrecs([packet_id]): PubrecPacket.build(number),
         encode_pubrel(packet_id): PubrelPacket.build(number),
         encode_pubcomp(packet_id): PubcompPacket.build(number),
         encode_connack(ReturnCode.ACCEPTED, is_present=is_present): ConnackPacket.build(int(is_present), 0),
@@ -109,7 +108,7 @@ def test_amqtt_reads_a_pingresp() -> None:
 def test_many_acknowledgements_are_one_piece_in_their_order() -> None:
     ids = [b"\x00\x02", b"\x00\x01", b"\xff\xff"]
     assert encode_pubacks(ids) == b"".join(encode_pubacks([one]) for one in ids)
-    assert encode_pubrecs(iter(ids)) == b"".join(map(encode_pubrec, ids))
+    assert encode_pubrecs(iter(ids)) == b"".join(encode_pubrecs([one]) for one in ids)
     assert encode_pubacks([]) == b""
 
 

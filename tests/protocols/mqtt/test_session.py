@@ -9,7 +9,7 @@ from protocols.mqtt.encoding import (
     encode_connack,
     encode_pubcomp,
     encode_publish,
-    encode_pubrec,
+    encode_pubrecs,
 )
 from protocols.mqtt.packets import (
     Connect,
@@ -257,7 +257,7 @@ def test_qos_2_is_published_once_and_acknowledged_after_it_is_stored() -> None:
     session = session_in(MqttSessionState.OPEN)
     assert len(session.receive(a_publish(2))) == 1
     assert session.take_output() == b""
-    assert session.acknowledge_received([ID]) == encode_pubrec(ID)
+    assert session.acknowledge_received([ID]) == encode_pubrecs([ID])
     assert session.receive(PubRel(ID)) == ()
     assert session.take_output() == encode_pubcomp(ID)
     assert session.statistics().unreleased == 0
@@ -277,7 +277,7 @@ def test_qos_2_sent_again_after_it_is_stored_repeats_the_pubrec(dup: bool) -> No
     session.receive(a_publish(2))
     session.acknowledge_received([ID])
     assert session.receive(a_publish(2, dup=dup)) == ()
-    assert session.take_output() == encode_pubrec(ID)
+    assert session.take_output() == encode_pubrecs([ID])
 
 
 def test_a_released_packet_id_is_a_new_message() -> None:
@@ -293,7 +293,7 @@ def test_many_messages_are_acknowledged_in_their_order() -> None:
     ids = [b"\x00\x03", b"\x00\x01", b"\x00\x02"]
     for packet_id in ids:
         session.receive(a_publish(2, packet_id))
-    assert session.acknowledge_received(iter(ids)) == b"".join(map(encode_pubrec, ids))  # [MQTT-4.6.0-3]
+    assert session.acknowledge_received(iter(ids)) == b"".join(encode_pubrecs([one]) for one in ids)  # [MQTT-4.6.0-3]
     assert session.acknowledge_received([]) == b""
 
 
@@ -388,5 +388,5 @@ def test_one_piece_of_input_may_hold_a_whole_session() -> None:
                 sent += session.acknowledge_received([event.packet.packet_id])
         is_open = session.is_open
     assert stored == [b"1", b"2", b"3"]
-    assert sent + session.take_output() == encode_connack(0) + encode_pubrec(b"\x00\x02") + PINGRESP
+    assert sent + session.take_output() == encode_connack(0) + encode_pubrecs([b"\x00\x02"]) + PINGRESP
     assert session.is_closed

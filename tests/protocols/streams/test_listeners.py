@@ -1,6 +1,5 @@
 """The TCP listener: an error ends only its own connection, and who may have one."""
 
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -15,7 +14,7 @@ from broker.life import Life
 from broker.limits.strangers import Strangers
 from config.limits import STRANGERS_PER_TURN, UNAUTHENTICATED_SECONDS
 from config.settings import Address
-from protocols.streams.listeners import PROXY_HEADER_SECONDS, Entrance, Stream, end_gently, sender_at_once, serve_tcp
+from protocols.streams.listeners import PROXY_HEADER_SECONDS, Entrance, Stream, end_gently, sending_at_once, serve_tcp
 from protocols.streams.peers import authenticated, current_peer, turn_of_strangers
 from protocols.streams.proxies import TrustedProxies
 from tests.fakes import new_refusals
@@ -80,8 +79,8 @@ async def test_sending_at_once_takes_what_the_socket_takes(nursery: trio.Nursery
     done = trio.Event()
 
     async def flood(stream: Stream) -> None:
-        send_now = sender_at_once(stream)
-        assert send_now is not None
+        assert isinstance(stream, trio.SocketStream)
+        send_now = sending_at_once(stream)
         chunk = b"x" * 1_000_000
         while (sent := send_now(chunk)) > 0:
             taken.append(sent)
@@ -97,12 +96,6 @@ async def test_sending_at_once_takes_what_the_socket_takes(nursery: trio.Nursery
             received += len(data)
     assert received == sum(taken) > 0
     assert taken[-1] <= 1_000_000
-
-
-async def test_only_a_plain_socket_can_send_at_once() -> None:
-    here, _there = trio.testing.memory_stream_pair()
-    assert sender_at_once(here) is None
-    assert sender_at_once(trio.SSLStream(here, ssl.create_default_context(), server_hostname="x")) is None
 
 
 async def test_end_gently_lets_a_peer_that_still_sends_read_the_last_bytes(nursery: trio.Nursery) -> None:
