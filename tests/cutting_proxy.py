@@ -16,6 +16,7 @@ class CuttingProxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
         self._marker: bytes | None = None
+        self._losing: bytes | None = None
         self._is_answered = self._then_closed = False
         self._swallowing: set[socket.socket] = set()
         self._broken: set[socket.socket] = set()  # they have lost something: nothing comes from them any more
@@ -42,6 +43,10 @@ class CuttingProxy:
         """
         self.has_cut.clear()
         self._marker, self._is_answered, self._then_closed = marker, answered, then_closed
+
+    def lose_at(self, marker: bytes) -> None:
+        """Lose what is sent from this on, in each new connection: the server seems to stand still."""
+        self._losing = marker
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -78,7 +83,8 @@ class CuttingProxy:
     def _up(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := client.recv(1 << 16):
-                if self.loses == "up" or client in self._broken:
+                loses = self._losing is not None and self._losing in data
+                if self.loses == "up" or loses or client in self._broken:
                     self._broken.add(client)
                     self.has_lost.set()
                     continue

@@ -10,10 +10,12 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from itertools import count
 from pathlib import Path
@@ -143,6 +145,22 @@ class Server:
         self._run(*self.stopping(mode))
         if (administration := self.__dict__.pop("administration", None)) is not None:
             administration.close()
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """All processes of the server are stopped while the block lasts."""
+        main = int((self.data / "postmaster.pid").read_text(encoding="ascii").splitlines()[0])
+        children = Path(f"/proc/{main}/task/{main}/children")
+        os.kill(main, signal.SIGSTOP)  # it makes no more of them
+        processes = [main, *map(int, children.read_text(encoding="ascii").split())]
+        try:
+            for process in processes[1:]:
+                os.kill(process, signal.SIGSTOP)
+            yield
+        finally:
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
 
     def stopping(self, mode: str = "fast") -> list[str | Path]:
         return ["pg_ctl", "-D", self.data, "-m", mode, "-w", "-s", "stop"]

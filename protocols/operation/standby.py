@@ -8,7 +8,7 @@ they are served at once.
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -30,14 +30,16 @@ from storage.outages import Outage
 from storage.sql import StoreError
 
 if TYPE_CHECKING:
-    from storage.engines.postgresql import PostgresqlEngine
+    from collections.abc import Sequence
+
+    from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 
 _HEAD_BYTES: Final = 8192
 _SECONDS: Final = 5.0  # for one request
 _CONNECTIONS: Final = 200
 _BACKLOG: Final = 128
-#: The server has this long to say for which connections it works.
-_ASK_SECONDS: Final = 8.0
+#: A new connection may take a second, also in tests with less patience.
+_LEAST_PATIENCE_SECONDS: Final = 2.0
 _ERROR: Final = b'{"error":{"code":503,"message":"%b"}}'
 
 
@@ -144,22 +146,35 @@ async def cut_silent_forever(engine: "PostgresqlEngine") -> None:
     """Break the connections that wait for an answer that will not come.
 
     A proxy may lose what goes through a connection that stays open, and a server may stand still: TCP notices neither.
-    So when an answer has not come within the patience, the server is asked through another connection whether it still
-    works for it. A long statement is left alone.
+    So when an answer has not come for a quarter of the patience, the server is asked through another connection whether
+    it still works for it. When it does not answer that for half of the patience, it stands still, and who waits is
+    refused within the patience. When it answers, a long statement is left alone, and a connection for which the server
+    does not work is broken after the patience.
     """
-    patience = max(engine.contact.patience_seconds, 1.0)
+    patience = max(engine.contact.patience_seconds, _LEAST_PATIENCE_SECONDS)
     while True:
-        await trio.sleep(patience / 2)
-        if not (silent := engine.silent(patience)):
+        await trio.sleep(patience / 8)
+        if not (silent := engine.silent(patience / 4)):
             continue
-        busy: set[str] = set()  # when the server does not say it
-        with trio.move_on_after(_ASK_SECONDS), suppress(StoreError):
-            busy = await trio.to_thread.run_sync(engine.are_busy, silent, abandon_on_cancel=True)
-        still = engine.silent(patience)
-        if cut := [one for one in silent if one in still and one.name not in busy]:
+        try:
+            with trio.fail_after(patience / 2):
+                busy = await trio.to_thread.run_sync(engine.are_busy, silent, abandon_on_cancel=True)
+        except (StoreError, trio.TooSlowError):
+            if cut := _still_silent(engine, silent, patience / 4):
+                engine.stands_still(cut)
+        else:
+            cut = [one for one in _still_silent(engine, silent, patience) if one.name not in busy]
+        if cut:
             _log.warning("store_silent", connections=len(cut), seconds=round(patience))
             for one in cut:
                 one.cut()
+
+
+def _still_silent(
+    engine: "PostgresqlEngine", silent: "Sequence[PostgresqlConnection]", seconds: float
+) -> "list[PostgresqlConnection]":
+    now = engine.silent(seconds)
+    return [one for one in silent if one in now]
 
 
 async def _lease(

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
 from secrets import token_hex
@@ -41,7 +40,7 @@ from storage.engines.postgresql_schema import (
 )
 from storage.engines.postgresql_sql import quoted, translated
 from storage.engines.postgresql_tables import PostgresqlTables
-from storage.engines.postgresql_target import LOST, Target, explained, is_away
+from storage.engines.postgresql_target import CONNECT_SECONDS, LOST, Target, explained, is_away
 from storage.engines.postgresql_types import ARRAYS, adapt, escaped
 from storage.leases import HeldLease
 from storage.migrations import names
@@ -65,6 +64,11 @@ _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 #: Numbers of commits that are kept: of each, one is ever looked for.
 _BATCHES_KEPT: Final = 1_000
+#: A try that takes longer than this is not repeated at once, when the patience is over.
+_LONG_SECONDS: Final = 0.5
+_TRY_SECONDS: Final = 1.0
+#: The former session of a connection has this long to end.
+_FORMER_SECONDS: Final = 1.5
 _FULL: Final = "53100"
 _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
 #: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
@@ -119,22 +123,59 @@ class _Columns:
             self._of[table] = types
 
 
-@dataclass(slots=True)
 class Contact:
-    """Whether the server can be reached, as all connections of a store have found."""
+    """Whether the server can be reached, as all connections of a store have found.
 
-    patience_seconds: float
-    lost_at: float | None = None
+    While it cannot, each connection tries for the patience. After that one of them tries at a time, and the others fail
+    at once, also for a moment after a try that has taken long.
+    """
 
-    def lost(self) -> None:
+    def __init__(self, patience_seconds: float) -> None:
+        self.patience_seconds = patience_seconds
+        #: Since when; None: it can.
+        self.lost_at: float | None = None
+        self._error: StoreUnreachableError | None = None  # of the latest try
+        self._tried_at = 0.0  # when that ended
+        self._took = 0.0  # how long it took
+        self._trying = Lock()
+
+    @property
+    def connect_seconds(self) -> float:
+        """How long a try may take. Whoever waits for it has the patience only."""
+        return self.patience_seconds / 2
+
+    def lost(self, since: float | None = None) -> None:
+        """`since`: the server has not answered since then, by time.monotonic."""
         if self.lost_at is None:
-            self.lost_at = time.monotonic()
+            self.lost_at = time.monotonic() if since is None else since
 
     def found(self) -> None:
-        self.lost_at = None
+        self.lost_at = self._error = None
+        self._took = 0.0
 
-    def is_patient(self) -> bool:
-        return self.lost_at is not None and time.monotonic() - self.lost_at < self.patience_seconds
+    def failed(self, error: StoreUnreachableError, seconds: float) -> None:
+        """A try has failed, which took so long."""
+        self.lost()
+        self._error, self._tried_at, self._took = error, time.monotonic(), seconds
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Try to connect within the block. Raises StoreUnreachableError: it is not this one's turn."""
+        if self._error is None or self.seconds_left() > 0:
+            yield
+            return
+        is_soon = self._took > _LONG_SECONDS and time.monotonic() - self._tried_at < _TRY_SECONDS
+        if is_soon or not self._trying.acquire(blocking=False):
+            raise type(self._error)(str(self._error)) from self._error
+        try:
+            yield
+        finally:
+            self._trying.release()
+
+    def seconds_left(self) -> float:
+        """Until the latest beginning of a try that ends within the patience."""
+        lost_at = time.monotonic() if self.lost_at is None else self.lost_at
+        return lost_at + self.patience_seconds - self._took - time.monotonic()
 
 
 class PostgresqlConnection:
@@ -467,31 +508,35 @@ class PostgresqlConnection:
             raise StoreError("the connection is closed")
         self._disconnect()
         self._later.clear()
-        pause = _PAUSE_SECONDS
+        pause, contact = _PAUSE_SECONDS, self._engine.contact
         while True:
-            try:
-                self._connection = self._connected()
-            except StoreUnreachableError:
-                self._engine.contact.lost()
-                if not self._engine.contact.is_patient():
-                    raise
-            else:
-                self._engine.contact.found()
-                return
-            time.sleep(pause)
+            with contact.turn():
+                began = time.monotonic()
+                try:
+                    self._connection = self._connected(contact.connect_seconds)
+                except StoreUnreachableError as error:
+                    contact.failed(error, time.monotonic() - began)
+                    if (left := contact.seconds_left()) <= 0:
+                        raise
+                else:
+                    contact.found()
+                    return
+            time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _connected(self) -> "psycopg.Connection[tuple[Any, ...]]":
-        connection = self._engine.target.connect(read_only=self._read_only, name=self.name)
+    def _connected(self, seconds: float = CONNECT_SECONDS) -> "psycopg.Connection[tuple[Any, ...]]":
+        target = self._engine.target
+        connection = target.connect(read_only=self._read_only, name=self.name, seconds=seconds)
         try:
-            adapt(connection)
-            self._engine.history.check(connection, self._engine.target)
-            if not self._read_only:
-                _end_former(connection, self.name)
+            with target.answered_within(seconds + _FORMER_SECONDS, connection):
+                adapt(connection)
+                self._engine.history.check(connection, target)
+                if not self._read_only:
+                    _end_former(connection, self.name)
         except psycopg.Error as error:
             connection.close()
             kind = StoreAwayError if is_away(error) else StoreUnreachableError
-            raise kind(f"{self._engine.target}: {error}") from error
+            raise kind(f"{target}: {error}") from error
         except StoreError:
             connection.close()
             raise
@@ -519,11 +564,13 @@ class PostgresqlConnection:
 
 def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) -> None:
     """End the session that this connection had before, and wait for its end: it may still commit."""
-    connection.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"  # noqa: S608 - a constant
+    rows = connection.execute(
+        "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity"  # noqa: S608 - a constant
         f" WHERE {_NAME} = %s AND usename = current_user AND pid <> pg_backend_pid()",
-        [name],
-    )
+        [round(_FORMER_SECONDS * 1000), name],
+    ).fetchall()
+    if not all(has_ended for (has_ended,) in rows):
+        raise StoreAwayError("the former session of a connection has not ended yet")
 
 
 #: Takes the lock of the log, and behind it as many positions as there are rows.
@@ -618,6 +665,12 @@ class PostgresqlEngine:
                 [[one.name for one in connections]],
             ).fetchall()
         return {name for (name,) in rows}
+
+    def stands_still(self, connections: Sequence[PostgresqlConnection]) -> None:
+        """The server was asked for these, and has not answered that either."""
+        since = min((one.waits_since or time.monotonic() for one in connections), default=time.monotonic())
+        self.contact.lost(since)
+        self.contact.failed(StoreAwayError(f"{self.target}: the server does not answer"), time.monotonic() - since)
 
     def new_name(self) -> str:
         """A name for one more connection of this process."""

@@ -2,8 +2,10 @@
 
 import os
 import re
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,9 +18,9 @@ from storage.sql import StoreAwayError, StoreError, StoreUnreachableError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+CONNECT_SECONDS: Final = 5.0
 #: A server that is gone is noticed in seconds, also when nothing is sent to it. The address may say otherwise.
 _DEFAULTS: Final = {
-    "connect_timeout": "5",
     "keepalives_idle": "2",
     "keepalives_interval": "1",
     "keepalives_count": "3",
@@ -72,8 +74,16 @@ class Target:
     password_file: Path | None = None
     synchronous: bool = True
 
-    def connect(self, *, read_only: bool = False, name: str = "trunkline") -> Connection:
+    def connect(
+        self, *, read_only: bool = False, name: str = "trunkline", seconds: float = CONNECT_SECONDS
+    ) -> Connection:
         """A connection in autocommit mode.
+
+        Args:
+            read_only: whether it refuses to write.
+            name: as the server shows it.
+            seconds: how long each server of the address has to take the connection, unless the address says it, and
+                then to answer. The library takes no less than two.
 
         Raises:
             StoreAwayError: the server does not answer.
@@ -81,35 +91,68 @@ class Target:
             StoreError: the address or the password's file cannot be used.
         """
         try:
-            connection = psycopg.connect(self._conninfo(name), autocommit=True)
+            connection = psycopg.connect(self._conninfo(name, seconds), autocommit=True)
         except psycopg.OperationalError as error:
             raise self._unreachable(error) from error
         except psycopg.Error as error:
             raise StoreError(f"{self}: {self.without_secret(str(error))}") from error
         try:
             # Not as options of the connection, which poolers refuse.
-            connection.execute(
-                f"SET synchronous_commit = {'on' if self.synchronous else 'off'};"
-                f" SET default_transaction_read_only = {'on' if read_only else 'off'};"
-                f" SET idle_in_transaction_session_timeout = {0 if read_only else 10_000};"
-                " SET client_min_messages = warning; SET search_path = public"
-            )
+            with self.answered_within(seconds, connection):
+                connection.execute(
+                    f"SET synchronous_commit = {'on' if self.synchronous else 'off'};"
+                    f" SET default_transaction_read_only = {'on' if read_only else 'off'};"
+                    f" SET idle_in_transaction_session_timeout = {0 if read_only else 10_000};"
+                    " SET client_min_messages = warning; SET search_path = public"
+                )
         except psycopg.Error as error:
             connection.close()
             raise self._unreachable(error) from error
+        except StoreAwayError:
+            connection.close()
+            raise
         return connection
+
+    @contextmanager
+    def answered_within(self, seconds: float, connection: Connection) -> Iterator[None]:
+        """Break the connection when the block takes longer: the library waits for an answer for ever.
+
+        Raises StoreAwayError: it has taken longer.
+        """
+        has_ended = threading.Event()
+        # Of its own, because the library closes the other one, whose number another connection may get.
+        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+
+            def end() -> None:
+                has_ended.set()
+                with suppress(OSError):
+                    copy.shutdown(socket.SHUT_RDWR)
+
+            timer = threading.Timer(seconds, end)
+            timer.daemon = True
+            timer.start()
+            try:
+                yield
+            except psycopg.Error as error:
+                if has_ended.is_set():
+                    raise StoreAwayError(f"{self}: the server has taken a connection, and does not answer") from error
+                raise
+            finally:
+                timer.cancel()
+                timer.join()
 
     def _unreachable(self, error: psycopg.Error) -> StoreUnreachableError:
         return (StoreAwayError if is_away(error) else StoreUnreachableError)(self._explained(error))
 
-    def _conninfo(self, name: str) -> str:
+    def _conninfo(self, name: str, seconds: float) -> str:
         given = self._parsed()
         if self.password_file is not None:
             try:
                 given["password"] = self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise StoreError(f"storage.password_file: {self.password_file}: cannot be read") from error
-        return conninfo.make_conninfo(**{**_DEFAULTS, "application_name": name, **given, "client_encoding": "UTF8"})
+        own = {**_DEFAULTS, "connect_timeout": str(max(int(seconds), 2)), "application_name": name}
+        return conninfo.make_conninfo(**{**own, **given, "client_encoding": "UTF8"})
 
     def _parsed(self) -> dict[str, Any]:
         try:

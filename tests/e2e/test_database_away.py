@@ -2,22 +2,26 @@
 
 import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import pytest
 
 from broker.secrets import Vault
 from protocols.operation.key_file import KeyFile
-from tests.daemon import run_command
+from tests.daemon import USER_TOKEN, bearer, device_id, run_command
 from tests.e2e.test_reload import Supervisor
 from tests.e2e.test_standby import FENCED, Node, wait_until
 from tests.postgresql import Server, server
 
 #: The connections of psycopg that a stop leaves, and sockets of httpx.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+PATIENCE_SECONDS: Final = 5.0  # as long as it is by default
 AWAY = (503, "waits: the database does not answer\n")
 STANDS_BY = (503, "stands by: another node serves\n")
 SERVES = (200, "ok\n")
@@ -124,6 +128,38 @@ def test_the_server_restarts_under_a_daemon_that_stands_by(own: Server, nodes: t
         assert a.status() == FENCED
     assert b.daemon.stop() == 0
     assert b.log().count(" database_away ") == 1
+
+
+def test_while_the_server_stands_still_front_ends_answer_within_the_patience(
+    own: Server, nodes: tuple[Node, Node]
+) -> None:
+    node, _ = nodes
+    node.start()
+    base = f"http://127.0.0.1:{node.http}"
+    calls: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("POST", "/v1.1/messages", {"headers": bearer(USER_TOKEN), "json": {"sdid": device_id(0), "data": {}}}),
+        ("GET", "/v1.1/users/self", {"headers": bearer(USER_TOKEN)}),
+        ("POST", "/accounts/token", {"data": {"grant_type": "refresh_token", "refresh_token": "0" * 32}}),
+    )
+    found: dict[str, list[tuple[int, float]]] = {path: [] for _, path, _ in calls}
+
+    def ask(method: str, path: str, given: dict[str, Any]) -> None:
+        for _ in range(3):
+            began = time.monotonic()
+            answer = httpx.request(method, base + path, timeout=60, **given)
+            found[path].append((answer.status_code, time.monotonic() - began))
+
+    with own.standing_still():
+        threads = [threading.Thread(target=ask, args=call) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ready(node)[0] == 503
+    print(found)  # noqa: T201 - with -s
+    assert max(seconds for answers in found.values() for _, seconds in answers) <= PATIENCE_SECONDS + 0.5
+    assert {status for answers in found.values() for status, _ in answers} == {503}
+    is_ready(node, SERVES)
 
 
 def test_a_mistake_ends_a_daemon_at_once(own: Server, nodes: tuple[Node, Node]) -> None:

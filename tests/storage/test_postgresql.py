@@ -5,8 +5,9 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 from subprocess import run
 from threading import Thread
@@ -217,6 +218,72 @@ async def test_a_connection_for_which_the_server_works_is_left_alone(
         assert before["pid"] == after["pid"]
         assert any(answers)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("after", [b"", b"SET synchronous_commit", b"pg_terminate_backend"])
+async def test_a_try_to_connect_with_a_server_that_stands_still_has_an_end(
+    name: str, proxy: CuttingProxy, after: bytes
+) -> None:
+    """Whenever the server falls silent: before it takes the connection, or after it has."""
+    async with opened(through(proxy, name, patience=4)) as (database, _):
+        assert await database.write(count("a")) == 1
+        proxy.lose_at(after)
+        proxy.cut()
+        for within in (4.5, 2.5):  # the patience, then one try at most
+            began = trio.current_time()
+            with pytest.raises(StoreAwayError):
+                await database.write(count("a"))
+            assert trio.current_time() - began < within
+        proxy.lose_at(b"nothing that is sent")
+        with trio.fail_after(10):
+            while True:
+                with suppress(StoreError):
+                    assert await database.write(count("a")) == 2
+                    break
+                await trio.sleep(0.05)
+
+
+async def test_a_server_that_stands_still_is_refused_within_the_patience() -> None:
+    """SIGSTOP of all its processes, in the middle of commits and reads."""
+    own = Server(Path(server().folder) / "still")
+    own.folder.mkdir()
+    own.make()
+    own.start()
+    patience, longest = 5.0, 0.0
+    try:
+        own.administration.execute("CREATE DATABASE store TEMPLATE template0")
+        engine = PostgresqlEngine(Target(own.url("store")), patience_seconds=patience)
+        async with opened(engine) as (database, _), trio.open_nursery() as nursery:
+
+            async def ask(do: Callable[[], Awaitable[object]]) -> None:
+                nonlocal longest
+                until = trio.current_time() + 2 * patience
+                while trio.current_time() < until:
+                    began = trio.current_time()
+                    with suppress(StoreUnreachableError):
+                        await do()
+                    longest = max(longest, trio.current_time() - began)
+                    await trio.sleep(0.05)
+
+            nursery.start_soon(cut_silent_forever, engine)
+            assert await database.write(count("a")) == 1
+            with own.standing_still():
+                async with trio.open_nursery() as asking:
+                    for _ in range(3):
+                        asking.start_soon(ask, partial(database.write, count("a")))
+                        asking.start_soon(ask, partial(database.read, lambda tx: tx.messages.counter("a")))
+                        asking.start_soon(ask, partial(database.look_up, lambda tx: tx.messages.counter("a")))
+            with trio.fail_after(2 * patience):
+                while True:
+                    with suppress(StoreError):
+                        assert await database.write(count("b")) == 1
+                        break
+                    await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
+    finally:
+        own.stop("immediate")
+    print(f"longest: {longest:.2f} s")  # noqa: T201 - with -s
+    assert longest <= patience + 0.5
 
 
 async def test_the_event_loop_asks_the_server_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

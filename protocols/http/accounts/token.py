@@ -17,7 +17,8 @@ from config.limits import MAX_FORM_BYTES
 from protocols.http.answers import Answer, json_answer, plain_answer
 from protocols.http.errors import app_refusals, route_of_request
 from protocols.http.reading import read_body
-from protocols.refusals import note_refusal
+from protocols.refusals import note_refusal, refusal_for
+from storage.sql import StoreError
 
 ENDPOINTS: Final = ("/token", "/device/code")
 _WAITING: Final = frozenset({"authorization_pending", "slow_down"})  # a device polls (RFC 8628, 3.5)
@@ -38,8 +39,9 @@ def token_blueprint(grants: TokenEndpoints) -> Blueprint:
         return _flat(await grants.device_code(await token_request()))
 
     @routes.errorhandler(DomainError)
-    async def refused(error: DomainError) -> Response:
-        return refusal_answer(error, app_refusals()).response()
+    @routes.errorhandler(StoreError)
+    async def refused(error: DomainError | StoreError) -> Response:
+        return refusal_answer(refusal_for(error), app_refusals()).response()
 
     @routes.errorhandler(HTTPException)
     async def refused_by_http(error: HTTPException) -> Response:

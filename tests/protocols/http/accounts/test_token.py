@@ -8,6 +8,7 @@ import structlog
 
 from broker.errors import StorageUnavailable
 from broker.services import Services
+from storage.sql import StoreError
 from tests.broker.accounts.oauth_world import CALLBACK, PAGE, SECRETS, SERVER, TV, WEB, OAuthWorld, basic
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
@@ -78,9 +79,15 @@ async def test_an_unknown_grant_type_is_a_redirect_with_a_body(accounts: httpx.A
     assert "location" not in answer.headers
 
 
-async def test_an_unexpected_failure_is_a_server_error(accounts: httpx.AsyncClient, services: Services) -> None:
-    await services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE device_code"))
-    answer = await accounts.post("/device/code", data={"client_id": TV})
+async def test_an_unexpected_failure_is_a_server_error(
+    accounts: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_arguments: object, **_options: object) -> None:
+        raise ValueError("device_code")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(services.core.database, "write", fail)
+        answer = await accounts.post("/device/code", data={"client_id": TV})
     assert (answer.status_code, answer.json()["error"]) == (400, "server_error")
     assert "device_code" not in answer.json()["error_description"]
     check_headers(answer)
@@ -136,17 +143,19 @@ async def test_a_body_that_is_too_long_is_a_flat_refusal_without_a_traceback(
     assert "exc_info" not in repr(logs)
 
 
-async def test_a_store_that_takes_nothing_is_temporarily_unavailable(
-    accounts: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [StorageUnavailable, StoreError])
+async def test_a_store_that_fails_is_temporarily_unavailable(
+    accounts: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     async def fail(*_arguments: object, **_options: object) -> None:
-        raise StorageUnavailable("the disk is full")
+        raise error("the disk is full")
 
     form = {"grant_type": "client_credentials"}
     with monkeypatch.context() as patch:
         patch.setattr(services.core.database, "write", fail)
         answer = await accounts.post("/token", data=form, headers={"Authorization": basic(SERVER)})
     assert (answer.status_code, answer.json()["error"]) == (503, "temporarily_unavailable")
+    assert "disk" not in answer.text
 
 
 SECRET_QUERIES = [
