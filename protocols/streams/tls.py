@@ -217,9 +217,13 @@ async def abandon(stream: TlsStream) -> None:
 
 
 def peer_certificate(stream: trio.abc.Stream) -> ClientCertificate | None:
-    """The client certificate of a finished handshake; None when the peer has shown none, or was not asked for one."""
+    """The client certificate of a finished handshake; None when the peer has shown none, was not asked for one, or the
+    connection has failed."""
     ask = getattr(stream, "getpeercert", None)  # TLS streams have it, and streams inside of them
-    shown = None if ask is None else ask()
+    try:
+        shown = None if ask is None else ask()
+    except ValueError:  # the connection has failed, and OpenSSL says that there was no handshake
+        return None
     return shown if isinstance(shown, ClientCertificate) else None
 
 
