@@ -8,6 +8,7 @@ hash of all its rows. Until then the other store is marked as unfinished, and no
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -237,14 +238,15 @@ class _Copy:
     # Copying
 
     def _copy(self, shape: TableShape, state: _State) -> None:
-        for page in _pages(self._from, shape, state):
-            with _transaction(self._connection):
-                if page.rows:
-                    self._into.load(shape, page.rows)
-                self._put(shape.name, page.state)
-            self._rows += len(page.rows)
-            self._bytes += page.size
-            self._report(shape.name)
+        with _read_ahead(self._from, shape, state) as pages:
+            for page in pages:
+                with _transaction(self._connection):
+                    if page.rows:
+                        self._into.load(shape, page.rows)
+                    self._put(shape.name, page.state)
+                self._rows += len(page.rows)
+                self._bytes += page.size
+                self._report(shape.name)
 
     def _report(self, table: str, *, is_comparing: bool = False) -> None:
         done, seconds = self._rows - self._before, time.monotonic() - self._began
@@ -280,8 +282,24 @@ class _Page:
     size: int  # bytes
 
 
+@contextmanager
+def _read_ahead(tables: Tables, shape: TableShape, state: _State) -> Iterator[Iterator[_Page]]:
+    """The rows behind a state in pages, of which each is read while the caller has the one before."""
+    pages = _pages(tables, shape, state)
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, pages, None)
+
+        def read() -> Iterator[_Page]:
+            nonlocal coming
+            while (page := coming.result()) is not None:
+                coming = thread.submit(next, pages, None)
+                yield page
+
+        yield read()
+
+
 def _pages(tables: Tables, shape: TableShape, state: _State) -> Iterator[_Page]:
-    """The rows behind a state in pages; the last one may be empty."""
+    """As `_read_ahead`; the last page may be empty."""
     if not shape.key:
         yield _whole(tables, shape)
         return

@@ -191,6 +191,7 @@ class PostgresqlConnection:
         self._is_begun = self._is_writing = self._is_ended = False
         self._node = engine.new_name()
         self._number = 0  # of the last commit
+        self._log_statements: dict[tuple[object, ...], str] = {}
         self._head: int | None = None  # the highest position that this connection has given
         #: Since when this waits for an answer of the server, by time.monotonic.
         self.waits_since: float | None = None
@@ -211,14 +212,20 @@ class PostgresqlConnection:
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> PostgresqlResult:
         return self._run(translated(sql), parameters or {})
 
-    def _run(self, sql: str, parameters: Mapping[str, Any] | Sequence[Any]) -> PostgresqlResult:
+    def all_rows(self, sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The rows of a SELECT, in binary form, which costs less where there are many: for a copy."""
+        return [tuple(row) for row in self._run(translated(sql), parameters, binary=True).tuples()]
+
+    def _run(
+        self, sql: str, parameters: Mapping[str, Any] | Sequence[Any], *, binary: bool | None = None
+    ) -> PostgresqlResult:
         if not self._is_begun:
             self._be_connected()
         self._send_later()
         self.waits_since = time.monotonic()
         try:
             cursor = self._cursor
-            cursor.execute(sql, parameters)
+            cursor.execute(sql, parameters, binary=binary)
             if cursor.description is None:
                 return _NOTHING
             return PostgresqlResult([column.name for column in cursor.description], cursor.fetchall())
@@ -265,25 +272,47 @@ class PostgresqlConnection:
             arrays = self._arrays_of(table, columns, rows).arrays
             self._run(_insert(table, columns, self._types_of(table)), arrays)
 
+    def load_rows(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows with COPY: of tens of thousands of rows in half the time of `insert_many`."""
+        types = self._types_of(table)
+        self._send_later()
+        self.waits_since = time.monotonic()
+        names = ", ".join(map(quoted, columns))
+        try:
+            with self._cursor.copy(f"COPY {quoted(table)} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
+                copy.set_types([types[name] for name in columns])
+                for row in rows:
+                    copy.write_row(row)
+        except psycopg.Error as error:
+            raise self._store_error(error) from error
+        finally:
+            self.waits_since = None
+
     def insert_log(self, parts: Sequence[tuple[str, Sequence[str], Sequence[Any] | EncodedRows]], *, head: int) -> int:
         # The server has all of it before it takes the lock of the log, which lasts until the commit: so a daemon that
         # stands still holds up no other one.
-        sql, values = "", list[Any]()
-        number = 0
-        for table, columns, rows in parts:
-            arrays = self._arrays_of(table, columns, rows)
-            inserting = _insert(table, columns, self._types_of(table), shifted=True)
-            sql += f", of_{table} AS ({inserting})"
-            values += [head, *arrays.arrays]
-            number += arrays.number
+        arrays = [self._arrays_of(table, columns, rows) for table, columns, rows in parts]
+        number = sum(of_table.number for of_table in arrays)
+        values = [value for of_table in arrays for value in (head, *of_table.arrays)]
+        sql = self._log_statement([(table, columns) for table, columns, _ in parts])
         if self._is_writing:
-            row = self._run(f"WITH {_GIVEN.format(fence='')}{sql} {_HEAD}", [number, *values]).one()
+            row = self._run(sql, [number, *values]).one()
             given = int(row["head"]) if row else 0
         else:
-            fence = "".join(f"({check})::text || " for check in self._engine.fence)
-            given = self._alone(f"WITH {_GIVEN.format(fence=fence)}{_NUMBERED}{sql} {_HEAD}", number, values)
+            given = self._alone(sql, number, values)
         self._head = given
         return given - head
+
+    def _log_statement(self, tables: Sequence[tuple[str, Sequence[str]]]) -> str:
+        """The insertion into tables of the log, within a transaction or as one of its own."""
+        key = (self._is_writing, *(table for table, _ in tables))
+        if (sql := self._log_statements.get(key)) is None:
+            fence = "" if self._is_writing else "".join(f"({check})::text || " for check in self._engine.fence)
+            sql = f"WITH {_GIVEN.format(fence=fence)}{'' if self._is_writing else _NUMBERED}"
+            for table, columns in tables:
+                sql += f", of_{table} AS ({_insert(table, columns, self._types_of(table), shifted=True)})"
+            sql = self._log_statements[key] = f"{sql} {_HEAD}"
+        return sql
 
     def given_head(self) -> int:
         row = self._run("SELECT max(head) AS head FROM batch", ()).one()

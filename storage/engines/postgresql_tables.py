@@ -43,7 +43,7 @@ class PostgresqlTables:
         self._connection = connection
 
     def rows(self, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in self._connection.execute(sql, parameters).tuples()]
+        return self._connection.all_rows(sql, parameters)
 
     def shapes(self) -> dict[str, TableShape]:
         keys = {table: (tuple(names), tuple(folded)) for table, names, folded in self.rows(_KEYS, {})}
@@ -64,7 +64,7 @@ class PostgresqlTables:
         """The order of the tables is enough: each comes behind the ones that it refers to."""
 
     def load(self, shape: TableShape, rows: Sequence[tuple[Any, ...]]) -> None:
-        self._connection.insert_many(shape.name, shape.columns, rows)
+        self._connection.load_rows(shape.name, shape.columns, rows)
 
     def empty(self, shapes: Sequence[TableShape]) -> None:
         if shapes:

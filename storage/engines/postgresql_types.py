@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from math import isinf, isnan
 from typing import Any, Final
 
+import msgspec
 import psycopg
 from psycopg.adapt import Buffer, Dumper, Loader
 from psycopg.pq import Format
@@ -22,6 +23,7 @@ _ESCAPE_BYTE: Final = b"\x1a"
 _NO_NULL: Final = struct.Struct(">IIIII")  # dimensions, whether there are NULLs, type, length, first index
 _LENGTH: Final = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
+_decode: Final = msgspec.json.Decoder().decode
 
 
 def escaped(text: str) -> str:
@@ -44,10 +46,24 @@ class _TextDumper(Dumper):
         return escaped(obj).encode()
 
 
+class _NumberDumper(Dumper):
+    """A number of a rollup in a copy, where the types of the columns choose the dumpers."""
+
+    format = Format.BINARY
+    oid = 114
+
+    def dump(self, obj: float) -> Buffer | None:
+        return _number(obj)
+
+
 class _TextLoader(Loader):
     def load(self, data: Buffer) -> str:
         text = str(data, "utf-8")
         return unescaped(text) if _ESCAPE in text else text
+
+
+class _BinaryTextLoader(_TextLoader):
+    format = Format.BINARY
 
 
 class _NumericLoader(Loader):
@@ -60,7 +76,14 @@ class _NumericLoader(Loader):
 
 class _JsonLoader(Loader):
     def load(self, data: Buffer) -> Any:
-        return json.loads(str(data, "utf-8"))
+        try:
+            return _decode(data)
+        except msgspec.ValidationError:  # infinity (`_number`)
+            return json.loads(str(data, "utf-8"))
+
+
+class _BinaryJsonLoader(_JsonLoader):
+    format = Format.BINARY
 
 
 class _Array(bytes):
@@ -118,7 +141,14 @@ def adapt(connection: "psycopg.Connection[Any]") -> None:
         (_ByteaArray, _ByteaArrayDumper),
     ):
         connection.adapters.register_dumper(kind, dumper)
-    for name, loader in (("text", _TextLoader), ("numeric", _NumericLoader), ("json", _JsonLoader)):
+    connection.adapters.register_dumper(None, _NumberDumper)
+    for name, loader in (
+        ("text", _TextLoader),
+        ("text", _BinaryTextLoader),
+        ("numeric", _NumericLoader),
+        ("json", _JsonLoader),
+        ("json", _BinaryJsonLoader),
+    ):
         connection.adapters.register_loader(name, loader)
 
 

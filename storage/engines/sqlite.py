@@ -7,6 +7,7 @@ interpreter lock once per row; measured beside a busy event loop that is 2.5 to 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,14 +110,24 @@ class SqliteConnection:
         """For a copy of the whole store."""
         return SqliteTables(self)
 
-    def insert_rows(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows with every value as it is, which JSON text would not keep."""
-        places = ", ".join("?" * len(columns))
-        sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608 - of the schema
+    def all_rows(self, sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The rows of a SELECT as plain tuples: for a copy, which reads all of a store."""
+        cursor = self._connection.cursor()
+        cursor.row_factory = None
         try:
-            self._connection.executemany(sql, rows)
+            found: list[tuple[Any, ...]] = cursor.execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise _store_error(error, sql, self._damage) from error
+        return found
+
+    def insert_rows(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows with every value as it is, which JSON text would not keep."""
+        names, one = ", ".join(columns), f"({', '.join('?' * len(columns))})"
+        at_once = _BOUND_VALUES // len(columns)
+        for index in range(0, len(rows), at_once):
+            part = rows[index : index + at_once]
+            sql = f"INSERT INTO {table} ({names}) VALUES {', '.join([one] * len(part))}"  # noqa: S608 - of the schema
+            self._run(sql, tuple(chain.from_iterable(part)))
 
     def insert_log(
         self,

@@ -14,7 +14,7 @@ class SqliteTables:
         self._connection = connection
 
     def rows(self, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in self._connection.execute(sql, parameters).tuples()]
+        return self._connection.all_rows(sql, parameters)
 
     def shapes(self) -> dict[str, TableShape]:
         names = self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'", {})
