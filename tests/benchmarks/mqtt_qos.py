@@ -167,13 +167,13 @@ def _publishing(port: int, process: int, *, qos: int, devices: int, window: int)
 # --- Connecting ---
 
 
-def _connecting(port: int, process: int) -> Measure:
+def connecting(port: int, process: int, *, database: int | None = None) -> Measure:
     """Connections that are made, accepted and left with DISCONNECT, twenty at once."""
 
     def measure(seconds: float) -> Sample:
         _connected(port, 0).close()
         count, waits = 0, Result(seconds, 0)
-        with using(process) as used:
+        with using(process, database=database) as used:
             end = time.perf_counter() + seconds
             while (begin := time.perf_counter()) < end:
                 opened = [_dialled(port) for _ in range(_CONNECTING)]
@@ -226,7 +226,7 @@ def rows() -> Iterator[Row]:
 
 
 def connection_rows() -> Iterator[Row]:
-    yield Row("MQTT connects", _contenders(_connecting), "3 k/s")
+    yield Row("MQTT connects", _contenders(connecting), "3 k/s")
     # Once only: what is freed of the first thousand connections, the next thousand gets.
     yield Row("KiB of an idle MQTT connection", _contenders(_idle), "12 KiB", rounds=1)
 

@@ -1,11 +1,12 @@
 """REST calls over loopback, beside a bare Quart application on Hypercorn in the same minute.
 
-    python -m tests.benchmarks.rest [--seconds 5] [--rounds 3] [post] [show] [action] [range] [last] [snapshots]
+    python -m tests.benchmarks.rest [--seconds 5] [--rounds 3] [post] [show] [token] [action] [range] [last] [snapshots]
 
 `post` and `action`: POST /messages and POST /actions with device tokens, durable before the answer. `show`: GET
-/devices/{did} with a user token. `range`, `last`, `snapshots`: the searches below /messages with device tokens, ten
-messages each; `post` must have run before. 20 connections, each with one request in flight. The bare application reads
-the body and answers the few bytes of `post`; daemon and bare application take turns.
+/devices/{did} with a user token. `token`: PUT /devices/{did}/tokens, which makes a new one. `range`, `last`,
+`snapshots`: the searches below /messages with device tokens, ten messages each; `post` must have run before. 20
+connections, each with one request in flight. The bare application reads the body and answers the few bytes of `post`;
+daemon and bare application take turns.
 """
 
 import argparse
@@ -58,6 +59,11 @@ def _show(number: int) -> bytes:
     return f"{head}Authorization: bearer {USER_TOKEN}\r\n\r\n".encode()
 
 
+def _token(number: int) -> bytes:
+    head = f"PUT /v1.1/devices/{device_id(number)}/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
+    return f"{head}Authorization: bearer {USER_TOKEN}\r\n\r\n".encode()
+
+
 def _search(path: str) -> Callable[[int], bytes]:
     def request(number: int) -> bytes:
         head = f"GET /v1.1/messages{path.format(did=device_id(number))} HTTP/1.1\r\nHost: localhost\r\n"
@@ -69,6 +75,7 @@ def _search(path: str) -> Callable[[int], bytes]:
 REQUESTS = {
     "post": _post,
     "show": _show,
+    "token": _token,
     "action": _action,
     "range": _search("?startDate=0&endDate=9999999999999&count=10"),
     "last": _search("/last?sdids={did}&count=10"),

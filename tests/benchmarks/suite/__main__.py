@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from tests.benchmarks.suite import connections, mqtt, nats, others, projections
+from tests.benchmarks.suite import connections, engines, mqtt, nats, others, projections
 from tests.benchmarks.suite import growth as grown
 from tests.benchmarks.suite.contest import Contender, Outcome, Row, compete, table
 from tests.faults import wear
@@ -74,6 +74,7 @@ def rows(growth: Sequence[int]) -> Iterator[Row]:
         )
     yield from connections.rows()
     yield from projections.rows()
+    yield from engines.rows()
     if growth:
         yield from grown.rows(growth)
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.benchmarks.websocket import cpu_seconds, resident_kib
+from tests.benchmarks.websocket import cpu_seconds, cpu_seconds_of_family, resident_kib
 from tests.faults.wear import written
 
 #: From this share of one processor on, the load generator is what limits the rate.
@@ -29,6 +29,7 @@ class Sample:
     resident_mib: float | None = None
     written_bytes: float | None = None  # for each
     generator_share: float = 0.0  # of one processor
+    database_us: float | None = None  # processor time of the database's server, for each
 
 
 Measure = Callable[[float], Sample]  # takes the seconds of a turn
@@ -65,25 +66,32 @@ class Used:
     """Resources that the processes of a server use during a measurement."""
 
     processes: Sequence[int]
+    database: int | None = None  # the first process of a server of PostgreSQL
     seconds: float = 0.0
+    database_seconds: float = 0.0
     written: int = 0
     share: float = 0.0
 
     def of_each(self, rate: float, count: float, *, p99_ms: float | None = None) -> Sample:
         resident = sum(resident_kib(one) for one in self.processes) / 1024
         each = max(count, 1.0)
-        return Sample(rate, p99_ms, self.seconds / each * 1e6, resident, self.written / each, self.share)
+        database = None if self.database is None else self.database_seconds / each * 1e6
+        return Sample(rate, p99_ms, self.seconds / each * 1e6, resident, self.written / each, self.share, database)
 
 
 @contextmanager
-def using(*processes: int) -> Iterator[Used]:
-    used = Used(processes)
+def using(*processes: int, database: int | None = None) -> Iterator[Used]:
+    """`database`: the first process of a server of PostgreSQL, which is counted apart."""
+    used = Used(processes, database)
     before = [(cpu_seconds(one), written(one)) for one in processes]
+    of_database = 0.0 if database is None else cpu_seconds_of_family(database)
     wall, own = time.perf_counter(), time.process_time()
     yield used
     used.share = (time.process_time() - own) / (time.perf_counter() - wall)
     used.seconds = sum(cpu_seconds(one) for one in processes) - sum(seconds for seconds, _ in before)
     used.written = sum(written(one) for one in processes) - sum(number for _, number in before)
+    if database is not None:
+        used.database_seconds = cpu_seconds_of_family(database) - of_database
 
 
 @contextmanager
@@ -156,12 +164,15 @@ def _line(outcome: Outcome, name: str, ours: str | None) -> str:
     if ours is not None and name != ours:
         ratios = outcome.ratios(ours, name)
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    cpu = _number(one.cpu_us for one in samples)
+    if database := _number(one.database_us for one in samples):
+        cpu += f" + {database}"
     cells = (
         name,
         f"{_amount(outcome.median(name))} ({_amount(min(rates))} to {_amount(max(rates))}){bound}",
         ratio,
         _number(one.p99_ms for one in samples),
-        _number(one.cpu_us for one in samples),
+        cpu,
         _number(one.resident_mib for one in samples),
         _number(one.written_bytes for one in samples),
     )

@@ -44,11 +44,11 @@ persistence_location {}
 """
 
 
-def _published(port: int, devices: int, window: int, *processes: int) -> Measure:
+def _published(port: int, devices: int, window: int, *processes: int, database: int | None = None) -> Measure:
     credentials = [(device_id(number), device_token(number)) for number in range(devices)]
 
     def measure(seconds: float) -> Sample:
-        with using(*processes) as used:
+        with using(*processes, database=database) as used:
             found = publish_qos1(port, credentials, PAYLOAD, window=window, seconds=seconds, warmup=_WARM_UP_SECONDS)
         taken = found.rate * (seconds + _WARM_UP_SECONDS)
         return used.of_each(found.rate, taken, p99_ms=found.percentile(0.99) * 1000)
@@ -67,9 +67,9 @@ def ours(devices: int, window: int, *, known: int = 0) -> Iterator[Measure]:
         yield of_daemon(daemon, devices, window)
 
 
-def of_daemon(daemon: Daemon, devices: int, window: int) -> Measure:
+def of_daemon(daemon: Daemon, devices: int, window: int, *, database: int | None = None) -> Measure:
     assert daemon.process is not None
-    return _published(daemon.port("mqtt"), devices, window, daemon.process.pid)
+    return _published(daemon.port("mqtt"), devices, window, daemon.process.pid, database=database)
 
 
 @contextmanager

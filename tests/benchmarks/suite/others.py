@@ -31,13 +31,13 @@ def _daemon(settings: str = "") -> Iterator[tuple[Daemon, int]]:
         yield daemon, daemon.process.pid
 
 
-def _called(port: int, process: int, what: str, header: bytes = b"") -> Measure:
+def called(port: int, process: int, what: str, header: bytes = b"", *, database: int | None = None) -> Measure:
     """`header`: a line more in each request, with its end."""
     plain = [rest.REQUESTS[what](number) for number in range(_CALLERS)]
     requests = [one.replace(b"\r\n\r\n", b"\r\n" + header + b"\r\n", 1) for one in plain]
 
     def measure(seconds: float) -> Sample:
-        with using(process) as used:
+        with using(process, database=database) as used:
             found = rest.measure(port, process, requests, seconds)
         return used.of_each(found.rate, found.rate * seconds)
 
@@ -48,8 +48,8 @@ def _called(port: int, process: int, what: str, header: bytes = b"") -> Measure:
 def rest_of_ours(what: str, *, header: bytes = b"") -> Iterator[Measure]:
     """POST /messages, durable before its answer, or a GET; 20 connections, one request in flight each."""
     with _daemon() as (daemon, process):
-        _called(daemon.port("http"), process, "post")(_FILL_SECONDS)
-        yield _called(daemon.port("http"), process, what, header)
+        called(daemon.port("http"), process, "post")(_FILL_SECONDS)
+        yield called(daemon.port("http"), process, what, header)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def rest_the_long_way(what: str) -> Iterator[Measure]:
 def bare_hypercorn(what: str) -> Iterator[Measure]:
     """A bare Quart application on Hypercorn that answers as many bytes."""
     with rest.bare_server() as (port, process):
-        yield _called(port, process, what)
+        yield called(port, process, what)
 
 
 @contextmanager
