@@ -1,11 +1,15 @@
 """The comparison: contenders take turns, and the table says what is missing and what limited the rate."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.benchmarks.suite.contest import Contender, Measure, Row, Sample, UnavailableError, compete, table
+from tests.benchmarks.websocket import cpu_seconds_of_family
 
 
 def fixed(name: str, turns: list[str], *samples: Sample | Exception) -> Contender:
@@ -53,6 +57,19 @@ def test_they_take_turns_and_ratios_are_of_each_turn() -> None:
         "| theirs | 100 (10 to 200) generator-bound | 0.90 (0.50 to 1.00) |  |  |  |  |",
         "| aedes | not measured: node is not installed | | | | | | |",
     ]
+
+
+def test_the_processor_time_of_a_database_is_apart() -> None:
+    contenders = {"over PostgreSQL": fixed("over PostgreSQL", [], Sample(100, cpu_us=8.25, database_us=3.5))}
+    text = table([compete(Row("MQTT", contenders), rounds=1, seconds=1, told=list[str]().append)])
+    assert text.splitlines()[3:] == ["| over PostgreSQL | 100 (100 to 100) |  |  | 8.2 + 3.5 |  |  |"]
+
+
+def test_processor_time_of_children_counts_also_when_they_have_ended() -> None:
+    work = "import time\nwhile time.process_time() < 0.1: pass"
+    before = cpu_seconds_of_family(os.getpid())
+    subprocess.run([sys.executable, "-c", work], check=True)
+    assert cpu_seconds_of_family(os.getpid()) - before >= 0.1
 
 
 def test_a_reference_that_fails_is_out_of_its_row_and_the_others_are_measured_on() -> None:
