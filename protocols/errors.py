@@ -1,8 +1,11 @@
 """Errors of listeners and of the state directory, which commands report without loading what raises them."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from storage import engines
+
+if TYPE_CHECKING:
+    from config.settings import Settings
 
 STORE: Final = engines.STORE
 
@@ -17,3 +20,10 @@ class StateError(Exception):
 
 class StateInUseError(StateError):
     """Another process uses this state directory."""
+
+
+def require_store(settings: "Settings") -> None:
+    """For a command that begins no store. Raises StateError: there is none. StoreError: the server cannot be asked."""
+    if not engines.has_store(settings):
+        where = engines.engine_of(settings) if settings.storage.is_postgresql else settings.state_dir
+        raise StateError(f"{where}: there is no store")

@@ -25,7 +25,7 @@ from tests.factories import NOW_MS, World, build_world
 from tests.fakes import FakeClock
 from tests.fork_server import commands_forked
 from tests.leaks import KNOWN, record, taken
-from tests.postgresql import DATABASES, ENGINE, end_run, folder_of_run
+from tests.postgresql import DATABASES, ENGINE, STATES, end_run, folder_of_run
 from tests.properties import register_profiles
 from tests.scheduling import FromBothEnds, programs_first
 from tests.stores import KeptStore, MigratedEngine
@@ -179,6 +179,7 @@ def _kept_stores() -> Iterator[list[KeptStore]]:
 def _databases_of_test() -> Iterator[None]:
     yield
     DATABASES.end_test()
+    STATES.end_test()
 
 
 @pytest.fixture

@@ -20,9 +20,12 @@ import trio
 from config.settings import Address, load_settings
 from config.settings_checks import SOCKET_LIMITS
 from protocols.cli.provision import apply_document, read_provision_file
+from storage.database import EngineConnection
 from tests.factories import LIGHT_MANIFEST
 from tests.fork_server import ForkedProcess, running
 from tests.leaks import heard
+from tests.postgresql import STATES
+from tests.stores import configuration, copy_state, store_of
 
 _COMMAND_SECONDS = 60
 TRUNKLINE = Path(sys.executable).parent / "trunkline"
@@ -62,11 +65,19 @@ class Daemon:
 
     def configure(self, *, devices: int) -> None:
         """Write the configuration beside a state directory in which Ada has this many lights."""
-        shutil.copytree(_provisioned(devices), self.state.parent, dirs_exist_ok=True)
+        provisioned = _provisioned(devices)
+        shutil.copytree(provisioned, self.state.parent, ignore=shutil.ignore_patterns("state"), dirs_exist_ok=True)
+        copy_state(provisioned / "state", self.state)
         self.write_config()
 
     def write_config(self) -> None:
         _write_configuration(self.config, self.state, self.settings)
+
+    @contextmanager
+    def store(self) -> Iterator[EngineConnection]:
+        """As `tests/stores.py: store_of`."""
+        with store_of(load_settings(self.config, {})) as connection:
+            yield connection
 
     def start(self) -> None:
         """Start the daemon, and wait for its ready line."""
@@ -143,6 +154,7 @@ def running_daemon(folder: Path, *, devices: int, settings: str = "") -> Iterato
         yield daemon
     finally:
         daemon.stop()
+        STATES.drop(daemon.state)
 
 
 @cache
@@ -213,11 +225,11 @@ def command_output(*arguments: str | Path, environment: Mapping[str, str] | None
 
 
 def _write_configuration(path: Path, state: Path, settings: str = "") -> None:
-    path.write_text(
+    text = (
         f'state_dir = "{state}"\n[http]\nbind = "127.0.0.1:0"\n[mqtt]\nbind = "127.0.0.1:0"\n'
-        f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings}',
-        encoding="utf-8",
+        f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings}'
     )
+    path.write_text(configuration(text, state), encoding="utf-8")
 
 
 _FOLDER = TemporaryDirectory(prefix="trunkline-tests-")

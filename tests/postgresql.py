@@ -1,7 +1,8 @@
 """PostgreSQL for tests: one server for all processes of a run, and databases that tests use one after the other.
 
-`make test ENGINE=postgresql` has all tests use it that take the fixture `engine`. The server is started when a test
-first needs it, in a folder of its own, and stops when the last process of the run has ended, however it ended.
+`make test ENGINE=postgresql` has all tests use it that make a store or start a daemon (tests/stores.py and
+tests/daemon.py). The server is started when a test first needs it, in a folder of its own, and stops when the last
+process of the run has ended, however it ended.
 """
 
 import fcntl
@@ -191,8 +192,11 @@ class Server:
 
     def new_database(self, *, template: str = _TEMPLATE) -> str:
         name = f"t{os.getpid()}_{next(_numbers)}"
-        self.administration.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        self.make_database(name, template)
         return name
+
+    def make_database(self, name: str, template: str) -> None:
+        self.administration.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy".encode())
 
     def drop(self, name: str) -> None:
         self.administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
@@ -276,6 +280,53 @@ class _Databases:
 
 
 DATABASES: Final = _Databases()
+
+
+class _StateDatabases:
+    """For each state directory a database, which daemons and commands have. It is dropped after its folder."""
+
+    def __init__(self) -> None:
+        self._of: dict[Path, str] = {}
+
+    def url(self, state: Path) -> str:
+        """The address of the database, which is empty until a daemon or `begin` makes a store in it."""
+        return server().url(self._name(state, "template0"))
+
+    def begin(self, state: Path, source: Path | None = None) -> None:
+        """Make it an empty store, or a copy of that of another state directory, which nobody uses."""
+        name = self._name(state, "template0")
+        server().drop(name)
+        server().make_database(name, _TEMPLATE if source is None else self._of[source.absolute()])
+
+    def empty(self, state: Path) -> None:
+        """Of the store nothing is left."""
+        name = self._name(state, "template0")
+        server().drop(name)
+        server().make_database(name, "template0")
+
+    def move(self, state: Path, to: Path) -> None:
+        name, new = self._of[state.absolute()], f"t{os.getpid()}_{next(_numbers)}"
+        server().administration.execute(f"ALTER DATABASE {name} RENAME TO {new}".encode())
+        self._of[to.absolute()] = new
+        server().make_database(name, "template0")
+
+    def drop(self, state: Path) -> None:
+        """The state directory is not used any more."""
+        if (name := self._of.pop(state.absolute(), None)) is not None:
+            server().drop(name)
+
+    def end_test(self) -> None:
+        for state in [state for state in self._of if not state.parent.exists()]:
+            self.drop(state)
+
+    def _name(self, state: Path, template: str) -> str:
+        state = state.absolute()
+        if state not in self._of:
+            self._of[state] = server().new_database(template=template)
+        return self._of[state]
+
+
+STATES: Final = _StateDatabases()
 
 
 def migrated_engine(path: Path) -> "PostgresqlEngine":

@@ -6,22 +6,26 @@ A copied schema saves 66 ms of processor time for each of some thousand stores. 
 2.8 of 19 s in the 455 tests of accounts and registration, and more than 10 s in all.
 """
 
+import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar, cast
 
+from config.settings import Settings, Storage, load_settings
 from storage.damage import Damage
 from storage.database import Database, EngineConnection, StoreEngine, Transaction
+from storage.engines import STORE, engine_of
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.messages import MessageStore
+from storage.sql import StoreConnection
 from storage.told import Told
 from tests.fakes import BreakableConnection, BreakableEngine
-from tests.postgresql import ENGINE, migrated_engine
+from tests.postgresql import ENGINE, STATES, migrated_engine
 from tests.told import through_messagepack
 
 T = TypeVar("T")
@@ -36,6 +40,88 @@ _FAR_APART = 1 << 16
 def make_store(path: Path) -> None:
     """Write the file of a store right after the steps of the schema, which take ten times as long as this copy."""
     path.write_bytes(_empty_store())
+
+
+# Stores of daemons and commands, which find them by their settings: a file in the state directory, or its database.
+
+
+def storage_of(state: Path) -> Storage:
+    """Where daemons and commands of this run have the store of a state directory."""
+    return Storage(url=STATES.url(state)) if ENGINE == "postgresql" else Storage()
+
+
+def configuration(text: str, state: Path) -> str:
+    """A configuration file with the same, unless its text says where the store is."""
+    url, table = storage_of(state).url, "[storage]\n"
+    if url == Storage().url or f"{table}url" in text:
+        return text
+    before, found, after = text.partition(table)
+    return f'{before.rstrip()}\n{table}url = "{url}"\n{after}' if found else f'{text.rstrip()}\n{table}url = "{url}"\n'
+
+
+def place_of(config: Path) -> str:
+    """As commands name it that find no store there."""
+    settings = load_settings(config, {})
+    return str(engine_of(settings) if settings.storage.is_postgresql else settings.state_dir)
+
+
+def begin_store(settings: Settings) -> None:
+    """Make the store of these settings an empty one, with the whole schema."""
+    if settings.storage.is_postgresql:
+        STATES.begin(settings.state_dir)
+    else:
+        make_store(settings.state_dir / STORE)
+
+
+def copy_state(source: Path, target: Path) -> None:
+    """Copy a state directory that nobody uses, with its store."""
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    if ENGINE == "postgresql":
+        STATES.begin(target, source)
+
+
+def move_state(state: Path, to: Path) -> None:
+    """Rename a state directory that nobody uses, with its store: there is none at the former place."""
+    state.rename(to)
+    if ENGINE == "postgresql":
+        STATES.move(state, to)
+
+
+def remove_store(settings: Settings) -> None:
+    """Nothing is left of the store of a state directory that nobody uses."""
+    if settings.storage.is_postgresql:
+        STATES.empty(settings.state_dir)
+    else:
+        for file in settings.state_dir.glob(f"{STORE}*"):
+            file.unlink()
+
+
+@contextmanager
+def store_of(settings: Settings, *, has_references: bool = True) -> Iterator[EngineConnection]:
+    """A connection to the store, in a transaction that is committed at the end."""
+    with closing(engine_of(settings).open(read_only=False)) as connection:
+        if not has_references:
+            lift_references(connection)
+        connection.begin(write=True)
+        yield connection
+        connection.commit()
+
+
+def note_step(store: StoreConnection, name: str) -> None:
+    """As if the version that has this step of the schema had made the store."""
+    if ENGINE == "postgresql":
+        store.execute("INSERT INTO schema_step (name, applied_at) VALUES (:name, now())", {"name": name})
+    else:
+        sql = "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('trunkline', :name, '')"
+        store.execute(sql, {"name": name})
+
+
+def lift_references(connection: StoreConnection) -> None:
+    """The connection takes rows that refer to nobody, from its next transaction on."""
+    if ENGINE == "postgresql":
+        connection.execute("SET session_replication_role = replica")
+    else:
+        connection.execute("PRAGMA foreign_keys = OFF")
 
 
 def make_index(path: Path) -> None:

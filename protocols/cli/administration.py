@@ -14,8 +14,6 @@ from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.control.client import ControlUnavailableError, send_command
-from protocols.errors import StateError
-from storage.engines import may_have_store
 
 T = TypeVar("T")
 
@@ -26,9 +24,8 @@ def administer(config: Path | None, command: str, arguments: Mapping[str, Any], 
     """Run a command of `protocols.control.server.COMMANDS`. Without a store nothing is made. Raises CommandError."""
     with failures_reported():
         settings = load_settings(config)
-        if not may_have_store(settings):
-            raise StateError(f"{settings.state_dir}: there is no store")
-        return msgspec.convert(trio.run(partial(run_anywhere, settings, command, arguments)), kind)
+        run = partial(run_anywhere, settings, command, arguments, begins_store=False)
+        return msgspec.convert(trio.run(run), kind)
 
 
 def ask_daemon(

@@ -10,20 +10,24 @@ import trio
 
 from config.settings import Settings
 from protocols.control.client import ControlUnavailableError, send_command
-from protocols.errors import STORE, StateInUseError
-from storage.engines import engine_of, may_have_store
+from protocols.errors import STORE, StateInUseError, require_store
+from storage.engines import engine_of, has_store
 
 _WAIT_SECONDS: Final = 10  # for a daemon that starts or stops
 _RETRY_SECONDS: Final = 0.1
 
 
-async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
+async def run_anywhere(
+    settings: Settings, command: str, arguments: Mapping[str, Any], *, begins_store: bool = True
+) -> Any:
     """The data of the command's answer: an object of its own type, or what came of it in JSON.
 
     A daemon that starts or stops holds the store without answering, so this is repeated for some seconds.
 
+    `begins_store`: whether the command may make a store where there is none.
+
     Raises:
-        StateInUseError: another process holds the store and does not answer.
+        StateError: there is no store. StateInUseError: another process holds it and does not answer.
         DomainError: the command is refused. ControlFailedError: it is refused by the running daemon.
     """
     deadline = trio.current_time() + _WAIT_SECONDS
@@ -32,6 +36,8 @@ async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str,
             return await send_command(settings.state_dir, command, arguments)
         except ControlUnavailableError:
             pass
+        if not begins_store:
+            require_store(settings)
         try:
             return await _run_on_store(settings, command, arguments)
         except StateInUseError:
@@ -57,7 +63,7 @@ async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str,
         copied = msgspec.structs.replace(settings, state_dir=Path(folder) / "state", storage=in_a_file)
         copied.state_dir.mkdir(mode=0o700)
         key_path = None
-        if may_have_store(settings):
+        if has_store(settings):
             file, is_private = key_file_of(settings.state_dir, None)
             key_path = file.path if is_private else None  # a credential of systemd is found again
             _copy_without_log(settings, copied.state_dir / STORE)
@@ -73,8 +79,6 @@ def _copy_without_log(settings: Settings, target: Path) -> None:
         copy_without_log(settings.state_dir / STORE, target)
         return
     with engine_of(settings, upgrades=False).snapshot() as snapshot:
-        if not snapshot.steps():
-            return
         copy_rows(snapshot.rows, SqliteEngine(target, synchronous="off"), str(target), without=LOGS)
 
 

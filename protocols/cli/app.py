@@ -15,8 +15,7 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.control.lines import ApplicationLine
-from protocols.errors import StateError
-from storage.engines import may_have_store
+from protocols.errors import require_store
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LIFE: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
@@ -94,7 +93,6 @@ def _new(application: str, user: str | None, expires: str, config: Path | None) 
     entry |= {"expires_in": int(match[1]) * _SECONDS[match[2]]} | ({} if user is None else {"user": user})
     with failures_reported():
         settings = load_settings(config)
-        if not may_have_store(settings):
-            raise StateError(f"{settings.state_dir}: there is no store")
+        require_store(settings)
         trio.run(partial(apply_document, settings, {"tokens": [entry]}, dry_run=False))
     return value

@@ -17,7 +17,8 @@ from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.control.client import ControlUnavailableError, send_command
 from protocols.control.lines import AUDIT_MAX
-from storage.engines import engine_of, may_have_store
+from protocols.errors import require_store
+from storage.engines import engine_of
 from storage.records import AuditFilter, AuditRecord
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -82,8 +83,7 @@ async def _find(settings: Settings, wanted: AuditFilter) -> list[AuditRecord]:
 
 def _read(settings: Settings, wanted: AuditFilter) -> list[AuditRecord]:
     """Read the store of a stopped daemon. Raises StateError when there is none, or when a daemon starts or stops."""
-    if not may_have_store(settings):
-        raise CommandError(f"{settings.state_dir}: there is no store")
+    require_store(settings)
     from protocols.operation.state import open_state  # noqa: PLC0415 - not needed where a running daemon answers
     from storage.audit import AuditStore  # noqa: PLC0415
 

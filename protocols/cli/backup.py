@@ -24,12 +24,12 @@ from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.control.client import ControlUnavailableError, send_command
-from protocols.errors import StateError, StateInUseError
+from protocols.errors import StateInUseError, require_store
 from protocols.operation.backup import MIB, BackupNotWrittenError, Copied, make_backup, make_folder, name_by_time
 from protocols.operation.restore import restore_backup
 from protocols.operation.state import lock_state
 from storage.audit import AuditStore
-from storage.engines import StoreAnywhere, engine_of, may_have_store
+from storage.engines import StoreAnywhere, engine_of
 
 T = TypeVar("T")
 _RATE_MIB: Final = 32
@@ -88,8 +88,7 @@ def backup(
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)
         passphrase = None if passphrase_file is None else _first_line(passphrase_file)
-        if not may_have_store(settings):
-            raise StateError(f"{settings.state_dir}: there is no store")
+        require_store(settings)
         if file is None:
             file, keep = settings.backup_dir, keep or settings.console.keep_backups
             try:

@@ -17,11 +17,11 @@ from config.settings import Settings, load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
-from protocols.errors import StateError, StateInUseError
+from protocols.errors import StateError, StateInUseError, require_store
 from protocols.operation.key_file import KeyFileError
 from protocols.operation.state import open_state
 from storage.audit import AuditStore
-from storage.engines import StoreAnywhere, engine_of, may_have_store
+from storage.engines import StoreAnywhere, engine_of
 
 
 @click.group()
@@ -65,8 +65,7 @@ def rotate_key(settings: Settings, key_path: Path | None = None) -> Resealing:
         StoreError: the store cannot be read or written.
     """
     with open_state(settings, key_path=key_path) as state:
-        if not may_have_store(settings):
-            raise StateError(f"{state.database}: there is no store")
+        require_store(settings)
         try:
             keys = state.keys if len(state.keys) > 1 else (Vault.new_key(), *state.keys)
             state.key_file.write(*keys)

@@ -11,9 +11,9 @@ from config.settings import load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
-from protocols.errors import STORE, StateError, StateInUseError
+from protocols.errors import StateError, StateInUseError, require_store
 from protocols.operation.state import open_state
-from storage.engines import engine_of, may_have_store
+from storage.engines import engine_of
 from storage.engines.salvage import LAST, SalvagedTable, salvage
 from storage.engines.sqlite_upgrade import copies_of, undo_upgrade
 from storage.migrations import VERSION
@@ -35,8 +35,7 @@ def migrate(no_copy: bool, config: Path | None) -> None:
     with failures_reported():
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)
-        if not may_have_store(settings):
-            raise StateError(f"{settings.state_dir / STORE}: there is no store")
+        require_store(settings)
         tell = None if no_copy else lambda text: click.echo(text, err=True)
         try:
             with open_state(settings) as state:

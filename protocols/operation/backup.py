@@ -19,10 +19,10 @@ from broker.secrets import Vault
 from broker.store_key import opens_secrets
 from config.settings import Settings
 from config.shown_command import shown_command
-from protocols.errors import StateError
+from protocols.errors import StateError, require_store
 from protocols.operation.key_file import KeyFileError
 from protocols.operation.state import key_file_of
-from storage.engines import engine_of, may_have_store
+from storage.engines import engine_of
 from storage.engines.sqlite import SqliteEngine, SqliteSnapshot
 from storage.firmware import FirmwareStore
 from storage.migrations import VERSION
@@ -89,9 +89,7 @@ def make_backup(
         StoreError: the store is damaged or cannot be read.
         BackupNotWrittenError: the file is there already, or there is no room for it.
     """
-    directory = settings.state_dir
-    if not may_have_store(settings):
-        raise StateError(f"{directory}: there is no store")
+    require_store(settings)
     if target.exists():
         raise BackupNotWrittenError(f"{target}: exists already")
     try:
@@ -136,6 +134,7 @@ class _Making:
                 snapshot.copy(copy, lambda more: self.copied(more, work))
             else:
                 self._copy_rows(snapshot, copy, work)
+                work += copy.stat().st_size - snapshot.size_bytes  # a database is larger than its rows
             steps = snapshot.steps()
         SqliteEngine(copy).check()
         if not all((self.directory / IMAGES / id_).exists() for id_ in images):

@@ -8,7 +8,7 @@ from pathlib import Path
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
 from config.settings import Settings
-from protocols.errors import StateError
+from protocols.errors import StateError, require_store
 from protocols.operation.state import open_state
 from storage.engines import STORE, StoreAnywhere, engine_at, engine_of
 from storage.engines.sqlite import SqliteEngine
@@ -44,8 +44,7 @@ def copy_store_to(
     """
     with open_state(settings, key_path=key_path) as state:
         source, target = engine_of(settings), engine_at(to, password_file)
-        if not settings.storage.is_postgresql and not state.database.exists():
-            raise StateError(f"{state.database}: there is no store")
+        require_store(settings)
         if str(source) == str(target):
             raise StateError(f"{target}: is the store that `storage.url` names: name another one")
         source.migrate()

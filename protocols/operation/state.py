@@ -10,9 +10,12 @@ from pathlib import Path
 import structlog
 
 from broker.secrets import Vault
+from broker.store_key import opens_secrets
 from config.settings import Settings
 from protocols.errors import STORE, StateError, StateInUseError
 from protocols.operation.key_file import KeyFile, KeyFileError
+from storage.engines import engine_of
+from storage.sealed import SEALED_COLUMNS
 
 _CREDENTIAL = "trunkline.key"
 _LOCK = "lock"
@@ -48,10 +51,11 @@ def open_state(settings: Settings, *, key_path: Path | None = None) -> Iterator[
     Raises:
         StateInUseError: another daemon, or `trunkline provision`, holds it.
         StateError: it cannot be created or read, is open to others, or its key is missing or no key.
+        StoreError: the key is missing, and the database that may have secrets of it cannot be read.
     """
     with lock_state(settings) as directory:
         database = directory / STORE
-        yield StateDirectory(directory, database, *_key_file(directory, database, key_path))
+        yield StateDirectory(directory, database, *_key_file(settings, key_path))
 
 
 @contextmanager
@@ -147,12 +151,12 @@ def _look_at_log(database: Path) -> None:
         _log.warning("store_log_is_cut", log=str(log), bytes=size)
 
 
-def _key_file(directory: Path, database: Path, given: Path | None) -> tuple[KeyFile, tuple[bytes, ...]]:
+def _key_file(settings: Settings, given: Path | None) -> tuple[KeyFile, tuple[bytes, ...]]:
     """The key and its file, which is made at first in the state directory."""
     try:
-        file, is_private = key_file_of(directory, given)
+        file, is_private = key_file_of(settings.state_dir, given)
         if given is None and is_private and not file.path.exists():
-            _make_key(file, database)
+            _make_key(file, settings)
         return file, file.keys(is_private=is_private)
     except KeyFileError as error:
         raise StateError(str(error)) from error
@@ -172,8 +176,17 @@ def key_file_of(directory: Path, given: Path | None) -> tuple[KeyFile, bool]:
     return KeyFile(given or directory / "key"), True
 
 
-def _make_key(file: KeyFile, database: Path) -> None:
-    if database.exists():
-        # With a new key, no stored secret could be read any more.
-        raise StateError(f"{file.path}: missing, but {database.name} has secrets that only this key opens: restore it")
+def _make_key(file: KeyFile, settings: Settings) -> None:
+    """With a new key, no stored secret could be read any more."""
+    if settings.storage.is_postgresql:
+        engine = engine_of(settings)
+        with engine.snapshot() as snapshot:
+            columns = [at for at in SEALED_COLUMNS if snapshot.has(at.table, at.column)]
+            if not opens_secrets(snapshot.rows, Vault(Vault.new_key()), columns=columns):
+                raise StateError(
+                    f"{file.path}: missing, but {engine} has secrets that only its key opens: restore it,"
+                    " or copy it from the machine that serves"
+                )
+    elif (settings.state_dir / STORE).exists():
+        raise StateError(f"{file.path}: missing, but {STORE} has secrets that only this key opens: restore it")
     file.write(Vault.new_key())

@@ -19,8 +19,16 @@ STORE: Final = "store.sqlite"
 
 
 def may_have_store(settings: "Settings") -> bool:
-    """False: there is no store, and a command that needs one has nothing to do. Only PostgreSQL itself knows more."""
+    """False: there is no store. Of PostgreSQL `has_store` knows more, and asks the server."""
     return settings.storage.is_postgresql or (settings.state_dir / STORE).exists()
+
+
+def has_store(settings: "Settings") -> bool:
+    """Raises StoreError: the server cannot be asked."""
+    if not settings.storage.is_postgresql:
+        return (settings.state_dir / STORE).exists()
+    with engine_of(settings).snapshot() as snapshot:
+        return bool(snapshot.steps())
 
 
 def engine_of(

@@ -1,7 +1,8 @@
 """Rotates a key and is killed on the way: `python -m tests.protocols.cli.killed_rotation`.
 
-It reads lines `<state directory> <number>`. For each, a child process rotates the key of that state directory and kills
-itself before the operation of that number. The answer is a line with the signal; 0 when the rotation came to its end.
+It reads lines `<state directory> <storage.url> <number>`. For each, a child process rotates the key of that state
+directory and kills itself before the operation of that number. The answer is a line with the signal; 0 when the
+rotation came to its end.
 A power cut can fall between these operations: each call that changes a file, and each SQL statement.
 """
 
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from config.settings import Settings
+from config.settings import Settings, Storage
 from protocols.cli.key import rotate_key
+from storage.engines.postgresql import PostgresqlConnection
 from storage.engines.sqlite import SqliteConnection
 
 
@@ -31,19 +33,21 @@ class _Counted:
         return counted
 
 
-def _rotate(state: Path, number: int) -> None:
+def _rotate(settings: Settings, number: int) -> None:
     counted = _Counted(number)
-    for owner, name in ((os, "open"), (os, "fsync"), (Path, "rename"), (Path, "unlink"), (SqliteConnection, "execute")):
+    files = ((os, "open"), (os, "fsync"), (Path, "rename"), (Path, "unlink"))
+    statements = (PostgresqlConnection, "_run") if settings.storage.is_postgresql else (SqliteConnection, "execute")
+    for owner, name in (*files, statements):
         setattr(owner, name, counted.wrap(getattr(owner, name)))
-    rotate_key(Settings(state_dir=state))
+    rotate_key(settings)
 
 
 def main() -> None:
     for line in sys.stdin:
-        state, number = line.split()
+        state, url, number = line.split()
         child = os.fork()
         if child == 0:
-            _rotate(Path(state), int(number))
+            _rotate(Settings(state_dir=Path(state), storage=Storage(url=url)), int(number))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{-os.waitstatus_to_exitcode(status)}\n")

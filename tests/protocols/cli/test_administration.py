@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from protocols.control.server import COMMANDS
 from protocols.operation.state import open_state
 from storage.audit import AuditStore
 from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from storage.engines import engine_of
 from storage.limits import LimitStore
 from storage.records import AuditFilter, TallyRecord
 from storage.sql import sure
@@ -39,6 +37,7 @@ from tests.daemon import (
 )
 from tests.fakes import on_loop
 from tests.rows import each_row
+from tests.stores import configuration, copy_state, place_of, store_of
 
 DAY_MS = 86_400_000
 
@@ -53,7 +52,7 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Daemon:
 @pytest.fixture
 def config(provisioned: Daemon, tmp_path: Path) -> Path:
     daemon = Daemon(tmp_path / "state")
-    shutil.copytree(provisioned.state, daemon.state)
+    copy_state(provisioned.state, daemon.state)
     daemon.write_config()
     return daemon.config
 
@@ -69,8 +68,7 @@ def output(config: Path, *arguments: str) -> str:
 
 
 def audited(config: Path) -> list[tuple[str, str, str]]:
-    database = config.parent / "state" / "store.sqlite"
-    with closing(SqliteEngine(database).open(read_only=True)) as store:
+    with store_of(load_settings(config)) as store:
         found = AuditStore(store).find(AuditFilter(0, 2**62, 100, event="command"))
     return [(entry.details["command"], entry.object, entry.actor) for entry in found]
 
@@ -81,7 +79,7 @@ def caller_of(config: Path, token: str) -> tuple[str, str]:
     async def ask() -> tuple[str, str]:
         settings = load_settings(config)
         with open_state(settings) as state:
-            database = Database(SqliteEngine(state.database), worker=on_loop())
+            database = Database(engine_of(settings), worker=on_loop())
             async with open_services(settings, database, state.vault, Clock()) as services:
                 try:
                     caller = await services.accounts.tokens.caller(token)
@@ -143,11 +141,8 @@ def test_a_device_is_named_by_its_id_or_by_a_name_that_no_other_has(config: Path
     assert caller_of(config, new) == ("device", f"device {device}")
     output(config, "device", "disable", "Light 1")
     assert {entry[1] for entry in audited(config)} == {f"device {device}"}
-    store = load_settings(config).state_dir / "store.sqlite"
-    with closing(SqliteEngine(store).open(read_only=False)) as opened:
-        opened.begin(write=True)
-        opened.execute("UPDATE device SET name = 'Light 1' WHERE id = :id", {"id": device_id(3)})
-        opened.commit()
+    with store_of(load_settings(config)) as store:
+        store.execute("UPDATE device SET name = 'Light 1' WHERE id = :id", {"id": device_id(3)})
     for command in ("show", "token", "rotate", "disable", "enable"):
         done = run(config, "device", command, "Light 1")
         ids = [f"{device_id(number)} of {ADA_EMAIL}" for number in (1, 3)]
@@ -156,17 +151,11 @@ def test_a_device_is_named_by_its_id_or_by_a_name_that_no_other_has(config: Path
 
 
 def test_applications_of_one_name_are_said_with_their_ids(config: Path) -> None:
-    store, other = load_settings(config).state_dir / "store.sqlite", "ab" * 16
-    with closing(SqliteEngine(store).open(read_only=False)) as opened:
-        columns = [row["name"] for row in opened.execute("PRAGMA table_info(application)")]
-        values = [f"'{other}'" if name == "id" else "99" if name == "key" else name for name in columns]
-        opened.begin(write=True)
-        opened.execute(
-            f"INSERT INTO application ({', '.join(columns)}) SELECT {', '.join(values)} FROM application"  # noqa: S608
-            " WHERE name = 'Dashboard'",
-            {},
-        )
-        opened.commit()
+    other = "ab" * 16
+    with store_of(load_settings(config)) as store:
+        (first,) = store.execute("SELECT * FROM application WHERE name = 'Dashboard'")
+        row = {**dict(first), "id": other, "key": 99}
+        store.insert_many("application", list(row), [[*row.values()]])
     done = run(config, "app", "secret", "Dashboard")
     assert done.exit_code == 1
     assert "2 applications called 'Dashboard': give the id: " in done.stderr
@@ -212,7 +201,7 @@ def test_each_command_names_what_is_not_there(config: Path) -> None:
     async def refusals() -> dict[str, str]:
         settings, said = load_settings(config), dict[str, str]()
         with open_state(settings) as state:
-            database = Database(SqliteEngine(state.database), worker=on_loop())
+            database = Database(engine_of(settings), worker=on_loop())
             async with open_services(settings, database, state.vault, Clock()) as services:
                 for command, (arguments, _) in NOBODY.items():
                     try:
@@ -277,7 +266,7 @@ def test_what_is_used_up_is_listed_first_with_the_time_when_it_opens(config: Pat
     assert output(config, "limits") == "nothing is used yet\n"
     settings, now_ms = load_settings(config), int(time.time() * 1000)
     tomorrow = now_ms + DAY_MS
-    with closing(SqliteEngine(settings.state_dir / "store.sqlite").open(read_only=False)) as store:
+    with store_of(settings) as store:
         keys = {table: store.execute(f"SELECT min(key) AS key FROM {table}").one() for table in ("device", "user")}  # noqa: S608
         device, user = (sure(keys[table])["key"] for table in ("device", "user"))
         application = sure(store.execute("SELECT key FROM application").one())["key"]
@@ -316,9 +305,9 @@ def test_what_is_not_there_is_said(config: Path, arguments: tuple[str, ...], sta
 )
 def test_without_a_store_nothing_is_made(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     config = tmp_path / "trunkline.toml"
-    config.write_text(f'state_dir = "{tmp_path / "state"}"\n')
+    config.write_text(configuration(f'state_dir = "{tmp_path / "state"}"\n', tmp_path / "state"))
     done = run(config, *arguments)
-    assert (done.exit_code, done.stderr) == (4, f"trunkline: {tmp_path / 'state'}: there is no store\n")
+    assert (done.exit_code, done.stderr) == (4, f"trunkline: {place_of(config)}: there is no store\n")
     assert not (tmp_path / "state").exists()
 
 

@@ -1,26 +1,25 @@
 """`trunkline backup` and `trunkline restore` on the state of a stopped daemon (reference 27.9)."""
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from config.settings import Settings, load_settings
+from config.settings import load_settings
 from protocols.cli import main
 from protocols.operation.state import open_state
 from storage.audit import AuditStore
-from storage.engines.sqlite import SqliteEngine
 from storage.records import AuditFilter
-from tests.stores import make_store
+from tests.stores import begin_store, configuration, move_state, place_of, store_of
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    with open_state(Settings(state_dir=tmp_path / "state")) as state:
-        make_store(state.database)
     file = tmp_path / "trunkline.toml"
-    file.write_text(f'state_dir = "{tmp_path / "state"}"\n')
+    file.write_text(configuration(f'state_dir = "{tmp_path / "state"}"\n', tmp_path / "state"))
+    settings = load_settings(file, {})
+    with open_state(settings):
+        begin_store(settings)
     return file
 
 
@@ -57,9 +56,9 @@ def test_without_a_file_it_goes_where_those_of_the_page_go(config: Path, tmp_pat
 
 def test_both_commands_are_in_the_audit_log(config: Path, tmp_path: Path) -> None:
     assert run("backup", tmp_path / "one.tar", "--rate", "1000", "--config", config).exit_code == 0
-    (tmp_path / "state").rename(tmp_path / "old")
+    move_state(tmp_path / "state", tmp_path / "old")
     assert run("restore", tmp_path / "one.tar", "--config", config).exit_code == 0
-    with closing(SqliteEngine(tmp_path / "state" / "store.sqlite").open(read_only=True)) as store:
+    with store_of(load_settings(config, {})) as store:
         entries = AuditStore(store).find(AuditFilter(0, 2**62, 10))
     assert [(entry.details["command"], entry.object, entry.address) for entry in entries] == [
         (command, f"file {tmp_path / 'one.tar'}", "command line") for command in ("backup", "restore")
@@ -74,7 +73,7 @@ def test_a_passphrase_comes_from_the_first_line_of_a_file(
     phrase = ("--passphrase-file", tmp_path / "phrase")
     made = run("backup", tmp_path / "one.tar", "--rate", "1000", *phrase, "--config", config)
     assert "with the key under the passphrase" in made.output
-    (tmp_path / "state").rename(tmp_path / "old")
+    move_state(tmp_path / "state", tmp_path / "old")
     (tmp_path / "phrase").write_text("correct horse\n")
     restored = run("restore", tmp_path / "one.tar", *phrase, "--config", config)
     assert restored.exit_code == 0, restored.output
@@ -102,7 +101,7 @@ def test_what_cannot_be_done_is_said(config: Path, monkeypatch: pytest.MonkeyPat
 
 def test_without_a_store_there_is_nothing_to_back_up_and_nothing_is_made(tmp_path: Path) -> None:
     config = tmp_path / "trunkline.toml"
-    config.write_text(f'state_dir = "{tmp_path / "state"}"\n')
+    config.write_text(configuration(f'state_dir = "{tmp_path / "state"}"\n', tmp_path / "state"))
     done = run("backup", tmp_path / "one.tar", "--config", config)
-    assert (done.exit_code, done.stderr) == (4, f"trunkline: {tmp_path / 'state'}: there is no store\n")
+    assert (done.exit_code, done.stderr) == (4, f"trunkline: {place_of(config)}: there is no store\n")
     assert not (tmp_path / "state").exists()

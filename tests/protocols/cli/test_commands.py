@@ -6,7 +6,6 @@ The shared daemon, the demo and what stands within `programs_started` start the 
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
 import sqlite3
@@ -38,6 +37,7 @@ from tests.daemon import (
 )
 from tests.fork_server import ForkedProcess
 from tests.postgresql import server
+from tests.stores import configuration, copy_state
 
 pytestmark = pytest.mark.processes
 
@@ -66,7 +66,7 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Daemon:
 
 def copied(provisioned: Daemon, folder: Path) -> Daemon:
     copy = Daemon(folder / "state")
-    shutil.copytree(provisioned.state, copy.state)
+    copy_state(provisioned.state, copy.state)
     copy.write_config()
     return copy
 
@@ -133,6 +133,7 @@ def test_taken_port_exits_with_3(tmp_path: Path) -> None:
     assert f"mqtt cannot listen on {address}" in one_line(run)
 
 
+@pytest.mark.sqlite("the store is a file with other bytes")
 def test_broken_store_exits_with_4(stopped: Daemon) -> None:
     (stopped.state / "store.sqlite").write_bytes(b"not a database" * 500)
     run = trunkline("serve", "--config", stopped.config)
@@ -419,6 +420,7 @@ def test_a_device_is_named_in_its_history_too(running: Daemon) -> None:
 LISTING = (("device", "list"), ("user", "list"), ("app", "list"), ("limits",), ("audit",), ("device", "show", "x"))
 
 
+@pytest.mark.sqlite("it makes a file without the last step; tests/storage/test_postgresql.py has an older database")
 def test_commands_say_that_a_store_is_older_and_what_to_do_runs_as_it_is_shown(tmp_path: Path) -> None:
     """The commands change nothing."""
     config, store = tmp_path / "the trunkline.toml", tmp_path / "state/store.sqlite"
@@ -479,9 +481,8 @@ def test_a_daemon_of_another_version_is_named(
 ) -> None:
     folder = tmp_path_factory.mktemp("v")
     config = folder / "trunkline.toml"
-    config.write_text(f'state_dir = "{folder}/s"\n')
+    config.write_text(configuration(f'state_dir = "{folder}/s"\n', folder / "s"))
     with daemon_that_answers(folder / "s", answer):
-        (folder / "s/store.sqlite").touch()
         done = trunkline(*words, "--config", config)
     assert (done.returncode, "of another version than this program" in one_line(done)) == (1, True)
 

@@ -1,12 +1,11 @@
 """`trunkline key rotate`: a new key for a stopped daemon's store, finished by a second run after a kill at any step."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,10 @@ from protocols.cli.key import rotate_key
 from protocols.errors import StateError
 from protocols.operation.key_file import KeyFile
 from protocols.operation.state import open_state
-from storage.engines.sqlite import SqliteEngine
 from storage.sealed import SEALED_COLUMNS
 from tests.broker.test_resealing import opened
 from tests.protocols.operation.sealed_state import make_sealed_state
+from tests.stores import configuration, copy_state, storage_of, store_of
 
 SECRETS_EACH = 3
 
@@ -37,16 +36,19 @@ def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings(tmp_path: Path, _template: Path) -> Settings:
     """A state directory whose store has secrets in every sealed column."""
-    settings = Settings(state_dir=tmp_path / "state")
-    shutil.copytree(_template, settings.state_dir)
-    return settings
+    state = tmp_path / "state"
+    copy_state(_template, state)
+    return Settings(state_dir=state, storage=storage_of(state))
 
 
-def all_opened(state_dir: Path) -> dict[str, list[str]]:
+def all_opened(settings: Settings) -> dict[str, list[str]]:
     """Every secret, opened with the keys that the daemon would use."""
-    path = state_dir / "store.sqlite"
-    with open_state(Settings(state_dir=state_dir)) as state, closing(SqliteEngine(path).open(read_only=True)) as store:
+    with open_state(settings) as state, store_of(settings) as store:
         return {str(column): opened(store, column, state.vault) for column in SEALED_COLUMNS}
+
+
+def write_config(path: Path, settings: Settings) -> None:
+    path.write_text(configuration(f'state_dir = "{settings.state_dir}"\n', settings.state_dir))
 
 
 def keys_of(state_dir: Path) -> tuple[bytes, ...]:
@@ -54,13 +56,13 @@ def keys_of(state_dir: Path) -> tuple[bytes, ...]:
 
 
 def test_every_secret_opens_with_the_new_key_and_none_with_the_old(settings: Settings) -> None:
-    (old,), before = keys_of(settings.state_dir), all_opened(settings.state_dir)
+    (old,), before = keys_of(settings.state_dir), all_opened(settings)
     done = rotate_key(settings)
     assert done.secrets == SECRETS_EACH * len(SEALED_COLUMNS)
     (new,) = keys_of(settings.state_dir)
     assert new != old
-    assert all_opened(settings.state_dir) == before
-    with closing(SqliteEngine(settings.state_dir / "store.sqlite").open(read_only=True)) as store:
+    assert all_opened(settings) == before
+    with store_of(settings) as store:
         for column in SEALED_COLUMNS:
             with pytest.raises(InvalidToken):
                 opened(store, column, Vault(old))
@@ -90,26 +92,21 @@ def killer() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.processes
-def test_after_a_kill_at_any_step_every_secret_opens_and_a_second_run_finishes(
-    settings: Settings, tmp_path: Path
-) -> None:
-    before, number, states = all_opened(settings.state_dir), 0, set[int]()
+def test_after_a_kill_at_any_step_every_secret_opens_and_a_second_run_finishes(settings: Settings) -> None:
+    before, number, states = all_opened(settings), 0, set[int]()
     with killer() as process:
         assert process.stdin is not None
         assert process.stdout is not None
         while True:
-            copy = Settings(state_dir=tmp_path / f"copy{number}")
-            shutil.copytree(settings.state_dir, copy.state_dir)
-            process.stdin.write(f"{copy.state_dir} {number}\n")
+            process.stdin.write(f"{settings.state_dir} {settings.storage.url} {number}\n")
             process.stdin.flush()
             signalled = int(process.stdout.readline())
             assert signalled in {0, signal.SIGKILL}
-            states.add(len(keys_of(copy.state_dir)))
-            assert all_opened(copy.state_dir) == before, f"after a kill before operation {number}"
-            rotate_key(copy)
-            assert len(keys_of(copy.state_dir)) == 1
-            assert all_opened(copy.state_dir) == before
-            shutil.rmtree(copy.state_dir)
+            states.add(len(keys_of(settings.state_dir)))
+            assert all_opened(settings) == before, f"after a kill before operation {number}"
+            rotate_key(settings)
+            assert len(keys_of(settings.state_dir)) == 1
+            assert all_opened(settings) == before
             if signalled == 0:
                 break
             number += 1
@@ -119,7 +116,7 @@ def test_after_a_kill_at_any_step_every_secret_opens_and_a_second_run_finishes(
 
 def test_a_running_daemon_keeps_its_key(settings: Settings, tmp_path: Path) -> None:
     config = tmp_path / "trunkline.toml"
-    config.write_text(f'state_dir = "{settings.state_dir}"\n')
+    write_config(config, settings)
     before = (settings.state_dir / "key").read_bytes()
     with open_state(settings):
         run = CliRunner().invoke(main, ["key", "rotate", "--config", str(config)])
@@ -133,7 +130,7 @@ def test_a_key_outside_the_state_directory_is_rotated_where_it_is(settings: Sett
     elsewhere, config = tmp_path / "trunkline.key", tmp_path / "trunkline.toml"
     (settings.state_dir / "key").rename(elsewhere)
     (old,) = KeyFile(elsewhere).keys()
-    config.write_text(f'state_dir = "{settings.state_dir}"\n')
+    write_config(config, settings)
     before = current_origin()
     run = CliRunner().invoke(main, ["key", "rotate", "--key-file", str(elsewhere), "--config", str(config)])
     assert (run.exit_code, run.output.partition(" ")[0]) == (0, str(SECRETS_EACH * len(SEALED_COLUMNS)))
@@ -145,7 +142,7 @@ def test_a_key_outside_the_state_directory_is_rotated_where_it_is(settings: Sett
 
 def test_secrets_of_an_unknown_key_are_told(settings: Settings, tmp_path: Path) -> None:
     config = tmp_path / "trunkline.toml"
-    config.write_text(f'state_dir = "{settings.state_dir}"\n')
+    write_config(config, settings)
     (settings.state_dir / "key").write_bytes(Vault.new_key())
     run = CliRunner().invoke(main, ["key", "rotate", "--config", str(config)])
     assert "3 in device_token.sealed" in run.output
@@ -159,7 +156,7 @@ def test_a_file_without_a_key_is_refused(settings: Settings, content: bytes) -> 
 
 
 def test_without_a_store_no_key_is_changed(tmp_path: Path) -> None:
-    settings = Settings(state_dir=tmp_path / "empty")
+    settings = Settings(state_dir=tmp_path / "empty", storage=storage_of(tmp_path / "empty"))
     with pytest.raises(StateError, match="there is no store"):
         rotate_key(settings)
 

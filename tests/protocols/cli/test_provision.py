@@ -1,7 +1,6 @@
 """`trunkline provision` on the state of a stopped daemon (reference 26)."""
 
 import json
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from protocols.cli import main
 from tests.daemon import ADA_EMAIL, Daemon, device_id
+from tests.stores import configuration, copy_state
 
 _EXAMPLE = Path(__file__).parents[3] / "config" / "gateway.example.toml"
 
@@ -19,7 +19,7 @@ _EXAMPLE = Path(__file__).parents[3] / "config" / "gateway.example.toml"
 def config(tmp_path: Path) -> Path:
     """Of a daemon that never ran."""
     path = tmp_path / "trunkline.toml"
-    path.write_text(f'state_dir = "{tmp_path / "state"}"\n')
+    path.write_text(configuration(f'state_dir = "{tmp_path / "state"}"\n', tmp_path / "state"))
     return path
 
 
@@ -64,7 +64,7 @@ def test_a_dry_run_of_the_example_makes_no_state_directory(config: Path) -> None
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.processes)])
 def test_a_dry_run_touches_nothing_of_a_stopped_daemon(provisioned: Daemon, tmp_path: Path, killed: bool) -> None:
     daemon = Daemon(tmp_path / "state")
-    shutil.copytree(provisioned.state, daemon.state)
+    copy_state(provisioned.state, daemon.state)
     daemon.write_config()
     if killed:  # it leaves its write-ahead log
         daemon.start()

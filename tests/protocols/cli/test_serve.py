@@ -15,11 +15,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from config.logging import configure_logging
-from config.settings import Address
+from config.settings import Address, load_settings
 from protocols.cli import main
 from protocols.cli.serve import announce
 from tests.certificates import Authority
 from tests.daemon import Daemon
+from tests.stores import note_step, remove_store
 
 
 @pytest.fixture
@@ -49,6 +50,7 @@ def test_a_check_changes_nothing_and_names_the_listeners(daemon: Daemon) -> None
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == "configuration, certificates, key and store can be used: http.bind, mqtt.bind\n"
     assert {path.name: path.read_bytes() for path in daemon.state.iterdir() if path.is_file()} == before
+    remove_store(load_settings(daemon.config, {}))
     shutil.rmtree(daemon.state)
     assert check(daemon).exit_code == 0
     assert not daemon.state.exists()
@@ -60,15 +62,13 @@ def test_a_check_names_every_problem(daemon: Daemon, tmp_path: Path) -> None:
     _, key = authority.issue("two").files(tmp_path, "two")
     daemon.settings = f'[coap]\ndtls_bind = "127.0.0.1:0"\n[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'
     daemon.write_config()
-    with closing(sqlite3.connect(daemon.state / "store.sqlite")) as db, db:
-        db.execute(
-            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('trunkline', '9999_x', '')"
-        )
+    with daemon.store() as store:
+        note_step(store, "9999_x")
     done = check(daemon)
-    tls, store = done.stderr.splitlines()
+    tls, of_store = done.stderr.splitlines()
     assert done.exit_code == 2
     assert f"tls: cannot use certificate {certificate} with key {key}" in tls
-    assert "a newer version has made this store: 9999_x" in store
+    assert "a newer version has made this store: 9999_x" in of_store
 
 
 def test_a_check_finds_addresses_that_cannot_be_listened_on(daemon: Daemon) -> None:
@@ -123,6 +123,7 @@ def test_what_keeps_the_daemon_from_starting_is_json_too(daemon: Daemon) -> None
     assert "missing" in entries[-1]["reason"]
 
 
+@pytest.mark.sqlite("PostgreSQL keeps its write-ahead log to itself")
 def test_a_check_leaves_the_write_ahead_log_of_a_store_that_it_refuses(daemon: Daemon) -> None:
     """After a kill, the last writes are in the log alone."""
     store = daemon.state / "store.sqlite"

@@ -13,6 +13,8 @@ from protocols.operation.state import open_state
 from tests.damaged_pages import damage, leaves
 from tests.stores import make_store
 
+pytestmark = pytest.mark.sqlite("the command is for files; test_postgresql_store.py has what it says of a database")
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:

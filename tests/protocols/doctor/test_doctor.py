@@ -4,9 +4,7 @@ import datetime as dt
 import json
 import os
 import socket
-import sqlite3
 import stat
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,14 +21,15 @@ from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, un
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
 from protocols.operation.state import open_state
-from storage.engines.sqlite import SqliteEngine
+from storage.engines import engine_of
 from storage.engines.sqlite_check import check_integrity
 from storage.growth import Growth, growth
 from storage.sql import StoreError
 from tests.certificates import DAY, Authority
 from tests.damaged_pages import damage, leaves
+from tests.postgresql import ENGINE
 from tests.rows import each_row
-from tests.stores import make_store
+from tests.stores import begin_store, configuration, storage_of, store_of
 from tests.test_systemd import UNIT
 
 NOW = dt.datetime.now(dt.UTC)
@@ -50,10 +49,11 @@ def _well(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """A stopped daemon with a store of its own."""
-    settings = Settings(state_dir=tmp_path / "state", http=Http(bind=Address("127.0.0.1", 0)))
+    state = tmp_path / "state"
+    settings = Settings(state_dir=state, http=Http(bind=Address("127.0.0.1", 0)), storage=storage_of(state))
     former = structlog.get_config()
-    with open_state(settings) as state:
-        make_store(state.database)
+    with open_state(settings):
+        begin_store(settings)
     structlog.configure(**former)
     return settings
 
@@ -64,7 +64,8 @@ def patient_of(settings: Settings) -> Patient:
 
 def examined(settings: Settings, *options: str) -> Result:
     config = settings.state_dir.parent / "trunkline.toml"
-    config.write_text(f'state_dir = "{settings.state_dir}"\n[http]\nbind = "127.0.0.1:0"\n', encoding="utf-8")
+    text = f'state_dir = "{settings.state_dir}"\n[http]\nbind = "127.0.0.1:0"\n'
+    config.write_text(configuration(text, settings.state_dir), encoding="utf-8")
     return CliRunner().invoke(main, ["doctor", "--config", str(config), *options])
 
 
@@ -82,6 +83,7 @@ def test_a_healthy_machine_has_a_line_for_each_check_and_nothing_changes(setting
         "daemon",
         "state",
         "store",
+        *(["cluster"] if ENGINE == "postgresql" else []),
         "disk",
         "clock",
         "port",
@@ -128,21 +130,20 @@ def test_one_check_that_fails_hides_none_of_the_others(settings: Settings, monke
 # State, store and disk
 
 
-def fill(store: Path, *, from_ms: int, to_ms: int) -> None:
+def fill(settings: Settings, *, from_ms: int, to_ms: int) -> None:
     """Messages at even distances."""
-    with closing(sqlite3.connect(store)) as connection:
-        connection.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
+    with store_of(settings, has_references=False) as store:
+        store.execute(
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})"  # noqa: S608 - a number
             " INSERT INTO message (position, device, ts, cts, mv, data)"
-            " SELECT i, 1, 0, :first + (:last - :first) / :rows * i, 1, '{}' FROM n",
-            {"rows": ROWS, "first": from_ms, "last": to_ms},
+            f" SELECT i, 1, 0, {from_ms} + {to_ms - from_ms} / {ROWS} * i, 1, '{{}}' FROM n"
         )
-        connection.commit()
 
 
+@pytest.mark.sqlite("it damages pages of the file")
 def test_a_damaged_store_is_found(settings: Settings) -> None:
     store = settings.state_dir / "store.sqlite"
-    fill(store, from_ms=0, to_ms=NOW_MS)
+    fill(settings, from_ms=0, to_ms=NOW_MS)
     damage(store, leaves(store, "message")[-1])
     (finding,) = look_at_store(patient_of(settings))
     assert not finding.ok
@@ -153,35 +154,35 @@ def test_a_damaged_store_is_found(settings: Settings) -> None:
     assert "not a database" in finding.text
 
 
+@pytest.mark.sqlite("no check of PostgreSQL reads all pages")
 def test_the_check_of_the_store_is_bounded(settings: Settings) -> None:
     store = settings.state_dir / "store.sqlite"
-    fill(store, from_ms=0, to_ms=NOW_MS)
+    fill(settings, from_ms=0, to_ms=NOW_MS)
     assert not check_integrity(store, seconds=0).is_complete
     assert check_integrity(store, seconds=60).is_complete
     with pytest.raises(StoreError):
         check_integrity(store.with_name("none"), seconds=1)
 
 
-def grown(store: Path, now_ms: int) -> Growth:
-    with SqliteEngine(store).snapshot() as snapshot:
+def grown(settings: Settings, now_ms: int) -> Growth:
+    with engine_of(settings).snapshot() as snapshot:
         return growth(snapshot, now_ms=now_ms)
 
 
 @pytest.mark.parametrize(("days", "rows"), [(2, ROWS / 2), (70, ROWS / 70)])
 def test_growth_is_that_of_the_last_week(settings: Settings, days: int, rows: float) -> None:
-    store = settings.state_dir / "store.sqlite"
-    fill(store, from_ms=NOW_MS - days * DAY_MS, to_ms=NOW_MS)
-    found = grown(store, NOW_MS)
-    assert found.store_bytes == store.stat().st_size
+    fill(settings, from_ms=NOW_MS - days * DAY_MS, to_ms=NOW_MS)
+    found = grown(settings, NOW_MS)
+    with engine_of(settings).snapshot() as snapshot:
+        assert found.store_bytes == pytest.approx(snapshot.size_bytes, rel=0.01)
     assert found.bytes_a_day == pytest.approx(rows * found.store_bytes / ROWS, rel=0.01)
 
 
 def test_a_log_of_hours_or_of_long_ago_forecasts_nothing(settings: Settings) -> None:
-    store = settings.state_dir / "store.sqlite"
-    assert grown(store, NOW_MS).bytes_a_day is None
-    fill(store, from_ms=NOW_MS - DAY_MS // 2, to_ms=NOW_MS)
-    assert grown(store, NOW_MS).bytes_a_day is None
-    assert grown(store, NOW_MS + 8 * DAY_MS).bytes_a_day == 0
+    assert grown(settings, NOW_MS).bytes_a_day is None
+    fill(settings, from_ms=NOW_MS - DAY_MS // 2, to_ms=NOW_MS)
+    assert grown(settings, NOW_MS).bytes_a_day is None
+    assert grown(settings, NOW_MS + 8 * DAY_MS).bytes_a_day == 0
 
 
 @each_row(
@@ -218,9 +219,8 @@ def test_an_interrupted_rotation_and_an_open_key_are_found(settings: Settings) -
 
 
 def test_a_clock_that_jumped_or_that_nobody_keeps_right(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(sqlite3.connect(settings.state_dir / "store.sqlite")) as store:
-        store.execute("INSERT INTO counter VALUES ('trusted_ms', ?)", (NOW_MS - 3 * DAY_MS,))
-        store.commit()
+    with store_of(settings) as store:
+        store.execute("INSERT INTO counter VALUES ('trusted_ms', :ms)", {"ms": NOW_MS - 3 * DAY_MS})
     (finding,) = look_at_clock(patient_of(settings))  # the kernel explains it
     assert finding.ok
     monkeypatch.setattr("protocols.doctor.machine.is_clock_synchronized", lambda: False)

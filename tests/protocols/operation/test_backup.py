@@ -18,22 +18,29 @@ import pytest
 
 from broker.backup.archive import BackupError, BackupManifest, CopyPace, read_manifest
 from broker.export.status import ExportStatus
-from config.settings import Settings
+from config.settings import Settings, Storage
 from protocols.errors import StateError, StateInUseError
 from protocols.operation.backup import Backup, BackupNotWrittenError, make_backup
 from protocols.operation.key_file import KeyFile
 from protocols.operation.restore import restore_backup
 from protocols.operation.state import open_state
+from storage.engines import engine_of, has_store
 from storage.engines.sqlite import SqliteEngine
 from storage.files import FileStore
 from storage.firmware import FirmwareImageRecord, FirmwareStore
 from storage.keys import DeviceTypeKey, Milliseconds
 from storage.sealed import SEALED_COLUMNS
+from storage.sql import sure
+from storage.store_copy import require_free
 from tests.broker.test_resealing import opened
+from tests.postgresql import ENGINE
 from tests.protocols.operation.sealed_state import make_sealed_state
 from tests.stored_files import files_in
+from tests.stores import configuration, copy_state, lift_references, storage_of, store_of
 
 IMAGE = "1a" * 16
+#: Of the store in the state directory.
+FILES = ["store.sqlite"] if ENGINE == "sqlite" else []
 
 
 @pytest.fixture(scope="module")
@@ -44,31 +51,48 @@ def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings(tmp_path: Path, _template: Path) -> Iterator[Settings]:
     """A state directory with secrets, a firmware image, and rows that are only in the write-ahead log."""
-    settings = Settings(state_dir=tmp_path / "state")
-    shutil.copytree(_template, settings.state_dir)
-    engine = SqliteEngine(settings.state_dir / "store.sqlite")
+    settings = settings_at(tmp_path / "state")
+    copy_state(_template, settings.state_dir)
     (settings.state_dir / "images").mkdir()
     (settings.state_dir / "images" / IMAGE).write_bytes(b"firmware")
-    with closing(engine.open(read_only=False)) as store:
+    with closing(engine_of(settings).open(read_only=False)) as store:
         store.execute("INSERT INTO counter VALUES ('a', 7)")
-        store.execute("PRAGMA foreign_keys=OFF")
+        lift_references(store)
         FirmwareStore(store).put(
             FirmwareImageRecord(IMAGE, DeviceTypeKey(1), "1", "Application", 8, "", Milliseconds(0))
         )
         yield settings
 
 
+def settings_at(state: Path) -> Settings:
+    return Settings(state_dir=state, storage=storage_of(state))
+
+
 def elsewhere(tmp_path: Path) -> Settings:
-    return Settings(state_dir=tmp_path / "elsewhere")
+    """Where backups are restored to; its database takes the made-up rows, which refer to nobody."""
+    settings = settings_at(tmp_path / "elsewhere")
+    if not settings.storage.is_postgresql:
+        return settings
+    url = f"{settings.storage.url}&options=-csession_replication_role%3Dreplica"
+    return msgspec.structs.replace(settings, storage=Storage(url=url))
 
 
-def counted(database: Path) -> int:
-    with closing(sqlite3.connect(database)) as db:
-        return int(db.execute("SELECT coalesce(sum(value), 0) FROM counter WHERE name = 'a'").fetchone()[0])
+def counted(settings: Settings) -> int:
+    with store_of(settings) as store:
+        row = store.execute("SELECT coalesce(sum(value), 0) AS value FROM counter WHERE name = 'a'").one()
+    return int(sure(row)["value"])
+
+
+def is_empty(settings: Settings) -> bool:
+    """Whether nothing was restored; a database may have the tables already. Raises StoreError: one of them has rows."""
+    if settings.storage.is_postgresql:
+        require_free(engine_of(settings), str(settings.state_dir))
+        return True
+    return not has_store(settings)
 
 
 def secrets_of(settings: Settings) -> dict[str, list[str]]:
-    with open_state(settings) as state, closing(SqliteEngine(state.database).open(read_only=True)) as store:
+    with open_state(settings) as state, store_of(settings) as store:
         return {str(column): opened(store, column, state.vault) for column in SEALED_COLUMNS}
 
 
@@ -95,11 +119,11 @@ def test_what_was_backed_up_comes_back(settings: Settings, tmp_path: Path, name:
     assert file.stat().st_mode & 0o777 == 0o600
     restore_backup(elsewhere(tmp_path), file)
     state = elsewhere(tmp_path).state_dir
-    assert counted(state / "store.sqlite") == 7
+    assert counted(elsewhere(tmp_path)) == 7
     assert (state / "images" / IMAGE).read_bytes() == b"firmware"
     assert secrets_of(elsewhere(tmp_path)) == secrets_of(settings)
     assert {path.stat().st_mode & 0o077 for path in state.iterdir()} == {0}
-    assert sorted(path.name for path in state.iterdir()) == ["images", "key", "lock", "store.sqlite"]
+    assert sorted(path.name for path in state.iterdir()) == ["images", "key", "lock", *FILES]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "elsewhere", "state"])
 
 
@@ -110,13 +134,15 @@ def test_a_backup_can_be_checked_without_trunkline(settings: Settings, tmp_path:
     subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path / "unpacked", check=True, timeout=60)
 
 
+@pytest.mark.sqlite("nobody copies the files of PostgreSQL")
 def test_cp_of_the_store_lacks_what_is_in_its_log(settings: Settings, tmp_path: Path) -> None:
     """Why the README says: no `cp`."""
     shutil.copy(settings.state_dir / "store.sqlite", tmp_path / "copy.sqlite")
-    assert counted(tmp_path / "copy.sqlite") == 0
+    with closing(SqliteEngine(tmp_path / "copy.sqlite").open(read_only=True)) as copy:
+        assert list(copy.execute("SELECT value FROM counter WHERE name = 'a'")) == []
     make_backup(settings, tmp_path / "backup.tar")
     restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
-    assert counted(elsewhere(tmp_path).state_dir / "store.sqlite") == 7
+    assert counted(elsewhere(tmp_path)) == 7
 
 
 def test_what_is_written_during_a_backup_is_not_in_it_and_does_not_delay_it(settings: Settings, tmp_path: Path) -> None:
@@ -125,13 +151,13 @@ def test_what_is_written_during_a_backup_is_not_in_it_and_does_not_delay_it(sett
     def write(_more: int, _total: int) -> None:
         nonlocal steps
         steps += 1
-        with closing(sqlite3.connect(settings.state_dir / "store.sqlite")) as db, db:
-            db.execute("UPDATE counter SET value = value + 1 WHERE name = 'a'")
+        with store_of(settings) as store:
+            store.execute("UPDATE counter SET value = value + 1 WHERE name = 'a'")
 
     make_backup(settings, tmp_path / "backup.tar", copied=write)
     restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
-    assert counted(elsewhere(tmp_path).state_dir / "store.sqlite") == 7
-    assert counted(settings.state_dir / "store.sqlite") == 7 + steps > 7
+    assert counted(elsewhere(tmp_path)) == 7
+    assert counted(settings) == 7 + steps > 7
 
 
 def test_an_image_that_is_taken_into_the_store_meanwhile_is_not_left_out(settings: Settings, tmp_path: Path) -> None:
@@ -147,11 +173,11 @@ def test_an_image_that_is_taken_into_the_store_meanwhile_is_not_left_out(setting
 
 
 def test_files_in_the_store_come_back_with_it(settings: Settings, tmp_path: Path) -> None:
-    with closing(SqliteEngine(settings.state_dir / "store.sqlite").open(read_only=False)) as store:
+    with store_of(settings) as store:
         FileStore(store).append_to("exports/a", bytes(300_000))
     make_backup(settings, tmp_path / "backup.tar")
     restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
-    with closing(SqliteEngine(elsewhere(tmp_path).state_dir / "store.sqlite").open(read_only=True)) as store:
+    with store_of(elsewhere(tmp_path)) as store:
         assert files_in(store) == {"exports/a": bytes(300_000)}
 
 
@@ -203,6 +229,7 @@ def test_the_key_of_another_store_makes_no_backup(settings: Settings, tmp_path: 
     assert not (tmp_path / "backup.tar").exists()
 
 
+@pytest.mark.sqlite("the store is a file; test_postgresql_store.py restores into a database that has a store")
 def test_a_restore_overwrites_nothing(settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "backup.tar"
     make_backup(settings, file)
@@ -224,7 +251,7 @@ def test_a_restore_never_touches_a_state_that_is_in_use(settings: Settings, tmp_
     make_backup(settings, tmp_path / "backup.tar")
     with open_state(elsewhere(tmp_path)), pytest.raises(StateInUseError):
         restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
-    assert not (elsewhere(tmp_path).state_dir / "store.sqlite").exists()
+    assert is_empty(elsewhere(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["backup.tar", "backup.tar.gz"])
@@ -239,7 +266,7 @@ def test_a_file_that_ends_early_is_refused_wherever_it_ends(settings: Settings, 
         file.write_bytes(content[:place])
         with pytest.raises(BackupError, match=r"backup"):
             restore_backup(elsewhere(tmp_path), file)
-    assert not (elsewhere(tmp_path).state_dir / "store.sqlite").exists()
+    assert is_empty(elsewhere(tmp_path))
     file.write_bytes(content)
     restore_backup(elsewhere(tmp_path), file)
 
@@ -305,6 +332,7 @@ def test_a_backup_of_a_newer_version_is_refused_before_anything_is_unpacked(sett
     assert not elsewhere(tmp_path).state_dir.exists()
 
 
+@pytest.mark.sqlite("it cuts the file")
 def test_a_damaged_store_makes_no_backup(settings: Settings, tmp_path: Path) -> None:
     copy = elsewhere(tmp_path)
     make_backup(settings, tmp_path / "good.tar")
@@ -327,11 +355,16 @@ def test_a_file_that_exists_is_not_overwritten(settings: Settings, tmp_path: Pat
 @pytest.mark.processes
 @pytest.mark.parametrize("share", [0.3, 1.2])
 def test_a_full_disk_leaves_nothing_of_a_backup(settings: Settings, tmp_path: Path, share: float) -> None:
-    """The bound on a file's size stands for the disk: it is reached by the copy, or by the archive."""
+    """The bound on a file's size stands for the disk: it is reached by the copy, or by the archive.
+
+    Over PostgreSQL always by the copy, whose log is larger than itself.
+    """
     config, target = tmp_path / "trunkline.toml", tmp_path / "target"
-    config.write_text(f'state_dir = "{settings.state_dir}"\n')
+    config.write_text(configuration(f'state_dir = "{settings.state_dir}"\n', settings.state_dir))
     target.mkdir()
-    size = (settings.state_dir / "store.sqlite").stat().st_size
+    make_backup(settings, tmp_path / "whole.tar")
+    with tarfile.open(tmp_path / "whole.tar") as whole:
+        size = whole.getmember("store.sqlite").size
     bound = int(size * share) if share < 1 else size + 1024
     done = subprocess.run(
         [Path(sys.executable).with_name("trunkline"), "backup", target / "backup.tar", "--config", config],
@@ -341,7 +374,7 @@ def test_a_full_disk_leaves_nothing_of_a_backup(settings: Settings, tmp_path: Pa
         timeout=60,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bound, bound)),
     )
-    assert done.returncode == (4 if share < 1 else 1), done.stderr
+    assert done.returncode == (4 if share < 1 or ENGINE == "postgresql" else 1), done.stderr
     assert str(target / "backup.tar") in done.stderr.splitlines()[-1]
     assert list(target.iterdir()) == []
 
@@ -361,23 +394,24 @@ def test_a_killed_restore_can_be_repeated(settings: Settings, tmp_path: Path) ->
     (state / "restoring" / "store.sqlite").write_bytes(b"half")
     state.chmod(0o700)
     restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
-    assert counted(state / "store.sqlite") == 7
+    assert counted(elsewhere(tmp_path)) == 7
 
 
 def test_exports_end_with_the_restore_of_a_backup_that_lacks_their_archives(settings: Settings, tmp_path: Path) -> None:
     columns = "id, user, application, request, plan, status, created_on, head, expires_on, total_messages"
     statuses = ["IN_PROGRESS", "SUCCESS", "SERVED"]
-    with closing(SqliteEngine(settings.state_dir / "store.sqlite").open(read_only=False)) as store:
+    with store_of(settings) as store:
         FileStore(store).append_to("exports/there", b"archive")
-    with closing(sqlite3.connect(settings.state_dir / "store.sqlite")) as db, db:
-        db.executemany(
-            f"INSERT INTO export ({columns}) VALUES (?, NULL, 1, '{{}}', '{{}}', ?, 1, 0, 2, 0)",  # noqa: S608 - constants
-            [("there", ExportStatus.SUCCESS), *((status, ExportStatus[status]) for status in statuses)],
-        )
+    with store_of(settings, has_references=False) as store:
+        for id_, status in (("there", ExportStatus.SUCCESS), *((one, ExportStatus[one]) for one in statuses)):
+            store.execute(
+                f"INSERT INTO export ({columns}) VALUES (:id, NULL, 1, '{{}}', '{{}}', :status, 1, 0, 2, 0)",  # noqa: S608 - constants
+                {"id": id_, "status": status},
+            )
     make_backup(settings, tmp_path / "backup.tar")
     restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
-    with closing(sqlite3.connect(elsewhere(tmp_path).state_dir / "store.sqlite")) as db:
-        found = dict(db.execute("SELECT id, status FROM export"))
+    with store_of(elsewhere(tmp_path)) as store:
+        found = {row["id"]: row["status"] for row in store.execute("SELECT id, status FROM export")}
     assert found == {
         "there": ExportStatus.SUCCESS,
         "IN_PROGRESS": ExportStatus.IN_PROGRESS,  # it begins again
@@ -386,6 +420,7 @@ def test_exports_end_with_the_restore_of_a_backup_that_lacks_their_archives(sett
     }
 
 
+@pytest.mark.sqlite("it makes a file without the last step; tests/storage/test_postgresql.py has an older database")
 def test_a_store_of_an_older_version_is_backed_up_as_it_is_and_brought_up_to_date_by_the_restore(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -430,5 +465,5 @@ def test_what_root_restores_belongs_to_the_owner_of_the_directory(settings: Sett
     restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
     owner = state.stat().st_uid
     assert {path.name: path.stat().st_uid for path in state.rglob("*")} == dict.fromkeys(
-        ("lock", "key", "store.sqlite", "images", IMAGE), owner
+        ("lock", "key", *FILES, "images", IMAGE), owner
     )

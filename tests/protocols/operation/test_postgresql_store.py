@@ -1,6 +1,6 @@
 """Backup, restore, the doctor and commands of a stopped daemon, with the store in PostgreSQL."""
 
-import sqlite3
+import shutil
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,29 +9,30 @@ from pathlib import Path
 import pytest
 
 from broker.secrets import Vault
-from config.settings import Settings, Storage
+from config.settings import Settings, Storage, load_settings
 from protocols.doctor.patient import Patient
 from protocols.doctor.state import look_at_disk, look_at_store
 from protocols.errors import StateError
 from protocols.operation.backup import BackupNotWrittenError, make_backup
-from protocols.operation.migrate_store import copy_store_to
 from protocols.operation.restore import restore_backup
-from storage.engines import engine_of
+from protocols.operation.state import open_state
+from storage.engines import engine_of, has_store
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
-from tests.daemon import Daemon, run_command
+from tests.daemon import Daemon, command_output, run_command, write_world
 from tests.postgresql import server
 from tests.storage.test_store_copy import contents
+from tests.stores import store_of
 
 
 class Databases:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def new(self, folder: Path) -> Settings:
+    def new(self, folder: Path, **of: str) -> Settings:
         """Settings with a new database, which is an empty store."""
-        self.names.append(server().new_database())
+        self.names.append(server().new_database(**of))
         return Settings(state_dir=folder, storage=Storage(url=server().url(self.names[-1])))
 
 
@@ -43,19 +44,27 @@ def databases() -> Iterator[Databases]:
         server().drop(name)
 
 
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A state directory with the key, and a database with secrets, an image and messages."""
+    folder, name = tmp_path_factory.mktemp("provisioned") / "world", server().new_database()
+    url = server().url(name)
+    config, file = write_world(folder, devices=2, settings=f'[storage]\nurl = "{url}"\n')
+    command_output("provision", file, "--config", config)
+    with store_of(load_settings(config, {})) as store:
+        store.execute("INSERT INTO file (key, name, size) VALUES (1, 'images/a', 3)")
+        store.execute("INSERT INTO file_chunk VALUES (1, 0, :content)", {"content": bytes(3)})
+        store.execute("INSERT INTO message (position, device, ts, cts, mv, data) VALUES (1, 1, 1, 1, 1, '{\"a\":1}')")
+    yield folder / "state", name
+    server().drop(name)
+
+
 @pytest.fixture
-def settings(tmp_path: Path, databases: Databases) -> Settings:
+def settings(tmp_path: Path, databases: Databases, provisioned: tuple[Path, str]) -> Settings:
     """A store with secrets, an image and messages in PostgreSQL; its state directory has the key."""
-    folder = tmp_path / "state"
-    Daemon(folder).configure(devices=2)
-    with closing(sqlite3.connect(folder / "store.sqlite")) as db, db:
-        db.execute("INSERT INTO file (key, name, size) VALUES (1, 'images/a', 3)")
-        db.execute("INSERT INTO file_chunk VALUES (1, 0, x'000102')")
-        db.execute("INSERT INTO message (position, device, ts, cts, mv, data) VALUES (1, 1, 1, 1, 1, '{\"a\":1}')")
-    found = databases.new(folder)
-    copy_store_to(Settings(state_dir=folder), found.storage.url, tell=lambda _: None)
-    (folder / "store.sqlite").unlink()
-    return found
+    state, name = provisioned
+    shutil.copytree(state, tmp_path / "state")
+    return databases.new(tmp_path / "state", template=name)
 
 
 def test_a_backup_is_restored_into_either_engine(settings: Settings, databases: Databases, tmp_path: Path) -> None:
@@ -171,6 +180,26 @@ def test_commands_of_a_stopped_daemon(settings: Settings, tmp_path: Path) -> Non
     status, said = run("backup", str(tmp_path / "backup.tar"))
     assert status == 0, said
     assert not (settings.state_dir / "store.sqlite").exists()
+
+
+def test_a_lost_key_is_said_and_no_other_is_made(settings: Settings) -> None:
+    (settings.state_dir / "key").unlink()
+    with pytest.raises(StateError, match=r"missing, but postgresql.* copy it from the machine"), open_state(settings):
+        pass
+    assert not (settings.state_dir / "key").exists()
+
+
+def test_commands_begin_no_store_in_an_empty_database(tmp_path: Path, databases: Databases) -> None:
+    settings = databases.new(tmp_path / "state", template="template0")
+    daemon = Daemon(settings.state_dir, settings=f'[storage]\nurl = "{settings.storage.url}"\n')
+    daemon.write_config()
+    for command in ("user list", "audit", "migrate", "key rotate", f"backup {tmp_path}/a.tar"):
+        done = run_command(*command.split(), "--config", daemon.config)
+        assert (done.returncode, done.stderr) == (4, f"trunkline: {engine_of(settings)}: there is no store\n"), command
+    (tmp_path / "users.toml").write_text('[[users]]\nemail = "eve@example.org"\n', encoding="utf-8")
+    done = run_command("provision", tmp_path / "users.toml", "--dry-run", "--config", daemon.config)
+    assert done.returncode == 0, done.stderr
+    assert not has_store(settings)
 
 
 def test_both_engines_are_told_apart(settings: Settings) -> None:

@@ -44,6 +44,7 @@ def test_a_removed_lock_file_lets_no_second_daemon_in(settings: Settings) -> Non
         pass
 
 
+@pytest.mark.sqlite("PostgreSQL keeps its write-ahead log to itself")
 @pytest.mark.parametrize("is_there", [False, True])
 def test_no_new_store_is_made_beside_the_log_of_another(settings: Settings, *, is_there: bool) -> None:
     store = make_store(settings)
@@ -60,6 +61,7 @@ def test_no_new_store_is_made_beside_the_log_of_another(settings: Settings, *, i
         pass
 
 
+@pytest.mark.sqlite("PostgreSQL keeps its write-ahead log to itself")
 def test_a_log_that_was_cut_is_reported_and_its_beginning_used(settings: Settings) -> None:
     store = make_store(settings)
     log = store.with_name("store.sqlite-wal")

@@ -95,6 +95,7 @@ async def test_the_operator_is_told_once_a_minute_however_many_writes_fail(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.sqlite("its full disk is a number of pages")
 def test_a_full_disk_is_known_by_its_code(engine: SqliteEngine) -> None:
     connection = engine.open(read_only=False)
     pages = connection.execute("PRAGMA page_count").one()
