@@ -70,6 +70,8 @@ _TRY_SECONDS: Final = 1.0
 #: The former session of a connection has this long to end.
 _FORMER_SECONDS: Final = 1.5
 _FULL: Final = "53100"
+#: Of a disk quota, whose errors have no code of their own.
+_FULL_HINT: Final = "free disk space"
 _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
 #: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
 _NAME: Final = "split_part(application_name, ' - ', 1)"
@@ -588,7 +590,8 @@ class PostgresqlConnection:
             return StoreLostError(text)
         if state == _TAKEN:
             return StoreTakenError(text)
-        return StoreFullError(text) if state == _FULL else StoreError(text)
+        is_full = state == _FULL or _FULL_HINT in (error.diag.message_hint or "")
+        return StoreFullError(text) if is_full else StoreError(text)
 
 
 def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) -> None:

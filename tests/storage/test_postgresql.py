@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import socket
 import sys
 import threading
@@ -27,9 +28,10 @@ from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.postgresql_target import Target, is_away
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.sql import StoreAwayError, StoreError, StoreUnreachableError
+from storage.records import MessageRow
+from storage.sql import StoreAwayError, StoreError, StoreFullError, StoreUnreachableError
 from tests.cutting_proxy import CuttingProxy
-from tests.postgresql import Server, server
+from tests.postgresql import Server, as_server, server
 from tests.rows import each_row
 
 PATIENCE: Final = 10.0
@@ -336,6 +338,48 @@ async def test_a_server_that_restarts_at_once_loses_nothing() -> None:
             assert await database.read(lambda tx: tx.messages.counter("a")) == 4
     finally:
         own.stop("immediate")
+
+
+async def test_a_server_without_room_refuses_loses_nothing_and_goes_on_with_room() -> None:
+    """A limit on the size of its files stands for a quota, which has no code of its own: tests/faults fills a disk."""
+    own = Server(Path(server().folder) / "quota")
+    own.folder.mkdir()
+    own.make()
+    own.start()
+    try:
+        own.administration.execute("CREATE DATABASE store TEMPLATE template0")
+        async with opened(PostgresqlEngine(Target(own.url("store")))) as (database, journal):
+            limit_files(own, 17 << 20)  # a file of the server's log has 16 MiB, and is whole from its beginning on
+            kept, refusal = 0, None
+            while refusal is None:
+                data = f'"{secrets.token_hex(1 << 19)}"'  # which cannot be made smaller than half of it
+                try:
+                    await database.write(partial(append_large, kept, data))
+                    kept += 1
+                except StoreFullError as error:
+                    refusal = str(error)
+            assert "could not extend file" in refusal
+            append(journal, kept)
+            await journal.wait_committed()  # there is room for a short one
+            limit_files(own, "unlimited")
+            await database.write(partial(append_large, kept + 1, data))
+            assert sorted(await stored(database)) == list(range(kept + 2))
+            assert kept > 10
+    finally:
+        own.stop("immediate")
+
+
+def append_large(number: int, data: str, tx: Transaction) -> None:
+    row = MessageRow(Position(1_000_000 + number), DeviceKey(1), Milliseconds(number), Milliseconds(number), 1, data)
+    tx.connection.insert_many("message", row.__struct_fields__, [row])
+
+
+def limit_files(of: Server, size: int | str) -> None:
+    """Limit the size of the files of a server that runs."""
+    main = (of.data / "postmaster.pid").read_text(encoding="ascii").split()[0]
+    children = Path(f"/proc/{main}/task/{main}/children").read_text(encoding="ascii").split()
+    for process in (main, *children):
+        run(["prlimit", "--pid", process, f"--fsize={size}:unlimited"], check=True, **as_server())
 
 
 # Positions
