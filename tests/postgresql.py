@@ -103,6 +103,8 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.data = folder / "data"
+        #: Variables of its processes, beside those of this one.
+        self.environment: dict[str, str] = {}
 
     def make(self, *settings: str) -> None:
         if not os.geteuid():
@@ -182,7 +184,14 @@ class Server:
     def _run(self, name: str | Path, *arguments: str | Path) -> None:
         command = [programs() / name, *arguments]
         # A pipe would stay open in the server.
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False, **as_server())
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=False,
+            env={**os.environ, **self.environment},
+            **as_server(),
+        )
         assert not done.returncode, f"{command} failed; {self.folder / 'log'} may say why"
 
     @cached_property

@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--wear-seconds", type=float, default=125.0, help="of each rate")
     parser.add_argument("--postgresql-rounds", type=int, default=5, help="of each fault over PostgreSQL")
     parser.add_argument("--only", choices=("sqlite", "postgresql"), help="the faults over one engine")
+    parser.add_argument("--faults", nargs="+", default=(), help="the short names of those over PostgreSQL")
     options = parser.parse_args()
     wrong = 0
     if options.only != "postgresql":
@@ -79,9 +80,11 @@ def _over_postgresql(options: argparse.Namespace) -> int:
     print(f"\n{_machine()}, {version.stdout.strip()}:\n\n{_HEAD_OF_POSTGRESQL}", flush=True)  # noqa: T201
     wrong = 0
     chance = random.Random(options.seed)  # noqa: S311 - as above
-    for row in postgresql.rows(options.postgresql_rounds, chance):
-        wrong += row.lost + row.twice
-        cells = (row.fault, row.rounds, f"{row.acknowledged:,}", row.lost, row.twice, f"{row.refused:,}")
+    for row in postgresql.rows(options.postgresql_rounds, chance, options.faults):
+        wrong += row.twice if row.said else row.lost + row.twice
+        told = f"{row.lost}; the daemon says {row.said} commits, {row.said_positions} positions"
+        lost = told if row.said else row.lost
+        cells = (row.fault, row.rounds, f"{row.acknowledged:,}", lost, row.twice, f"{row.refused:,}")
         print(f"| {' | '.join(map(str, cells))} | {row.stall:.2f} | {_recovery(row)} | {row.seen} |", flush=True)  # noqa: T201
     return wrong
 

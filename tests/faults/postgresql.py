@@ -6,14 +6,15 @@ itself: messages of each protocol, and devices that were made, which are works o
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.cutting_proxy import CuttingProxy
 from tests.daemon import Daemon, command_output, device_id, write_world
 from tests.faults.clients import PROTOCOLS, Lasting, making
 from tests.faults.rounds import Row
+from tests.faults.windows import WINDOW, Windowed
 from tests.postgresql import Server
 
 _CLIENTS: Final = (*PROTOCOLS, making)
@@ -37,6 +39,10 @@ _OTHER_SECONDS: Final = 1.0
 #: A disk for a server with a little to write.
 _DISK: Final = "size=160m"
 _FENCED: Final = 5  # the exit status
+#: Longer than the patience, so that clients are refused.
+#: Devices of a load as in the benchmarks.
+_MANY: Final = 50
+_PROMOTED_SECONDS: Final = 6.0
 #: As operators have it: a commit waits for the disk.
 _DURABLE: Final = ("fsync=on", "full_page_writes=on", "max_wal_size=64MB", "checkpoint_timeout=5min")
 
@@ -44,11 +50,14 @@ _DURABLE: Final = ("fsync=on", "full_page_writes=on", "max_wal_size=64MB", "chec
 class Fleet:
     """A client of each protocol, and one that makes devices."""
 
-    def __init__(self, daemons: list[Daemon], first: int) -> None:
+    def __init__(self, daemons: list[Daemon], first: int, *, windowed: int = 0) -> None:
+        """`windowed`: so many devices with many messages in flight, instead."""
         seconds = _ANSWER_SECONDS if len(daemons) == 1 else _OTHER_SECONDS
-        self.clients = [
+        self.clients: list[Lasting | Windowed] = [
             Lasting(daemons, number, protocol, first, seconds=seconds) for number, protocol in enumerate(_CLIENTS)
         ]
+        if windowed:
+            self.clients = [Windowed(daemons, number, first, seconds=seconds) for number in range(windowed)]
 
     @property
     def acknowledged(self) -> list[tuple[float, int, int]]:
@@ -104,7 +113,10 @@ class World:
     chance: random.Random
     database: str = "store"
     patience: float = PATIENCE_SECONDS
+    devices: int = len(PROTOCOLS)
+    url: str = ""  # of all servers, if there are several
     first: int = 0  # the numbers of the next fault begin behind it
+    begun: float = field(default_factory=time.monotonic)
     _named: int = 0
 
     def daemon(self, held: ExitStack, *, name: str = "a", port: int | None = None) -> Daemon:
@@ -121,7 +133,7 @@ class World:
         return made
 
     def settings(self, name: str, port: int | None = None) -> str:
-        url = self.server.url(self.database)
+        url = self.url or self.server.url(self.database)
         if port is not None:
             url = f"postgresql://postgres@127.0.0.1:{port}/{self.database}?sslmode=disable&gssencmode=disable"
         return (
@@ -131,12 +143,12 @@ class World:
 
     def provision(self) -> None:
         """Make the clients' devices, and the schema where there is none."""
-        config, file = write_world(self.folder / "provisioned", devices=len(PROTOCOLS), settings=self.settings("a"))
+        config, file = write_world(self.folder / "provisioned", devices=self.devices, settings=self.settings("a"))
         command_output("provision", file, "--config", config)
 
     def stored(self) -> Counter[tuple[int, int]]:
         """How often each number of each client is in the store."""
-        numbers = {device_id(number): number for number in range(len(PROTOCOLS))}
+        numbers = {device_id(number): number for number in range(self.devices)}
         with self.server.target(self.database).connect() as connection:
             rows = connection.execute(
                 "SELECT d.id, (m.data::json ->> 'intensity')::bigint FROM message AS m JOIN device AS d ON d.key ="
@@ -148,9 +160,9 @@ class World:
         return found
 
     @contextmanager
-    def under_load(self, row: Row, daemons: list[Daemon]) -> Iterator[Fleet]:
+    def under_load(self, row: Row, daemons: list[Daemon], *, windowed: int = 0) -> Iterator[Fleet]:
         """Clients send while the block lasts; then what they know is compared with the store."""
-        fleet, first = Fleet(daemons, self.first), self.first
+        fleet, first = Fleet(daemons, self.first, windowed=windowed), self.first
         self.first += 1_000_000
         fleet.begin()
         try:
@@ -173,8 +185,17 @@ def _end(daemon: Daemon) -> None:
 
 
 @contextmanager
-def world_of(folder: Path, chance: random.Random, *, on: Path, disk: str | None = None) -> Iterator[World]:
-    """A server in a folder below `on`, where its user may enter. `disk`: options of a tmpfs that its files are on."""
+def world_of(
+    folder: Path,
+    chance: random.Random,
+    *,
+    on: Path,
+    disk: str | None = None,
+    devices: int = len(PROTOCOLS),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[World]:
+    """A server in a folder below `on`, where its user may enter. `disk`: options of a tmpfs that its files are on;
+    `environment`: of its processes."""
     own = Path(mkdtemp(prefix="trunkline-pg.", dir=on))
     with ExitStack() as held:
         held.callback(shutil.rmtree, own, ignore_errors=True)
@@ -182,12 +203,13 @@ def world_of(folder: Path, chance: random.Random, *, on: Path, disk: str | None 
             subprocess.run(["mount", "-t", "tmpfs", "-o", disk, "none", own], check=True, timeout=60)
             held.callback(lambda: subprocess.run(["umount", "-l", own], check=True, timeout=60))
         server = Server(own)
+        server.environment |= environment or {}
         server.make(*_DURABLE)
         server.start()
         held.callback(server.stop, "immediate")
         server.administration.execute("CREATE DATABASE store TEMPLATE template0")
         server.administration.close()
-        world = World(folder, server, chance)
+        world = World(folder, server, chance, devices=devices)
         world.provision()
         yield world
 
@@ -351,19 +373,26 @@ def disk_full(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> 
         return _rounds(world, row, world.daemon(held), act)
 
 
-def take_overs(world: World, rounds: int, *, how: signal.Signals) -> Row:
-    """Of two daemons the one that serves is killed or paused. The other one serves, and the first one stands by."""
-    name = {signal.SIGKILL: "kill -9", signal.SIGSTOP: "SIGSTOP, and SIGCONT after the take-over"}[how]
-    seen = {signal.SIGKILL: "`taken_over`", signal.SIGSTOP: "`taken_over`; the paused one ends with status 5"}[how]
-    row = Row(f"{name} of one of two daemons", seen, rounds)
+def take_overs(world: World, rounds: int, *, how: signal.Signals, windowed: int = 0) -> Row:
+    """Of two daemons the one that serves is killed or paused. The other one serves, and the first one stands by.
+
+    `windowed`: devices with many messages in flight each.
+    """
+    name, seen = {
+        signal.SIGKILL: ("kill -9", "`taken_over`"),
+        signal.SIGTERM: ("SIGTERM", "`taken_over`"),
+        signal.SIGSTOP: ("SIGSTOP, and SIGCONT after the take-over", "`taken_over`; the paused one ends with status 5"),
+    }[how]
+    load = f", {windowed} paho clients with {WINDOW} in flight each" if windowed else ""
+    row = Row(f"{name} of one of two daemons{load}", seen, rounds)
     with ExitStack() as held:
         serving, other = (world.daemon(held, name=name) for name in "ab")
         serving.start()
-        with world.under_load(row, [serving, other]) as fleet:
+        with world.under_load(row, [serving, other], windowed=windowed) as fleet:
             for _ in range(rounds):
                 other.begin()
                 _wait(lambda of=other: "stands_by" in _log_of(of), "a daemon stands by")  # type: ignore[misc]
-                fleet.wait_for(world.chance.randint(20, 120))
+                fleet.wait_for(world.chance.randint(20, 120) * (WINDOW if windowed else 1))
                 begun = time.monotonic()
                 assert serving.process is not None
                 serving.process.send_signal(how)
@@ -382,6 +411,159 @@ def take_overs(world: World, rounds: int, *, how: signal.Signals) -> Row:
     return row
 
 
+class Clock:
+    """The clock of a server, which libfaketime moves."""
+
+    def __init__(self, folder: Path) -> None:
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+        if library is None:
+            raise FileNotFoundError("libfaketime is not installed")
+        self._file = folder / "offset"
+        folder.chmod(0o755)
+        self.environment = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        self.jump("+0")
+
+    def jump(self, offset: str) -> None:
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(f"{offset}\n", encoding="ascii")
+        fresh.chmod(0o644)
+        fresh.replace(self._file)
+
+
+def clock_jumps(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
+    """Of two daemons the one that serves goes on when the server's clock jumps forwards. When it is killed just when
+    the clock has jumped back, the other one takes over as after every kill."""
+    row = Row(
+        "the server's clock jumps 1 h forwards, then 2 h back; then kill -9 of one of two daemons", _TAKEN, rounds
+    )
+    with TemporaryDirectory(prefix="trunkline-clock-") as name:
+        clock = Clock(Path(name))
+        with world_of(folder, chance, on=on, environment=clock.environment) as world, ExitStack() as held:
+            serving, other = (world.daemon(held, name=name) for name in "ab")
+            serving.start()
+            with world.under_load(row, [serving, other]) as fleet:
+                for _ in range(rounds):
+                    other.begin()
+                    _wait(lambda of=other: "stands_by" in _log_of(of), "a daemon stands by")  # type: ignore[misc]
+                    fleet.wait_for(world.chance.randint(20, 120))
+                    begun = time.monotonic()
+                    clock.jump("+1h")
+                    time.sleep(2 * _LEASE_SECONDS)
+                    if not 3590 < _clock_of(world) - time.time() < 3610:
+                        raise RuntimeError("the server's clock has not jumped")
+                    assert serving.process is not None
+                    if "taken_over" in _log_of(other) or serving.process.poll() is not None:
+                        raise RuntimeError("a jump of the clock took the lease away")
+                    if fleet.stall_since(begun) > 2:
+                        raise RuntimeError("nobody served after the jump")
+                    killed = time.monotonic()
+                    clock.jump("-1h")
+                    serving.kill()
+                    serving.addresses = {}
+                    other.wait_ready()
+                    row.recovery.append(fleet.goes_on(killed + 0.2))
+                    row.stall = max(row.stall, fleet.stall_since(begun))
+                    clock.jump("+0")
+                    assert serving.log is not None
+                    serving.log.truncate(0)
+                    serving, other = other, serving
+            if (far := _farthest_from_now(world)) > 60_000 + 1000 * (time.monotonic() - world.begun):
+                raise RuntimeError(f"a message has a time that is {far / 1000:.0f} s away")
+    return row
+
+
+def _clock_of(world: World) -> float:
+    with world.server.target(world.database).connect() as connection:
+        row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::double precision").fetchone()
+    assert row is not None
+    return float(row[0])
+
+
+def _farthest_from_now(world: World) -> float:
+    """How far from the real time the `cts` of a message is, in ms."""
+    with world.server.target(world.database).connect() as connection:
+        row = connection.execute("SELECT min(cts), max(cts) FROM message").fetchone()
+    assert row is not None
+    now_ms = time.time() * 1000
+    earliest, latest = map(float, row)
+    return max(now_ms - earliest, latest - now_ms)
+
+
+def fails_over(folder: Path, rounds: int, chance: random.Random, *, on: Path, synchronous: bool) -> Row:
+    """The server fails, and its standby is promoted. Each round has servers of its own."""
+    kind = "a synchronous" if synchronous else "an asynchronous"
+    seen = _COPY if synchronous else "status 5 with the number of commits and positions; the next start goes on"
+    row = Row(f"the server fails, {kind} standby is promoted after {_PROMOTED_SECONDS:.0f} s", seen, rounds)
+    for number in range(rounds):
+        (folder / f"{number}").mkdir()
+        with world_of(folder / f"{number}", chance, on=on) as world, ExitStack() as held:
+            standby = _standby_of(world, held, synchronous=synchronous)
+            _fail_over(world, standby, row, world.daemon(held), synchronous=synchronous)
+    return row
+
+
+def _standby_of(world: World, held: ExitStack, *, synchronous: bool) -> Server:
+    first = world.server
+    standby = first.standby(Path(f"{first.folder}.standby"))
+    held.callback(shutil.rmtree, standby.folder, ignore_errors=True)
+    with (standby.data / "postgresql.conf").open("a", encoding="ascii") as file:
+        file.write("cluster_name = 'standby'\n")
+    standby.start()
+    if synchronous:
+        first.set("synchronous_standby_names", "1 (standby)")
+    world.url = first.urls(world.database, standby)
+    return standby
+
+
+def _fail_over(world: World, standby: Server, row: Row, daemon: Daemon, *, synchronous: bool) -> None:
+    first = world.server
+    daemon.start()
+    with world.under_load(row, [daemon]) as fleet:
+        fleet.wait_for(world.chance.randint(20, 120))
+        begun = time.monotonic()
+        if not synchronous:  # so that it lacks something
+            standby.stop()
+            fleet.wait_for(world.chance.randint(20, 120))
+        first.stop("immediate")
+        if not synchronous:
+            standby.start()
+        time.sleep(_PROMOTED_SECONDS)
+        if synchronous and "is the copy of another one" not in _log_of(daemon):
+            raise RuntimeError("the log does not say that the server is a copy")
+        promoted = time.monotonic()
+        standby.promote()
+        world.server = standby
+        if not synchronous:  # systemd does that
+            assert daemon.process is not None
+            if (status := daemon.process.wait(_WAIT_SECONDS)) != _FENCED:
+                raise RuntimeError(f"the daemon whose commits were lost ended with {status}")
+            said = re.search(r"has lost what it had stored: (\d+) commits and (\d+) positions", _log_of(daemon))
+            if said is None:
+                raise RuntimeError("the daemon does not say what is lost")
+            row.said += int(said[1])
+            row.said_positions += int(said[2])
+            daemon.kill()
+            daemon.start()
+        row.recovery.append(fleet.goes_on(promoted))
+        row.stall = max(row.stall, fleet.stall_since(begun))
+    daemon.stop()
+    world.server.stop("immediate")
+    first.start()  # which the world ends
+
+
+def loaded(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
+    """A take-over while many messages are in flight."""
+    with world_of(folder, chance, on=on, devices=_MANY) as world:
+        return take_overs(world, rounds, how=signal.SIGKILL, windowed=_MANY)
+
+
+_TAKEN: Final = "`taken_over`, after the kill alone"
+_COPY: Final = "`nothing_is_stored` once a minute: the server is the copy of another one; 503"
 _WAITS: Final = "nothing: within `patience_seconds` clients wait"
 _KILLED: Final = "systemd restarts the daemon"
 _SILENT: Final = "`store_silent` with the number of connections; then as when the server is away"
@@ -403,7 +585,9 @@ FAULTS: Final[dict[str, Callable[[World, int], Row]]] = {
     "second": directly("the server is away for 1 s", _WAITS, _away(1.0)),
     "away": directly(f"the server is away for {_AWAY_SECONDS:.0f} s", _REASON, _away(_AWAY_SECONDS)),
     "still": directly(f"the server stands still for {_AWAY_SECONDS:.0f} s", _SILENT, _stand_still),
+    "minute": directly("the server is away for 60 s", _REASON, _away(60.0)),
     "take-over": lambda world, rounds: take_overs(world, rounds, how=signal.SIGKILL),
+    "stop": lambda world, rounds: take_overs(world, rounds, how=signal.SIGTERM),
     "pause": lambda world, rounds: take_overs(world, rounds, how=signal.SIGSTOP),
 }
 
@@ -423,14 +607,28 @@ def short(world: World) -> Row:
 
 
 #: Of these, so many rounds take as long as one of another fault.
-_LONG: Final = {"away": 4, "still": 4, "pause": 2}
+_LONG: Final = {"away": 4, "minute": 5, "still": 4, "pause": 2} | dict.fromkeys(
+    ("clock", "synchronous", "asynchronous", "load"), 2
+)
+
+#: Faults with servers of their own, each by its short name.
+_APART: Final[dict[str, Callable[..., Row]]] = {
+    "full": disk_full,
+    "synchronous": partial(fails_over, synchronous=True),
+    "asynchronous": partial(fails_over, synchronous=False),
+    "clock": clock_jumps,
+    "load": loaded,
+}
 
 
-def rows(rounds: int, chance: random.Random) -> Iterator[Row]:
-    """Every fault on a disk of the machine, each with its line of the table."""
+def rows(rounds: int, chance: random.Random, chosen: Sequence[str] = ()) -> Iterator[Row]:
+    """Every fault on a disk of the machine, or the chosen ones, each with its line of the table."""
     on = Path("/var/tmp")  # noqa: S108 - a folder of its own is made in it
-    with TemporaryDirectory(prefix="trunkline-faults-") as folder, world_of(Path(folder), chance, on=on) as world:
-        for name, fault in FAULTS.items():
-            yield fault(world, max(1, rounds // _LONG.get(name, 1)))
-    with TemporaryDirectory(prefix="trunkline-faults-") as folder:
-        yield disk_full(Path(folder), rounds, chance, on=on)
+    names = chosen or [*FAULTS, *_APART]
+    if together := [name for name in FAULTS if name in names]:
+        with TemporaryDirectory(prefix="trunkline-faults-") as folder, world_of(Path(folder), chance, on=on) as world:
+            for name in together:
+                yield FAULTS[name](world, max(1, rounds // _LONG.get(name, 1)))
+    for name in filter(names.__contains__, _APART):
+        with TemporaryDirectory(prefix="trunkline-faults-") as folder:
+            yield _APART[name](Path(folder), max(1, rounds // _LONG.get(name, 1)), chance, on=on)

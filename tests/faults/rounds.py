@@ -37,6 +37,9 @@ class Row:
     recovery: list[float] = field(default_factory=list)
     stall: float = 0.0  # the longest, in seconds, of the faults over PostgreSQL
     refused: int = 0
+    #: Of a server that has lost commits: how many of them, and how many positions, the daemon says. It is not at fault.
+    said: int = 0
+    said_positions: int = 0
 
 
 class Fleet:
