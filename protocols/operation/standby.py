@@ -165,7 +165,10 @@ async def cut_silent_forever(engine: "PostgresqlEngine") -> None:
         else:
             cut = [one for one in _still_silent(engine, silent, patience) if one.name not in busy]
         if cut:
-            _log.warning("store_silent", connections=len(cut), seconds=round(patience))
+            if silent_ones := sum(
+                not one.is_unreplicated for one in cut
+            ):  # the others have a reason (nothing_is_stored)
+                _log.warning("store_silent", connections=silent_ones, seconds=round(patience))
             for one in cut:
                 one.cut()
 

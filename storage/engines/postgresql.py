@@ -73,6 +73,7 @@ _FULL: Final = "53100"
 #: Of a disk quota, whose errors have no code of their own.
 _FULL_HINT: Final = "free disk space"
 _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
+_UNREPLICATED: Final = "a commit waits for a synchronous standby of the server, which does not answer it"
 #: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
 _NAME: Final = "split_part(application_name, ' - ', 1)"
 #: The schema step that made the table of leases.
@@ -197,6 +198,8 @@ class PostgresqlConnection:
         self._head: int | None = None  # the highest position that this connection has given
         #: Since when this waits for an answer of the server, by time.monotonic.
         self.waits_since: float | None = None
+        #: Whether that is a commit that waits for a synchronous standby.
+        self.is_unreplicated = False
         self._connection = self._connected()
         engine.add(self.name, self)
 
@@ -224,7 +227,7 @@ class PostgresqlConnection:
         if not self._is_begun:
             self._be_connected()
         self._send_later()
-        self.waits_since = time.monotonic()
+        self.waits_since, self.is_unreplicated = time.monotonic(), False
         try:
             cursor = self._cursor
             cursor.execute(sql, parameters, binary=binary)
@@ -255,7 +258,7 @@ class PostgresqlConnection:
 
     def _command(self, text: str) -> None:
         """Statements without parameters, whose results nobody wants."""
-        self.waits_since = time.monotonic()
+        self.waits_since, self.is_unreplicated = time.monotonic(), False
         try:
             result = self._connection.pgconn.exec_(text.encode())
         except psycopg.Error as error:
@@ -278,7 +281,7 @@ class PostgresqlConnection:
         """Insert rows with COPY: of tens of thousands of rows in half the time of `insert_many`."""
         types = self._types_of(table)
         self._send_later()
-        self.waits_since = time.monotonic()
+        self.waits_since, self.is_unreplicated = time.monotonic(), False
         names = ", ".join(map(quoted, columns))
         try:
             with self._cursor.copy(f"COPY {quoted(table)} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
@@ -486,6 +489,9 @@ class PostgresqlConnection:
         # One that writes waits for the standby, too, and so for that commit.
         sql = "UPDATE batch SET head = head WHERE node = %s AND number = %s RETURNING head"
         while True:
+            if self.is_unreplicated:  # it would wait on: front ends have waited for long enough
+                self._number, self.is_unreplicated = number, False
+                raise StoreDoubtfulError(f"{self._engine.target}: {_UNREPLICATED}")
             try:
                 return self._run(sql, [self._node, number]).one()
             except StoreLostError:
@@ -689,14 +695,18 @@ class PostgresqlEngine:
         return [one for one in self._connections.values() if one.waits_since is not None and one.waits_since < before]
 
     def are_busy(self, connections: Sequence[PostgresqlConnection]) -> set[str]:
-        """The names of those for which the server works now. Raises StoreError."""
+        """The names of those for which the server works now. One whose commit waits for a synchronous standby is noted
+        instead. Raises StoreError."""
         with explained(self.target), self.target.connect() as connection:
             rows = connection.execute(
-                f"SELECT {_NAME} FROM pg_stat_activity WHERE usename = current_user AND state = 'active'"  # noqa: S608
-                f" AND {_NAME} = ANY(%s)",
+                f"SELECT {_NAME}, coalesce(wait_event = 'SyncRep', FALSE) FROM pg_stat_activity"  # noqa: S608
+                f" WHERE usename = current_user AND state = 'active' AND {_NAME} = ANY(%s)",
                 [[one.name for one in connections]],
             ).fetchall()
-        return {name for (name,) in rows}
+        waiting = {name for name, is_unreplicated in rows if is_unreplicated}
+        for one in connections:
+            one.is_unreplicated = one.name in waiting
+        return {name for name, _ in rows} - waiting
 
     def stands_still(self, connections: Sequence[PostgresqlConnection]) -> None:
         """The server was asked for these, and has not answered that either."""

@@ -507,6 +507,26 @@ def fails_over(folder: Path, rounds: int, chance: random.Random, *, on: Path, sy
     return row
 
 
+def standby_gone(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
+    row = Row("the synchronous standby is away until clients are refused", _MISSING, rounds)
+    with world_of(folder, chance, on=on) as world, ExitStack() as held:
+        standby = _standby_of(world, held, synchronous=True)
+
+        def act(_world: World, daemon: Daemon, fleet: Fleet) -> float:
+            refused = fleet.refused
+            standby.stop()
+            _wait(lambda: fleet.refused > refused, "somebody is refused without the standby")
+            if "a commit waits for a synchronous standby" not in _log_of(daemon):
+                raise RuntimeError("the log does not say why")
+            back = time.monotonic()
+            standby.start()
+            return back
+
+        _rounds(world, row, world.daemon(held), act)
+        standby.stop("immediate")
+    return row
+
+
 def _standby_of(world: World, held: ExitStack, *, synchronous: bool) -> Server:
     first = world.server
     standby = first.standby(Path(f"{first.folder}.standby"))
@@ -563,6 +583,7 @@ def loaded(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row
 
 
 _TAKEN: Final = "`taken_over`, after the kill alone"
+_MISSING: Final = "`nothing_is_stored` once a minute: a commit waits for a synchronous standby; 503"
 _COPY: Final = "`nothing_is_stored` once a minute: the server is the copy of another one; 503"
 _WAITS: Final = "nothing: within `patience_seconds` clients wait"
 _KILLED: Final = "systemd restarts the daemon"
@@ -615,6 +636,7 @@ _LONG: Final = {"away": 4, "minute": 5, "still": 4, "pause": 2} | dict.fromkeys(
 _APART: Final[dict[str, Callable[..., Row]]] = {
     "full": disk_full,
     "synchronous": partial(fails_over, synchronous=True),
+    "standby": standby_gone,
     "asynchronous": partial(fails_over, synchronous=False),
     "clock": clock_jumps,
     "load": loaded,

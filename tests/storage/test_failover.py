@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -10,6 +11,8 @@ from typing import Final
 import pytest
 import trio
 
+from protocols.operation.standby import cut_silent_forever
+from storage.database import Database
 from storage.engines.postgresql import PostgresqlEngine
 from storage.engines.postgresql_target import Target
 from storage.keys import Position
@@ -194,6 +197,35 @@ async def test_a_commit_that_a_synchronous_standby_lacks_is_not_told_when_its_se
             assert told == []
             await trio.to_thread.run_sync(pair.second.start)
         assert told == [2]
+
+
+async def test_commits_for_which_a_synchronous_standby_is_missing_are_refused_after_the_patience(pair: Pair) -> None:
+    engine = pair.engine(patience=1)
+    async with opened(engine) as (database, journal), trio.open_nursery() as nursery:
+        nursery.start_soon(cut_silent_forever, engine)
+        assert await database.write(count("a")) == 1
+        await trio.to_thread.run_sync(pair.second.stop)
+        await trio.to_thread.run_sync(pair.be_synchronous)
+        with pytest.raises(StoreUnreachableError, match="a commit waits for a synchronous standby of the server"):
+            await database.write(count("a"))
+        append(journal, 1)
+        with pytest.raises(StoreError, match="a commit waits for a synchronous standby of the server"):
+            await journal.wait_committed()
+        assert await database.read(lambda tx: tx.messages.counter("a")) == 2  # it is there, and nobody was told
+        await trio.to_thread.run_sync(pair.second.start)
+        found = None
+        with trio.fail_after(_PATIENCE):
+            while found is None:
+                found = await _tried(database)
+        assert found == 3
+        assert await stored(database) == []
+        nursery.cancel_scope.cancel()
+
+
+async def _tried(database: Database) -> int | None:
+    with suppress(StoreError):
+        return int(await database.write(count("a")))
+    return None
 
 
 _WAITS: Final = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid <> %s"
