@@ -135,7 +135,11 @@ def _stage_system_files(root: Path) -> None:
         (ROOT / "CHANGELOG.md", f"{_DOCUMENTS}/CHANGELOG.md"),
         (ROOT / "config/gateway.example.toml", f"{_DOCUMENTS}/examples/gateway.example.toml"),
         (ROOT / "config/connector.example.toml", f"{_DOCUMENTS}/examples/connector.example.toml"),
-        *((file, f"{_DOCUMENTS}/examples/{file.name}") for file in sorted((ROOT / "systemd").glob("*.socket"))),
+        *(
+            (file, f"{_DOCUMENTS}/examples/{file.name}")
+            for kind in ("*.socket", "*.conf")
+            for file in sorted((ROOT / "systemd").glob(kind))
+        ),
     ):
         if not source.exists():
             continue
