@@ -22,6 +22,7 @@ from broker.cluster.keeper import AWAY, AWAY_SECONDS
 from broker.cluster.leases import LeaseName, Leases
 from broker.connectors.port import ThirdParty
 from broker.device_management.objects import ObjectMap
+from broker.device_management.registry import shipped_models
 from broker.device_management.sessions import ResourcePath
 from broker.mail import MailTransport
 from broker.rules.sending.requests import RuleRequests
@@ -151,7 +152,10 @@ async def _run(
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish=f"stop the daemon and run: {shown_command('key rotate')}")
         engine = engine_of(settings, progress=systemd.tell_of_upgrade)
+        # A take-over waits for nothing that could be made before.
         contexts = _contexts(settings, reloading)
+        ways_out, providers, processor = _ways_out(settings), identity_providers(settings), payment_processor(settings)
+        shipped_models()
         ballast, serving = None, None
         if isinstance(engine, SqliteEngine):  # the lock of the state directory keeps others away
             ballast = Ballast(settings.state_dir / "ballast")
@@ -176,11 +180,11 @@ async def _run(
                 settings,
                 database,
                 state.vault,
-                providers=identity_providers(settings),
-                processor=payment_processor(settings),
+                providers=providers,
+                processor=processor,
                 is_clock_synchronized=is_clock_synchronized,
                 leases=leases,
-                **_ways_out(settings, None if serving is None else leases),
+                **(ways_out if serving is None else _leased(ways_out, leases)),
                 tell_of_upgrade=systemd.tell_of_upgrade,
             )
         )
@@ -230,27 +234,26 @@ class _WaysOut(TypedDict):
     streams: Streams | None
 
 
-def _ways_out(settings: Settings, leases: Leases | None) -> _WaysOut:
-    """The ways out of the machine that workers use; with `leases`, another daemon may take their places.
+def _ways_out(settings: Settings) -> _WaysOut:
+    """The ways out of the machine that workers use. Raises SettingsError."""
+    return {
+        "mail_transport": mail_transport(settings),
+        "third_party": third_party(settings),
+        "rule_requests": rule_requests(settings),
+        "callbacks": http_callbacks(settings),
+        "streams": cloud_streams(settings),
+    }
 
-    Raises SettingsError.
-    """
-    mails, third, requests = mail_transport(settings), third_party(settings), rule_requests(settings)
-    callbacks, streams = http_callbacks(settings), cloud_streams(settings)
-    if leases is None:
-        return {
-            "mail_transport": mails,
-            "third_party": third,
-            "rule_requests": requests,
-            "callbacks": callbacks,
-            "streams": streams,
-        }
+
+def _leased(ways: _WaysOut, leases: Leases) -> _WaysOut:
+    """The same for a daemon whose place another one may take."""
+    mails, streams = ways["mail_transport"], ways["streams"]
     subscriptions = leases.of(LeaseName.SUBSCRIPTIONS)
     return {
         "mail_transport": None if mails is None else LeasedMails(mails, leases.of(LeaseName.MAILS)),
-        "third_party": LeasedThirdParty(third, leases.of(LeaseName.CONNECTORS)),
-        "rule_requests": LeasedRuleRequests(requests, leases.of(LeaseName.RULES)),
-        "callbacks": LeasedCallbacks(callbacks, subscriptions),
+        "third_party": LeasedThirdParty(ways["third_party"], leases.of(LeaseName.CONNECTORS)),
+        "rule_requests": LeasedRuleRequests(ways["rule_requests"], leases.of(LeaseName.RULES)),
+        "callbacks": LeasedCallbacks(ways["callbacks"], subscriptions),
         "streams": None if streams is None else LeasedStreams(streams, subscriptions),
     }
 

@@ -25,7 +25,7 @@ DAEMON: Final = "daemon"
 #: The holder stops acting this much before the lease is over: a send takes time, and clocks differ in their speed.
 _EARLY_SECONDS: Final = 2.0
 #: How often a daemon that stands by looks whether the lease is free.
-_LOOK_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.05
 #: No other node's lease is believed to last longer, or as long as this node's own.
 _LONGEST_SECONDS: Final = 60.0
 AWAY_SECONDS: Final = 1.0  # between two tries while the store is away
@@ -82,6 +82,7 @@ class Keeper(Deadline):
         #: The epoch and the end of another node's lease, as they were found, and when that is over.
         self._seen: tuple[int, int] | None = None
         self._over_at = 0.0
+        self._found: LeaseRecord | None = None  # the lease of another node, as it was found last
         self.held: HeldLease | None = None
 
     def is_ahead(self) -> bool:
@@ -102,7 +103,6 @@ class Keeper(Deadline):
             try:
                 if (held := await self.try_to_take()) is not None:
                     return held
-                holder = await self._table.find(DAEMON)
             except StoreError as error:
                 if not has_been_read and not isinstance(error, AWAY):
                     raise
@@ -111,9 +111,9 @@ class Keeper(Deadline):
                 await trio.sleep(AWAY_SECONDS)
                 continue
             waiting.answers()
-            if holder is not None and (holder.node, holder.epoch) != known:
-                known, has_been_read = (holder.node, holder.epoch), True
-                waiting.stands_by(holder)
+            if (found := self._found) is not None and (found.node, found.epoch) != known:
+                known, has_been_read = (found.node, found.epoch), True
+                waiting.stands_by(found)
             await trio.sleep(_LOOK_SECONDS)
 
     async def try_to_take(self) -> HeldLease | None:
@@ -127,6 +127,7 @@ class Keeper(Deadline):
     def _is_over(self, lease: LeaseRecord) -> bool:
         """Whether the lease of another node is over. The clock of the store, which may jump, is believed once for each
         renewal, and never more than `_LONGEST_SECONDS`: from then on the clock of this machine counts."""
+        self._found = lease
         if (lease.epoch, lease.until) != self._seen:
             self._seen = lease.epoch, lease.until
             longest = max(self._seconds, _LONGEST_SECONDS)
