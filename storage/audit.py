@@ -115,8 +115,8 @@ def _conditions(wanted: AuditFilter) -> tuple[list[str], dict[str, Any]]:
     # An actor or object is a word and an id, and may be asked for by both or by the id alone.
     for name, value in (("actor", wanted.actor), ("object", wanted.object)):
         if value:
-            conditions.append(f"({name} = :{name} OR lower({name}) LIKE :{name}_of_any ESCAPE '!')")
-            parameters |= {name: value, f"{name}_of_any": f"% {literal(value.lower())}"}
+            conditions.append(f"({name} = :{name} OR lower({name}) LIKE lower(:{name}_of_any) ESCAPE '!')")
+            parameters |= {name: value, f"{name}_of_any": f"% {literal(value)}"}
     for name, value in (("event", wanted.event), ("outcome", wanted.outcome)):
         if value:
             conditions.append(f"{name} = :{name}")

@@ -199,9 +199,9 @@ class DeviceTypeStore(Store):
         """The tags of the types that are found, by name; the most used ones when there are more than `limit`."""
         rows = self._db.execute(
             f"SELECT tag FROM (SELECT x.tag, count(*) AS uses{_FROM} JOIN device_type_tag AS x ON x.device_type = t.key"  # noqa: S608 - constants
-            f" WHERE {_where(search)} AND lower(x.tag) LIKE :prefix ESCAPE '!'"
+            f" WHERE {_where(search)} AND lower(x.tag) LIKE lower(:prefix) ESCAPE '!'"
             " GROUP BY x.tag ORDER BY uses DESC, x.tag LIMIT :limit) AS used ORDER BY tag",
-            {**search.parameters(), "prefix": f"{literal(prefix.lower())}%", "limit": limit},
+            {**search.parameters(), "prefix": f"{literal(prefix)}%", "limit": limit},
         )
         return [row["tag"] for row in rows]
 

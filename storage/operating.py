@@ -68,7 +68,7 @@ _DEVICE: Final = (
 
 def _like(columns: tuple[str, ...]) -> str:
     """The search, in which no sign has a meaning, is a part of one of the columns."""
-    return ":search = '' OR " + " OR ".join(f"lower({one}) LIKE :pattern ESCAPE '!'" for one in columns)
+    return ":search = '' OR " + " OR ".join(f"lower({one}) LIKE lower(:pattern) ESCAPE '!'" for one in columns)
 
 
 class OperatingStore(Store):
@@ -138,7 +138,7 @@ class OperatingStore(Store):
         return [OrganizationSizeRecord(**{name: row[name] for name in names}) for row in rows]
 
     def _page(self, select: str, which: str, order: str, search: str, offset: int, limit: int) -> tuple[list[Any], int]:
-        given: dict[str, object] = {"search": search, "pattern": f"%{literal(search.lower())}%"}
+        given: dict[str, object] = {"search": search, "pattern": f"%{literal(search)}%"}
         total = int(sure(self._db.execute(f"SELECT count(*) AS count{which}", given).one())["count"])
         rows = self._db.execute(
             f"{select}{which} ORDER BY {order} LIMIT :limit OFFSET :offset", given | {"limit": limit, "offset": offset}

@@ -1,11 +1,13 @@
 """`trunkline migrate-store`: to PostgreSQL and back, by the commands; the daemon answers the same on each store."""
 
 import json
+import random
 import signal
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,15 @@ import httpx
 import pytest
 
 from broker.secrets import Vault
+from storage.engines import engine_at
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, run_command, start_command
 from tests.postgresql import server
+from tests.storage.test_store_copy import contents
 from tests.store_answers import Questions
 from tests.stores import make_index
 
 DEVICES, MESSAGES = 5, 4_000
+KILLS, LONGEST_SECONDS = 6, 1.5
 
 
 @pytest.fixture
@@ -137,6 +142,32 @@ def test_a_killed_command_goes_on_where_it_stopped(daemon: Daemon, tmp_path: Pat
             MESSAGES * (MESSAGES + 1) // 2,
         )
         assert db.execute("SELECT count(*) FROM store_copy").fetchone() == (0,)
+
+
+def test_a_command_that_is_killed_at_random_moments_copies_all_into_postgresql(daemon: Daemon, url: str) -> None:
+    """At the end each table is equal, whatever the moments were: the test says them."""
+    source, target = engine_at(str(daemon.state / "store.sqlite")), engine_at(url)
+    source.migrate()
+    chance = random.Random(seed := time.time_ns())  # noqa: S311 - moments of a test
+    killed: list[float] = []
+    began = time.monotonic()
+    while len(killed) < KILLS:
+        seconds = chance.uniform(0, LONGEST_SECONDS)
+        process = start_command("migrate-store", "--to", url, "--config", daemon.config)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)  # it was quicker: then the copy is whole, and the next one is refused
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+        killed.append(round(seconds, 3))
+    done = run_command("migrate-store", "--to", url, "--config", daemon.config)
+    about = f"seed {seed}, killed after {killed} s, in {time.monotonic() - began:.1f} s"
+    assert done.returncode == 0 or "has a store already" in done.stderr, (about, done.stderr)
+    assert contents(target) == contents(source), about
+    daemon.settings = f'[storage]\nurl = "{url}"\n'
+    daemon.write_config()
+    send(daemon)
 
 
 def test_what_is_refused(daemon: Daemon, url: str, tmp_path: Path) -> None:

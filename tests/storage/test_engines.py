@@ -9,11 +9,13 @@ from typing import Any, Final
 
 import pytest
 
+from storage import operating
+from storage.audit import AuditStore
 from storage.database import EngineConnection, StoreEngine
 from storage.engines.postgresql import PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.records import MessageRow, RollupRow
+from storage.records import AuditFilter, AuditRecord, MessageRow, RollupRow
 from storage.rollups import RollupStore
 from storage.sql import StoreError
 from tests.postgresql import server
@@ -162,6 +164,42 @@ def test_conditions_on_json(
     ).one()
     assert found is not None
     assert (bool(found["has"]), bool(found["matches"])) == (has, matches)
+
+
+#: Ids as entries have them and as people ask for them: letters of ASCII are folded, and no others.
+_IDS: Final = ("u1", "U1", "Äb", "äB", "ÄB", "İx", "ix", "ẞ", "ß", "\u212a", "k", "a%", "a_", "a!", "b c", "c", "a\0b")
+
+
+def _ascii_folded(text: str) -> str:
+    return "".join(letter.lower() if letter.isascii() else letter for letter in text)
+
+
+def test_actors_and_objects_of_the_audit_log_are_found_alike(store: EngineConnection) -> None:
+    audit = AuditStore(store)
+    for number, id_ in enumerate(_IDS):
+        audit.add(AuditRecord(number, "event", f"user {id_}", "", f"device {id_}", "done"))
+    for wanted in _IDS:
+        if "\0" in wanted:
+            continue  # no text has it: see the test of searches
+        folded = f" {_ascii_folded(wanted)}"
+        expected = [one for one in _IDS if _ascii_folded(f" {one}").endswith(folded)]
+        for asked in ({"actor": wanted}, {"object": wanted}):
+            found = audit.find(AuditFilter(0, 100, 100, **asked))
+            assert [one.actor.partition(" ")[2] for one in found] == expected, wanted
+        for asked in ({"actor": f"user {wanted}"}, {"object": f"device {wanted}"}):
+            exact = audit.find(AuditFilter(0, 100, 100, **asked))
+            assert [one.actor for one in exact] == [f"user {wanted}"], wanted
+
+
+@pytest.mark.parametrize("name", ["Ärger", "İstanbul", "Straße", "ПРИВЕТ"])
+def test_a_search_of_an_operator_finds_a_name_as_it_is_written(store: EngineConnection, name: str) -> None:
+    store.execute(
+        "INSERT INTO organization (id, name, monthly_messages) VALUES (:id, :name, -1)", {"id": "0" * 32, "name": name}
+    )
+    which = f" FROM organization WHERE {operating._like(('name',))}"
+    for search in (name, name[:3], "x"):
+        rows, total = operating.OperatingStore(store)._page("SELECT name", which, "name", search, 0, 10)
+        assert (len(rows), total) == ((0, 0) if search == "x" else (1, 1))
 
 
 def test_a_name_in_an_array_of_objects(store: EngineConnection) -> None:
