@@ -246,7 +246,7 @@ def _ways_out(settings: Settings) -> _WaysOut:
 
 
 def _leased(ways: _WaysOut, leases: Leases) -> _WaysOut:
-    """The same for a daemon whose place another one may take."""
+    """Ways out of a daemon whose place another one may take."""
     mails, streams = ways["mail_transport"], ways["streams"]
     subscriptions = leases.of(LeaseName.SUBSCRIPTIONS)
     return {
