@@ -65,7 +65,9 @@ def statements(name: str, engine: str = "") -> tuple[list[str], bool]:
     twin = _FOLDER / f"{name}.{engine}.sql"
     is_twin = bool(engine) and twin.is_file()
     text = (twin if is_twin else _FILES[name]).read_text(encoding="utf-8")
-    return [one for one in text.split(";\n") if one.strip()], is_twin
+    if is_twin:
+        return [text], True  # PostgreSQL finds the ends of its statements
+    return [one for one in text.split(";\n") if one.strip()], False
 
 
 def applied(db: sqlite3.Connection) -> list[str]:

@@ -1,6 +1,6 @@
 """Deleting old messages and rollups, and the progress of that. The caller holds the transaction."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from storage.damage import first_readable
@@ -72,6 +72,33 @@ class RetentionStore(Store):
         if table != "failed_message":
             LogIndex(self._db, table).forget_steps(behind=behind, upto=upto, condition=condition, parameters=parameters)
         return number
+
+    def partitions(self) -> Sequence[range]:
+        """The positions of the partitions of the messages that get no more rows, the oldest first, if there are any."""
+        return self._db.full_partitions()
+
+    def rows_if_old(self, part: range, *, since_ms: int, until_ms: int) -> int | None:
+        """The number of messages at these positions; None when one of them was received within the time."""
+        within, times = (
+            "FROM message WHERE position >= :first AND position < :behind",
+            "cts >= :since AND cts <= :until",
+        )
+        given = {"first": part.start, "behind": part.stop, "since": since_ms, "until": until_ms}
+        newest = self._db.execute(f"SELECT cts {within} ORDER BY position DESC LIMIT 1", given).one()
+        if newest is not None and since_ms <= newest["cts"] <= until_ms:
+            return None  # without reading all of them
+        row = self._db.execute(
+            f"SELECT count(*) AS number, count(CASE WHEN {times} THEN 1 END) AS fresh {within}", given
+        ).one()
+        return None if row is None or row["fresh"] else int(row["number"])
+
+    def forget_entries(self, behind: int, upto: int) -> None:
+        """Delete the index entries of all messages with `behind < position <= upto`."""
+        LogIndex(self._db, "message").forget_steps(behind=behind, upto=upto, condition="", parameters={})
+
+    def drop_partition(self, part: range) -> None:
+        """Delete all messages at these positions. Raises StoreBusyError."""
+        self._db.drop_partition(part)
 
     def beyond_damage(self, table: LogTable, position: Position, last: Position) -> Position:
         """The position from which rows after `position`, which is damaged, can be read; `last` when there is none."""

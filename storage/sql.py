@@ -108,6 +108,13 @@ class StoreConnection(Protocol):
     def json_any_named(self, column: str, member: str, parameter: str) -> str:
         """A condition: in the array `member` of the JSON text an object has the `name` in `parameter`."""
 
+    def full_partitions(self) -> Sequence[range]:
+        """The positions of each partition of the messages that gets no more rows, the oldest first. None where the
+        engine keeps them in one piece."""
+
+    def drop_partition(self, part: range) -> None:
+        """Drop one with all its rows. Raises StoreBusyError: others read messages in transactions that take long."""
+
     def size_bytes(self) -> tuple[int, int]:
         """The size of the store and how much of it is free for reuse, in bytes."""
 
@@ -142,6 +149,10 @@ class StaleLeaseError(StoreError):
 
 class StoreTakenError(StoreError):
     """Another daemon serves the store now. This one writes nothing any more."""
+
+
+class StoreBusyError(StoreError):
+    """Others hold what the write needs. It may work later."""
 
 
 class StoreDamagedError(StoreError):

@@ -232,6 +232,12 @@ class BreakableConnection:
     def json_any_named(self, column: str, member: str, parameter: str) -> str:
         return self._connection.json_any_named(column, member, parameter)
 
+    def full_partitions(self) -> Sequence[range]:
+        return self._connection.full_partitions()
+
+    def drop_partition(self, part: range) -> None:
+        self._connection.drop_partition(part)
+
     def size_bytes(self) -> tuple[int, int]:
         return self._connection.size_bytes()
 

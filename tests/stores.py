@@ -264,8 +264,8 @@ def table_names(tx: Transaction) -> list[str]:
     sql = "SELECT name FROM sqlite_master WHERE type = 'table'"
     if ENGINE == "postgresql":
         sql = (
-            "SELECT relname AS name FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
-            " AND relname NOT IN ('batch', 'schema_step')"
+            "SELECT relname AS name FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+            " AND NOT relispartition AND relname NOT IN ('batch', 'schema_step')"
         )
     return [row["name"] for row in tx.connection.execute(sql)]
 

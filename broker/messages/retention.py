@@ -1,7 +1,8 @@
 """Retention: how long messages are kept, globally and for device types with a number of days of their own.
 
 Messages, Actions and failed messages are deleted by ranges of positions in small steps, so that other writes come in
-between. Device types with the same number of days form a class, which is deleted along the log from a cursor to the end
+between. Where the engine has partitions of the messages, one in which no device type keeps anything is dropped as a
+whole. Device types with the same number of days form a class, which is deleted along the log from a cursor to the end
 of its days; when the classes change, a new class starts at the beginning of the log. Rows that a consumer of the log
 has not read yet stay. Rollups are kept longer, finer ones shorter than coarser ones
 (broker/messages/rollup_days.py).
@@ -22,12 +23,14 @@ from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.leases import Holder
 from storage.retention import LogTable
-from storage.sql import StoreDamagedError
+from storage.sql import StoreBusyError, StoreDamagedError
 
 RETENTION_SWEEP_SECONDS = 600.0
 FAILED_DAYS = 7
 LONGEST_DAYS = 36_500
 _STEP_POSITIONS = 1_000
+#: Positions of a step that deletes entries alone, of which there is one for some rows.
+_STEP_ENTRIES = 5_000
 #: Rollups of a step at most: a day of the minutes of one field.
 _STEP_ROLLUPS = 1_440
 _PAUSE_SECONDS = 0.01
@@ -104,6 +107,8 @@ class Retention:
         await self._database.write_own(
             self._lease, lambda tx: tx.retention.forget_cursors({*cursors, "failed_message"})
         )
+        if self._days and all(own.values()):  # nobody keeps all
+            await self._drop_partitions(classes)
         for one in classes:
             for table in _LOG:
                 await self._sweep_log(table, one.cursor(table), one.days, one.types, others=one.others)
@@ -143,6 +148,24 @@ class Retention:
                 deleted = 0
             self._count(**{f"deleted_{table}s": deleted})
             await trio.sleep(_PAUSE_SECONDS)  # let other writes commit
+
+    async def _drop_partitions(self, classes: Collection[_Class]) -> None:
+        until_ms = self._clock.now_ms()
+        since_ms = until_ms - max(one.days for one in classes) * DAY_MS
+        cursors = [one.cursor("message") for one in classes]
+        for part in await self._database.read(lambda tx: tx.retention.partitions()):
+            rows = await self._database.read(partial(_rows_if_old, part, since_ms, until_ms))
+            if rows is None:
+                return
+            for first in range(part.start, part.stop, _STEP_ENTRIES):
+                upto = min(first + _STEP_ENTRIES, part.stop) - 1
+                await self._database.write_own(self._lease, partial(_forget_entries, first - 1, upto))
+                await trio.sleep(_PAUSE_SECONDS)
+            try:
+                await self._database.write_own(self._lease, partial(_drop, part, cursors))
+            except StoreBusyError:  # a backup, or somebody else's long transaction
+                return  # these rows go one by one, which takes no lock
+            self._count(deleted_messages=rows)
 
     async def _sweep_rollups(self, own: dict[DeviceTypeKey, int]) -> None:
         key = DeviceKey(0)
@@ -219,6 +242,24 @@ def _delete_step(
     deleted = tx.retention.delete(table, behind=behind, upto=end, types=types, others=others)
     tx.retention.set_cursor(cursor, end)
     return deleted, end < full
+
+
+def _rows_if_old(part: range, since_ms: int, until_ms: int, tx: Transaction) -> int | None:
+    """The number of messages in a partition; None when some of them are still kept, or wanted by a consumer."""
+    if part.stop - 1 > (tx.retention.lowest_consumer() or 0):
+        return None
+    return tx.retention.rows_if_old(part, since_ms=since_ms, until_ms=until_ms)
+
+
+def _forget_entries(behind: int, upto: int, tx: Transaction) -> None:
+    tx.retention.forget_entries(behind, upto)
+
+
+def _drop(part: range, cursors: Collection[str], tx: Transaction) -> None:
+    """Drop the oldest partition, behind which each class goes on."""
+    tx.retention.drop_partition(part)
+    for cursor in cursors:
+        tx.retention.set_cursor(cursor, Position(max(part.stop - 1, tx.retention.cursor(cursor))))
 
 
 def _beyond_damage(table: LogTable, cursor: str, tx: Transaction) -> tuple[Position, bool]:

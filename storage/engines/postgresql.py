@@ -28,6 +28,7 @@ from psycopg.sql import Literal
 
 from storage.damage import Damage
 from storage.engines.postgresql_history import ServerHistory
+from storage.engines.postgresql_partitions import Partitions
 from storage.engines.postgresql_schema import (
     LOG_LOCK,
     WORKS_LOCK,
@@ -47,6 +48,7 @@ from storage.migrations import names
 from storage.sql import (
     EncodedRows,
     StoreAwayError,
+    StoreBusyError,
     StoreDoubtfulError,
     StoreError,
     StoreForkedError,
@@ -72,6 +74,9 @@ _FORMER_SECONDS: Final = 1.5
 _FULL: Final = "53100"
 #: Of a disk quota, whose errors have no code of their own.
 _FULL_HINT: Final = "free disk space"
+_BUSY: Final = "55P03"
+#: A row without a partition (the schema has no CHECK).
+_NO_PARTITION: Final = "23514"
 _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
 _UNREPLICATED: Final = "a commit waits for a synchronous standby of the server, which does not answer it"
 #: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
@@ -196,6 +201,7 @@ class PostgresqlConnection:
         self._number = 0  # of the last commit
         self._log_statements: dict[tuple[object, ...], str] = {}
         self._head: int | None = None  # the highest position that this connection has given
+        self.partitions = Partitions(self)
         #: Since when this waits for an answer of the server, by time.monotonic.
         self.waits_since: float | None = None
         #: Whether that is a commit that waits for a synchronous standby.
@@ -254,10 +260,11 @@ class PostgresqlConnection:
         """Send what waits for the next statement, as one text."""
         if self._later:
             text, self._later = "; ".join(self._later), []
-            self._command(text)
+            self.command(text)  # which finds nothing more to send
 
-    def _command(self, text: str) -> None:
+    def command(self, text: str) -> None:
         """Statements without parameters, whose results nobody wants."""
+        self._send_later()
         self.waits_since, self.is_unreplicated = time.monotonic(), False
         try:
             result = self._connection.pgconn.exec_(text.encode())
@@ -301,6 +308,7 @@ class PostgresqlConnection:
         values = [value for of_table in arrays for value in (head, *of_table.arrays)]
         sql = self._log_statement([(table, columns) for table, columns, _ in parts])
         if self._is_writing:
+            self.partitions.keep_ahead(self._head or 0)
             row = self._run(sql, [number, *values]).one()
             given = int(row["head"]) if row else 0
         else:
@@ -418,6 +426,12 @@ class PostgresqlConnection:
     def json_any_named(self, column: str, member: str, parameter: str) -> str:
         return f"has_named({column}, '{member}', :{parameter})"
 
+    def full_partitions(self) -> Sequence[range]:
+        return self.partitions.full()
+
+    def drop_partition(self, part: range) -> None:
+        self.partitions.drop(part)
+
     def size_bytes(self) -> tuple[int, int]:
         row = self.execute("SELECT pg_database_size(current_database()) AS bytes").one()
         return int(row["bytes"]) if row else 0, 0
@@ -470,6 +484,7 @@ class PostgresqlConnection:
         number, row = self._number + 1, None
         while row is None:
             try:
+                self.partitions.keep_ahead(self._head or 0)
                 row = self._run(sql, [of_rows, self._node, number, *values]).one()
             except StoreLostError:
                 row = self._settled(number)
@@ -477,7 +492,7 @@ class PostgresqlConnection:
         self._number, self._head = number, given
         self._engine.history.note(self._node, number, given)
         if number % _BATCHES_KEPT == 0:
-            self._command("; ".join(self._forgetting()))
+            self.command("; ".join(self._forgetting()))
         return given
 
     def _settled(self, number: int) -> Mapping[str, Any] | None:
@@ -508,13 +523,14 @@ class PostgresqlConnection:
     def forget(self) -> None:
         """Know nothing of the commits before: the store is another one."""
         self._head = None
+        self.partitions.forget()
         self._engine.history = ServerHistory()
 
     def rollback(self) -> None:
         self._later.clear()
         self._is_begun = self._is_writing = False
         if self._connection.info.transaction_status not in {TransactionStatus.IDLE, TransactionStatus.UNKNOWN}:
-            self._command("ROLLBACK")
+            self.command("ROLLBACK")
 
     def forget_log(self) -> bool:
         """PostgreSQL's log is the server's: nothing is to do here."""
@@ -594,8 +610,13 @@ class PostgresqlConnection:
             self._later.clear()
             self._engine.contact.lost()
             return StoreLostError(text)
+        if state == _NO_PARTITION:  # the server that has taken over lacks the latest one
+            self.partitions.forget()
+            return StoreLostError(text)
         if state == _TAKEN:
             return StoreTakenError(text)
+        if state == _BUSY:
+            return StoreBusyError(text)
         is_full = state == _FULL or _FULL_HINT in (error.diag.message_hint or "")
         return StoreFullError(text) if is_full else StoreError(text)
 

@@ -212,6 +212,11 @@ def _look_at_timeline(connection: Connection) -> None:
         jump(connection, timeline)
 
 
+def _keep_ahead(connection: Connection) -> None:
+    """Have partitions for the next messages."""
+    connection.execute("SELECT message_partitions_from(last_value) FROM log")
+
+
 def _look_at_head(connection: Connection) -> None:
     """Have no position given twice, also in a store that was copied here. Forget the commits of former daemons."""
     if _one(connection, "SELECT 1 FROM store_copy LIMIT 1"):  # a copy into it is not finished
@@ -227,6 +232,7 @@ def _look_at_head(connection: Connection) -> None:
             connection.execute(keep_head("(SELECT last_value FROM log)").encode())
         connection.execute("DELETE FROM batch WHERE at < now() - interval '1 day' AND node <> %s", [_TIMELINE])
     _look_at_timeline(connection)
+    _keep_ahead(connection)
 
 
 def _apply(connection: Connection, name: str) -> None:

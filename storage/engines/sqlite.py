@@ -219,6 +219,12 @@ class SqliteConnection:
             f" WHERE json_extract(entry.value, '$.name') = :{parameter})"
         )
 
+    def full_partitions(self) -> Sequence[range]:
+        return ()
+
+    def drop_partition(self, part: range) -> None:
+        """There are none."""
+
     def size_bytes(self) -> tuple[int, int]:
         sizes = [self._pragma(name) for name in ("page_size", "page_count", "freelist_count")]
         return sizes[0] * sizes[1], sizes[0] * sizes[2]

@@ -252,7 +252,7 @@ SELECT c.relname, a.attname, format_type(a.atttypid, NULL), a.attnotnull,
   coalesce(array_position(i.indkey::int2[], a.attnum) + 1, 0)
 FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_index AS i ON i.indrelid = c.oid AND i.indisprimary
-WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
 """
 _INDEXES_OF_SQLITE: Final = (
     "SELECT name, tbl_name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL AND tbl_name NOT LIKE '_sqlite%'"

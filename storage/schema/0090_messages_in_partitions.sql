@@ -1,0 +1,1 @@
+-- PostgreSQL alone has its messages in partitions: 0090_messages_in_partitions.postgresql.sql. SQLite has one table.
