@@ -99,7 +99,8 @@ class AccountStore(Store):
 
     def user_by_email(self, email: str) -> UserRecord | None:
         """The user with this address as written in the account, else with its form for comparison (reference 5.1)."""
-        return self._user("email = :value", email) or self._user("email_key = :value", folded_address(email))
+        as_written = self._user("lower(email) = lower(:value)", email)
+        return as_written or self._user("email_key = :value", folded_address(email))
 
     def without_address_key(self, *, limit: int) -> list[tuple[UserRecord, UserRecord | None]]:
         """The first accounts of an older store whose address is that of another account, and the other one."""
@@ -123,7 +124,7 @@ class AccountStore(Store):
     def users(self, *, limit: int) -> list[UserRecord]:
         """The first users, by e-mail address."""
         rows = self._db.execute(
-            "SELECT * FROM user WHERE key NOT IN (SELECT user FROM leaving_user) ORDER BY email LIMIT :limit",
+            "SELECT * FROM user WHERE key NOT IN (SELECT user FROM leaving_user) ORDER BY lower(email) LIMIT :limit",
             {"limit": limit},
         )
         return [user_record(row) for row in rows]
@@ -158,8 +159,9 @@ class AccountStore(Store):
 
     def change_user(self, user: UserKey, *, email: str, full_name: str, password_hash: str | None, now_ms: int) -> None:
         self._db.execute(
-            "UPDATE user SET email_key = CASE WHEN email = :email THEN email_key ELSE :email_key END, email = :email,"
-            " full_name = :full_name, password_hash = :password_hash, modified_on = :now WHERE key = :key",
+            "UPDATE user SET email_key = CASE WHEN lower(email) = lower(:email) THEN email_key ELSE :email_key END,"
+            " email = :email, full_name = :full_name, password_hash = :password_hash, modified_on = :now"
+            " WHERE key = :key",
             {
                 "key": user,
                 "email": email,

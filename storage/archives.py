@@ -68,9 +68,9 @@ PARTS: Final[Mapping[str, str]] = {
     " ORDER BY key",
     "device_types": "SELECT id, unique_name, name, created_on FROM device_type WHERE owner = :user ORDER BY key",
     # The user may have named the recipient of a mail by an id.
-    "mails": "SELECT m.kind, CASE WHEN m.recipient = u.email THEN m.recipient END AS recipient, m.created_on,"
+    "mails": "SELECT m.kind, CASE WHEN m.recipient = lower(u.email) THEN m.recipient END AS recipient, m.created_on,"
     " m.outcome FROM mail AS m JOIN user AS u ON u.key = :user"
-    " WHERE m.recipient IN (u.email, u.email_key) OR m.cause = u.id ORDER BY m.key",
+    " WHERE m.recipient IN (lower(u.email), u.email_key) OR m.cause = u.id ORDER BY m.key",
     "failed_messages": "SELECT d.id AS device, f.cts, f.reason, f.payload FROM failed_message AS f"
     " JOIN device AS d ON d.key = f.device WHERE d.owner = :user ORDER BY f.position",
     "audit": "SELECT e.at_ms, e.event, e.actor, e.address, e.object, e.outcome, e.details FROM audit_entry AS e"

@@ -48,7 +48,8 @@ class AuditStore(Store):
     def _id_for(self, name: str) -> str:
         row = (
             self._db.execute(
-                "SELECT id FROM user WHERE email = :email OR email_key = :key ORDER BY email <> :email LIMIT 1",
+                "SELECT id FROM user WHERE lower(email) = lower(:email) OR email_key = :key"
+                " ORDER BY lower(email) <> lower(:email) LIMIT 1",
                 {"email": name, "key": folded_address(name)},
             ).one()
             if "@" in name

@@ -9,7 +9,7 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import UserKey
 from storage.records import InvitationRecord, PasswordResetRecord
-from storage.sql import Store, replacing, values_of
+from storage.sql import Store, values_of
 
 
 class CodeStore(Store):
@@ -53,7 +53,8 @@ class CodeStore(Store):
     def put_invitation(self, invitation: InvitationRecord) -> None:
         """Add or replace the one invitation of this address; an earlier code becomes invalid."""
         values = values_of(invitation) | {"email_key": folded_address(invitation.email)}
-        self._insert("invitation", values, f"ON CONFLICT (email) DO UPDATE SET {replacing(values)}")
+        self.remove_invitation(invitation.email)
+        self._insert("invitation", values)
 
     def invitation(self, hash_: bytes, *, now_ms: int) -> InvitationRecord | None:
         row = self._db.execute(

@@ -174,7 +174,7 @@ class LeavingStore(Store):
             kept = " AND status <> 'ACCEPTED'" if table == "device_share" else ""
             # Of an older version, mails have the address as it was written.
             self._db.execute(
-                f"DELETE FROM {table} WHERE {column} IN (:key, :email){kept}",  # noqa: S608 - constants
+                f"DELETE FROM {table} WHERE {column} IN (:key, lower(:email)){kept}",  # noqa: S608 - constants
                 {"key": folded_address(email), "email": email},
             )
         self._db.execute(
@@ -188,7 +188,7 @@ class LeavingStore(Store):
         self._db.execute("DELETE FROM provision_mark WHERE name IN (:email, :key) OR object = :id", named)
         # A new account with the same address keeps its mails, which are later.
         self._db.execute(
-            "DELETE FROM mail WHERE cause = :id OR (recipient IN (:email, :key) AND created_on < :until)",
+            "DELETE FROM mail WHERE cause = :id OR (recipient IN (lower(:email), :key) AND created_on < :until)",
             {**named, "until": leaver.began_on + _LATE_MS},
         )
 

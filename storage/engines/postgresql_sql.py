@@ -7,8 +7,7 @@
 And for the steps of the schema, which are written for SQLite:
 
 4. INTEGER, BLOB and REAL are BIGINT, BYTEA and DOUBLE PRECISION; `key INTEGER PRIMARY KEY` counts by itself.
-5. COLLATE NOCASE is the collation `nocase`, which the baseline makes.
-6. WITHOUT ROWID is left out: every table is like that here.
+5. WITHOUT ROWID is left out: every table is like that here.
 """
 
 import re
@@ -25,7 +24,6 @@ _OF_SCHEMA: Final = (
     (re.compile(r"\bINTEGER\b"), "BIGINT"),
     (re.compile(r"\bBLOB\b"), "BYTEA"),
     (re.compile(r"\bREAL\b"), "DOUBLE PRECISION"),
-    (re.compile(r"\bCOLLATE NOCASE\b"), "COLLATE nocase"),
     (re.compile(r"\) WITHOUT ROWID\b"), ")"),
 )
 

@@ -15,12 +15,10 @@ FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
 WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition GROUP BY c.relname
 """
 _KEYS = """
-SELECT c.relname, array_agg(a.attname::text ORDER BY k.place),
-  array_agg(coalesce(o.collname = 'nocase', FALSE)::int ORDER BY k.place)
+SELECT c.relname, array_agg(a.attname::text ORDER BY k.place)
 FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indrelid AND c.relnamespace = 'public'::regnamespace
 CROSS JOIN LATERAL unnest(i.indkey::int[]) WITH ORDINALITY AS k(number, place)
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.number
-LEFT JOIN pg_collation AS o ON o.oid = a.attcollation
 WHERE i.indisprimary GROUP BY c.relname
 """
 _PARENTS = """
@@ -46,18 +44,15 @@ class PostgresqlTables:
         return self._connection.all_rows(sql, parameters)
 
     def shapes(self) -> dict[str, TableShape]:
-        keys = {table: (tuple(names), tuple(folded)) for table, names, folded in self.rows(_KEYS, {})}
+        keys = {table: tuple(names) for table, names in self.rows(_KEYS, {})}
         parents: dict[str, set[str]] = {}
         for table, parent in self.rows(_PARENTS, {}):
             parents.setdefault(table, set()).add(parent)
         found = {}
         for table, columns in self.rows(_COLUMNS, {}):
             if table not in OWN:
-                key, folded = keys.get(table, ((), ()))
-                order = tuple(
-                    f'{name} COLLATE "C"' if is_folded else name for name, is_folded in zip(key, folded, strict=True)
-                )
-                found[table] = TableShape(table, tuple(columns), key, order, frozenset(parents.get(table, ())))
+                key = keys.get(table, ())
+                found[table] = TableShape(table, tuple(columns), key, key, frozenset(parents.get(table, ())))
         return found
 
     def begin_loading(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from storage import operating
+from storage.accounts import AccountStore
 from storage.audit import AuditStore
 from storage.database import EngineConnection, StoreEngine
 from storage.engines.postgresql import PostgresqlEngine
@@ -100,6 +101,48 @@ def test_numbers_of_rollups_keep_their_form_and_every_bit(store: EngineConnectio
     rollups.put_all([of_zero])
     key = (DeviceKey(1), 1, "minute", 0)
     assert repr(rollups.at([key, (DeviceKey(1), 2, "minute", 0)])) == repr({key: of_zero})
+
+
+@each_row(
+    ("one", "other", "are_same"),
+    [
+        ("Ada@example.org", "aDA@Example.ORG", True),
+        ("Ä@example.org", "ä@example.org", False),
+        ("İ@example.org", "i@example.org", False),
+        ("ı@example.org", "I@example.org", False),
+        ("ß@example.org", "ss@example.org", False),
+        ("\u212a@example.org", "k@example.org", False),  # Kelvin
+        ("\uff41da@example.org", "ada@example.org", False),  # as wide as a Chinese character
+        ("ada\ufe0f@example.org", "ada@example.org", False),  # a sign that is not seen
+        ("e\u0301@example.org", "\u00e9@example.org", False),
+    ],
+)
+def test_addresses_as_written_differ_by_more_than_the_case_of_ascii(
+    store: EngineConnection, one: str, other: str, are_same: bool
+) -> None:
+    """Accounts of older stores have no key by which their addresses are compared."""
+
+    def put(key: int, email: str) -> None:
+        store.execute(
+            "INSERT INTO user (key, id, email, name, full_name, account_type, created_on, modified_on)"
+            " VALUES (:key, :id, :email, :id, '', 'PERSONAL', 1, 1)",
+            {"key": key, "id": str(key), "email": email},
+        )
+
+    store.execute("DELETE FROM user")
+    put(1, one)
+    found = AccountStore(store).user_by_email(other)
+    assert (found is not None) == are_same
+    if are_same:
+        with pytest.raises(StoreError):
+            put(2, other)
+    else:
+        put(2, other)
+        assert [AccountStore(store).user_by_email(email).key for email in (one, other)] == [1, 2]  # type: ignore[union-attr]
+        by_bytes = sorted(
+            (one, other), key=lambda email: "".join(c.lower() if c.isascii() else c for c in email).encode()
+        )
+        assert [user.email for user in AccountStore(store).users(limit=9)] == by_bytes
 
 
 def test_a_later_row_of_a_batch_replaces_the_earlier_one_with_its_key(store: EngineConnection) -> None:
