@@ -224,9 +224,9 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         connections = PostgresqlConnection
     executed, run = list[str](), connections._run
 
-    def noting(self: object, sql: str, parameters: Any) -> Any:
+    def noting(self: object, sql: str, *arguments: Any, **more: Any) -> Any:
         executed.append(sql)
-        return run(self, sql, parameters)
+        return run(self, sql, *arguments, **more)
 
     monkeypatch.setattr(connections, "_run", noting)
     return executed

@@ -33,7 +33,7 @@ class Samples:
         commits = grown["commits"]
 
         def work(tx: Transaction) -> None:
-            used, free = tx.connection.size_bytes()
+            store_bytes, _free = tx.connection.size_bytes()
             sample = SampleRecord(
                 at=Milliseconds(now_ms),
                 seconds=max(1, (now_ms - before_ms) // 1000),
@@ -42,7 +42,7 @@ class Samples:
                 commits=commits,
                 commit_us=grown["commit_us"] // commits if commits else 0,
                 refusals=grown["refusals"],
-                store_bytes=used + free,
+                store_bytes=store_bytes,
             )
             tx.operating.add_sample(sample, kept_from_ms=now_ms - _KEPT_MS)
 

@@ -72,4 +72,5 @@ def look_at_its_room(patient: Patient) -> Iterator[CheckResult]:
         return
     size = f"the store has {found.store_bytes / _MIB:,.0f} MiB on the server"
     grows = "" if found.bytes_a_day is None else f", and grows by {found.bytes_a_day / _MIB:,.1f} MiB a day"
-    yield CheckResult("disk", True, f"{free}; {size}{grows}: look at its disk there")
+    reused = f" ({found.free_bytes / _MIB:,.0f} MiB of it for new rows)" if found.free_bytes >= _MIB else ""
+    yield CheckResult("disk", True, f"{free}; {size}{reused}{grows}: look at its disk there")

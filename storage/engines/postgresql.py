@@ -433,8 +433,8 @@ class PostgresqlConnection:
         self.partitions.drop(part)
 
     def size_bytes(self) -> tuple[int, int]:
-        row = self.execute("SELECT pg_database_size(current_database()) AS bytes").one()
-        return int(row["bytes"]) if row else 0, 0
+        row = self.execute(_SIZE).one()
+        return (int(row["bytes"]), int(row["free"])) if row else (0, 0)
 
     def give_back(self, pages: int) -> bool:  # noqa: ARG002 - autovacuum does it
         return False
@@ -632,6 +632,24 @@ def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) ->
         raise StoreAwayError("the former session of a connection has not ended yet")
 
 
+#: The size of the database, and how much of it waits for new rows in the tables that retention deletes from: their
+#: pages without the rows that are there, which take their columns, 28 bytes, and some to align them. Until a table has
+#: been looked at (ANALYZE), nothing is free. A server that crashed has forgotten its counts, and knows those of the
+#: last look.
+_SIZE: Final = """
+SELECT pg_database_size(current_database()) AS bytes,
+  coalesce(sum(greatest(0, pages - 1.05 * number * width)), 0)::bigint AS free
+FROM (
+  SELECT pg_relation_size(c.oid) AS pages,
+    CASE WHEN coalesce(last_vacuum, last_autovacuum, last_analyze, last_autoanalyze) IS NULL THEN greatest(reltuples, 0)
+      ELSE n_live_tup END AS number,
+    (SELECT 28 + sum(avg_width) FROM pg_stats WHERE schemaname = 'public' AND tablename = c.relname) AS width
+  FROM pg_class AS c JOIN pg_stat_user_tables AS s ON s.relid = c.oid
+  WHERE c.relnamespace = 'public'::regnamespace AND (c.oid IN (SELECT inhrelid FROM pg_inherits
+    WHERE inhparent = 'message'::regclass) OR c.relname IN ('action', 'failed_message', 'message_entry', 'action_entry',
+    'rollup'))
+) AS tables
+"""
 #: Takes the lock of the log, and behind it as many positions as there are rows.
 _GIVEN: Final = (
     f"locked AS MATERIALIZED (SELECT {{fence}}pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants
@@ -659,7 +677,7 @@ class PostgresqlSnapshot:
     def __init__(self, rows: PostgresqlConnection, target: Target) -> None:
         self.rows = rows
         self._target = target
-        self.size_bytes = rows.size_bytes()[0]
+        self.size_bytes, self.free_bytes = rows.size_bytes()
 
     def steps(self) -> tuple[str, ...]:
         """The names of the schema steps that the store has; none of a database without a store."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Positions of a partition.
 SIZE: Final = 10_000_000
-#: After so many positions it is tried again, when somebody held a lock.
+#: Positions after which it is tried again, when somebody held a lock.
 _TRIED_AGAIN: Final = 100_000
 #: Whoever reads or writes messages waits behind a partition that waits to be dropped.
 _PATIENCE: Final = "100ms"

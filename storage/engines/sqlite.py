@@ -274,7 +274,7 @@ class SqliteSnapshot:
         self._connection = connection
         self._damage = damage
         self.rows = SqliteConnection(connection, damage)
-        self.size_bytes = self.rows.size_bytes()[0]
+        self.size_bytes, self.free_bytes = self.rows.size_bytes()
 
     def steps(self) -> tuple[str, ...]:
         """The names of the schema steps that the store has."""

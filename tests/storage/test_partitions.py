@@ -1,5 +1,6 @@
 """The messages are in partitions on PostgreSQL: before a row needs one, in older stores, and what retention drops."""
 
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Final
 
 import pytest
 import trio
+from msgspec import structs
 
 from broker.clock import Clock
 from broker.cluster.leases import Lease, LeaseName
@@ -20,9 +22,11 @@ from storage.engines import postgresql_schema as schema
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.postgresql_partitions import SIZE
 from storage.engines.sqlite import SqliteEngine
+from storage.growth import Growth, growth
 from storage.journal import Journal
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import MessageRow
+from storage.retention import RetentionStore
 from storage.sql import StoreBusyError
 from storage.store_copy import copy_store
 from tests.factories import NOW_MS
@@ -178,6 +182,46 @@ def test_a_store_is_copied_into_partitions(engine: PostgresqlEngine, tmp_path: P
         assert positions(writer) == places
         assert insert(writer, 1) == places[-1] + 1
         assert bounds(writer)[2:] == [(4, 5), (5, 6), (9, 10), (10, 11)]
+
+
+# Room
+
+
+def test_room_of_deleted_rows_is_told_and_used_again(engine: PostgresqlEngine, writer: PostgresqlConnection) -> None:
+    """Rows that go one by one leave their room to new rows; the database does not get smaller."""
+
+    def fill(number: int) -> None:
+        long = [
+            structs.replace(one, data=json.dumps({"text": "x" * 100})) for one in rows(number, cts=NOW_MS - 10 * DAY_MS)
+        ]
+        writer.insert_log((("message", _COLUMNS, long),), head=number)
+
+    def pages() -> int:
+        row = writer.execute("SELECT pg_total_relation_size('message_0') AS bytes").one()
+        assert row is not None
+        return int(row["bytes"])
+
+    def forecast() -> Growth:
+        writer.execute("SELECT pg_stat_force_next_flush()")
+        with engine.target.connect() as other:
+            other.execute("VACUUM ANALYZE")
+        with engine.snapshot() as snapshot:
+            return growth(snapshot, now_ms=NOW_MS)
+
+    fill(60_000)
+    full, size = forecast(), pages()
+    assert full.free_bytes < size / 10
+    deleted = RetentionStore(writer).delete("message", behind=0, upto=30_000, types=None)
+    assert deleted == 30_000
+    half = forecast()
+    assert half.free_bytes == pytest.approx(size / 2, rel=0.3)
+    assert half.bytes_a_day == pytest.approx(full.bytes_a_day, rel=0.5)  # of a store of some MiB the catalogue is most
+    size_bytes, free_bytes = RetentionStore(writer).size_bytes()
+    assert size_bytes == half.store_bytes
+    assert free_bytes == pytest.approx(half.free_bytes, rel=0.1)
+    fill(30_000)
+    assert pages() < size * 1.1  # with pages of the index, which are free one vacuum later
+    assert forecast().free_bytes < size / 10
 
 
 # Retention
