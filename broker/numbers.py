@@ -61,7 +61,7 @@ def _path(text: bytes, levels: int) -> str | None:
     try:
         first = text.lstrip()[:1]
         members = _object(text) if first == b"{" else dict(enumerate(_array(text))) if first == b"[" else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     for name, raw in members.items():
         if _has_out_of_range(value := bytes(raw)):

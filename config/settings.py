@@ -7,7 +7,6 @@ that names the place of the error and the allowed values.
 import os
 import re
 import socket
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -47,6 +46,7 @@ from config.limits import (
     USER_TOKEN_SECONDS,
 )
 from config.settings_checks import SOCKET_LIMITS, problems
+from config.toml import read_toml
 
 PREFIX = "TRUNKLINE_"
 _ENVIRONMENT = "environment"
@@ -397,10 +397,10 @@ def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) ->
         SettingsError: for each problem one line with file, key, problem and allowed values.
     """
     try:
-        document: dict[str, Any] = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = {} if path is None else read_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
     where = str(path) if path is not None else _ENVIRONMENT
     found: list[str] = []

@@ -27,6 +27,8 @@ TYPES: Final = {
     "corelnk": ValueType.STRING,
     "": ValueType.NONE,
 }
+_NUMBER: Final = re.compile(r"[0-9]{1,5}")
+_MOST_NUMBER: Final = 65_535
 _WORD: Final = re.compile(r"[A-Za-z0-9]+")
 _log = structlog.get_logger(__name__)
 
@@ -80,7 +82,7 @@ class _Reader:
         parser.CharacterDataHandler = self._characters
         try:
             parser.Parse(content, True)
-        except expat.ExpatError as error:
+        except (expat.ExpatError, LookupError, ValueError) as error:  # also for an encoding that expat does not know
             raise ModelError(str(error)) from error
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
@@ -109,11 +111,11 @@ class _Reader:
     def _resource(self) -> Iterator[tuple[int, Resource]]:
         name = camel_case(self._item.get("Name", ""))
         kind = TYPES.get(self._item.get("Type", "").lower())
-        if kind is None or not name or not self._item["ID"].isdecimal():
+        number = _number(self._item["ID"])
+        if kind is None or not name or number is None:
             raise ModelError(f"a resource is not described: {self._item}")
         taken = {resource.name for resource in self._resources.values()}
         operations = "".join(letter for letter in "RWE" if letter in self._item.get("Operations", "").upper())
-        number = int(self._item["ID"])
         yield (
             number,
             Resource(
@@ -127,10 +129,15 @@ class _Reader:
         )
 
     def _model(self) -> ObjectModel:
-        name, number = camel_case(self._object.get("Name", "")), self._object.get("ObjectID", "")
-        if not name or not number.isdecimal():
+        name, number = camel_case(self._object.get("Name", "")), _number(self._object.get("ObjectID", ""))
+        if not name or number is None:
             raise ModelError(f"an object is not described: {self._object}")
-        return ObjectModel(int(number), name, self._resources)
+        return ObjectModel(number, name, self._resources)
+
+
+def _number(text: str) -> int | None:
+    """The number of an object or a resource, which has 16 bits."""
+    return int(text) if _NUMBER.fullmatch(text) and int(text) <= _MOST_NUMBER else None
 
 
 def _refuse_doctype(*_: object) -> None:

@@ -11,7 +11,6 @@
 """
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Final
 
 from broker.device_types.expressions import Expression, InvalidExpressionError
@@ -172,7 +171,7 @@ def _number(reader: DocumentReader, source: JsonObject, path: str, member: str) 
     value = source.get(member)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or abs(value) > 2**53:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 2**53:
         reader.refuse(path, NUMERIC_ONLY)
         return None
     return value

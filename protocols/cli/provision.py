@@ -1,7 +1,6 @@
 """`trunkline provision`: applies a provision file to a stopped daemon's state, or through a running daemon."""
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -16,6 +15,7 @@ from broker.errors import Finding, ValidationFailed
 from broker.nesting import check_nesting
 from broker.provisioning import Generated, ProvisionReport
 from config.settings import Settings, load_settings
+from config.toml import read_toml
 from protocols.cli.administration import printable
 from protocols.cli.anywhere import run_anywhere, try_anywhere
 from protocols.cli.daemon_failures import failures_reported
@@ -83,10 +83,10 @@ def read_provision_file(path: Path) -> tuple[dict[str, Any], list[Finding]]:
     large: the daemon reads them, so their names become absolute.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = read_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise CommandError(f"{path}: not valid TOML: {error}") from error
     findings: list[Finding] = []
     device_types = document.get("device_types")

@@ -263,7 +263,8 @@ def cbor_to_json(payload: bytes) -> bytes:
 def json_to(format_: int, body: bytes) -> bytes:
     """Encode a JSON body in the peer's format.
 
-    An Action is stored as its sender wrote it. In CBOR a number beyond the range of doubles becomes infinity.
+    An Action is stored as its sender wrote it. In CBOR a number beyond the range of doubles becomes infinity, and half
+    of a surrogate pair U+FFFD.
     """
     if format_ != CBOR:
         return body
@@ -271,7 +272,20 @@ def json_to(format_: int, body: bytes) -> bytes:
         found = _decode_json(body)
     except msgspec.DecodeError:
         found = json.loads(body)
-    return cbor2.dumps(found)
+    try:
+        return cbor2.dumps(found)
+    except UnicodeEncodeError:
+        return cbor2.dumps(_without_halves(found))
+
+
+def _without_halves(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_without_halves(one) for one in value]
+    if isinstance(value, dict):
+        return {_without_halves(name): _without_halves(one) for name, one in value.items()}
+    return value
 
 
 class CoapResponse(NamedTuple):

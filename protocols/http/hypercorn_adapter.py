@@ -7,7 +7,9 @@ Hypercorn documents none of the classes that hypercorn_exchange.py drives. So py
 that was tested, and tests/protocols/http/test_hypercorn_adapter.py names each attribute that is relied on.
 """
 
+import re
 import time
+from http import HTTPStatus
 from typing import Any, Final
 
 import structlog
@@ -22,6 +24,7 @@ from hypercorn.typing import (
     ASGIReceiveEvent,
     ASGISendCallable,
     ASGISendEvent,
+    HTTPResponseStartEvent,
     HTTPScope,
     Scope,
 )
@@ -36,6 +39,14 @@ from protocols.streams.proxies import TrustedProxies
 from protocols.streams.turnstile import Turnstile
 
 _DRAIN_SECONDS: Final = 2.0
+_SERVER_ITSELF: Final = "*"
+_ABSOLUTE: Final = re.compile(r"https?://[^/]+(/.*)?", re.IGNORECASE | re.DOTALL)
+#: As Hypercorn's answer to what is no head.
+_NO_TARGET: Final[HTTPResponseStartEvent] = {
+    "type": "http.response.start",
+    "status": HTTPStatus.BAD_REQUEST.value,
+    "headers": [(b"content-length", b"0"), (b"connection", b"close")],
+}
 
 _log = structlog.get_logger(__name__)
 
@@ -86,6 +97,13 @@ class _Requests:
         exchange: HypercornExchange = scope["state"].pop(EXCHANGE_KEY)
         held = scope["state"][BODY_KEY] = exchange.held
         began = time.perf_counter()
+        path = _path_of(scope["path"])
+        if path is None:
+            self._traffic.answered(time.perf_counter() - began, HTTPStatus.BAD_REQUEST)
+            await send(_NO_TARGET)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        scope["path"] = path
         _name_client(scope, current_peer(), self._proxies)
         arrived = trio.Event()
 
@@ -113,6 +131,17 @@ class _Requests:
                 if arrived.is_set():  # also a body that nobody took: it came together with its head
                     held.opened.set()
                 held.release()
+
+
+def _path_of(target: str) -> str | None:
+    """The path of a request's target without its query (RFC 9112, 3.2); None for a text that is no target.
+
+    Quart would fail for those.
+    """
+    if target.startswith("/") or target == _SERVER_ITSELF:
+        return target
+    absolute = _ABSOLUTE.fullmatch(target)
+    return None if absolute is None else absolute[1] or "/"
 
 
 def _name_client(scope: HTTPScope, peer: Peer, proxies: TrustedProxies) -> None:

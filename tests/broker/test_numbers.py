@@ -34,6 +34,11 @@ def test_numbers_out_of_range(text: str, path: str | None) -> None:
     assert number_out_of_range(text.encode()) == path
 
 
+@pytest.mark.parametrize("text", [b'{"\xeb":1e999}', b"[" * 60_000 + b"1e999" + b"]" * 60_000])
+def test_what_the_decoder_refuses_has_none(text: bytes) -> None:
+    assert number_out_of_range(text) is None
+
+
 def test_the_path_of_a_number_is_looked_for_once() -> None:
     """One search for each level of a large body would block everybody else."""
     deep = b'{"a":' * 800 + b'{"p":"' + b"1" * 100_000 + b'","x":1e400}' + b"}" * 800

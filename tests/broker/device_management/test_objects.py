@@ -102,6 +102,13 @@ def test_a_model_gives_names_types_and_operations() -> None:
         b'<!DOCTYPE x [<!ENTITY a "aaaa">]><LWM2M>&a;</LWM2M>',
         b'<!DOCTYPE x SYSTEM "file:///etc/passwd"><LWM2M/>',
         TEMPERATURE.replace(b"<Type>Float</Type>", b"<Type>Strange</Type>"),
+        b'<?xml version="1.0" encoding="unknown"?><LWM2M/>',
+        b'<?xml version="1.0" encoding="utf-7"?><LWM2M/>',
+        b'<?xml version="1.0" encoding="shift_jis"?><LWM2M/>',
+        TEMPERATURE.replace(b">3303<", b">" + b"9" * 5_000 + b"<"),
+        TEMPERATURE.replace(b">3303<", b">65536<"),
+        TEMPERATURE.replace(b">3303<", ">\u0663<".encode()),
+        TEMPERATURE.replace(b'"5700"', b'"' + b"9" * 5_000 + b'"'),
     ],
 )
 def test_what_is_no_model_is_refused(content: bytes) -> None:

@@ -145,6 +145,8 @@ def binary(**entry: object) -> dict[str, object]:
         (binary(type="skip", length="2"), "transform.layout.0.length", NUMERIC),
         (binary(type="skip", length=True), "transform.layout.0.length", NUMERIC),
         (binary(name="t", type="int8", scale="2"), "transform.layout.0.scale", NUMERIC),
+        (binary(name="t", type="int8", scale=10**400), "transform.layout.0.scale", NUMERIC),
+        (binary(name="t", type="int8", offset=float("nan")), "transform.layout.0.offset", NUMERIC),
         (binary(name="t", type="int8", offset=float("inf")), "transform.layout.0.offset", NUMERIC),
         (
             {"format": "binary", "layout": [{"type": "skip", "length": 1024}] * 2},

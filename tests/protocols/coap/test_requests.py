@@ -97,6 +97,13 @@ def test_half_of_a_surrogate_pair_is_kept_for_the_manifest_to_drop() -> None:
         cbor_to_json(other)
 
 
+def test_half_of_a_surrogate_pair_in_an_action_is_replaced() -> None:
+    """An Action is stored as its sender wrote it, and a text of CBOR is UTF-8 (RFC 8949, 3.1)."""
+    sent = rb'{"a\udc00":["\ud800x","\ud83d\ude00\ud83d"],"b":1e999}'
+    expected = {"a\ufffd": ["\ufffdx", "\U0001f600\ufffd"], "b": math.inf}
+    assert cbor2.loads(json_to(CBOR, sent)) == expected
+
+
 def test_an_array_that_contains_itself_is_refused() -> None:
     """These 187 bytes would become 16 MiB of JSON."""
     bomb = b"\x95\xd8\x1c\x81\x61x"

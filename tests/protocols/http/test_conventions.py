@@ -304,6 +304,9 @@ async def test_a_path_that_is_no_path_is_refused(raw: Raw) -> None:
     request = b"GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     for target in (b"*", b"http://other/v1.1/nope", b"/v1.1/%ff%00", b"/v1.1/devices/%2f"):
         assert (await raw(request % target)).split(b" ")[1] == b"404"
+    for target in (b"?a", b"v1.1/devices", b"ftp://a/v1.1", b"http://", b"a:443"):  # no target (RFC 9112, 3.2)
+        assert (await raw(request % target)).split(b" ")[1] == b"400"
+    assert (await raw(request % b"http://[/v1.1/nope")).split(b" ")[1] == b"404"
 
 
 @pytest.mark.parametrize("more", [{}, {"Connection": "close"}])  # the latter is not plain
