@@ -4,6 +4,7 @@
 #   Both take ENGINE=postgresql: the same tests over a database of PostgreSQL, whose server they start
 # make both   the tests of stores and of the broker over PostgreSQL, and those of its engine
 # make again  the tests that failed last, at most three, one after the other
+# make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
 # make deb    build/trunkline_….deb for this Debian, with learning and streams; EXTRAS=tracing adds, EXTRAS=none omits; needs no root
 # make reproduce   builds the wheel and the package twice, in different circumstances, and compares them; some minutes
@@ -18,7 +19,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit both tests check test again faults bench deb reproduce sbom audit-dependencies lock clean
+.PHONY: run lint unit both tests check test again fuzz faults bench deb reproduce sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed $(if $(STORE),$(VENV)/.installed-postgresql)
@@ -65,6 +66,9 @@ again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \
 	  print(*found, sep="\n"); sys.exit(len(found) > 3 and "more than three failed: they are not tried again")'
 	$(BIN)/pytest -n0 --last-failed --last-failed-no-failures=none
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.fuzz $(or $(TARGET),all) --seconds $(or $(SECONDS),600)
 
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m tests.faults
