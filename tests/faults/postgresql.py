@@ -38,8 +38,13 @@ _ANSWER_SECONDS: Final = 5.0
 _OTHER_SECONDS: Final = 1.0
 #: A disk for a server with a little to write.
 _DISK: Final = "size=160m"
-_FENCED: Final = 5  # the exit status
+_FENCED, _REPLACED = 5, 6  # the exit statuses
 #: Longer than the patience, so that clients are refused.
+#: How many times as fast the clocks of a daemon run for which a minute is to be an hour.
+_FAST: Final = 60
+#: What it may keep, and the lines of one kind that it may write in that hour.
+_MORE_MIB: Final = 16.0
+_LINES: Final = 75
 #: Devices of a load as in the benchmarks.
 _MANY: Final = 50
 _PROMOTED_SECONDS: Final = 6.0
@@ -113,6 +118,7 @@ class World:
     chance: random.Random
     database: str = "store"
     patience: float = PATIENCE_SECONDS
+    lease: float = _LEASE_SECONDS
     devices: int = len(PROTOCOLS)
     url: str = ""  # of all servers, if there are several
     first: int = 0  # the numbers of the next fault begin behind it
@@ -138,7 +144,7 @@ class World:
             url = f"postgresql://postgres@127.0.0.1:{port}/{self.database}?sslmode=disable&gssencmode=disable"
         return (
             f'[coap]\nbind = "127.0.0.1:0"\n[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\n'
-            f"lease_seconds = {_LEASE_SECONDS}\npatience_seconds = {self.patience}\n"
+            f"lease_seconds = {self.lease}\npatience_seconds = {self.patience}\n"
         )
 
     def provision(self) -> None:
@@ -411,13 +417,33 @@ def take_overs(world: World, rounds: int, *, how: signal.Signals, windowed: int 
     return row
 
 
+def same_name(world: World, rounds: int) -> Row:
+    """Another daemon with the name of the one that serves takes its place, and that one is not to be started again."""
+    row = Row("a second daemon with the same `cluster.node`", "the first one ends with status 6", rounds)
+    with ExitStack() as held:
+        serving, other = (world.daemon(held) for _ in range(2))
+        serving.start()
+        with world.under_load(row, [serving, other]) as fleet:
+            for _ in range(rounds):
+                fleet.wait_for(world.chance.randint(20, 120))
+                begun = time.monotonic()
+                other.start()
+                assert serving.process is not None
+                if (status := serving.process.wait(_WAIT_SECONDS)) != _REPLACED:
+                    raise RuntimeError(f"the daemon whose name another one has ended with {status}")
+                row.recovery.append(fleet.goes_on(time.monotonic()))
+                row.stall = max(row.stall, fleet.stall_since(begun))
+                serving.kill()
+                serving.addresses = {}
+                serving, other = other, serving
+    return row
+
+
 class Clock:
     """The clock of a server, which libfaketime moves."""
 
     def __init__(self, folder: Path) -> None:
-        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-        if library is None:
-            raise FileNotFoundError("libfaketime is not installed")
+        library = _faketime("libfaketime.so.1")
         self._file = folder / "offset"
         folder.chmod(0o755)
         self.environment = {
@@ -576,6 +602,66 @@ def _fail_over(world: World, standby: Server, row: Row, daemon: Daemon, *, synch
     first.start()  # which the world ends
 
 
+def away_for_an_hour(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
+    """The daemon's clocks run sixty times as fast, so a minute is an hour to it: libfaketime scales them, and what waits.
+
+    Raises RuntimeError: it keeps more memory than before, or writes more lines than one a minute of each kind.
+    """
+    row = Row(f"the server is away for an hour of the daemon, whose clocks run {_FAST} times as fast", "", rounds)
+    with world_of(folder, chance, on=on) as world, ExitStack() as held:
+        world.patience, world.lease = PATIENCE_SECONDS * _FAST, _LEASE_SECONDS * _FAST
+        world.server.environment |= {"LD_PRELOAD": ""}  # the server itself has the real clock
+        daemon = world.daemon(held)
+
+        def act(_world: World, daemon: Daemon, fleet: Fleet) -> float:
+            refused = fleet.refused
+            world.server.stop("immediate")
+            time.sleep(900 / _FAST)
+            before = _memory_mib(daemon)  # with what a daemon has that refuses
+            time.sleep(2700 / _FAST)
+            more, told = _memory_mib(daemon) - before, _events_of(daemon)
+            back = time.monotonic()
+            world.server.start()
+            row.seen = f"as before; {sum(told.values())} lines of log; {more:+.0f} MiB of memory in the last 45 minutes"
+            if fleet.refused == refused or more > _MORE_MIB or max(told.values()) > _LINES:
+                raise RuntimeError(f"{row.seen}: {told.most_common(10)}")
+            return back
+
+        with faster(_FAST):
+            _rounds(world, row, daemon, act)
+    return row
+
+
+def _events_of(daemon: Daemon) -> Counter[str]:
+    """How often each event is in the log."""
+    return Counter(line.split("]", 1)[-1].split()[0] for line in _log_of(daemon).splitlines() if "]" in line)
+
+
+def _memory_mib(daemon: Daemon) -> float:
+    assert daemon.process is not None
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="ascii")
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+@contextmanager
+def faster(times: int) -> Iterator[None]:
+    """Processes that begin within the block have clocks that run so many times as fast."""
+    former = dict(os.environ)
+    os.environ |= {"LD_PRELOAD": str(_faketime("libfaketimeMT.so.1")), "FAKETIME": f"+0 x{times}"}
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= former
+
+
+def _faketime(name: str) -> Path:
+    library = next(Path("/usr/lib").glob(f"*/faketime/{name}"), None)
+    if library is None:
+        raise FileNotFoundError("libfaketime is not installed")
+    return library
+
+
 def loaded(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
     """A take-over while many messages are in flight."""
     with world_of(folder, chance, on=on, devices=_MANY) as world:
@@ -609,6 +695,7 @@ FAULTS: Final[dict[str, Callable[[World, int], Row]]] = {
     "minute": directly("the server is away for 60 s", _REASON, _away(60.0)),
     "take-over": lambda world, rounds: take_overs(world, rounds, how=signal.SIGKILL),
     "stop": lambda world, rounds: take_overs(world, rounds, how=signal.SIGTERM),
+    "name": same_name,
     "pause": lambda world, rounds: take_overs(world, rounds, how=signal.SIGSTOP),
 }
 
@@ -639,6 +726,7 @@ _APART: Final[dict[str, Callable[..., Row]]] = {
     "standby": standby_gone,
     "asynchronous": partial(fails_over, synchronous=False),
     "clock": clock_jumps,
+    "hour": away_for_an_hour,
     "load": loaded,
 }
 
