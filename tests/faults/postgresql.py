@@ -603,7 +603,7 @@ def _fail_over(world: World, standby: Server, row: Row, daemon: Daemon, *, synch
 
 
 def away_for_an_hour(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
-    """The daemon's clocks run sixty times as fast, so a minute is an hour to it: libfaketime scales them, and what waits.
+    """The daemon's clocks run sixty times as fast, so a minute is an hour to it: libfaketime scales them, and waits.
 
     Raises RuntimeError: it keeps more memory than before, or writes more lines than one a minute of each kind.
     """
