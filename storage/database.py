@@ -694,6 +694,17 @@ class Database:
 def _index_all(writer: Transaction) -> None:
     """Make the index entries that are missing at a start: those of the last moments, or after a new schema all."""
     connection, log = writer.connection, writer.messages
+    connection.begin(write=True)
+    try:
+        if log.forget_incomplete_index():
+            _log.warning(
+                "rows_without_index", help="an older version has written into this store; all rows are indexed"
+            )
+        connection.commit()
+    except StoreError:  # damage: `trunkline salvage` mends it
+        with suppress(StoreError):
+            connection.rollback()
+        log.forget()
     head = log.head()
     if (positions := head - log.counter("indexed")) >= _MANY_POSITIONS:  # which takes a while
         _log.info("making_the_index", positions=positions)

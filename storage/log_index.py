@@ -303,6 +303,15 @@ class LogIndex:
         )
         return positions
 
+    def last_step(self) -> int:
+        """The highest position of the last step that has entries; 0 when there are none."""
+        row = self._db.execute(f"SELECT max(upto) AS upto FROM {self._name}").one()  # noqa: S608 - constants
+        return 0 if row is None else int(row["upto"] or 0)
+
+    def forget_all(self) -> None:
+        """Delete all entries."""
+        self._db.execute(f"DELETE FROM {self._name}")  # noqa: S608 - constants
+
     def forget_steps(self, *, behind: int, upto: int, condition: str, parameters: Mapping[str, Any]) -> None:
         """Delete the entries of steps that ended with `behind < position <= upto` and meet a condition."""
         self._db.execute(

@@ -137,6 +137,24 @@ class MessageStore:
             return None
         return self.missing(self.head(), at_least=_UNINDEXED_MOST)
 
+    def forget_incomplete_index(self) -> bool:
+        """Delete all entries if rows have none although the counter says so: an older version, which has another
+        index, has written into the store. For the start; returns whether they were deleted."""
+        indexed = self.counter("indexed")
+        if not any(self._has_rows_behind_entries(table, indexed) for table in _TABLES):
+            return False
+        for index in self._indexes.values():
+            index.forget_all()
+        self.set_counter("indexed", 0)
+        self._indexed = None
+        self.save_head()
+        return True
+
+    def _has_rows_behind_entries(self, table: Table, indexed: int) -> bool:
+        last = self._indexes[table].last_step()
+        rows = f"SELECT 1 FROM {table} WHERE position > :last AND position <= :indexed LIMIT 1"  # noqa: S608 - constants
+        return self._db.execute(rows, {"last": last, "indexed": indexed}).one() is not None
+
     def add_missing(self, missing: Missing) -> None:
         """Add entries, unless others were added since they were made."""
         if self.counter("indexed") == missing.behind:

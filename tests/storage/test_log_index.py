@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import structlog
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import log_index, message_searches, migrations
+from storage.database import Database
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import EntryBuilder, LogIndex, Table
@@ -519,6 +521,40 @@ def test_a_device_is_removed_in_steps_of_many_rows(connection: SqliteConnection)
         log.append("message", [(2, ts) for ts in range(300)])
         log.add_entries()
         assert len(LogIndex(connection, "message").forget(DeviceKey(2), rows=150)) == 2
+
+
+@pytest.mark.parametrize("table", ["message", "action"])
+async def test_rows_that_an_older_version_has_written_by_mistake_have_index_entries(
+    tmp_path: Path, table: Table
+) -> None:
+    """Its index is another one, and it moves the same counter."""
+    engine = SqliteEngine(tmp_path / "store.sqlite")
+    engine.migrate()
+    connection = engine.open(read_only=False)
+    with Log(connection) as log:
+        log.append("message", [(1, 1), (2, 2)])
+        log.append("action", [(1, 3)])
+        index(log.store)
+        log.append(table, [(1, 4)])
+        log.store.set_counter("indexed", log.head)
+        connection.commit()
+        connection.begin(write=True)
+    for is_healed in (False, True):
+        with structlog.testing.capture_logs() as logs:
+            async with trio.open_nursery() as nursery:
+                database = Database(engine)
+                await database.open()
+                await nursery.start(database.commit_forever)
+                nursery.cancel_scope.cancel()
+        assert [line["event"] for line in logs].count("rows_without_index") == (not is_healed)
+        with Log(connection) as log:
+            log.head = log.store.head()
+            assert log.without_entries() == 0
+            every = Range(Milliseconds(0), Milliseconds(9), limit=9)
+            found = [row.position for row in log.searches.page([DeviceKey(1)], every)]
+            acted = [row.position for row in log.searches.action_page([DeviceKey(1)], every)]
+            assert (sorted(found), sorted(acted)) == (([1, 4], [3]) if table == "message" else ([1], [3, 4]))
+    connection.close()
 
 
 def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""A store that any older version has made is opened, and its answers stay the same."""
+
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import migrations
+from tests.daemon import Daemon
+from tests.upgrades.record import STORES
+from tests.upgrades.world import ask, asked_by
+
+pytestmark = pytest.mark.processes
+
+ARCHIVES = sorted(STORES.glob("*.tar.xz"))
+#: How many schema steps may be newer than the newest store here.
+_STEPS_WITHOUT_A_STORE = 5
+
+#: Migrates the store and kills itself at a number of signs of progress, which are between the steps and within them.
+_UPGRADE_AND_DIE = """
+import os, pathlib, signal, sys
+from storage.engines import sqlite_upgrade
+from storage.engines.sqlite import SqliteEngine
+sqlite_upgrade._TELL_SECONDS, sqlite_upgrade._OPERATIONS = 0.0, 50
+left = int(sys.argv[2])
+def told(text):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+SqliteEngine(pathlib.Path(sys.argv[1]), progress=told).migrate()
+"""
+
+
+def changed(former: Any, now: Any, at: str = "") -> list[str]:
+    """Where the two differ. A newer version may add members to an object, and nothing else."""
+    if isinstance(former, dict) and isinstance(now, dict):
+        pairs = [(former[name], now.get(name, "(gone)"), f"{at}.{name}") for name in former]
+    elif isinstance(former, list) and isinstance(now, list) and len(former) == len(now):
+        pairs = [(a, b, f"{at}[{n}]") for n, (a, b) in enumerate(zip(former, now, strict=True))]
+    else:
+        return [] if former == now else [f"{at}: {former!r} became {now!r}"]
+    return [text for pair in pairs for text in changed(*pair)]
+
+
+def unpacked(archive: Path, folder: Path) -> tuple[Daemon, dict[str, Any]]:
+    """The daemon of the store, which is not started, and the answers that the older version gave."""
+    daemon = Daemon(folder / "state")
+    with tarfile.open(archive) as packed:
+        packed.extractall(daemon.state, filter="data")
+    daemon.write_config()
+    return daemon, json.loads((daemon.state / "answers.json").read_text())
+
+
+def differences(daemon: Daemon, answers: dict[str, Any]) -> list[str]:
+    daemon.start()
+    try:
+        now = {path: ask(daemon.base_url, "GET", path, asked_by(path)) for path in answers}
+    finally:
+        daemon.stop()
+    return [text for path, former in answers.items() for text in changed([200, former], list(now[path]), path)]
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.partition(".")[0])
+def test_answers_of_an_older_store_stay_the_same(archive: Path, tmp_path: Path) -> None:
+    assert differences(*unpacked(archive, tmp_path)) == []
+
+
+def test_an_upgrade_that_is_killed_again_and_again_goes_on(tmp_path: Path) -> None:
+    daemon, answers = unpacked(ARCHIVES[0], tmp_path)
+    for tries in count(1):
+        command = [sys.executable, "-c", _UPGRADE_AND_DIE, daemon.state / "store.sqlite", str(1 << tries)]
+        ended = subprocess.run(command, check=False).returncode
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+    assert tries > 3
+    assert differences(daemon, answers) == []
+
+
+def test_steps_have_stores() -> None:
+    """Else record one of main: README.md."""
+    newest = max(path.name[:4] for path in ARCHIVES)
+    assert len([name for name in migrations.names() if name[:4] > newest]) <= _STEPS_WITHOUT_A_STORE
