@@ -75,7 +75,7 @@ def test_answers_of_an_older_store_stay_the_same(archive: Path, tmp_path: Path) 
 def test_an_upgrade_that_is_killed_again_and_again_goes_on(tmp_path: Path) -> None:
     daemon, answers = unpacked(ARCHIVES[0], tmp_path)
     for tries in count(1):
-        command = [sys.executable, "-c", _UPGRADE_AND_DIE, daemon.state / "store.sqlite", str(1 << tries)]
+        command = [sys.executable, "-c", _UPGRADE_AND_DIE, str(daemon.state / "store.sqlite"), str(1 << tries)]
         ended = subprocess.run(command, check=False).returncode
         if ended == 0:
             break
