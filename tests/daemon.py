@@ -74,9 +74,9 @@ class Daemon:
         _write_configuration(self.config, self.state, self.settings)
 
     @contextmanager
-    def store(self) -> Iterator[EngineConnection]:
+    def store(self, *, read_only: bool = False) -> Iterator[EngineConnection]:
         """As `tests/stores.py: store_of`."""
-        with store_of(load_settings(self.config, {})) as connection:
+        with store_of(load_settings(self.config, {}), read_only=read_only) as connection:
             yield connection
 
     def start(self) -> None:

@@ -1,10 +1,11 @@
 """A user of whom every part of the service knows something, and a search of the whole store for what is left."""
 
 import json
-import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
@@ -15,8 +16,11 @@ from broker.services import Services
 from broker.trace.origin import Origin, enter
 from broker.trials.trials import NewTrial
 from storage.database import Transaction
+from storage.engines.sqlite import SqliteEngine
 from storage.records import DeviceTokenRecord, GrantRecord, TokenRecord, UserRecord
+from storage.sql import StoreConnection
 from tests.factories import BOBS, KITCHEN, LIGHT_TYPE, NOW_MS, World, new_device, new_user
+from tests.stores import columns_of, make_store
 
 ZOE, ZOE_TOKEN = "20e0" * 8, "51" * 16
 EMAIL, FULL_NAME = "zoe.quillfeather@example.org", "Zoë Quillfeather"
@@ -144,26 +148,40 @@ def traces(folder: Path, words: Iterable[str] = WORDS) -> list[str]:
         texts = {content.lower(), content.decode("latin-1").casefold().encode("latin-1", "ignore")}
         found += [f"{path.name}: {word}" for word in wanted if any(word.encode() in text for text in texts)]
     for store in folder.glob("*.sqlite"):
-        with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as db:
-            tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            for table in tables:
-                rows = db.execute(f'SELECT * FROM "{table}"')  # noqa: S608 - the tables of the store
-                names = [column[0] for column in rows.description]
-                for row in rows:
-                    for name, value in zip(names, row, strict=True):
-                        text = value.decode("latin-1") if isinstance(value, bytes) else json.dumps(value)
-                        found += [f"{table}.{name}: {word}" for word in wanted if word in text.casefold()]
+        with closing(SqliteEngine(store).open(read_only=True)) as opened:
+            found += rows_with(opened, words)
     return sorted(set(found))
 
 
-def references(store: Path, user: int) -> list[str]:
+def rows_with(store: StoreConnection, words: Iterable[str] = WORDS) -> list[str]:
+    """The columns of a store that have one of these words."""
+    found, wanted = set(), [word.casefold() for word in words]
+    for table in columns_of(store):
+        for row in store.execute(f"SELECT * FROM {table}"):  # noqa: S608 - the tables of the store
+            for name, value in dict(row).items():
+                text = bytes(value).decode("latin-1") if isinstance(value, bytes) else json.dumps(value)
+                found |= {f"{table}.{name}: {word}" for word in wanted if word in text.casefold()}
+    return sorted(found)
+
+
+def references(store: StoreConnection, user: int) -> list[str]:
     """The columns that refer to a user by key."""
-    found = []
-    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as db:
-        for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            columns = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
-            keys = {row[3] for row in db.execute(f"PRAGMA foreign_key_list({table})") if row[2] == "user"}
-            for column in sorted(keys | ({"user", "owner"} & columns)):
-                refers = db.execute(f"SELECT 1 FROM {table} WHERE {column} = ?", (user,)).fetchone()  # noqa: S608
-                found += [f"{table}.{column}"] if refers else []
+    names, found = _columns_of_users(), []
+    for table, columns in columns_of(store).items():
+        for column in sorted((names.get(table, set()) | {"user", "owner"}) & {*columns}):
+            sql = f"SELECT 1 AS refers FROM {table} WHERE {column} = :user LIMIT 1"  # noqa: S608 - of the store
+            found += [f"{table}.{column}"] if store.execute(sql, {"user": user}).one() else []
     return found
+
+
+@cache
+def _columns_of_users() -> dict[str, set[str]]:
+    """The columns of each table that refer to a user; a schema of SQLite says it shortly."""
+    with TemporaryDirectory() as folder:
+        make_store(path := Path(folder) / "store.sqlite")
+        sql = 'SELECT t.name, r."from" FROM sqlite_master AS t, pragma_foreign_key_list(t.name) AS r'
+        found: dict[str, set[str]] = {}
+        with closing(SqliteEngine(path).open(read_only=True)) as db:
+            for table, column in db.driver.execute(f"{sql} WHERE t.type = 'table' AND r.\"table\" = 'user'"):
+                found.setdefault(table, set()).add(column)
+        return found

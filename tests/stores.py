@@ -23,6 +23,7 @@ from storage.engines import STORE, engine_of
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.messages import MessageStore
 from storage.sql import StoreConnection
+from storage.store_copy import CopyConnection
 from storage.told import Told
 from tests.fakes import BreakableConnection, BreakableEngine
 from tests.postgresql import ENGINE, STATES, migrated_engine
@@ -97,12 +98,12 @@ def remove_store(settings: Settings) -> None:
 
 
 @contextmanager
-def store_of(settings: Settings, *, has_references: bool = True) -> Iterator[EngineConnection]:
+def store_of(settings: Settings, *, read_only: bool = False, has_references: bool = True) -> Iterator[EngineConnection]:
     """A connection to the store, in a transaction that is committed at the end."""
-    with closing(engine_of(settings).open(read_only=False)) as connection:
+    with closing(engine_of(settings).open(read_only=read_only)) as connection:
         if not has_references:
             lift_references(connection)
-        connection.begin(write=True)
+        connection.begin(write=not read_only)
         yield connection
         connection.commit()
 
@@ -257,6 +258,12 @@ class InlineDatabase(Database):
 
     async def look_up(self, work: Callable[[Transaction], T]) -> T:
         return await self.read(work)
+
+
+def columns_of(store: StoreConnection) -> dict[str, tuple[str, ...]]:
+    """The columns of each table but those of the engine itself."""
+    tables = cast("CopyConnection", store).tables()  # as both engines have it
+    return {name: shape.columns for name, shape in tables.shapes().items()}
 
 
 def table_names(tx: Transaction) -> list[str]:

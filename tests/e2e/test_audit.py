@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, run_command, running_daemon
+from tests.stores import configuration, place_of
 
 
 def audit(daemon: Daemon, *arguments: str) -> list[dict[str, object]]:
@@ -44,7 +45,7 @@ def test_a_time_that_is_none_is_refused_with_one_line(tmp_path: Path) -> None:
 
 def test_the_audit_log_of_no_store_says_so(tmp_path: Path) -> None:
     config = tmp_path / "trunkline.toml"
-    config.write_text(f'state_dir = "{tmp_path / "state"}"\n', encoding="utf-8")
+    config.write_text(configuration(f'state_dir = "{tmp_path / "state"}"\n', tmp_path / "state"), encoding="utf-8")
     done = run_command("audit", "--config", config)
-    assert (done.returncode, done.stderr) == (1, f"trunkline: {tmp_path / 'state'}: there is no store\n")
+    assert (done.returncode, done.stderr) == (4, f"trunkline: {place_of(config)}: there is no store\n")
     assert not (tmp_path / "state").exists()

@@ -15,6 +15,7 @@ import pytest
 from tests.daemon import ADA, DASHBOARD, LIGHT_TYPE, USER_TOKEN, Daemon, bearer, command_output, device_id, write_world
 from tests.postgresql import server
 
+pytestmark = pytest.mark.sqlite("in each run it has a daemon on either engine")
 DEVICE, OTHER = device_id(0), device_id(1)
 #: As JSON, so that half a surrogate and a NUL can be sent.
 TEXTS: Final = (

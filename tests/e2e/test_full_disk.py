@@ -41,6 +41,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
+@pytest.mark.sqlite("the disk is that of the file; tests/faults fills that of a server")
 def test_a_full_disk(small_disk: Path) -> None:
     with (
         running_daemon(small_disk, devices=3) as daemon,

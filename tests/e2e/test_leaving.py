@@ -1,8 +1,6 @@
 """A user who is deleted is in no file of the state directory, also after a kill, and in no later backup."""
 
-import sqlite3
 import tarfile
-from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -10,6 +8,7 @@ import httpx
 import pytest
 import trio
 
+from storage.leaving import LeavingStore
 from tests.daemon import (
     ADA,
     ADA_EMAIL,
@@ -21,7 +20,8 @@ from tests.daemon import (
     run_command,
     start_command,
 )
-from tests.leaving_world import traces
+from tests.leaving_world import rows_with, traces
+from tests.postgresql import ENGINE
 
 NAME = "Adalind Quillfeather"
 WORDS = ("quillfeather", ADA_EMAIL)
@@ -57,7 +57,7 @@ async def until_mailed(daemon: Daemon) -> None:
 
 async def until_gone(daemon: Daemon) -> None:
     with trio.fail_after(60):
-        while traces(daemon.state, WORDS):
+        while left(daemon):
             await trio.lowlevel.checkpoint()
 
 
@@ -66,7 +66,7 @@ async def test_a_command_removes_a_user_from_every_file_while_the_daemon_runs(da
     try:
         live(daemon)
         await until_mailed(daemon)
-        assert {"store.sqlite-wal", "store.sqlite"} & {one.partition(":")[0] for one in traces(daemon.state, WORDS)}
+        assert {"store.sqlite-wal", "store.sqlite", "user.email"} & {one.partition(":")[0] for one in left(daemon)}
         refused = run_command("user", "delete", ADA_EMAIL, "--yes", "--config", daemon.config)
         assert (refused.returncode, "Acme" in refused.stderr) == (1, True)
         asked = ("user", "delete", ADA_EMAIL, "--yes", "--even-last-administrator", "--config", daemon.config)
@@ -99,7 +99,7 @@ async def test_a_kill_in_the_middle_is_made_good_by_the_next_start(daemon: Daemo
         assert command.stdout is not None
         command.stdout.close()
     assert leaving(daemon)  # the decision is durable, and its rows are there still
-    assert traces(daemon.state, WORDS) != []
+    assert left(daemon) != []
     daemon.start()
     try:
         assert is_unknown(daemon)
@@ -107,13 +107,21 @@ async def test_a_kill_in_the_middle_is_made_good_by_the_next_start(daemon: Daemo
         assert leaving(daemon) == 0
     finally:
         daemon.stop()
-    assert traces(daemon.state, WORDS) == []
+    assert left(daemon) == []
+
+
+def left(daemon: Daemon) -> list[str]:
+    """Where words of the user are: in files, or in rows of the store."""
+    found = traces(daemon.state, WORDS)
+    if ENGINE == "postgresql":
+        with daemon.store(read_only=True) as store:
+            found += rows_with(store, WORDS)
+    return found
 
 
 def leaving(daemon: Daemon) -> int:
-    with closing(sqlite3.connect(f"file:{daemon.state / 'store.sqlite'}?mode=ro", uri=True)) as db:
-        (count,) = db.execute("SELECT count(*) FROM leaving_user").fetchone()
-        return int(count)
+    with daemon.store(read_only=True) as store:
+        return LeavingStore(store).count()
 
 
 def is_unknown(daemon: Daemon) -> bool:

@@ -22,6 +22,7 @@ from tests.storage.test_store_copy import contents
 from tests.store_answers import Questions
 from tests.stores import make_index
 
+pytestmark = pytest.mark.sqlite("in each run it copies a store of SQLite to PostgreSQL, and back")
 DEVICES, MESSAGES = 5, 4_000
 KILLS, LONGEST_SECONDS = 6, 1.5
 

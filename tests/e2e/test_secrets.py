@@ -11,10 +11,9 @@ import os
 import re
 import secrets
 import socket
-import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import EmailMessage
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.daemon import LIGHT_TYPE, Daemon, bearer, device_id, run_command
 from tests.factories import LIGHT_MANIFEST
 from tests.programs import require_dtls, require_program
 from tests.protocols.outbound.smtp_servers import Received, smtp_server
+from tests.stores import columns_of, configuration
 
 CALLBACK = "https://app.example.org/callback"
 WEB, PAGE = "e1" * 16, "e2" * 16
@@ -110,7 +110,7 @@ def running(folder: Path, certificate: Path) -> Iterator[Run]:
         daemon = Daemon(folder / "state", log=log)
         run = Run(daemon, folder, received)
         run.secret("mail server", received.password)
-        daemon.config.write_text(
+        text = (
             f'state_dir = "{daemon.state}"\npublic_url = "http://localhost:8080"\n[http]\nbind = "127.0.0.1:0"\n'
             '[mqtt]\nbind = "127.0.0.1:0"\ntls_bind = "127.0.0.1:0"\n'
             '[coap]\nbind = "127.0.0.1:0"\ndtls_bind = "127.0.0.1:0"\n'
@@ -118,6 +118,7 @@ def running(folder: Path, certificate: Path) -> Iterator[Run]:
             '[limits]\nmqtt_device = "20/1000"\n[log]\nlevel = "debug"\nformat = "json"\n'
             f'[outbound]\nsmtp_url = "smtp://daemon:{received.password}@127.0.0.1:{port}"\n'
         )
+        daemon.config.write_text(configuration(text, daemon.state))
         provision(run)
         daemon.start()
         try:
@@ -361,11 +362,10 @@ def _texts(mail: EmailMessage) -> Iterator[str]:
 def read_what_is_kept(run: Run) -> None:
     run.daemon.stop()
     run.seen("log", (run.folder / "log").read_text(encoding="utf-8"))
-    with closing(sqlite3.connect(run.daemon.state / "store.sqlite")) as store:
-        rows = store.execute("SELECT * FROM audit_entry").fetchall()
-        run.seen("audit", "\n".join(map(str, rows)))
-        for (table,) in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            run.seen("store", "\n".join(map(str, store.execute(f"SELECT * FROM {table}").fetchall())))  # noqa: S608
+    with run.daemon.store(read_only=True) as store:
+        for table in columns_of(store):
+            rows = store.execute(f"SELECT * FROM {table}").tuples()  # noqa: S608 - of the store
+            run.seen("audit" if table == "audit_entry" else "store", "\n".join(str(tuple(row)) for row in rows))
     for path in (run.daemon.state / "exports").rglob("*"):
         if path.is_file():
             run.seen("exports", path.read_bytes().decode("latin-1"))

@@ -4,10 +4,9 @@ Its sentences, names and addresses are as long as the service allows, its words 
 """
 
 import json
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from tests.daemon import ADA_EMAIL, LIGHT_TYPE, USER_TOKEN, bearer, device_id
 from tests.e2e.console.user import PASSWORD, User
 from tests.e2e.console.world import Site, running_site
 from tests.protocols.http.accounts.browser import Form
+from tests.stores import columns_of
 from tests.third_party_cloud import ThirdPartyCloud
 
 #: Each of 64 characters, with the longest words that a name of a device has.
@@ -254,8 +254,9 @@ class _Ada:
         self.call("POST", "/operator/backups")
         now = int(time.time() * 1000)
         day = [(now - at * 300_000, 300, 9_000 * (at % 40), 120 + at, 40, 900 + at, at % 7, 2**30) for at in range(288)]
-        with closing(sqlite3.connect(self.site.daemon.state / "store.sqlite", timeout=30)) as store, store:
-            store.executemany("INSERT OR REPLACE INTO operator_sample VALUES (?, ?, ?, ?, ?, ?, ?, ?)", day)
+        with self.site.daemon.store() as store:
+            store.execute("DELETE FROM operator_sample")
+            store.insert_many("operator_sample", columns_of(store)["operator_sample"], day)
 
 
 def _own_things(other: httpx.Client) -> dict[str, str]:

@@ -47,6 +47,7 @@ from tests.leaving_world import (
     Life,
     add_zoe,
     references,
+    rows_with,
     traces,
 )
 from tests.mail_queue import waiting_mails
@@ -78,20 +79,28 @@ async def gone(services: Services) -> None:
             await trio.lowlevel.checkpoint()
 
 
-@pytest.mark.sqlite("it looks into the bytes of the file")
+async def left(services: Services, folder: Path) -> list[str]:
+    """Where words of the user are: in files, or in rows of the store."""
+    return traces(folder) + await services.core.database.read(lambda tx: rows_with(tx.connection))
+
+
+async def referring(services: Services, user: UserRecord) -> list[str]:
+    return await services.core.database.read(lambda tx: references(tx.connection, user.key))
+
+
 async def test_nothing_of_a_deleted_user_is_in_the_store_or_beside_it(
     api: httpx.AsyncClient, services: Services, zoe: UserRecord, life: Life, tmp_path: Path
 ) -> None:
     await life.live(zoe)
-    assert len(traces(tmp_path)) > 10  # the search finds what is there
-    assert len(references(tmp_path / "store.sqlite", zoe.key)) > 10
+    assert len(await left(services, tmp_path)) > 10  # the search finds what is there
+    assert len(await referring(services, zoe)) > 10
     answer = await api.delete(f"/users/{ZOE}", headers=bearer(ZOE_TOKEN))
     assert answer.status_code == 200, answer.text
     assert answer.json()["data"]["email"] == EMAIL
     await gone(services)
     await services.messages.projector.flush()
-    assert traces(tmp_path) == []
-    assert references(tmp_path / "store.sqlite", zoe.key) == []
+    assert await left(services, tmp_path) == []
+    assert await referring(services, zoe) == []
     (entry,) = await services.core.database.read(
         lambda tx: [one for one in tx.leaving.audit_after(0, limit=1000) if one["object"] == f"account {ZOE}"][-1:]
     )
@@ -175,7 +184,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(
     await services.core.database.write(lambda tx: tx.leaving.begin(zoe, now_ms=NOW_MS))  # and then the power fails
     async with opener() as again:
         await gone(again)
-    assert traces(tmp_path) == []
+    assert await left(services, tmp_path) == []
 
 
 async def test_whoever_signs_in_meanwhile_has_no_session(services: Services, zoe: UserRecord, life: Life) -> None:
@@ -208,7 +217,7 @@ async def test_a_message_under_way_is_refused_or_removed_too(
         await life.call("DELETE", f"/users/{ZOE}")
     await gone(services)
     await services.messages.projector.flush()
-    assert traces(tmp_path) == []
+    assert await left(services, tmp_path) == []
 
 
 async def test_a_second_deletion_finds_nobody(services: Services, zoe: UserRecord, life: Life) -> None:
@@ -228,7 +237,6 @@ async def test_a_second_deletion_finds_nobody(services: Services, zoe: UserRecor
     assert sorted(answers) == ["deleted", "not found", "not found"]
 
 
-@pytest.mark.sqlite("it looks into the bytes of the file")
 async def test_what_is_under_way_for_the_user_ends_without_a_trace(
     services: Services, zoe: UserRecord, life: Life, tmp_path: Path
 ) -> None:
@@ -256,8 +264,8 @@ async def test_what_is_under_way_for_the_user_ends_without_a_trace(
     await services.messages.projector.flush()
     assert await stored_files(services) == {}
     assert await services.core.database.read(waiting_mails) == []
-    assert traces(tmp_path) == []
-    assert references(tmp_path / "store.sqlite", zoe.key) == []
+    assert await left(services, tmp_path) == []
+    assert await referring(services, zoe) == []
 
 
 # The archive
@@ -365,7 +373,7 @@ async def test_the_archive_goes_with_the_user(zoe: UserRecord, life: Life, tmp_p
     await life.call("DELETE", f"/users/{ZOE}")
     await gone(services)
     assert await stored_files(services) == {}
-    assert traces(tmp_path) == []
+    assert await left(services, tmp_path) == []
 
 
 async def test_an_archive_that_is_too_large_lacks_the_oldest_messages_and_says_so(

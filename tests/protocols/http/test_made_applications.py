@@ -3,9 +3,7 @@
 What an application has ends with it, and what is others' stays.
 """
 
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +17,7 @@ from broker.secrets import token_hash
 from broker.services import Services
 from storage.application_ends import BY_ID, KEPT, OBJECTS, OWN_ROWS
 from storage.keys import OrganizationKey
+from storage.sql import sure
 from tests.builders import ServicesOpener
 from tests.callbacks import FakeCallbacks
 from tests.factories import (
@@ -39,6 +38,7 @@ from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_developer import ask, console_token, set_role
 from tests.protocols.http.test_order_of_checks import a_model, a_rule, a_scene, a_subscription, exported
 from tests.stored_files import stored_files
+from tests.stores import columns_of
 
 ONE: Final = f"/developer/applications/{DASHBOARD}"
 #: Objects that `a_life` makes through the dashboard.
@@ -74,16 +74,16 @@ async def a_life(services: Services) -> None:
     await services.accounts.properties.put(caller, (await services.accounts.users.find(ADA)).key, "dark")
 
 
-async def test_every_table_that_refers_to_an_application_is_known(world: World, tmp_path: Path) -> None:
+async def test_every_table_that_refers_to_an_application_is_known(services: Services) -> None:
     """A new table with an application says what becomes of its rows."""
-    with closing(sqlite3.connect(tmp_path / "store.sqlite")) as db:
-        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        found = {
-            table
-            for table in tables
-            if any(column[1] in {"application", "made_through"} for column in db.execute(f"PRAGMA table_info({table})"))
-        }
+    tables = await services.core.database.read(lambda tx: columns_of(tx.connection))
+    found = {table for table, columns in tables.items() if {"application", "made_through"} & {*columns}}
     assert found == {*OWN_ROWS, *OBJECTS, *KEPT, *BY_ID}
+
+
+async def rows_of(services: Services, table: str) -> int:
+    sql = f"SELECT count(*) AS count FROM {table} WHERE application = 1"  # noqa: S608 - a constant
+    return await services.core.database.read(lambda tx: int(sure(tx.connection.execute(sql).one())["count"]))
 
 
 async def test_every_capability_ends_what_it_has(services: Services) -> None:
@@ -117,11 +117,7 @@ async def test_everything_of_an_application_ends_at_once(
     assert rules.rules == 0
     await services.core.files.sweep()
     assert await stored_files(services) == {}
-    with closing(sqlite3.connect(tmp_path / "store.sqlite")) as db:
-        left = {
-            table: db.execute(f"SELECT count(*) FROM {table} WHERE application = 1").fetchone()[0]  # noqa: S608
-            for table in (*OWN_ROWS, *OBJECTS)
-        }
+    left = {table: await rows_of(services, table) for table in (*OWN_ROWS, *OBJECTS)}
     assert {table: count for table, count in left.items() if count} == {"subscription": 1}  # its log of 30 days
     # Others' objects: the device, its token, the other application.
     message = {"sdid": KITCHEN, "data": {"state": True}}
