@@ -21,6 +21,7 @@ import trio
 from broker.cluster.keeper import AWAY, AWAY_SECONDS
 from broker.cluster.leases import LeaseName, Leases
 from broker.connectors.port import ThirdParty
+from broker.core import Core
 from broker.device_management.objects import ObjectMap
 from broker.device_management.registry import shipped_models
 from broker.device_management.sessions import ResourcePath
@@ -81,7 +82,7 @@ from protocols.streams.tls import PeerContext, RenewableContext
 from protocols.websocket.server import serve_websocket_connection
 from storage.ballast import Ballast
 from storage.database import Database
-from storage.engines import engine_of
+from storage.engines import StoreAnywhere, engine_of
 from storage.engines.sqlite import SqliteEngine
 from storage.outages import Outage
 
@@ -125,7 +126,8 @@ async def run_daemon(
             leaf = _only_leaf(error)
             if begun.is_set() or not isinstance(leaf, AWAY):
                 raise leaf from error
-            outage.failed(leaf)  # the database went away after it had answered
+            if outage.failed(leaf):  # before it was waited for, or after it had answered
+                systemd.tell_of_wait(f"Waits for the database: {leaf}")
             reloading = Reloading(reloading.settings, load)
         await trio.sleep(AWAY_SECONDS)
 
@@ -190,7 +192,7 @@ async def _run(
         )
         has_begun()
         reloading.others.append(partial(renew_limits, services))
-        services.core.life.observe("damage", engine.damage.statistics)
+        _observe(services.core, engine)
         if traces is not None:
             traces.after_routing(database, services.messages.ingest)
         # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that. When the
@@ -224,6 +226,13 @@ async def _run(
                 connections.cancel_scope.deadline = trio.current_time() + reloading.settings.grace_seconds
             workers.cancel_scope.cancel()
     _log.info("stopped")
+
+
+def _observe(core: Core, engine: StoreAnywhere) -> None:
+    core.life.observe("damage", engine.damage.statistics)
+    if not isinstance(engine, SqliteEngine):
+        core.life.observe("database", engine.contact.statistics)
+        core.life.observe("node", core.leases.status)
 
 
 class _WaysOut(TypedDict):

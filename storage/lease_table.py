@@ -19,11 +19,14 @@ class LeaseTable:
         engine: StoreEngine,
         *,
         end_sessions: Callable[[str], None] = lambda _instance: None,
+        standbys: Callable[[EngineConnection], tuple[str, ...]] = lambda _connection: (),
         worker: Callable[[str], Worker] = WorkerThread,
     ) -> None:
-        """`end_sessions` ends what a process, by its name, has open in the store; without it, `take` waits for that."""
+        """`end_sessions` ends what a process, by its name, has open in the store; without it, `take` waits for that.
+        `standbys` are the nodes that stand by."""
         self._engine = engine
         self._end_sessions = end_sessions
+        self._standbys = standbys
         self._thread = worker("leases")
         self._connection: EngineConnection | None = None
 
@@ -59,6 +62,9 @@ class LeaseTable:
     async def find(self, name: str) -> LeaseRecord | None:
         return await self._run(lambda leases: leases.find(name))
 
+    async def standbys(self) -> tuple[str, ...]:
+        return await self._thread.run(lambda: self._standbys(self._opened()))
+
     async def prepare(self, function: Callable[[], None]) -> None:
         """Run a function of the engine before the table is used."""
         await self._thread.run(function)
@@ -67,9 +73,12 @@ class LeaseTable:
         return await self._thread.run(partial(self._on_connection, work))
 
     def _on_connection(self, work: Callable[[LeaseStore], T]) -> T:
+        return work(LeaseStore(self._opened()))
+
+    def _opened(self) -> EngineConnection:
         if self._connection is None:
             self._connection = self._engine.open(read_only=False)
-        return work(LeaseStore(self._connection))
+        return self._connection
 
     async def close(self) -> None:
         await self._thread.run(self._close)

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from broker.cluster.fenced import FencedError, ReplacedError
-from broker.cluster.leases import Deadline
+from broker.cluster.leases import Deadline, NodeStatus
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
 from storage.outages import Outage
@@ -83,6 +83,8 @@ class Keeper(Deadline):
         self._seen: tuple[int, int] | None = None
         self._over_at = 0.0
         self._found: LeaseRecord | None = None  # the lease of another node, as it was found last
+        self._latency_seconds = 0.0
+        self._standbys: tuple[str, ...] = ()
         self.held: HeldLease | None = None
 
     def is_ahead(self) -> bool:
@@ -91,6 +93,11 @@ class Keeper(Deadline):
     async def wait_ahead(self) -> None:
         while not self.is_ahead():
             await self._renewed.wait()
+
+    def status(self) -> NodeStatus:
+        epoch = 0 if self.held is None else self.held.epoch
+        left = max(0.0, self._until + _EARLY_SECONDS - self._now()) if epoch else 0.0
+        return NodeStatus(self._node, epoch, left, self._latency_seconds, self._standbys)
 
     async def take(self, waiting: Candidate) -> HeldLease:
         """Wait until the lease is free, and take it.
@@ -147,6 +154,7 @@ class Keeper(Deadline):
             asked = self._now()
             try:
                 is_held = await self._table.renew(self.held, self._seconds)
+                self._latency_seconds = self._now() - asked
             except StoreForkedError as error:
                 self._give_up()
                 raise FencedError(str(error)) from error
@@ -157,6 +165,8 @@ class Keeper(Deadline):
                 raise await self._fenced(self.held)
             outage.succeeded(epoch=self.held.epoch)
             self._note_renewed(asked)
+            with suppress(StoreError):  # the next renewal tells of it
+                self._standbys = await self._table.standbys()
 
     async def _fenced(self, held: HeldLease) -> FencedError:
         self._give_up()

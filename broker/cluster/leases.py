@@ -5,6 +5,7 @@ nothing is checked. Over PostgreSQL one lease stands for the whole daemon (broke
 those of the workers, and each of its transactions begins by checking that one.
 """
 
+from dataclasses import dataclass
 from enum import Enum
 
 import trio
@@ -26,6 +27,17 @@ class LeaseName(Enum):
     UPKEEP = "upkeep"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """This daemon as one of those on a store. `standbys`: the names of the nodes that stand by."""
+
+    node: str
+    lease_epoch: int
+    lease_left_seconds: float
+    latency_seconds: float  # of the latest renewal of the lease, one commit
+    standbys: tuple[str, ...]
+
+
 class Deadline:
     """Until when something outside of the store may be done as the holder: this one always says yes."""
 
@@ -34,6 +46,10 @@ class Deadline:
 
     async def wait_ahead(self) -> None:
         """Return when `is_ahead`."""
+
+    def status(self) -> NodeStatus | None:
+        """None: no other daemon can be on the store."""
+        return None
 
 
 class Lease:
@@ -96,10 +112,15 @@ class Leases:
     """The leases of this daemon's workers."""
 
     def __init__(self, deadline: Deadline | None = None) -> None:
-        self._of = {name: Lease(name, deadline) for name in LeaseName}
+        self._deadline = deadline or Deadline()
+        self._of = {name: Lease(name, self._deadline) for name in LeaseName}
 
     def of(self, name: LeaseName) -> Lease:
         return self._of[name]
+
+    def status(self) -> NodeStatus | None:
+        """As `Deadline.status`."""
+        return self._deadline.status()
 
     def statistics(self) -> dict[str, bool]:
         return {name.value: lease.is_held for name, lease in self._of.items()}

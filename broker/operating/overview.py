@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.cluster.leases import NodeStatus
 from broker.core import Core
 from broker.operating.port import ListenerStatus, Machine, Room
 from storage.database import Transaction
@@ -31,6 +32,8 @@ class Overview:
     retention_days: int
     full_on: int | None  # when the disk is full, as it grows now
     statistics: Mapping[str, object]
+    engine: str  # sqlite | postgresql
+    node: NodeStatus | None  # None: no other daemon can be on the store
 
 
 def consumers_of(tx: Transaction) -> list[Consumer]:
@@ -53,5 +56,7 @@ async def overview(core: Core, machine: Machine, started_on: int) -> Overview:
         room=room,
         retention_days=core.settings.storage.retention_days,
         full_on=full_on,
+        engine="postgresql" if core.settings.storage.is_postgresql else "sqlite",
+        node=core.leases.status(),
         statistics={**core.life.statistics(), **machine.counters()},
     )

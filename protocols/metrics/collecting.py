@@ -79,6 +79,13 @@ class _Everything(Collector):
         if self.available_bytes is not None:
             help_ = "Free bytes on the disk of state_dir."
             yield GaugeMetricFamily(f"{_PREFIX}disk_available_bytes", help_, value=self.available_bytes)
+        settings = vitals.core.settings
+        store = GaugeMetricFamily(
+            f"{_PREFIX}store_info", "Engine of the store and name of the node, as labels.", labels=("engine", "node")
+        )
+        engine, node = ("postgresql", settings.cluster.name) if settings.storage.is_postgresql else ("sqlite", "")
+        store.add_metric((engine, node), 1)
+        yield store
         build = GaugeMetricFamily(
             f"{_PREFIX}build_info", "Version and commit, as labels.", labels=("version", "commit")
         )

@@ -317,12 +317,27 @@ BROKER: Final[Mapping[str, Part]] = {
     },
 }
 
-#: Counts of the store's problems, which `protocols/daemon.py` observes: a list counts by its length.
+#: Counts that `protocols/daemon.py` observes, the last two over PostgreSQL only: a list counts by its length.
 DAEMON: Final[Mapping[str, Part]] = {
     "damage": {
         "failures": _total("store_damage_failures", "Statements that met a part of the store that cannot be read."),
         "tables": _now("store_damaged_tables", "Tables of which a part cannot be read."),
         "set_aside": _now("store_tables_set_aside", "Tables that a start replaced because they took no more rows."),
+    },
+    "database": {
+        "connections_lost": _total("database_connections_lost", "Connections to PostgreSQL that broke."),
+        "commits_in_doubt": _total(
+            "database_commits_in_doubt", "Commits of which it was unknown whether they are stored."
+        ),
+        "waits": _total("database_waits", "Works that waited for a new connection to PostgreSQL."),
+    },
+    "node": {
+        "lease_epoch": _now("node_lease_epoch", "Epoch of the lease; 0 without it. Each take-over raises it."),
+        "lease_left_seconds": _now("node_lease_left_seconds", "How long the lease lasts that is not renewed."),
+        "latency_seconds": _now(
+            "database_latency_seconds", "How long the latest renewal of the lease took, one commit."
+        ),
+        "standbys": _now("node_standbys", "Other nodes that stand by."),
     },
 }
 

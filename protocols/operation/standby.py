@@ -90,13 +90,15 @@ async def serving_alone(
         ListenerError: an address cannot be bound.
         StoreError: the store cannot be used, and waiting does not help.
     """
-    table = LeaseTable(engine, end_sessions=engine.end_sessions)
+    table = LeaseTable(engine, end_sessions=engine.end_sessions, standbys=engine.standbys)
     cluster = reloading.settings.cluster
+    engine.stands_by_as = cluster.name
     keeper = Keeper(table, cluster.name, engine.instance, cluster.lease_seconds)
     try:
         if (held := await _lease(engine, keeper, reloading, hang_ups, context, stop, check)) is None:
             yield None
             return
+        engine.stands_by_as = ""
         engine.fence_with(held)
         async with trio.open_nursery() as nursery:
             serving = Serving(keeper)

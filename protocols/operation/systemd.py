@@ -40,6 +40,11 @@ def tell_of_upgrade(text: str) -> None:
     _log.info("upgrading_store", doing=text)
 
 
+def tell_of_wait(text: str) -> None:
+    """Tell systemd, at least once a minute, what a start waits for."""
+    notify(f"EXTEND_TIMEOUT_USEC={_UPGRADE_SECONDS * 1_000_000}\nSTATUS={' '.join(text.split())}")
+
+
 def watchdog_seconds() -> float | None:
     """The longest time between two watchdog notifications; None when systemd does not watch this process."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")

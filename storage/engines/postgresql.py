@@ -11,8 +11,10 @@ import json
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, fields
 from itertools import count
 from operator import attrgetter
 from secrets import token_hex
@@ -49,6 +51,7 @@ from storage.sql import (
     EncodedRows,
     StoreAwayError,
     StoreBusyError,
+    StoreConnection,
     StoreDoubtfulError,
     StoreError,
     StoreForkedError,
@@ -81,6 +84,8 @@ _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgres
 _UNREPLICATED: Final = "a commit waits for a synchronous standby of the server, which does not answer it"
 #: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
 _NAME: Final = "split_part(application_name, ' - ', 1)"
+#: Stands between the name of a connection and that of its node, which stands by.
+_STANDBY: Final = " - standby "
 #: The schema step that made the table of leases.
 _FIRST_WITH_LEASES: Final = "0080_leases"
 _log = structlog.get_logger(__name__)
@@ -131,6 +136,15 @@ class _Columns:
             self._of[table] = types
 
 
+@dataclass(frozen=True, slots=True)
+class ContactStatistics:
+    """Since the start. `waits`: how often a work waited for a new connection."""
+
+    connections_lost: int
+    commits_in_doubt: int
+    waits: int
+
+
 class Contact:
     """Whether the server can be reached, as all connections of a store have found.
 
@@ -146,6 +160,8 @@ class Contact:
         self._tried_at = 0.0  # when that ended
         self._took = 0.0  # how long it took
         self._trying = Lock()
+        self._counting = Lock()
+        self._counts: Counter[str] = Counter()
 
     @property
     def connect_seconds(self) -> float:
@@ -156,6 +172,14 @@ class Contact:
         """`since`: the server has not answered since then, by time.monotonic."""
         if self.lost_at is None:
             self.lost_at = time.monotonic() if since is None else since
+
+    def count(self, what: str) -> None:
+        """Count one of `ContactStatistics`."""
+        with self._counting:
+            self._counts[what] += 1
+
+    def statistics(self) -> ContactStatistics:
+        return ContactStatistics(**{one.name: self._counts[one.name] for one in fields(ContactStatistics)})
 
     def found(self) -> None:
         self.lost_at = self._error = None
@@ -506,6 +530,7 @@ class PostgresqlConnection:
         while True:
             if self.is_unreplicated:  # it would wait on: front ends have waited for long enough
                 self._number, self.is_unreplicated = number, False
+                self._engine.contact.count("commits_in_doubt")
                 raise StoreDoubtfulError(f"{self._engine.target}: {_UNREPLICATED}")
             try:
                 return self._run(sql, [self._node, number]).one()
@@ -513,6 +538,7 @@ class PostgresqlConnection:
                 continue
             except StoreUnreachableError as error:
                 self._number = number  # it may be taken
+                self._engine.contact.count("commits_in_doubt")
                 raise StoreDoubtfulError(str(error)) from error
 
     def settle(self) -> Mapping[str, Any] | None:
@@ -562,6 +588,7 @@ class PostgresqlConnection:
         self._disconnect()
         self._later.clear()
         pause, contact = _PAUSE_SECONDS, self._engine.contact
+        contact.count("waits")
         while True:
             with contact.turn():
                 began = time.monotonic()
@@ -579,7 +606,9 @@ class PostgresqlConnection:
 
     def _connected(self, seconds: float = CONNECT_SECONDS) -> "psycopg.Connection[tuple[Any, ...]]":
         target = self._engine.target
-        connection = target.connect(read_only=self._read_only, name=self.name, seconds=seconds)
+        node = self._engine.stands_by_as
+        name = f"{self.name}{_STANDBY}{node}" if node else self.name
+        connection = target.connect(read_only=self._read_only, name=name, seconds=seconds)
         try:
             with target.answered_within(seconds + _FORMER_SECONDS, connection):
                 adapt(connection)
@@ -609,6 +638,7 @@ class PostgresqlConnection:
             self._disconnect()
             self._later.clear()
             self._engine.contact.lost()
+            self._engine.contact.count("connections_lost")
             return StoreLostError(text)
         if state == _NO_PARTITION:  # the server that has taken over lacks the latest one
             self.partitions.forget()
@@ -719,6 +749,8 @@ class PostgresqlEngine:
         self._upgrades = upgrades
         self._progress = progress
         self.instance = token_hex(6)
+        #: The name of this node, while it stands by. The server shows it with new connections.
+        self.stands_by_as = ""
         self._numbers = count()
         self._connections: WeakValueDictionary[str, PostgresqlConnection] = WeakValueDictionary()
         #: Queries that begin each transaction that writes; one fails when another daemon has the store.
@@ -771,6 +803,17 @@ class PostgresqlEngine:
             check_steps(steps, connection, self.target)
         if _FIRST_WITH_LEASES not in steps:
             self.migrate()
+
+    def standbys(self, rows: StoreConnection) -> tuple[str, ...]:
+        """The names of the nodes that stand by, as their connections tell them, from another process. Raises
+        StoreError."""
+        found = rows.execute(
+            "SELECT DISTINCT split_part(split_part(application_name, :standby, 2), ' - ', 1) AS node"
+            " FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user"
+            " AND strpos(application_name, :standby) > 0 AND NOT starts_with(application_name, :own) ORDER BY node",
+            {"standby": _STANDBY, "own": f"trunkline {self.instance}."},
+        )
+        return tuple(str(row["node"]) for row in found)
 
     def end_sessions(self, instance: str) -> None:
         """End the connections of a daemon whose lease is over, and wait for that: an open transaction of a process that

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from broker.cluster.leases import NodeStatus
 from broker.connectors.service import Connectors
 from broker.core import Core
 from broker.operating.overview import Overview
@@ -60,6 +61,16 @@ class _FailingConnector(Shape):
     last_on: Annotated[int, time_ms("When; null where the plug-in cannot be used")] | None
 
 
+class _Node(Shape):
+    name: Annotated[str, about("Of this machine: `cluster.node`")]
+    lease_epoch: Annotated[Amount, about("Each take-over raises it")]
+    lease_left_seconds: Annotated[float, about("How long the lease lasts that is not renewed")]
+    latency_seconds: Annotated[
+        float, about("How long the latest renewal of the lease took: one commit of the database")
+    ]
+    standbys: Annotated[list[str], about("Names of the nodes that stand by")]
+
+
 class OperatorsOverview(Shape):
     example = {
         "version": "0.1.0",
@@ -76,6 +87,14 @@ class OperatorsOverview(Shape):
             "fullOn": None,
             "sentence": "954 MiB are free; the log is too young for a forecast",
         },
+        "engine": "postgresql",
+        "node": {
+            "name": "a",
+            "leaseEpoch": 3,
+            "leaseLeftSeconds": 7.2,
+            "latencySeconds": 0.004,
+            "standbys": ["b"],
+        },
         "connectors": [],
         "statistics": {"ingest": {"messages": 42}},
     }
@@ -87,6 +106,8 @@ class OperatorsOverview(Shape):
     listeners: list[_Listener]
     consumers: list[_Consumer]
     room: _Room
+    engine: Annotated[str, one_of(("sqlite", "postgresql"))]
+    node: Annotated[_Node, about("Over PostgreSQL: the node that serves; null over SQLite")] | None
     connectors: Annotated[list[_FailingConnector], about("Cloud connectors that fail, of every organization")]
     statistics: _Counts
 
@@ -287,9 +308,16 @@ def _overview(found: Overview, connectors: list[_FailingConnector]) -> Operators
         listeners=[_Listener(one.name, one.address, one.problem, dict(one.answers)) for one in found.listeners],
         consumers=[_Consumer(one.name, one.position, one.behind) for one in found.consumers],
         room=_Room(room.store, room.available, room.grows, found.retention_days, found.full_on, room.sentence),
+        engine=found.engine,
+        node=None if found.node is None else _node(found.node),
         connectors=connectors,
         statistics=msgspec.to_builtins(dict(found.statistics), str_keys=True, enc_hook=str),
     )
+
+
+def _node(found: NodeStatus) -> _Node:
+    left, latency = round(found.lease_left_seconds, 1), round(found.latency_seconds, 4)
+    return _Node(found.node, found.lease_epoch, left, latency, list(found.standbys))
 
 
 def _refused(one: Refused) -> _Refused:

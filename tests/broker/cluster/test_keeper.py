@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.keeper import Keeper
-from broker.cluster.leases import Lease, LeaseName, Leases
+from broker.cluster.leases import Lease, LeaseName, Leases, NodeStatus
 from broker.life import Life
 from storage.database import StoreEngine
 from storage.engines.sqlite import SqliteEngine
@@ -248,6 +248,28 @@ async def test_nothing_is_sent_out_when_the_lease_could_not_be_renewed_for_long(
         await trio.sleep(SECONDS / 4)
         assert [at - back <= SECONDS / 4 for at in sent] == [True]
         nursery.cancel_scope.cancel()
+
+
+async def test_the_status_of_a_node_has_its_lease_and_who_stands_by(
+    autojump_clock: MockClock, engine: SqliteEngine
+) -> None:
+    standbys: tuple[str, ...] = ()
+    engine.open(read_only=False).close()
+    table = LeaseTable(engine, standbys=lambda _connection: standbys, worker=on_loop())
+    keeper = Keeper(table, "a", "process of a", SECONDS, now=trio.current_time)
+    leases = Leases(keeper)
+    assert leases.status() == NodeStatus("a", 0, 0.0, 0.0, ())
+    await keeper.take(Told())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.keep_forever)
+        standbys = ("b", "c")
+        await trio.sleep(SECONDS * 10.125)
+        assert leases.status() == NodeStatus("a", 1, SECONDS * 7 / 8, 0.0, ("b", "c"))
+        nursery.cancel_scope.cancel()
+    await keeper.give_back()
+    assert keeper.status().lease_epoch == 0
+    await table.close()
+    assert Leases().status() is None
 
 
 async def test_a_worker_runs_while_its_lease_is_held() -> None:

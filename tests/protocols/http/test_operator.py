@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from broker.accounts.sign_up import add_account
+from broker.cluster.leases import NodeStatus
 from broker.connectors.problems import NO_DEVICE, Doing
 from broker.operating.port import BackupFailedError, Check, ListenerStatus, Room
 from broker.services import Services
@@ -166,6 +167,22 @@ async def test_the_audit_log_is_searched(api: httpx.AsyncClient, ada: str) -> No
     assert [one["event"] for one in entries] == ["sign_in"] * len(entries) != []
     assert (await ask(api, "GET", "/audit?event=none", ada))["entries"] == []
     assert (await api.get("/operator/audit?count=10001", headers=bearer(ada))).status_code == 400
+
+
+async def test_the_overview_names_the_engine_and_the_node(
+    api: httpx.AsyncClient, services: Services, ada: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = await ask(api, "GET", "/overview", ada)
+    assert (found["engine"], found["node"]) == ("sqlite", None)
+    status = NodeStatus("a", 3, 7.25, 0.00441, ("b",))
+    monkeypatch.setattr(services.core.leases, "status", lambda: status)
+    assert (await ask(api, "GET", "/overview", ada))["node"] == {
+        "name": "a",
+        "leaseEpoch": 3,
+        "leaseLeftSeconds": 7.2,
+        "latencySeconds": 0.0044,
+        "standbys": ["b"],
+    }
 
 
 async def test_a_backup_goes_on_in_the_background_one_at_a_time(

@@ -5,12 +5,14 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
+from broker.cluster.leases import NodeStatus
 from broker.services import Services
 from protocols.coap.lwm2m.server import Lwm2mStatistics
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.metrics.collecting import members
 from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Metric
 from storage.damage import DamageStatistics
+from storage.engines.postgresql import ContactStatistics
 
 #: Counters of each listener, as `protocols/daemon.py` registers them.
 COUNTED = {
@@ -40,9 +42,11 @@ def test_each_counter_of_a_listener_has_a_metric() -> None:
     assert all(is_dataclass(kind) for kind in COUNTED.values())
 
 
-def test_each_statistic_of_damage_has_a_metric() -> None:
+def test_each_statistic_of_the_daemon_has_a_metric() -> None:
     assert {name: set(part) for name, part in DAEMON.items()} == {
-        "damage": {field.name for field in fields(DamageStatistics)}
+        "damage": {field.name for field in fields(DamageStatistics)},
+        "database": {field.name for field in fields(ContactStatistics)},
+        "node": {field.name for field in fields(NodeStatus)} - {"node"},  # a label of `store_info`
     }
 
 

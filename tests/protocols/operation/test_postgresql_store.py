@@ -2,14 +2,17 @@
 
 import shutil
 import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from broker.secrets import Vault
 from config.settings import Settings, Storage, load_settings
+from protocols.doctor.cluster import look_at_cluster
 from protocols.doctor.patient import Patient
 from protocols.doctor.state import look_at_disk, look_at_store
 from protocols.errors import StateError
@@ -22,6 +25,7 @@ from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
 from tests.daemon import Daemon, command_output, run_command, write_world
 from tests.postgresql import server
+from tests.rows import each_row
 from tests.storage.test_store_copy import contents
 from tests.stores import store_of
 
@@ -206,3 +210,69 @@ def test_both_engines_are_told_apart(settings: Settings) -> None:
     with closing(engine_of(settings).open(read_only=True)) as connection:
         assert isinstance(connection, PostgresqlConnection)
     assert isinstance(engine_of(Settings(state_dir=settings.state_dir)), SqliteEngine)
+
+
+# The doctor
+
+
+def examined(settings: Settings) -> list[tuple[str, bool, str]]:
+    """The checks of the database, of which none may raise."""
+    patient = Patient(settings, None, "", "trunkline.service")
+    checks = [*look_at_store(patient), *look_at_cluster(patient), *look_at_disk(patient)]
+    return [(one.check, one.ok, one.text) for one in checks]
+
+
+def test_the_doctor_says_of_an_empty_database_that_the_first_start_makes_a_store(tmp_path: Path) -> None:
+    name = server().new_database(template="template0")
+    try:
+        store, cluster, disk = examined(Settings(state_dir=tmp_path, storage=Storage(url=server().url(name))))
+    finally:
+        server().drop(name)
+    assert (store[1], store[2].endswith("there is none yet: the first start makes it")) == (True, True)
+    assert cluster == ("cluster", True, "no daemon has served this database yet")
+    assert disk[1]
+
+
+@each_row(
+    ("make", "change", "said"),
+    [
+        ("", "nowhere", "is the server running?"),
+        ("", "no database", "does not exist (make it: createdb"),
+        ("", "no role", "make the role, and a database of its own"),
+        ("ENCODING 'SQL_ASCII'", "", "its encoding is SQL_ASCII, not UTF8"),
+        ("LOCALE_PROVIDER icu ICU_LOCALE 'en'", "", "its texts are in the order of ICU, not C"),
+        ("", "CREATE TABLE of_others (a TEXT)", "something else is in this database"),
+        ("", "newer", "a newer version has made it"),
+        ("", "guest", "the role"),
+    ],
+)
+def test_the_doctor_says_what_to_do_about_each_mistake(make: str, change: str, said: str) -> None:
+    postgresql = server()
+    name = f"mistaken_{time.time_ns()}"
+    template = "trunkline_template" if change == "newer" else "template0"
+    postgresql.administration.execute(f"CREATE DATABASE {name} TEMPLATE {template} {make}".encode())
+    url = postgresql.url(name)
+    if change == "nowhere":
+        url = "postgresql://postgres@127.0.0.1:1/x"
+    elif change == "no database":
+        url = postgresql.url("nothing_is_here")
+    elif change == "no role":
+        url = url.replace("postgres@", "nobody_at_all@")
+    elif change == "guest":
+        postgresql.administration.execute("CREATE ROLE doctors_guest LOGIN")
+        url = url.replace("postgres@", "doctors_guest@")
+    elif change == "newer":
+        with postgresql.target(name).connect() as connection:
+            connection.execute("INSERT INTO schema_step (name) VALUES ('9999_of_tomorrow')")
+    elif change:
+        with postgresql.target(name).connect() as connection:
+            connection.execute(change.encode())
+    try:
+        with TemporaryDirectory() as folder:
+            found = examined(Settings(state_dir=Path(folder), storage=Storage(url=url)))
+    finally:
+        postgresql.drop(name)
+        postgresql.administration.execute("DROP ROLE IF EXISTS doctors_guest")
+    assert found[0][:2] == ("store", False), found
+    assert said in found[0][2], found
+    assert all("Traceback" not in text for _, _, text in found)

@@ -51,7 +51,10 @@ function paint(data) {
     h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Address" }, h("code", {}, one.address || "–")),
       h("td", { "data-label": "State" }, one.problem ? badge(one.problem, "bad") : badge("listens", "good")),
       h("td", { "data-label": "Answers" }, Object.entries(one.answers).map(([code, times]) => `${code}: ${whole(times)}`).join(", ") || "–"))))));
-  fill(body.room, figures(["Store", fileSize(room.storeBytes)], ["Free on its disk", fileSize(room.availableBytes), room.fullOn !== null],
+  const node = data.node;
+  const several = node === null ? [] : [["This node", node.name], ["Take-overs of the lease", whole(node.leaseEpoch)], ["The lease lasts", `${shown(node.leaseLeftSeconds)} s`],
+    ["Stand by", node.standbys.join(", ") || "no node"], ["Latency of the database", `${shown(Math.round(node.latencySeconds * 10000) / 10)} ms`]];
+  fill(body.room, figures(["Engine", data.engine === "sqlite" ? "SQLite" : "PostgreSQL"], ...several, ["Store", fileSize(room.storeBytes)], ["Free on its disk", fileSize(room.availableBytes), room.fullOn !== null],
     ["Grows a day", room.bytesADay === null ? "too young to tell" : fileSize(room.bytesADay)], ["Retention", room.retentionDays ? `${whole(room.retentionDays)} days` : "keeps everything"],
     ["The disk is full", room.fullOn === null ? (room.bytesADay === null ? "too young to tell" : "not in sight") : fullTime(room.fullOn), room.fullOn !== null]), h("p", {}, `${room.sentence}.`));
   const lags = [["snapshots and rollups", of(data, "folds", "held_rows")], ["rules", of(data, "rules", "waiting_rows")], ["subscriptions", of(data, "subscriptions", "backlog")],
