@@ -36,6 +36,7 @@ from storage.engines.postgresql_schema import (
     WORKS_LOCK,
     Progress,
     applied,
+    check_alone,
     check_database,
     check_steps,
     keep_head,
@@ -846,8 +847,9 @@ class PostgresqlEngine:
         Raises:
             StoreError: the server or the database cannot be used.
         """
-        with self.target.connect(read_only=True) as connection:
+        with self.target.connect(read_only=True) as connection, explained(self.target):
             check_database(connection, self.target)
+            check_alone(applied(connection), connection, self.target)
         with closing(self.open(read_only=True)) as rows:
             rows.begin(write=False)
             yield PostgresqlSnapshot(rows, self.target)

@@ -114,6 +114,11 @@ def check_steps(steps: Sequence[str], connection: Connection, target: Target) ->
             f"{target}: Trunkline {made_by} has made this store, and {VERSION} cannot read it: install {made_by} or a"
             " newer one"
         )
+    check_alone(steps, connection, target)
+
+
+def check_alone(steps: Sequence[str], connection: Connection, target: Target) -> None:
+    """Raises StoreError: something else is in the database."""
     if not steps and (
         found := _one(
             connection,
