@@ -29,7 +29,9 @@ run: $(VENV)/.installed $(if $(STORE),$(VENV)/.installed-postgresql)
 unexport PYTHONDONTWRITEBYTECODE
 # Files stay in one piece, and tests/scheduling.py says who runs which: pytest-xdist must leave their order alone.
 PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
-PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+# Two runs beside each other need a CACHE each.
+CACHE := .pytest_cache
+PYTEST = $(BIN)/pytest -o cache_dir=$(CACHE) --dist loadfile --no-loadscope-reorder
 # Lint is one process after the other: the tests use the other processors.
 BESIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=none
 
@@ -63,9 +65,9 @@ tests: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)))
 
 again:
-	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \
+	@$(BIN)/python -c 'import json, sys; found = json.load(open("$(CACHE)/v/cache/lastfailed")); \
 	  print(*found, sep="\n"); sys.exit(len(found) > 3 and "more than three failed: they are not tried again")'
-	$(BIN)/pytest -n0 --last-failed --last-failed-no-failures=none
+	$(BIN)/pytest -o cache_dir=$(CACHE) -n0 --last-failed --last-failed-no-failures=none
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.fuzz $(or $(TARGET),all) --seconds $(or $(SECONDS),600)
