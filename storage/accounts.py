@@ -281,7 +281,7 @@ class AccountStore(Store):
     def remove_token(self, hash_: bytes) -> None:
         self._db.execute("DELETE FROM token WHERE hash = :hash", {"hash": hash_})
 
-    def tokens_that_expired(self, *, after_ms: int, until_ms: int) -> list[bytes]:
+    def expired_tokens(self, *, after_ms: int, until_ms: int) -> list[bytes]:
         rows = self._db.execute(
             "SELECT hash FROM token WHERE expires_on > :after AND expires_on <= :until",
             {"after": after_ms, "until": until_ms},

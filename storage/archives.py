@@ -100,7 +100,7 @@ class UserArchiveStore(Store):
         """The one that was asked for first."""
         return self._one("status = :value ORDER BY created_on LIMIT 1", status)
 
-    def that_expired(self, now_ms: int) -> list[ArchiveRecord]:
+    def expired(self, now_ms: int) -> list[ArchiveRecord]:
         rows = self._db.execute("SELECT * FROM user_archive WHERE expires_on <= :now", {"now": now_ms})
         return [_record(row) for row in rows]
 

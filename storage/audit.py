@@ -83,7 +83,7 @@ class AuditStore(Store):
         )
         return [found["key"] for found in rows]
 
-    def crowded_out(self, keep: int, *, share: int, limit: int) -> list[int]:
+    def surplus_keys(self, keep: int, *, share: int, limit: int) -> list[int]:
         """Keys to remove because there are more than `keep` entries.
 
         They are the oldest of the actor with the most, if that has more than `share`; else the oldest of all.

@@ -93,7 +93,7 @@ def _halved(is_readable: Callable[[int], bool], damaged: int, readable: int) -> 
     return readable
 
 
-def read_around(
+def read_past_damage(
     read: Callable[[int, int | None], Iterator[Sequence[Any]]], first: int, last: Callable[[], int]
 ) -> Iterator[Sequence[Any]]:
     """The rows from the position `first` on. Unreadable rows are skipped.

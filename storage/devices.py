@@ -264,7 +264,7 @@ class DeviceStore(Store):
                 found[DeviceKey(row["device"])] = _presence(row)
         return found
 
-    def those_stored(self, devices: Sequence[DeviceKey]) -> set[DeviceKey]:
+    def existing(self, devices: Sequence[DeviceKey]) -> set[DeviceKey]:
         """The devices among these that have a row, also deleted ones."""
         rows = self._db.execute(
             f"SELECT key FROM device WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants
@@ -284,7 +284,7 @@ class DeviceStore(Store):
         )
         self._db.execute("UPDATE presence SET is_connected = 0 WHERE is_connected = 1")
 
-    def online_by_themselves(self) -> set[DeviceKey]:
+    def online_without_connection(self) -> set[DeviceKey]:
         """The devices that have set their own status to online."""
         rows = self._db.execute("SELECT device FROM presence WHERE availability = 'online' AND is_connected = 0")
         return {row["device"] for row in rows}

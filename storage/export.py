@@ -66,7 +66,7 @@ class ExportStore(Store):
         ).one()
         return ExportsOf(**dict(row)) if row else ExportsOf(0, 0, 0)
 
-    def that_expired(self, status: str, now_ms: int) -> list[ExportRecord]:
+    def expired(self, status: str, now_ms: int) -> list[ExportRecord]:
         rows = self._db.execute(
             "SELECT * FROM export WHERE status = :status AND expires_on <= :now ORDER BY key",
             {"status": status, "now": now_ms},

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from storage.damage import read_around
+from storage.damage import read_past_damage
 from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.log_index import Entry, EntryBuilder, LogIndex, Table
 from storage.records import ActionRow, FailedMessageRow, MessageRow
@@ -253,7 +253,7 @@ class MessageStore:
                 {**parameters, "first": first, "limit": most},
             ).tuples()
 
-        return read_around(read, position + 1, self.head)
+        return read_past_damage(read, position + 1, self.head)
 
     def unindexed(self, table: Table) -> tuple[Position, Position]:
         """The position up to which rows have an index entry, and that of the last row of a table."""

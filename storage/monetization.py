@@ -180,7 +180,7 @@ class MonetizationStore(Store):
         ).one()
         return row is not None
 
-    def set_way_back(self, id_: str, code_hash: bytes, redirect_uri: str) -> None:
+    def set_return_address(self, id_: str, code_hash: bytes, redirect_uri: str) -> None:
         """Set the address and the code of the browser that waits for the payment from now on."""
         self._db.execute(
             "UPDATE payment SET code_hash = :hash, redirect_uri = :redirect_uri WHERE id = :id",

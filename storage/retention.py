@@ -42,7 +42,7 @@ class RetentionStore(Store):
         row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - constants
         return Position(row["position"] or 0) if row else Position(0)
 
-    def first_behind(self, table: LogTable, position: Position) -> Position | None:
+    def first_after(self, table: LogTable, position: Position) -> Position | None:
         row = self._db.execute(
             f"SELECT min(position) AS position FROM {table} WHERE position > :position",  # noqa: S608 - constants
             {"position": position},
@@ -141,7 +141,7 @@ class RetentionStore(Store):
 
     # Rollups
 
-    def devices_behind(self, key: DeviceKey, limit: int) -> list[tuple[DeviceKey, DeviceTypeKey]]:
+    def devices_after(self, key: DeviceKey, limit: int) -> list[tuple[DeviceKey, DeviceTypeKey]]:
         """The next devices after `key` in the order of their keys, each with its type."""
         rows = self._db.execute(
             "SELECT key, device_type FROM device WHERE key > :key ORDER BY key LIMIT :limit",

@@ -33,11 +33,3 @@ class SnapshotStore(Store):
 
     def put_all(self, snapshots: Sequence[SnapshotRow]) -> None:
         self._db.put_many("snapshot", _NAMES, ("device",), snapshots)
-
-    def existing(self, devices: Collection[DeviceKey]) -> set[DeviceKey]:
-        """The devices among these that were not removed."""
-        rows = self._db.execute(
-            f"SELECT key FROM device WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants
-            {"keys": json.dumps(list(devices))},
-        )
-        return {row["key"] for row in rows}

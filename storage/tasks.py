@@ -294,7 +294,7 @@ class TaskStore(Store):
             {"task": task},
         )
 
-    def repeat_history(self, entry: TaskHistoryRecord) -> None:
+    def renew_history(self, entry: TaskHistoryRecord) -> None:
         """Repeat the newest row with this status and error: it gets the new time and number."""
         self._db.execute(
             "UPDATE task_history SET ts = :ts, attempts = :attempts, error_message = :error_message WHERE key ="

@@ -164,7 +164,7 @@ class Issuance:
             publish(self.tx, GrantsChanged(user, application, left, revoked=False))
         return ended
 
-    def end_what_sign_ins_gave(self, user: UserKey) -> None:
+    def end_everything_and_grants_of(self, user: UserKey) -> None:
         """`end_everything_of`, and the grants. Applications ask for them again."""
         self.end_everything_of(user)
         provisioned = {token.application for token in self.tx.accounts.tokens_of_user(user)}

@@ -146,7 +146,7 @@ class PasswordResets:
                 now_ms=issuance.now_ms,
                 actor=f"user {user.id}",
             )
-            issuance.end_what_sign_ins_gave(user.key)
+            issuance.end_everything_and_grants_of(user.key)
             return NewPassword(user, is_claim=False)
 
         return await self._tokens.change(work)

@@ -273,9 +273,7 @@ class Tokens:
         """Publish TokenRevoked for the tokens that expired since the last call."""
         after, now_ms = self._swept_until, self._clock.now_ms()
         if now_ms > after:
-            expired = await self._database.read(
-                lambda tx: tx.accounts.tokens_that_expired(after_ms=after, until_ms=now_ms)
-            )
+            expired = await self._database.read(lambda tx: tx.accounts.expired_tokens(after_ms=after, until_ms=now_ms))
             for hashed in expired:
                 self._of_pages.pop(hashed, None)
                 self._router.publish(TokenRevoked(hashed))

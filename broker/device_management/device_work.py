@@ -213,7 +213,7 @@ class DeviceWork:
                 if began is not None:
                     return replace(one, entry=began)
                 if rollout is not None:
-                    rollout.did_not_begin(again=again)
+                    rollout.undo_begin(again=again)
         return None
 
     async def _begin(self, chosen: _Chosen) -> DeviceTaskRecord | None:

@@ -120,7 +120,7 @@ class ManagementEngine:
     def ended(self, session: ManagedSession) -> None:
         self.work.disconnected(session)
 
-    async def values_came(self, device: Device, readings: Readings) -> None:
+    async def receive_values(self, device: Device, readings: Readings) -> None:
         if (await self._configurations.of(device.type)).device_properties_enabled:
             await self._reports.take(device, readings)
         self.work.said(device.key, latest(readings))

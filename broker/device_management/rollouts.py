@@ -112,7 +112,7 @@ class Rollout:
             self.started += 1
             self._begun.append(now_ms)
 
-    def did_not_begin(self, *, again: bool = False) -> None:
+    def undo_begin(self, *, again: bool = False) -> None:
         """Take back a `begin`: the device task had been cancelled."""
         self.running -= 1
         if not again:

@@ -116,7 +116,7 @@ class RegistrationPort(Protocol):
     def ended(self, session: ManagedSession) -> None:
         """The registration has ended or was replaced."""
 
-    async def values_came(self, device: Device, readings: Readings) -> None:
+    async def receive_values(self, device: Device, readings: Readings) -> None:
         """Store what the device answered, notified or sent; return when it is durable. Raises StoreError.
 
         Values without a property are dropped. An older value never replaces a newer one.

@@ -184,6 +184,6 @@ def _remember(tx: Transaction, entry: DeviceTaskRecord) -> None:
     )
     # A device whose connection fails all the time would fill the history: later failures change the last row.
     if entry.attempts > _REPEATED and entry.status in {_D.QUEUED, _D.PROCESSING}:
-        tx.tasks.repeat_history(row)
+        tx.tasks.renew_history(row)
     else:
         tx.tasks.add_history(row)

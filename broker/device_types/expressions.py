@@ -57,7 +57,7 @@ class Expression:
         interpreter.steps_left = MAX_STEPS
         try:
             result: object = interpreter.visit(self._root, value)
-            interpreter.weigh(result)
+            interpreter.charge_size(result)
         except (JMESPathError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:
             # The interpreter does not check all operands, so Python's own errors occur.
             raise ExpressionFailedError(" ".join(str(error).split()) or type(error).__name__) from error
@@ -156,10 +156,10 @@ class _BoundedInterpreter(TreeInterpreter):
         if node["value"] == "join" and isinstance(arguments[0], str) and isinstance(arguments[1], list):
             self._spend(len(arguments[0]) * len(arguments[1]) // _TEXT_PER_STEP)
         result = self._calls.call_function(node["value"], arguments)
-        self.weigh(result)
+        self.charge_size(result)
         return result
 
-    def weigh(self, value: object) -> None:
+    def charge_size(self, value: object) -> None:
         """Count steps for the size of a value. Shared parts count each time, as an encoder writes them each time."""
         waiting = [value]
         while waiting:
@@ -172,7 +172,7 @@ class _BoundedInterpreter(TreeInterpreter):
 
     def _weighed(self, node: _Node, value: Any) -> Any:
         result = self.visit(node, value)
-        self.weigh(result)
+        self.charge_size(result)
         return result
 
     def _paid(self, result: Any) -> Any:

@@ -64,7 +64,7 @@ class Presence:
     async def resume(self) -> None:
         """Read what the last run left. At the start no device is connected, so online periods end."""
         await self._database.write(lambda tx: tx.devices.end_online_periods())
-        self._online_by_themselves = await self._database.read(lambda tx: tx.devices.online_by_themselves())
+        self._online_by_themselves = await self._database.read(lambda tx: tx.devices.online_without_connection())
 
     def _went_online(self, fact: DeviceWentOnline) -> None:
         was_online = self._is_online(fact.device)
@@ -210,7 +210,7 @@ class _Change:
 
 
 def _put(records: Sequence[PresenceRecord], tx: Transaction) -> None:
-    there = tx.devices.those_stored([one.device for one in records])  # others were removed for good
+    there = tx.devices.existing([one.device for one in records])  # others were removed for good
     tx.devices.put_presences([one for one in records if one.device in there])
 
 

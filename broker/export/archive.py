@@ -21,7 +21,7 @@ class Archive:
         self._added: list[bytes] = []
         self.size = 0
 
-    def go_on_after(self, piece: bytes) -> None:
+    def resume_with(self, piece: bytes) -> None:
         """The next bytes of the beginning, which was written before."""
         self._md5.update(piece)
         self.size += len(piece)
@@ -43,7 +43,7 @@ class Archive:
     def _append(self, content: bytes) -> None:
         member = zlib.compress(content, _LEVEL, _GZIP)
         self._added.append(member)
-        self.go_on_after(member)
+        self.resume_with(member)
 
     def take(self) -> bytes:
         """The bytes that were added since the last call."""

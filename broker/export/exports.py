@@ -413,7 +413,7 @@ def _step(writer: ArchiveWriter, folder: Path, tx: Transaction) -> None:
 
 
 def _expired(status: ExportStatus, now_ms: int, tx: Transaction) -> list[ExportRecord]:
-    return tx.exports.that_expired(status, now_ms)
+    return tx.exports.expired(status, now_ms)
 
 
 def _count(devices: Sequence[DeviceKey], request: ExportRequest, tx: Transaction) -> int:
@@ -465,7 +465,7 @@ def _name(export_id: str) -> str:
 
 def _with_archive(tx: Transaction) -> dict[str, int]:
     """The sizes of the archives that there are, by the ids of their exports."""
-    return {one.id: one.file_size or 0 for status in WITH_RESULT for one in tx.exports.that_expired(status, _NEVER_MS)}
+    return {one.id: one.file_size or 0 for status in WITH_RESULT for one in tx.exports.expired(status, _NEVER_MS)}
 
 
 def _move(export_id: str, status: ExportStatus, reason: str | None, tx: Transaction) -> None:

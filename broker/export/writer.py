@@ -101,7 +101,7 @@ class ArchiveWriter:
             self._archive = Archive()
             file, size = tx.files.find(self._name) or (FileKey(0), 0)
             while self._archive.size < size and (piece := tx.files.read(file, self._archive.size, CHUNK_BYTES)):
-                self._archive.go_on_after(piece)
+                self._archive.resume_with(piece)
         return self._archive
 
     def _taken(self, tx: Transaction, rows: MergedRows) -> list[MessageRow]:

@@ -169,7 +169,7 @@ class Archives:
         if not self._clock.may_delete():
             return
         now_ms = self._clock.now_ms()
-        for record in await self._database.read(lambda tx: tx.user_archives.that_expired(now_ms)):
+        for record in await self._database.read(lambda tx: tx.user_archives.expired(now_ms)):
             await self.forget(record.user)
 
     async def _write(self, record: ArchiveRecord) -> None:

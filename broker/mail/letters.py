@@ -93,7 +93,7 @@ class Letters:
     def _seal(self, content: _Content) -> bytes:
         return self._vault.seal(msgspec.json.encode(content).decode())
 
-    def together(self, waiting: MailRecord, letter: Letter) -> bytes | None:
+    def joined(self, waiting: MailRecord, letter: Letter) -> bytes | None:
         """The content of a waiting mail with the letter's text behind its own; None when it is full or unreadable."""
         try:
             before = _decode_content(self._vault.open(waiting.content or b""))

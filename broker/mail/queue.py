@@ -130,7 +130,7 @@ class Mails:
             return False
         soon_ms = self._clock.now_ms() + _SOON_MS
         waiting = tx.mails.planned(letter.record, after_ms=soon_ms, until_ms=soon_ms + _DAY_MS)
-        content = None if waiting is None else self._letters.together(waiting, letter)
+        content = None if waiting is None else self._letters.joined(waiting, letter)
         if waiting is None or content is None:
             return False
         tx.mails.set_content(waiting.message_id, content)

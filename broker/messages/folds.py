@@ -297,7 +297,7 @@ class Folds:
 
 def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], writer: RollupWriter) -> None:
     """Write the snapshots and buckets of devices, without those of removed devices."""
-    there = tx.snapshots.existing([row.device for row, _ in saves])
+    there = tx.devices.existing([row.device for row, _ in saves])
     saves = [(row, unsaved) for row, unsaved in saves if row.device in there]
     writer.put(tx, ((row.device, unsaved.whole) for row, unsaved in saves))
     writer.add(tx, ((row.device, unsaved.more) for row, unsaved in saves))

@@ -227,7 +227,7 @@ def _delete_step(
     clock was wrong: it goes with the rows around it, and does not keep them for ever.
     """
     behind = tx.retention.cursor(cursor)
-    first = tx.retention.first_behind(table, behind)
+    first = tx.retention.first_after(table, behind)
     if first is None:
         return 0, True
     full = Position(first - 1 + _STEP_POSITIONS)
@@ -278,7 +278,7 @@ def _set_cursor(cursor: str, position: Position, tx: Transaction) -> None:
 
 
 def _devices(key: DeviceKey, tx: Transaction) -> list[tuple[DeviceKey, DeviceTypeKey]]:
-    return tx.retention.devices_behind(key, _DEVICES_AT_ONCE)
+    return tx.retention.devices_after(key, _DEVICES_AT_ONCE)
 
 
 def _old_rollups(device: DeviceKey, level: str, before_ms: int, tx: Transaction) -> list[tuple[int, int]]:

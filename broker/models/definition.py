@@ -170,7 +170,7 @@ def field_class(device: Device, source: ModelSource) -> ValueClass | None:
     return field.value_class
 
 
-def judge(definition: Definition, devices: Mapping[str, Device | None]) -> list[Finding]:
+def check_sources(definition: Definition, devices: Mapping[str, Device | None]) -> list[Finding]:
     """The findings about the sources of a model. A device that is not in `devices` is left out."""
     findings = []
     for path, source in paths_of(definition):

@@ -32,7 +32,7 @@ from broker.models.definition import (
     ModelStatus,
     ModelType,
     Port,
-    judge,
+    check_sources,
     ports,
     read_definition,
 )
@@ -109,7 +109,7 @@ class Models:
         # Of a device that the caller may not read, nothing is told but that.
         refused = [id_ for id_, one in devices.items() if one is not None and not _may_read(reach, user, one)]
         if read is not None:
-            findings += judge(read[1], {id_: one for id_, one in devices.items() if id_ not in refused})
+            findings += check_sources(read[1], {id_: one for id_, one in devices.items() if id_ not in refused})
         if findings:
             raise ValidationFailed(tuple(findings))
         if refused or read is None:
@@ -141,7 +141,7 @@ class Models:
         record = await self._database.read(lambda tx: tx.models.by_id(model_id))
         if record is None:
             raise NotFound
-        model = _shown(await self._training.judged(record))
+        model = _shown(await self._training.checked(record))
         if missing := self._missing(
             await self._permissions.reach(caller), model, await self._devices.find_all(model.definition.dids)
         ):
@@ -162,7 +162,7 @@ class Models:
         reach = await self._permissions.reach(caller)
         readable = []
         for record in await self._database.read(lambda tx: tx.models.of_user(user)):
-            model = _shown(await self._training.judged(record))
+            model = _shown(await self._training.checked(record))
             if not self._missing(reach, model, await self._devices.find_all(model.definition.dids)):
                 readable.append(model)
         return readable[offset : offset + count], len(readable)

@@ -14,7 +14,7 @@ from broker.cluster.news import News
 from broker.devices.registry import Device, Devices
 from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
 from broker.loops import Loop, Wakeup
-from broker.models.definition import Definition, ModelStatus, ModelType, judge
+from broker.models.definition import Definition, ModelStatus, ModelType, check_sources
 from broker.models.learner import Learner, LearningFailed
 from broker.models.series import LARGEST, SeriesHistory, read_series
 from broker.models.shelf import Shelf
@@ -59,7 +59,7 @@ def reason_against(definition: Definition, user: UserKey, devices: Mapping[str, 
     for did, device in devices.items():
         if device is not None and not device.is_held_by(user):
             return f'Device "{did}" is no longer shared'
-    findings = judge(definition, devices)
+    findings = check_sources(definition, devices)
     return findings[0].messages[0] if findings else ""
 
 
@@ -156,7 +156,7 @@ class Training:
             del self._changed[device]
             try:
                 for record in await self._database.read(lambda tx: tx.models.of_device(device)):
-                    self._shelf.put(await self.judged(record))
+                    self._shelf.put(await self.checked(record))
             except StoreError:
                 self._changed[device] = None
                 raise
@@ -180,7 +180,7 @@ class Training:
         await self._train(chosen, now_ms)
         return True
 
-    async def judged(self, record: ModelRecord) -> ModelRecord:
+    async def checked(self, record: ModelRecord) -> ModelRecord:
         """The model as it is now: with the status `error` when a source cannot be used any more.
 
         A source that can be used again makes the model ready at its next training.
@@ -228,7 +228,7 @@ class Training:
         await self._database.write(work)
         now = await self._database.read(lambda tx: tx.models.by_id(record.id))
         if now is not None:
-            await self.judged(now)  # a source may be gone
+            await self.checked(now)  # a source may be gone
 
     async def _trained_on_history(self, record: ModelRecord, now_ms: Milliseconds) -> ModelRecord:
         """Raises LearningFailed."""

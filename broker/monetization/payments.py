@@ -180,7 +180,7 @@ class Payments:
             )
             for one in earlier:
                 if one.processor == self._processor.name == MANUAL and one.tier == tier.key:
-                    tx.monetization.set_way_back(one.id, record.code_hash, record.redirect_uri)
+                    tx.monetization.set_return_address(one.id, record.code_hash, record.redirect_uri)
                     return _payment(tx, tx.monetization.payment(one.id))
                 tx.monetization.decide_payment(one.id, "declined", now_ms=now_ms)  # no browser was sent to a checkout
             tx.monetization.add_payment(record)

@@ -12,7 +12,7 @@ from broker.provisioning.document import SceneEntry
 from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import ChangedKey, compared
 from broker.provisioning.run import ProvisioningRun
-from broker.scenes.actions import judge, named_in
+from broker.scenes.actions import check_actions, named_in
 from broker.scenes.reading import SceneForm, read_scene
 from broker.scenes.scenes import TOO_MANY_SCENES
 from config.limits import SCENES_OF_USER
@@ -72,7 +72,7 @@ class SceneTables:
         }
         form = read_scene(members, findings, is_new=True)
         named = named_in(self._run.tx, form.actions)
-        findings += judge(owner, form.actions, named)
+        findings += check_actions(owner, form.actions, named)
         if findings:
             raise ValidationFailed(tuple(replace(one, field=f"{at}.{one.field}") for one in findings))
         return form, [device.key for device in named.devices.values() if device is not None]

@@ -65,7 +65,7 @@ async def open_rules(
     accounts.claims.ends("Rules", rulebook.end_all_of)
     accounts.application_ends.ends("rule", rulebook.end_all_of_application)
     invalidation = RuleInvalidator(database, router, loader, index, evaluator)
-    loader.on_unprepared(invalidation.compile)
+    loader.set_compiler(invalidation.compile)
     await loader.load_all()
     await engine.resume()
     life.worker(

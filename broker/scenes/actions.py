@@ -123,7 +123,7 @@ def _value(path: str, given: object, findings: list[Finding], level: int = 1) ->
     return value
 
 
-def judge(user: UserKey, actions: Sequence[SceneAction], named: NamedObjects) -> list[Finding]:
+def check_actions(user: UserKey, actions: Sequence[SceneAction], named: NamedObjects) -> list[Finding]:
     """The obstacles to sending the user's Actions, as devices, shares and Manifests are now."""
     return [finding for action in actions for finding in _judge(user, action, named)]
 

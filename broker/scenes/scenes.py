@@ -31,7 +31,7 @@ from broker.errors import (
 )
 from broker.ids import new_id
 from broker.nesting import without_nulls
-from broker.scenes.actions import NamedObjects, Resolver, SceneAction, judge
+from broker.scenes.actions import NamedObjects, Resolver, SceneAction, check_actions
 from broker.scenes.reading import actions_in, packed, read_scene, unpacked
 from broker.scenes.sending import SceneSender
 from broker.trace.audit import AuditEvent, note
@@ -100,7 +100,7 @@ class Scenes:
         named = await self._resolver.named(actions)
         if record.findings is not None:
             return Scene(record, actions, named, unpacked(record.findings))
-        findings = judge(record.user, actions, named)
+        findings = check_actions(record.user, actions, named)
         if not findings:
             return Scene(record, actions, named, ())
         now_ms, text = self._clock.now_ms(), packed(findings)
@@ -227,7 +227,7 @@ class Scenes:
         reach = await self._permissions.reach(caller)
         refused = await self._refused(caller, reach, user, named)
         judged = [one for one in actions if (one.device or one.every) not in refused]
-        findings += judge(user, judged, named)
+        findings += check_actions(user, judged, named)
         if findings:
             raise ValidationFailed(_sorted(findings))
         if refused:

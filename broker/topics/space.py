@@ -299,7 +299,7 @@ class TopicSpace:
                 if not may_be_away and not self._sessions.is_connected(device):
                     continue
                 if paid := self._deliver(device, message, [one], source):
-                    group.had_turn(device)
+                    group.move_to_end(device)
                     return paid, passed
         return 0, passed
 

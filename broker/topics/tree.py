@@ -53,7 +53,7 @@ class SharedSubscription:
     def __init__(self) -> None:
         self.members: dict[DeviceKey, TopicSubscriptionRecord] = {}
 
-    def had_turn(self, device: DeviceKey) -> None:
+    def move_to_end(self, device: DeviceKey) -> None:
         self.members[device] = self.members.pop(device)
 
 

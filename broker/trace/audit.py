@@ -134,7 +134,7 @@ class AuditLog:
             lambda tx: (
                 tx.audit.older_than(before_ms, limit=_STEP_ROWS)
                 or tx.audit.surplus(keep // 4, limit=_STEP_ROWS, of_stranger=True)
-                or tx.audit.crowded_out(keep, share=keep // 4, limit=_STEP_ROWS)
+                or tx.audit.surplus_keys(keep, share=keep // 4, limit=_STEP_ROWS)
             )
         ):
             await self._database.write(lambda tx: tx.audit.remove(keys))

@@ -75,7 +75,7 @@ def end_tokens(issuance: Issuance, trial: TrialRecord) -> None:
         issuance.end_token(token)
 
 
-def end_everything(issuance: Issuance, trial: TrialRecord) -> None:
+def end_all_access(issuance: Issuance, trial: TrialRecord) -> None:
     granting = {grant.user for grant in issuance.tx.accounts.grants(trial.application)}
     members = issuance.tx.trials.members(trial.key, TrialRole.PARTICIPANT)
     end_users(issuance, trial, sorted(granting.union(members)))

@@ -237,7 +237,7 @@ class Trials:
         # The owners of these revoked the application. The grants, which say so, end now.
         tx.trials.disconnect_ungranted(trial.key, trial.application)
         tx.trial_invitations.remove_open(trial.key, now_ms=issuance.now_ms)
-        access.end_everything(issuance, trial)
+        access.end_all_access(issuance, trial)
         self._applications.close(tx, trial.application)
         note_trial(tx, AuditEvent.TRIAL_STOPPED, trial, issuance.now_ms)
 
@@ -258,7 +258,7 @@ class Trials:
         return deleted
 
     def _delete(self, issuance: Issuance, trial: TrialRecord) -> None:
-        access.end_everything(issuance, trial)
+        access.end_all_access(issuance, trial)
         issuance.tx.trials.remove(trial.key)
         self._applications.retire(issuance.tx, trial.application)
         note_trial(issuance.tx, AuditEvent.TRIAL_DELETED, trial, issuance.now_ms)

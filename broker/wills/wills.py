@@ -98,7 +98,7 @@ class Wills:
         """Store the will of a new connection. Raises StoreError."""
         await self._database.write(partial(_keep, will))
 
-    def keep_with_next(self, will: WillRecord) -> None:
+    def keep_with_next_commit(self, will: WillRecord) -> None:
         """Keep a will in the next commit; see `keep`."""
         self._database.write_with_next(partial(_keep, will), size=will.size + WRITE_BYTES)
 

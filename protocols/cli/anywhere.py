@@ -46,7 +46,7 @@ async def run_anywhere(
         await trio.sleep(_RETRY_SECONDS)
 
 
-async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
+async def dry_run_anywhere(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
     """Run as `run_anywhere`, for a command that changes nothing: neither on a running daemon nor without one.
 
     The command runs on a copy of the store without its log. The copy is outside the state directory, nobody else may

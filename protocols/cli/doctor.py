@@ -10,7 +10,7 @@ import click
 from config.settings import SettingsError, load_settings
 from protocols.cli.options import config_option
 from protocols.doctor.examination import examine
-from protocols.doctor.patient import CheckResult, meet
+from protocols.doctor.patient import CheckResult, patient_of
 
 
 @click.command()
@@ -41,7 +41,7 @@ def _findings(config: Path | None, unit: str) -> Iterator[CheckResult]:
         yield CheckResult("configuration", False, str(error))
         return
     yield CheckResult("configuration", True, str(config or "environment"))
-    patient = meet(settings, unit)
+    patient = patient_of(settings, unit)
     if patient.silence:
         yield CheckResult("daemon", False, patient.silence)
     else:

@@ -17,7 +17,7 @@ from broker.provisioning import Generated, ProvisionReport
 from config.settings import Settings, load_settings
 from config.toml import read_toml
 from protocols.cli.administration import printable
-from protocols.cli.anywhere import run_anywhere, try_anywhere
+from protocols.cli.anywhere import dry_run_anywhere, run_anywhere
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError, leaves
 from protocols.cli.options import config_option
@@ -139,7 +139,7 @@ async def apply_document(
         ValidationFailed: the document is refused, with findings.
     """
     arguments = {"document": document, "dry_run": dry_run, "force": force, "survey": survey}
-    run = try_anywhere if dry_run else run_anywhere
+    run = dry_run_anywhere if dry_run else run_anywhere
     return msgspec.convert(await run(settings, "provision", arguments), ProvisionReport)
 
 

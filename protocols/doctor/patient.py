@@ -94,7 +94,7 @@ class Patient:
                 yield from ((name, one, is_udp) for one in bind.all)
 
 
-def meet(settings: Settings, unit: str) -> Patient:
+def patient_of(settings: Settings, unit: str) -> Patient:
     """Ask the daemon that may run."""
     statistics, silence, listening, standing_by = None, "", dict[str, Address](), None
     try:

@@ -126,7 +126,7 @@ class _MemberReader:
             return self._field.default_factory()
         return None if self.is_required else self._field.default
 
-    def judged(self, value: Any) -> tuple[Any, list[str]]:
+    def checked(self, value: Any) -> tuple[Any, list[str]]:
         """The value, an option as it is spelled in the declaration, and the texts of what is wrong with the value."""
         if self._options:
             if (option := self._options.get(value.lower())) is None:
@@ -281,7 +281,7 @@ def _lenient_members(body: bytes, kind: type[M], caller: Caller | None) -> M:
     given = Given({one.name: one.default for one in _members_of(kind)}, caller)
     for one in _members_of(kind):
         if one.name in typed:
-            given.values[one.name], wrong_value = one.judged(typed[one.name])
+            given.values[one.name], wrong_value = one.checked(typed[one.name])
             findings += [Finding(one.wire, (text,)) for text in wrong_value]
         elif one.is_required:
             findings.append(Finding(one.wire, (REQUIRED,)))
@@ -374,7 +374,7 @@ class Query:
             value: Any = self._value(one)
             wrong: list[str] = []
             if value is not None:
-                value, wrong = one.judged(value)
+                value, wrong = one.checked(value)
             self._findings += [Finding(one.wire, (text,)) for text in wrong]
             given.values[one.name] = one.default if value is None else value
             self._findings += one.broken_rules(given)

@@ -9,7 +9,7 @@ import trio
 
 from broker.core import Core
 from config.settings import Settings
-from protocols.operation.systemd import write_something
+from protocols.operation.systemd import write_probe
 from storage.durations import Durations
 from storage.sql import StoreError, StoreFullError
 
@@ -92,7 +92,7 @@ class Vitals:
     async def _write(self) -> str:
         try:
             with trio.move_on_after(_WRITE_SECONDS):
-                await self.core.database.write(write_something)
+                await self.core.database.write(write_probe)
                 return ""
         except StoreFullError:
             return "the store takes no writes: the disk is full"

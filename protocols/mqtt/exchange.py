@@ -141,7 +141,7 @@ class MqttExchange:
             if self._rooms.device_sessions.sessions is None:
                 await wills.keep(self._will)
             else:
-                wills.keep_with_next(self._will)  # in the commit of the session
+                wills.keep_with_next_commit(self._will)  # in the commit of the session
         await self.deliveries.begin(connect)
 
     def _topic_of_will(self, will: Will) -> bytes | None:

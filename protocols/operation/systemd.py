@@ -54,7 +54,7 @@ def watchdog_seconds() -> float | None:
     return int(microseconds) / 1_000_000
 
 
-def write_something(tx: Transaction) -> None:
+def write_probe(tx: Transaction) -> None:
     """An empty transaction would succeed on a disk that takes nothing."""
     tx.messages.set_counter(_WRITES, tx.messages.counter(_WRITES) + 1)
 
@@ -70,7 +70,7 @@ async def feed_watchdog(database: Database, is_damaged: Callable[[], bool] = lam
         return
     while True:
         try:
-            await database.write(write_something)
+            await database.write(write_probe)
         except StoreFullError:
             notify("WATCHDOG=1\nSTATUS=The disk is full: nothing is stored")
         except StoreError:

@@ -22,14 +22,14 @@ _ATTEMPTS: Final = 16
 Place = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
-def everywhere(port: int) -> list[Place]:
+def any_address(port: int) -> list[Place]:
     return [(socket.AF_INET, ("0.0.0.0", port)), (socket.AF_INET6, ("::", port, 0, 0))]  # noqa: S104 - what `*` means
 
 
 async def places(bind: Address, kind: socket.SocketKind) -> list[Place]:
     """The addresses of one entry. Raises OSError."""
     if bind.host == ANY_HOST:
-        return everywhere(bind.port)
+        return any_address(bind.port)
     found = await trio.socket.getaddrinfo(bind.host, bind.port, type=kind, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
@@ -108,7 +108,7 @@ def problem_of(bind: Address, kind: socket.SocketKind) -> str:
     """Why this machine cannot listen on an entry at all; empty if it can. Ports in use do not count."""
     try:
         if bind.host == ANY_HOST:
-            wanted = everywhere(0)
+            wanted = any_address(0)
         else:
             found = socket.getaddrinfo(bind.host, 0, type=kind, flags=socket.AI_PASSIVE)
             wanted = [(family, address) for family, _, _, _, address in found]

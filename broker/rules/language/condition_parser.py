@@ -83,7 +83,7 @@ class ConditionParser:
         read = [self.condition(entry, intern(path), index) for index, (path, entry) in enumerate(entries)]
         chosen = frozenset(self._chosen)
         found = tuple(condition for condition in read if condition is not None)
-        return together(self._reader, found, chosen)
+        return combine(self._reader, found, chosen)
 
     def condition(self, entry: object, path: str, index: int) -> Condition | None:
         if not isinstance(entry, Mapping):
@@ -258,7 +258,7 @@ def parse_schedule(text: str) -> Schedule:
     return SunTime(text) if text.startswith("@") else Cron(text)
 
 
-def together(reader: BodyReader, found: tuple[Condition, ...], chosen: frozenset[DeviceTypeKey]) -> Conditions:
+def combine(reader: BodyReader, found: tuple[Condition, ...], chosen: frozenset[DeviceTypeKey]) -> Conditions:
     """Sort conditions into the parts of `Conditions`. `chosen` are the types with an `any`."""
     not_every = [condition for condition in found if condition.choice is not Choice.EVERY]
     groups = tuple(

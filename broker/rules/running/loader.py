@@ -72,7 +72,7 @@ class RuleLoader:
     #: Called with a rule that is to be compiled.
     _compile: Callable[[RuleKey], None] | None = field(default=None, init=False)
 
-    def on_unprepared(self, compile_: Callable[[RuleKey], None]) -> None:
+    def set_compiler(self, compile_: Callable[[RuleKey], None]) -> None:
         self._compile = compile_
 
     @contextmanager

@@ -308,11 +308,11 @@ class DtlsConnection:
         try:
             is_done = self.go_on(record)
         finally:
-            self.handshake_went_on(is_done=is_done)
+            self.handshake_stepped(is_done=is_done)
         return is_done
 
     def go_on(self, record: bytes | None) -> bool:
-        """Continue the handshake without sending: call `handshake_went_on` next, whatever this returns or raises.
+        """Continue the handshake without sending: call `handshake_stepped` next, whatever this returns or raises.
 
         Most of a handshake's time is spent here. This may run in a thread, for one connection of the context at a time.
         """
@@ -329,7 +329,7 @@ class DtlsConnection:
                 raise ConnectionOver(self._context.reason(code))
         return True
 
-    def handshake_went_on(self, *, is_done: bool) -> None:
+    def handshake_stepped(self, *, is_done: bool) -> None:
         """Send what the handshake has to send."""
         self._flush()
         if is_done:

@@ -409,7 +409,7 @@ class _Peers:
             try:
                 is_done = await self._run(partial(connection.go_on, record), limiter=self._one_thread)
             finally:
-                connection.handshake_went_on(is_done=is_done)
+                connection.handshake_stepped(is_done=is_done)
             return is_done
 
     async def _find_key(self, address: PeerAddress, identity: bytes) -> tuple[bytes, bytes] | None:

@@ -33,7 +33,7 @@ from protocols.coap.lwm2m.formats.content import (
     SENML_JSON,
     decode,
     encode_text,
-    is_links,
+    is_link_format,
     says_types,
 )
 from protocols.coap.lwm2m.formats.values import UnreadablePayload, shown
@@ -217,7 +217,7 @@ class RegisteredDevice:
         """The instances and resources that the device names below a path. Errors as of ManagedSession."""
         body, answer = await self._get(path, "Discover", (int(Option.ACCEPT), uint(LINK_FORMAT)))
         try:
-            if not is_links(_number(option_of(answer, Option.CONTENT_FORMAT))):
+            if not is_link_format(_number(option_of(answer, Option.CONTENT_FORMAT))):
                 raise UnreadablePayload("is not in link format")
             return parse_discovered(body, self.offer.root)
         except UnreadablePayload as error:

@@ -131,7 +131,7 @@ class Sequence:
 
     async def _values_came(self, registered: RegisteredDevice, readings: Readings) -> None:
         if readings:
-            await self._registrations.values_came(registered.device, readings)
+            await self._registrations.receive_values(registered.device, readings)
 
     def store_later(self, registered: RegisteredDevice, path: ResourcePath, readings: Readings) -> None:
         """Store what was notified after what waits. Beyond MAX_VALUES of a path, the oldest is left out."""

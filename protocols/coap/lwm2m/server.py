@@ -212,7 +212,7 @@ class Lwm2mServer:
         self._notifications += 1
         registered.heard(peer)
         self._rooms.devices.presence.touch(registered.device.key)
-        await self._registrations.values_came(registered.device, readings)
+        await self._registrations.receive_values(registered.device, readings)
         return Lwm2mResponse(Code.CHANGED)
 
     def _update(self, peer: Lwm2mPeer, registered: RegisteredDevice, given: Parameters) -> None:

@@ -81,7 +81,7 @@ def account_blueprint(sessions: OpenSessions, factors: SecondFactors, browsers: 
         return redirect(account_page())
 
     def old_form() -> Response:
-        return notice("Once more, please", OLD_FORM, status=403, way_on=("/account", "To your account"))
+        return notice("Once more, please", OLD_FORM, status=403, next_link=("/account", "To your account"))
 
     @routes.post("/account/sessions")
     async def end() -> Response:

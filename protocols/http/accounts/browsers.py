@@ -113,7 +113,7 @@ class Browsers:
             query: the query string of /authorize or /go.
             login_wanted: an identity provider shall ask for the password, also if the person is signed in there.
         """
-        common = way_on(asked, query) | ({"login": "1"} if login_wanted else {})
+        common = continuation(asked, query) | ({"login": "1"} if login_wanted else {})
         return self.form_page(
             "sign_in.html",
             query,
@@ -177,7 +177,7 @@ def _page_of(asked: AuthorizationRequest | None) -> str:
     return "go" if asked is None else "authorize"
 
 
-def way_on(asked: AuthorizationRequest | None, query: bytes) -> dict[str, str]:
+def continuation(asked: AuthorizationRequest | None, query: bytes) -> dict[str, str]:
     """The parameters of an address that leads to a page of the sign-in; its forms carry the same as fields."""
     return {"page": _page_of(asked), "continue": as_field(query)}
 

@@ -8,7 +8,7 @@ from broker.accounts.claims import Claim, Claims
 from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
-from protocols.http.accounts.second_factor import way_on_from
+from protocols.http.accounts.second_factor import next_link_of
 from storage.records import UserRecord
 
 
@@ -26,15 +26,15 @@ def claims_blueprint(claims: Claims, browsers: Browsers) -> Blueprint:
             return notice(
                 "Nothing was there before",
                 "You opened this account yourself, and nobody used its address before.",
-                way_on=("/account", "To your account"),
+                next_link=("/account", "To your account"),
             )
         return claim_page(
-            "Your account is new", session.user, claim, way_on=way_on_from(FormData(request.query_string))
+            "Your account is new", session.user, claim, next_link=next_link_of(FormData(request.query_string))
         )
 
     return routes
 
 
-def claim_page(title: str, user: UserRecord, claim: Claim, *, way_on: tuple[str, str]) -> Response:
-    """Page with the objects of a claimed account. `way_on`: a path, and the text of the link to it."""
-    return render_page("claimed.html", title=title, user=user, claim=claim, way_on=way_on)
+def claim_page(title: str, user: UserRecord, claim: Claim, *, next_link: tuple[str, str]) -> Response:
+    """Page with the objects of a claimed account. `next_link`: a path, and the text of the link to it."""
+    return render_page("claimed.html", title=title, user=user, claim=claim, next_link=next_link)

@@ -27,13 +27,13 @@ def confirm_blueprint(confirmations: Confirmations, browsers: Browsers) -> Bluep
         if session is None:
             return browsers.sign_in_page(back_here)
         if not session.proves(form.text("csrf"), b"account"):
-            return notice("Once more, please", OLD_FORM, status=403, way_on=_TO_ACCOUNT)
+            return notice("Once more, please", OLD_FORM, status=403, next_link=_TO_ACCOUNT)
         await confirmations.ask(session.user)
         return notice(
             "Look into your mail",
             f"A mail with a link is on its way to {session.user.email}.",
             "Open the link in this browser, within a day.",
-            way_on=_TO_ACCOUNT,
+            next_link=_TO_ACCOUNT,
         )
 
     @routes.get("/account/confirm")
@@ -45,11 +45,11 @@ def confirm_blueprint(confirmations: Confirmations, browsers: Browsers) -> Bluep
         if is_head():
             return redirect(account_page())
         await confirmations.confirm(session.user, Query.of_request().text("code") or "")
-        return notice("Your address is confirmed", f"{session.user.email} is yours.", way_on=_TO_ACCOUNT)
+        return notice("Your address is confirmed", f"{session.user.email} is yours.", next_link=_TO_ACCOUNT)
 
     @routes.errorhandler(LinkOver)
     async def over(refused: LinkOver) -> Response:
         explained = "It is good for a day, and for the account with which you asked for it."
-        return notice("Too late", str(refused), explained, status=refused.status, way_on=_TO_ACCOUNT)
+        return notice("Too late", str(refused), explained, status=refused.status, next_link=_TO_ACCOUNT)
 
     return routes

@@ -114,17 +114,17 @@ def notice(
     title: str,
     *paragraphs: str,
     status: int = 200,
-    way_on: tuple[str, str] | None = None,
+    next_link: tuple[str, str] | None = None,
     console: tuple[str, str] | None = None,
 ) -> Response:
     """A page with a title and paragraphs.
 
     Args:
-        way_on: an accounts path, and the text of a link to it.
+        next_link: an accounts path, and the text of a link to it.
         console: a path below /console, and the text of a button that leads there.
     """
     shown = None if console is None else (console_address(console[0]), console[1])
-    return render_page("notice.html", status, title=title, paragraphs=paragraphs, way_on=way_on, console=shown)
+    return render_page("notice.html", status, title=title, paragraphs=paragraphs, next_link=next_link, console=shown)
 
 
 def _words_of(refused: DomainError) -> str:

@@ -64,7 +64,7 @@ def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) 
 
     @routes.errorhandler(LinkOver)
     async def over(refused: LinkOver) -> Response:
-        return notice("Too late", str(refused), status=refused.status, way_on=("/reset", "Ask for another mail"))
+        return notice("Too late", str(refused), status=refused.status, next_link=("/reset", "Ask for another mail"))
 
     async def set_password(code: str, password: str) -> Response:
         try:
@@ -72,10 +72,10 @@ def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) 
         except (ValidationFailed, TooBusy) as refused:
             return await password_page(code, refused=refused)
         user = done.user
-        way_on, title = (account_page(), "Sign in"), "Your password is set"
+        next_link, title = (account_page(), "Sign in"), "Your password is set"
         claim = await claims.of(user.key) if done.is_claim else None
         if claim is not None:
-            answer = claim_page(title, user, claim, way_on=way_on)
+            answer = claim_page(title, user, claim, next_link=next_link)
         else:
             answer = notice(
                 title,
@@ -83,7 +83,7 @@ def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) 
                 "You were signed out everywhere, and applications have to ask you again.",
                 "Rules and subscriptions that applications made for you go on. After you have signed in, you can look"
                 " at them and end them all.",
-                way_on=("/account/automations", "See what applications made"),
+                next_link=("/account/automations", "See what applications made"),
             )
         browsers.forget(answer)
         return answer

@@ -130,12 +130,12 @@ def second_factor_blueprint(factors: SecondFactors, browsers: Browsers, root: Ac
             return offer_page(session, factors.offer_again(session, offer, issuer=issuer()), form, refused)
         except Conflict:
             return redirect(account_page(), 303)
-        return render_page("recovery_codes.html", codes=codes, way_on=way_on_from(form))
+        return render_page("recovery_codes.html", codes=codes, next_link=next_link_of(form))
 
     return routes
 
 
-def way_on_from(form: FormData) -> tuple[str, str]:
+def next_link_of(form: FormData) -> tuple[str, str]:
     """The way on after a page in between: a path, and the text of the link."""
     query, root = form.query("continue"), accounts_path()
     match form.text("page"):

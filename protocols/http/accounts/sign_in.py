@@ -10,7 +10,7 @@ from broker.accounts.hashing import TooBusy
 from broker.accounts.sessions import CodeWanted, Session, Sessions, WrongPassword
 from broker.errors import TooManyAttempts
 from config.mail import folded_address
-from protocols.http.accounts.browsers import Browsers, remote_address, user_agent, way_on
+from protocols.http.accounts.browsers import Browsers, continuation, remote_address, user_agent
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, as_field, in_address, shown
 from protocols.http.accounts.go import CHANGED, redirect_to_go
@@ -168,7 +168,7 @@ def _consent_page(
 
 def page_address(path: str, asked: AuthorizationRequest | None, query: bytes) -> str:
     """A page of the sign-in, from which the person goes on with the request `asked`, or at /go."""
-    return f"{accounts_path()}{path}?{urlencode(way_on(asked, query), encoding='latin-1')}"
+    return f"{accounts_path()}{path}?{urlencode(continuation(asked, query), encoding='latin-1')}"
 
 
 async def _sign_in(

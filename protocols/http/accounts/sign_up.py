@@ -134,13 +134,13 @@ class _Invited:
             return await self._flow.signed_in(None, b"", session)
         claim = await self._claims.of(user.key)
         if claim is not None:
-            answer = claim_page("Welcome", user, claim, way_on=(f"{accounts_path()}/go", "Connect a device"))
+            answer = claim_page("Welcome", user, claim, next_link=(f"{accounts_path()}/go", "Connect a device"))
         else:
             answer = notice(
                 "Welcome",
                 f"Your account is open. You are signed in as {user.email}.",
                 console=("", "Open the console"),
-                way_on=("/go", "Connect a device that shows a code"),
+                next_link=("/go", "Connect a device that shows a code"),
             )
         self._browsers.remember(answer, session)
         return answer

@@ -9,7 +9,7 @@ from werkzeug.exceptions import NotFound
 from broker.accounts.console import Console, ConsoleLinkOver
 from broker.accounts.sessions import CodeWanted, Sessions, Visitor
 from broker.errors import Unauthorized
-from protocols.http.accounts.browsers import CONSOLE_PARAMETER, Browsers, remote_address, user_agent, way_on
+from protocols.http.accounts.browsers import CONSOLE_PARAMETER, Browsers, continuation, remote_address, user_agent
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import error_page, is_head, redirect
 from protocols.http.answers import Answer, secret_answer
@@ -70,7 +70,7 @@ def add_doors(
             return error_page(over.status, str(over))
         except CodeWanted as wanted:
             query = urlencode({CONSOLE_PARAMETER: HOME}).encode()
-            answer = redirect(f"{accounts_path}/login/code?{urlencode(way_on(None, query))}", 303)
+            answer = redirect(f"{accounts_path}/login/code?{urlencode(continuation(None, query))}", 303)
             browsers.wait_for_code(answer, wanted)
             return answer
         answer = redirect(HOME, 303)

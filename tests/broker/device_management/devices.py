@@ -147,7 +147,7 @@ class Fleet:
         """The device notifies of its firmware object."""
         values: dict[ResourcePath, ResourceValue] = {STATE: state, RESULT: result}
         session.values |= values
-        await self.management.registrations.values_came(session.device, [Reading(None, values)])
+        await self.management.registrations.receive_values(session.device, [Reading(None, values)])
 
     async def image(self, version: str = VERSION, *, size: int = 1000) -> FirmwareImageRecord:
         """An image, and zeros as its file."""

@@ -37,7 +37,7 @@ async def reported(fleet: Fleet) -> object:
     ],
 )
 async def test_values_as_they_are_shown(fleet: Fleet, value: ResourceValue, shown: object) -> None:
-    await fleet.management.registrations.values_came(fleet.devices[0], [Reading(None, {(4242, 0, 1): value})])
+    await fleet.management.registrations.receive_values(fleet.devices[0], [Reading(None, {(4242, 0, 1): value})])
     assert await reported(fleet) == {"object4242": {"0": {"1": shown}}}
 
 
@@ -50,12 +50,12 @@ async def test_what_has_no_property_or_no_json_is_dropped(fleet: Fleet) -> None:
         (3, 0, 9): 2**64,
         (3, 0, 0): "Acme",
     }
-    await fleet.management.registrations.values_came(fleet.devices[0], [Reading(None, values)])
+    await fleet.management.registrations.receive_values(fleet.devices[0], [Reading(None, values)])
     assert await reported(fleet) == {"device": {"manufacturer": "Acme"}}
 
 
 async def test_too_much_is_dropped_and_keeps_what_was_known(fleet: Fleet) -> None:
-    report = fleet.management.registrations.values_came
+    report = fleet.management.registrations.receive_values
     await report(fleet.devices[0], [Reading(None, {(3, 0, 0): "Acme"})])
     await report(fleet.devices[0], [Reading(None, {(3, 0, 0): "x" * 70_000})])
     assert await reported(fleet) == {"device": {"manufacturer": "Acme"}}
@@ -63,7 +63,7 @@ async def test_too_much_is_dropped_and_keeps_what_was_known(fleet: Fleet) -> Non
 
 async def test_nothing_is_stored_while_device_properties_are_switched_off(services: Services) -> None:
     fleet = await Fleet.of(services, 1, enabled=False)
-    await fleet.management.registrations.values_came(fleet.devices[0], [Reading(None, {(3, 0, 0): "Acme"})])
+    await fleet.management.registrations.receive_values(fleet.devices[0], [Reading(None, {(3, 0, 0): "Acme"})])
     assert await reported(fleet) == {}
 
 
@@ -105,7 +105,7 @@ async def report(fleet: Fleet, *readings: tuple[int | None, dict[tuple[int, ...]
     """Readings of these times, in seconds from now."""
     now_ms = fleet.services.core.clock.now_ms()
     given = [Reading(None if at is None else Milliseconds(now_ms + at * 1000), values) for at, values in readings]
-    await fleet.management.registrations.values_came(fleet.devices[0], given)
+    await fleet.management.registrations.receive_values(fleet.devices[0], given)
 
 
 async def leaf(fleet: Fleet, group: str, name: str) -> tuple[object, int]:

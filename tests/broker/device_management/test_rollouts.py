@@ -199,7 +199,7 @@ def test_what_did_not_begin_takes_no_place() -> None:
     assert rollout.may_begin(0)
     rollout.begin(0)
     assert not rollout.may_begin(0)
-    rollout.did_not_begin()
+    rollout.undo_begin()
     assert rollout.may_begin(0)
 
 

@@ -271,7 +271,7 @@ class _ReportingSession(FakeSession):
 
     async def read(self, path: ResourcePath) -> Readings:
         found = await super().read(path)
-        await self.registrations.values_came(self.device, found)
+        await self.registrations.receive_values(self.device, found)
         return found
 
 

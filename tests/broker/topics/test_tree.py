@@ -124,7 +124,7 @@ def test_members_of_a_group_take_turns() -> None:
     turns = []
     for _ in range(6):
         turns.append(next(iter(group.members)))
-        group.had_turn(turns[-1])
+        group.move_to_end(turns[-1])
     assert turns == [1, 2, 3, 1, 2, 3]
     for number in (1, 2, 3):
         tree.remove(b"a", DeviceKey(number), b"g")

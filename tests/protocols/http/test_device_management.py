@@ -646,7 +646,7 @@ async def test_the_address_is_gone_a_day_after_the_end(
     task, session = update
     values: dict[ResourcePath, ResourceValue] = {STATE: 0, RESULT: 5}
     session.values |= values
-    await services.device_management.registrations.values_came(session.device, [Reading(None, values)])
+    await services.device_management.registrations.receive_values(session.device, [Reading(None, values)])
     await ada.task_in("COMPLETE", task["id"])
     fake_clock.advance(DOWNLOAD_KEPT_HOURS * 3_600_000 - 1)
     assert (await api.get(address_of(session))).status_code == 200

@@ -21,7 +21,7 @@ from protocols.http.server import serve_http
 from protocols.metrics.collecting import Exposition
 from protocols.metrics.table import DAEMON, LISTENERS
 from protocols.metrics.vitals import FRESH_SECONDS, Vitals
-from protocols.operation.systemd import write_something
+from protocols.operation.systemd import write_probe
 from storage.damage import Damage
 from storage.database import Database
 from storage.durations import BOUNDS, Durations
@@ -244,7 +244,7 @@ async def alone(services: Services, tmp_path: Path, nursery: trio.Nursery) -> Vi
     database = Database(MigratedEngine(tmp_path / "alone.sqlite"))
     await database.open()
     await nursery.start(database.commit_forever)
-    await database.write(write_something)
+    await database.write(write_probe)
     vitals = Vitals(replace(services.core, database=database))
     vitals.listens({})
     return vitals
@@ -284,7 +284,7 @@ async def test_a_store_that_takes_no_writes_is_not_ready(
                 nursery.start_soon(alone.problem)
         assert await alone.problem() == said
         assert tries == 1
-    await database.write(write_something)
+    await database.write(write_probe)
     assert await alone.problem() == ""
 
 

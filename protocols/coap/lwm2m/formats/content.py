@@ -123,7 +123,7 @@ _READERS: Final[Mapping[int, Callable[[bytes, ResourcePath, Collected], None]]] 
 }
 
 
-def is_links(format_: int | None) -> bool:
+def is_link_format(format_: int | None) -> bool:
     """Whether the answer to Discover can be read; a missing content-format is taken for link format."""
     return format_ in (None, LINK_FORMAT)
 

@@ -55,7 +55,7 @@ class Management:
         self.over.append(session)
         self._change()
 
-    async def values_came(self, device: Device, readings: Readings) -> None:
+    async def receive_values(self, device: Device, readings: Readings) -> None:
         self.heard_of.add(device.id)
         self.readings.extend(readings)
         self.values.update(latest(readings))

@@ -266,7 +266,7 @@ class TestNotifications:
             stored.append(readings)
             await gate.wait()
 
-        management.values_came = slow  # type: ignore[method-assign, assignment]
+        management.receive_values = slow  # type: ignore[method-assign, assignment]
         for number in range(2, 100):
             await observed.notify("/3/0", number, content(TLV, tlv((3, 9, bytes((number,))))), type_=aiocoap.NON)
             if number == 2:
@@ -280,13 +280,13 @@ class TestNotifications:
         self, observed: ScriptedDevice, management: Management, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("protocols.coap.lwm2m.sequence.MAX_VALUES", 3)
-        gate, real = trio.Event(), management.values_came
+        gate, real = trio.Event(), management.receive_values
 
         async def slow(device: Device, readings: Readings) -> None:
             await gate.wait()
             await real(device, readings)
 
-        monkeypatch.setattr(management, "values_came", slow)
+        monkeypatch.setattr(management, "receive_values", slow)
         with capture_logs() as logs:
             for number in range(2, 7):
                 await observed.notify("/3/0", number, content(TLV, tlv((3, 9, bytes((number,))))))
@@ -302,7 +302,7 @@ class TestNotifications:
     async def test_a_store_that_fails_does_not_keep_back_what_comes_later(
         self, observed: ScriptedDevice, management: Management, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(management, "values_came", AsyncMock(side_effect=RuntimeError("the store")))
+        monkeypatch.setattr(management, "receive_values", AsyncMock(side_effect=RuntimeError("the store")))
         with capture_logs() as logs:
             await observed.notify("/3/0", 2, content(TLV, tlv((3, 9, b"\1"))))
             await wait_all_tasks_blocked()
@@ -380,7 +380,7 @@ class TestSend:
     ) -> None:
         await device.register()
         await management.session()
-        monkeypatch.setattr(management, "values_came", AsyncMock(side_effect=StoreError("the disk is full")))
+        monkeypatch.setattr(management, "receive_values", AsyncMock(side_effect=StoreError("the disk is full")))
         refused = await device.send(SENML_JSON, b'[{"n":"/3/0/9","v":1}]')
         assert refused.code == aiocoap.SERVICE_UNAVAILABLE
         monkeypatch.undo()
