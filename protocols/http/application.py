@@ -36,7 +36,7 @@ CALLS: Final = tuple(call for noun in ALL_NOUNS for call in noun.declared())
 _BY_ADDRESS: Final = paths_by_address(CALLS)
 _UPLOAD: Final = re.compile("/v1.1/devicemgmt/devicetypes/[^/]+/images/?")
 _BODY_SECONDS: Final = 30
-_PLAIN: Final = "plain_calls"
+_FAST: Final = "fast_calls"
 _ALLOWANCES: Final = "allowances"
 _ANSWER_SECONDS: Final = 60
 #: server.py gives the upgrades of these paths to the WebSocket server, so Quart has no routes for them.
@@ -64,7 +64,7 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     guard = _guard(services)
     dispatcher = Dispatcher(guard, Named(services))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
-    app.extensions[_PLAIN] = dispatcher.plain
+    app.extensions[_FAST] = dispatcher.fast
     site, settings = services.core.site, services.core.settings
     browsers = install_accounts(app, services, site.accounts, (lambda: site.origin) if is_secure else str)
     if not is_secure:  # that listener is for devices with certificates
@@ -87,10 +87,10 @@ def _guard(services: Services) -> Guard:
 
 
 def fast_path(app: QuartTrio, services: Services, traffic: Traffic, *, hsts_seconds: int = 0) -> FastPath:
-    """The fast path to the plain calls of this application. All other requests go to the application."""
+    """The fast path to the calls of this application. All other requests go to the application."""
     return FastPath(
         app,
-        app.extensions.get(_PLAIN, {}),
+        app.extensions.get(_FAST, {}),
         app.extensions[_ALLOWANCES],
         services.core.refusals,
         traffic,

@@ -105,7 +105,7 @@ NOTHING: Final = Nothing()
 
 #: It gets the caller and the body. Where nothing is to be waited for, it returns the function that submits; None where
 #: the handler must decide. It changes nothing.
-AtOnce = Callable[[Caller, Any], "Callable[[], AfterCommit[Any]] | None"]
+NoWait = Callable[[Caller, Any], "Callable[[], AfterCommit[Any]] | None"]
 
 
 # Calls
@@ -211,7 +211,7 @@ class RestCall:
     is_conditional: bool = False  # the call takes If-Match, and answers 412 with the present object
     is_timed: bool = False  # a search: its answer says how long it took
     #: A method of the noun that returns it; for a call whose body is a struct, and whose handler returns `AfterCommit`.
-    at_once: Callable[[Any], AtOnce] | None = None
+    nowait: Callable[[Any], NoWait] | None = None
     has_token_in_body: bool = False  # the member `token` of the body is the caller's, unless there is one in the header
     handler: str = ""
     hints: Mapping[str, Any] = field(default_factory=dict)
@@ -307,7 +307,7 @@ class RestCall:
         return bool(self.body == Chunks)
 
     @cached_property
-    def is_plain(self) -> bool:
+    def fits_fast_path(self) -> bool:
         """Whether the handler takes a whole body, or none, and gives a whole answer: then fast_path.py can answer it.
 
         This is decided by the types of the handler alone. Everything else is read from `current_request`, which
@@ -344,7 +344,7 @@ class RestCalls:
     chapter: ClassVar[Chapter]
     #: Shapes of the document that no struct can state, by name.
     components: ClassVar[Mapping[str, Any]] = {}
-    #: Names that stand in the paths of this noun only: the type and an example of each. `openapi/path_names.py` has
+    #: Names that stand in the paths of this noun only: the type and an example of each. `openapi/document.py` has
     #: the names that several nouns use.
     path_names: ClassVar[Mapping[str, tuple[Any, str]]] = {}
 

@@ -1,6 +1,6 @@
 """The conversation of an HTTP connection: from its bytes to the calls and pages.
 
-The fast path answers a request of the usual form for a plain call (fast_path.py), and a message of a device even in the
+The fast path answers a request of the usual form for most calls (fast_path.py), and a message of a device even in the
 turn that reads it. Any other request is a task of the slow path, from its first byte on: Hypercorn and Quart answer it
 (hypercorn_exchange.py). A request for a WebSocket ends the conversation; its bytes are then in `upgrade`.
 
@@ -158,7 +158,7 @@ class HttpConnection(StreamConnection):
         if self._is_ahead and self._owes():
             return Need.PACE
         self._is_ahead = True
-        if self._device is not None and route.endpoint.is_at_once:
+        if self._device is not None and route.endpoint.has_nowait:
             size = head.head_length + head.body_length
             if len(self._received) >= size:
                 body, self._received = self._received[head.head_length : size], self._received[size:]

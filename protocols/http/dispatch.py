@@ -50,8 +50,8 @@ class Dispatcher:
     def __init__(self, guard: Guard, named: Named) -> None:
         self._guard = guard
         self._named = named
-        #: The plain calls, by the names of their endpoints in the application.
-        self.plain: dict[str, _Endpoint] = {}
+        #: The calls of the fast path, by the names of their endpoints in the application.
+        self.fast: dict[str, _Endpoint] = {}
 
     def install(self, app: Quart, nouns: Iterable[RestCalls], *, is_secure: bool) -> None:
         """Route the calls of `nouns`. Calls that need a certificate are routed only on the secure listener."""
@@ -60,8 +60,8 @@ class Dispatcher:
                 if is_secure or not call.needs_certificate:
                     endpoint = _Endpoint(call, noun, self._guard, self._named)
                     name = _route(app, call, endpoint.answer if noun.is_served else _unknown_path)
-                    if noun.is_served and call.is_plain:
-                        self.plain[name] = endpoint
+                    if noun.is_served and call.fits_fast_path:
+                        self.fast[name] = endpoint
 
 
 def _route(app: Quart, call: RestCall, answer: Callable[..., Awaitable[Response]]) -> str:
@@ -118,8 +118,8 @@ class _Endpoint:
         self._noun = noun
         self._guard = guard
         self._named = named
-        self.is_at_once = call.at_once is not None
-        self._at_once = None if call.at_once is None else call.at_once(noun)
+        self.has_nowait = call.nowait is not None
+        self._nowait = None if call.nowait is None else call.nowait(noun)
 
     @cached_property
     def _handler(self) -> Callable[..., Awaitable[Any]]:
@@ -174,7 +174,7 @@ class _Endpoint:
         return replied
 
     def begin(self, request: RequestContext, names: Mapping[str, str]) -> "AfterCommit[Any] | Begun":
-        """Begin to answer `current_request`, for a call with `at_once`, as far as nothing is to be waited for: to the
+        """Begin to answer `current_request`, for a call with `nowait`, as far as nothing is to be waited for: to the
         submission, or to a step for which `reply` waits. Raises DomainError."""
         steps = self._steps(request, names)
         try:
@@ -191,7 +191,7 @@ class _Endpoint:
         """The order of checks. Yields each step that is to be awaited, and gets its result. Returns the answer, or the
         one that is due after the commit."""
         call = self._call
-        admitted = None if self._at_once is None else self._guard.admitted_nowait(request, call.tokens)
+        admitted = None if self._nowait is None else self._guard.admitted_nowait(request, call.tokens)
         if admitted is None:
             performer, refusal = yield self._admission()
         else:
@@ -204,7 +204,7 @@ class _Endpoint:
         arguments = yield from self._read(request, performer, found, names)
         for name, parameter in call.text_parameters:
             arguments[parameter] = names[name]
-        submit = None if self._at_once is None else self._at_once(performer, arguments["body"])
+        submit = None if self._nowait is None else self._nowait(performer, arguments["body"])
         if submit is not None:
             return submit()
         if call.is_conditional and (header := request.header(b"if-match")):

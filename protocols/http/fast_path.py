@@ -39,7 +39,7 @@ _CORS_LINES: Final = "".join(
 
 
 class Endpoint(Protocol):
-    is_at_once: bool
+    has_nowait: bool
 
     def begin(self, request: RequestContext, names: Mapping[str, str]) -> AfterCommit[Any] | Begun:
         """Begin to answer `current_request`, as far as nothing is to be waited for. Raises DomainError."""
@@ -59,7 +59,7 @@ class Route(NamedTuple):
 
 
 class FastPath:
-    """The plain calls of one listener."""
+    """The calls of one listener that it can answer."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class FastPath:
         *,
         hsts_seconds: int = 0,
     ) -> None:
-        """`endpoints` are the plain calls by the names that they have as endpoints of `app`."""
+        """`endpoints` are the calls by the names that they have as endpoints of `app`."""
         self._endpoints = endpoints
         self._router = app.url_map.bind("localhost")
         #: By method and path; bounded: the paths of usual heads are short.
@@ -125,7 +125,7 @@ class FastPath:
                 self._allowances.count_address(request.address)
             answer = await route.endpoint.reply(route.names, begun)
             if isinstance(answer, Response):
-                raise TypeError(f"{request.method} {route.rule} is no plain call")
+                raise TypeError(f"{request.method} {route.rule} is no call of the fast path")
         except Exception as error:  # noqa: BLE001 - a bug must end only its request
             return self.refused(request, error, route)
         return self._finished(request, answer)

@@ -13,7 +13,7 @@ from broker.envelope import Message
 from broker.errors import DomainError
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_DATA_BYTES, MAX_MESSAGE_BODY_BYTES, PAGE_COUNT_DEFAULT
-from protocols.http.calls import ANY_TOKEN, NOTHING, AfterCommit, AtOnce, Chapter, Counted, InQuery, RestCall, RestCalls
+from protocols.http.calls import ANY_TOKEN, NOTHING, AfterCommit, Chapter, Counted, InQuery, NoWait, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Query, Valid
 from protocols.http.rest.searching import (
@@ -139,8 +139,8 @@ class MessageCalls(RestCalls):
     async def body_refused(self, caller: Caller, error: DomainError) -> None:
         await self._sending.note_refused(caller, error)
 
-    def _at_once(self) -> AtOnce:
-        return self._sending.at_once
+    def _message_nowait(self) -> NoWait:
+        return self._sending.message_nowait
 
     @RestCall(
         "POST",
@@ -155,7 +155,7 @@ class MessageCalls(RestCalls):
         body_limit=MAX_MESSAGE_BODY_BYTES,
         answers=STORED,
         refusals=SENDING_REFUSALS,
-        at_once=_at_once,
+        nowait=_message_nowait,
     )
     async def send(self, caller: Caller, body: NewMessage) -> AfterCommit[StoredMessage]:
         if body.type.lower() == "action":

@@ -134,7 +134,7 @@ class Sending:
             raise
         return self._submit(device, payload, body)
 
-    def at_once(self, caller: Caller, body: NewMessage) -> Callable[[], AfterCommit[StoredMessage]] | None:
+    def message_nowait(self, caller: Caller, body: NewMessage) -> Callable[[], AfterCommit[StoredMessage]] | None:
         """The submission of a device's own message, where the device is in memory and the store has room."""
         device = None if caller.device is None else self._devices.get_nowait(caller.device)
         if device is None or caller.kind is not TokenKind.DEVICE or not self._ingest.has_room:

@@ -140,10 +140,10 @@ SLOW_PATH: Final = {
 
 def test_the_types_of_the_handler_decide_which_way_a_call_goes() -> None:
     calls = {str(call): call for noun in ALL_NOUNS for call in noun.declared()}
-    assert {name for name, call in calls.items() if not call.is_plain} == set(SLOW_PATH)
+    assert {name for name, call in calls.items() if not call.fits_fast_path} == set(SLOW_PATH)
     for call in calls.values():
         documented = replace(call, accepts=Accepts({"application/json": Thing}, {}), about="more", summary="other")
-        assert documented.is_plain is call.is_plain, call
+        assert documented.fits_fast_path is call.fits_fast_path, call
 
 
 def test_no_handler_reads_a_request_of_quarts() -> None:

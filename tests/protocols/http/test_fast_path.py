@@ -124,7 +124,7 @@ PLAIN: Final = (
 WITH_TOKEN: Final = f"\r\nHost: a\r\nAuthorization: Bearer {ADA_TOKEN}\r\n".encode()
 #: What ends a request that takes the slow path: then both ends close.
 CLOSE: Final = b"GET /v1.1/users/self HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-NOT_PLAIN: Final = (
+FOR_SLOW_PATH: Final = (
     b"GET /v1.1/devices/%s HTTP/1.0%s\r\n" % (KITCHEN.encode(), WITH_TOKEN),
     b"GET /v1.1/devices/%s/ HTTP/1.1%s\r\n" % (KITCHEN.encode(), WITH_TOKEN),
     b"GET /v1.1/devices/%%%02x%s HTTP/1.1%s\r\n" % (ord(KITCHEN[0]), KITCHEN[1:].encode(), WITH_TOKEN),
@@ -294,7 +294,7 @@ async def test_strangers_pass_a_turnstile_of_their_own_before_the_slow_path(
         assert len(entered) == before
 
 
-async def test_both_ways_answer_plain_requests_alike(short: Address, long: Address, left: Left) -> None:
+async def test_both_paths_answer_requests_alike(short: Address, long: Address, left: Left) -> None:
     async with connected(short) as one, connected(long) as other:
         for sent in PLAIN:
             assert await one.ask(sent) == await other.ask(sent), sent
@@ -305,7 +305,7 @@ async def test_both_ways_answer_plain_requests_alike(short: Address, long: Addre
 async def test_other_requests_go_the_slow_path_from_their_first_byte_on(
     short: Address, long: Address, left: Left
 ) -> None:
-    for sent in NOT_PLAIN:
+    for sent in FOR_SLOW_PATH:
         left.clear()
         async with connected(short) as one, connected(long) as other:
             assert await one.end(sent + CLOSE) == await other.end(sent + CLOSE), sent
@@ -326,7 +326,7 @@ def calls_of(services: Services) -> list[tuple[str, str]]:
     return found
 
 
-async def test_both_ways_answer_every_plain_call_alike(
+async def test_both_paths_answer_every_call_alike(
     services: Services, short: Address, long: Address, left: Left
 ) -> None:
     asked = calls_of(services)
@@ -340,7 +340,7 @@ async def test_both_ways_answer_every_plain_call_alike(
                 assert not left, sent
 
 
-async def test_headers_and_bodies_of_other_kinds_are_read_alike_on_both_ways(
+async def test_headers_and_bodies_of_other_kinds_are_read_alike_on_both_paths(
     short: Address, long: Address, left: Left
 ) -> None:
     scene = f'{{"name":"Night","actions":[{{"ddid":"{KITCHEN}","action":"setOn"}}]}}'
@@ -409,7 +409,7 @@ async def test_a_connection_goes_the_slow_path_and_comes_back(short: Address, le
     head = get(f"/devices/{KITCHEN}")
     async with connected(short) as client:
         expected = await client.ask(head)
-        odd = NOT_PLAIN[1]
+        odd = FOR_SLOW_PATH[1]
         await client.ask(odd)
         assert left == [odd]
         for _ in range(3):
@@ -509,7 +509,7 @@ async def test_an_empty_line_behind_a_request_begins_no_head(short: Address, lef
     """The connection stays as long as any other, and goes back to the fast path."""
     async with connected(short) as client:
         expected = await client.ask(get(f"/devices/{KITCHEN}"))
-        odd = NOT_PLAIN[1] + b"\r\n"
+        odd = FOR_SLOW_PATH[1] + b"\r\n"
         await client.ask(odd)
         assert await client.ask(get(f"/devices/{KITCHEN}")) == expected
         assert left == [odd]

@@ -60,7 +60,7 @@ async def ask(stream: trio.abc.Stream, sent: bytes) -> bytes:
     return re.sub(rb"\r\ndate: [^\r]*", b"", received)
 
 
-async def test_both_ways_refuse_a_long_form_alike(
+async def test_both_paths_refuse_a_long_form_alike(
     services: Services,
     world: World,
     nursery: trio.Nursery,
