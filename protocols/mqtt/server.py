@@ -16,7 +16,6 @@ from broker.limits.meters import Channel, Meter
 from broker.routing.connections import DeviceLink
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, MQTT_OPEN_FILTERS_MAX, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
-from config.settings import Address
 from protocols.mqtt.answers import Reason
 from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.errors import connect_reason
@@ -26,45 +25,11 @@ from protocols.mqtt.packets import Connect, Packet, ProtocolError, ReasonCode
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.refusals import note_refusal, refusal_for
 from protocols.rooms import MqttRooms
-from protocols.streams.connection import LifePhase, Need, StreamConnection
+from protocols.streams.connection import LifePhase, Need, StreamConnection, serve_devices
 from protocols.streams.hub import Hub
-from protocols.streams.listeners import Entrance, serve_tcp
 from protocols.streams.peers import authenticated
-from protocols.streams.tls import TlsContext, peer_certificate
+from protocols.streams.tls import peer_certificate
 from storage.sql import StoreError
-
-
-async def serve_mqtt(
-    rooms: MqttRooms,
-    bind: Address,
-    *,
-    connections: trio.Nursery,
-    ssl_context: TlsContext | None = None,
-    task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Accept MQTT connections until cancelled.
-
-    Args:
-        rooms: the broker.
-        bind: where to listen.
-        connections: the nursery in which connections go on when this listener has ended.
-        ssl_context: for TLS; None for plain text.
-        task_status: told the bound address.
-
-    Raises:
-        OSError: the address cannot be bound.
-    """
-    await serve_tcp(
-        bind,
-        partial(serve_mqtt_connection, rooms, hub=Hub(connections, rooms.core.life)),
-        protocol="mqtt",
-        refusals=rooms.core.refusals,
-        life=rooms.core.life,
-        connections=connections,
-        entrance=Entrance.of(rooms.limits.strangers, rooms.limits.sockets, rooms.core.settings),
-        ssl_context=ssl_context,
-        task_status=task_status,
-    )
 
 
 def serve_mqtt_connection(rooms: MqttRooms, stream: trio.abc.Stream, *, hub: Hub) -> Coroutine[Any, Any, None]:
@@ -292,3 +257,7 @@ class MqttConnection(StreamConnection):
                 self._exchange.leave()
             finally:
                 self._rooms.routing.connections.leave(link)
+
+
+#: Accepts MQTT connections until cancelled.
+serve_mqtt = partial(serve_devices, MqttConnection, MqttConnection.PROTOCOL)

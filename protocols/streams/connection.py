@@ -30,20 +30,24 @@ Every connection ends in one order: `finish` waits for the last answers; `farewe
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 import structlog
 import trio
 
 from broker.limits.overhead import Pace
+from config.settings import Address
+from protocols.rooms import DeviceRooms
 from protocols.streams.alarms import AlarmEntry
 from protocols.streams.hub import Hub
-from protocols.streams.listeners import end_gently
+from protocols.streams.listeners import Entrance, end_gently, serve_tcp
 from protocols.streams.outbox import Outbox
 from protocols.streams.peers import current_peer, turn_of_strangers
+from protocols.streams.tls import TlsContext
 
+R = TypeVar("R", bound=DeviceRooms)
 _log = structlog.get_logger(__name__)
 
 
@@ -379,3 +383,41 @@ async def _read_when_ready(socket: trio.socket.SocketType, size: int) -> bytes:
         except OSError as error:
             raise trio.BrokenResourceError(str(error)) from error
     return b""
+
+
+async def serve_devices(
+    conversation: Callable[[R, trio.abc.Stream, Hub], StreamConnection],
+    protocol: str,
+    rooms: R,
+    bind: Address,
+    *,
+    connections: trio.Nursery,
+    ssl_context: TlsContext | None = None,
+    task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Accept connections of devices until cancelled.
+
+    Args:
+        conversation: makes the connection.
+        protocol: the name in log entries.
+        rooms: the broker.
+        bind: where to listen.
+        connections: the nursery in which connections go on when this listener has ended.
+        ssl_context: for TLS; None for plain text.
+        task_status: told the bound address.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    hub = Hub(connections, rooms.core.life)
+    await serve_tcp(
+        bind,
+        lambda stream: conversation(rooms, stream, hub).run(),  # a coroutine around it would be held for as long
+        protocol=protocol,
+        refusals=rooms.core.refusals,
+        life=rooms.core.life,
+        connections=connections,
+        entrance=Entrance.of(rooms.limits.strangers, rooms.limits.sockets, rooms.core.settings),
+        ssl_context=ssl_context,
+        task_status=task_status,
+    )
