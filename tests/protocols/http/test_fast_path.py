@@ -318,7 +318,7 @@ def calls_of(services: Services) -> list[tuple[str, str]]:
     app = build_app(services)
     found = []
     for rule in app.url_map.iter_rules():
-        if rule.endpoint in app.extensions["plain_calls"]:
+        if rule.endpoint in app.extensions["fast_calls"]:
             method, path = rule.endpoint.removeprefix("rest.").split()
             found.append((method, re.sub(r"{\w+}", UNKNOWN, path)))
             if method == "GET":
