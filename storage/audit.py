@@ -106,8 +106,10 @@ class AuditStore(Store):
         return [row["key"] for row in rows]
 
     def remove(self, keys: list[int]) -> None:
-        for key in keys:
-            self._db.execute("DELETE FROM audit_entry WHERE key = :key", {"key": key})
+        self._db.execute(
+            f"DELETE FROM audit_entry WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants
+            {"keys": json.dumps(keys)},
+        )
 
 
 def _conditions(wanted: AuditFilter) -> tuple[list[str], dict[str, Any]]:

@@ -171,16 +171,13 @@ class ConnectorStore(Store):
         self, owner: UserKey, device_type: DeviceTypeKey, eids: Collection[str]
     ) -> dict[str, tuple[DeviceKey, DeviceKey | None]]:
         """The sub-devices that exist, by external id, each with the device whose link is used for it."""
-        found = {}
-        for eid in eids:
-            row = self._db.execute(
-                "SELECT d.key, s.holder FROM device AS d LEFT JOIN connector_sub_device AS s ON s.device = d.key"
-                " WHERE d.owner = :owner AND d.device_type = :type AND d.eid = :eid AND d.deleted_on IS NULL",
-                {"owner": owner, "type": device_type, "eid": eid},
-            ).one()
-            if row is not None:
-                found[eid] = (DeviceKey(row["key"]), row["holder"])
-        return found
+        rows = self._db.execute(
+            "SELECT d.eid, d.key, s.holder FROM device AS d LEFT JOIN connector_sub_device AS s ON s.device = d.key"  # noqa: S608 - constants
+            f" WHERE d.owner = :owner AND d.device_type = :type AND d.eid IN ({self._db.texts_in('eids')})"
+            " AND d.deleted_on IS NULL",
+            {"owner": owner, "type": device_type, "eids": self._db.texts(eids)},
+        )
+        return {row["eid"]: (DeviceKey(row["key"]), row["holder"]) for row in rows}
 
     def count_sub_devices(self, holder: DeviceKey) -> int:
         row = self._db.execute(

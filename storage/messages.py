@@ -9,7 +9,8 @@ for the interpreter lock several times. So the counter of the highest position i
 how far, and the counter is saved before anything may delete rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -276,6 +277,20 @@ class MessageStore:
     def action(self, position: Position) -> ActionRow | None:
         row = self._db.execute("SELECT * FROM action WHERE position = :position", {"position": position}).one()
         return ActionRow(*(row[name] for name in _ACTION)) if row else None
+
+    def messages_at(self, positions: Collection[Position]) -> dict[Position, MessageRow]:
+        """The messages at these positions; a position without one is left out."""
+        return {row[0]: MessageRow(*row) for row in self._at("message", positions)}
+
+    def actions_at(self, positions: Collection[Position]) -> dict[Position, ActionRow]:
+        """As `messages_at`."""
+        return {row[0]: ActionRow(*row) for row in self._at("action", positions)}
+
+    def _at(self, table: Table, positions: Collection[Position]) -> Iterator[Sequence[Any]]:
+        return self._db.execute(
+            f"SELECT {COLUMNS[table]} FROM {table} WHERE position IN ({self._db.numbers_in('positions')})",  # noqa: S608 - constants
+            {"positions": json.dumps(list(positions))},
+        ).tuples()
 
     # Positions of consumers
 

@@ -1,5 +1,6 @@
 """Deleting old messages and rollups, and the progress of that. The caller holds the transaction."""
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
@@ -159,15 +160,12 @@ class RetentionStore(Store):
         return [(row["field"], row["bucket"]) for row in rows]
 
     def delete_rollups(self, device: DeviceKey, fields: Iterable[int], level: str, before_ms: int) -> int:
-        deleted = 0
-        for field in fields:
-            rows = self._db.execute(
-                "DELETE FROM rollup WHERE device = :device AND field = :field AND level = :level AND bucket < :before"
-                " RETURNING bucket",
-                {"device": device, "field": field, "level": level, "before": before_ms},
-            )
-            deleted += sum(1 for _ in rows)
-        return deleted
+        rows = self._db.execute(
+            f"DELETE FROM rollup WHERE device = :device AND field IN ({self._db.numbers_in('fields')})"  # noqa: S608 - constants
+            " AND level = :level AND bucket < :before RETURNING bucket",
+            {"device": device, "fields": json.dumps(list(fields)), "level": level, "before": before_ms},
+        )
+        return sum(1 for _ in rows)
 
     # How much there is
 

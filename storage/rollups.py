@@ -48,7 +48,13 @@ class RollupStore(Store):
         """The rollups with these keys; a key without one is left out."""
         if not keys:
             return {}
-        rows = self._db.rows_with("rollup", _NAMES, _KEY, keys).tuples()
+        wanted, parameters = self._db.given("rollup", _KEY, keys)
+        same = " AND ".join(f"rollup.{name} = wanted.{name}" for name in _KEY)
+        rows = self._db.execute(
+            f"SELECT {', '.join(f'rollup.{name}' for name in _NAMES)} FROM ({wanted}) AS wanted"  # noqa: S608 - constants
+            f" CROSS JOIN rollup WHERE {same}",
+            parameters,
+        ).tuples()
         return {(row[0], row[1], row[2], row[3]): RollupRow(*row) for row in rows}
 
     def with_any(self, devices: Collection[DeviceKey]) -> list[DeviceKey]:

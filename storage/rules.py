@@ -1,5 +1,6 @@
 """Rules, what the engine knows of them, and the HTTP requests that they send. The caller holds the transaction."""
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
@@ -107,8 +108,11 @@ class RuleStore(Store):
         return [_rule(row) for row in rows]
 
     def rules_with(self, keys: Iterable[RuleKey]) -> list[RuleRecord]:
-        rows = (self._db.execute(_RULE + "r.key = :key", {"key": key}).one() for key in keys)
-        return [_rule(row) for row in rows if row is not None]
+        """The rules with these keys, in the order of their keys; a key without one is left out."""
+        rows = self._db.execute(
+            f"{_RULE} r.key IN ({self._db.numbers_in('keys')}) ORDER BY r.key", {"keys": json.dumps(list(keys))}
+        )
+        return [_rule(row) for row in rows]
 
     def rules_of(
         self,
@@ -218,14 +222,17 @@ class RuleStore(Store):
         """Replace the state of a rule: the rule is new, or restarts."""
         self._db.put_many("rule_state", _STATE, ("rule",), [_values(state)])
 
-    def put_states(self, states: Iterable[RuleState]) -> None:
+    def put_states(self, states: Collection[RuleState]) -> None:
         """Update the states of rules that still have these revisions."""
-        for state in states:
-            self._db.execute(
-                "UPDATE rule_state SET triggered = :triggered, last_on = :last_on, failing = :failing,"
-                " memory = :memory WHERE rule = :rule AND revision = :revision",
-                dict(zip(_STATE, _values(state), strict=True)),
-            )
+        if not states:
+            return
+        given, parameters = self._db.given("rule_state", _STATE, list(map(_values, states)))
+        self._db.execute(
+            "UPDATE rule_state SET triggered = given.triggered, last_on = given.last_on, failing = given.failing,"  # noqa: S608 - constants
+            f" memory = given.memory FROM ({given}) AS given"
+            " WHERE rule_state.rule = given.rule AND rule_state.revision = given.revision",
+            parameters,
+        )
 
     def set_failing(self, rule: RuleKey) -> None:
         self._db.execute("UPDATE rule_state SET failing = 1 WHERE rule = :rule", {"rule": rule})

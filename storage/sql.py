@@ -66,11 +66,9 @@ class StoreConnection(Protocol):
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows, or replace those with the same key, in few statements. Floats keep every bit."""
 
-    def rows_with(
-        self, table: str, columns: Sequence[str], key: Sequence[str], keys: Sequence[Sequence[Any]]
-    ) -> QueryResult:
-        """The rows of a table with these keys, of which none is there twice, in no order, in one statement. `key` names
-        the columns of a key. Their values are texts and integers."""
+    def given(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[str, Mapping[str, Any]]:
+        """A query for rows with these columns of a table, which are integers and texts without NUL, and its
+        parameters."""
 
     def numbers_in(self, parameter: str) -> str:
         """A query for the numbers of the JSON array whose text is in `parameter`, as `value`."""

@@ -1,5 +1,6 @@
 """Tasks, their entries for devices, and the history of those. The caller holds the transaction."""
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -147,12 +148,12 @@ class TaskStore(Store):
     # Entries
 
     def add_entries(self, task: int, devices: Iterable[DeviceKey], *, acceptance: str, now_ms: int) -> None:
-        for device in devices:
-            self._db.execute(
-                "INSERT INTO device_task (task, device, status, ts, attempts, acceptance, step, tries, restarts,"
-                " fetched) VALUES (:task, :device, 'REQUESTED', :now, 0, :acceptance, '', 0, 0, 0)",
-                {"task": task, "device": device, "now": now_ms, "acceptance": acceptance},
-            )
+        self._db.execute(
+            "INSERT INTO device_task (task, device, status, ts, attempts, acceptance, step, tries, restarts, fetched)"  # noqa: S608 - constants
+            " SELECT :task, value, 'REQUESTED', :now, 0, :acceptance, '', 0, 0, 0"
+            f" FROM ({self._db.numbers_in('devices')}) AS given",
+            {"task": task, "devices": json.dumps(list(devices)), "now": now_ms, "acceptance": acceptance},
+        )
 
     def put_entry(self, entry: DeviceTaskRecord) -> None:
         self._db.put_many("device_task", _ENTRY, ("key",), [[getattr(entry, name) for name in _ENTRY]])

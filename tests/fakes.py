@@ -203,10 +203,8 @@ class BreakableConnection:
     def texts(self, texts: Iterable[str]) -> str:
         return self._connection.texts(texts)
 
-    def rows_with(
-        self, table: str, columns: Sequence[str], key: Sequence[str], keys: Sequence[Sequence[Any]]
-    ) -> QueryResult:
-        return self._connection.rows_with(table, columns, key, keys)
+    def given(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[str, Mapping[str, Any]]:
+        return self._connection.given(table, columns, rows)
 
     def rows_at(
         self,

@@ -1,6 +1,6 @@
 """The messages and Actions of notifications, as they go out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 
@@ -84,8 +84,8 @@ class NotificationEntries:
 def _rows(wanted: Sequence[_Wanted], tx: Transaction) -> list[list[Row]]:
     found: list[list[Row]] = []
     for positions, are_actions in wanted:
-        rows: list[Row | None] = [
-            tx.messages.action(position) if are_actions else tx.messages.message(position) for position in positions
-        ]
-        found.append([row for row in rows if row is not None])
+        rows: Mapping[Position, Row] = (
+            tx.messages.actions_at(positions) if are_actions else tx.messages.messages_at(positions)
+        )
+        found.append([rows[position] for position in positions if position in rows])
     return found

@@ -395,17 +395,11 @@ class PostgresqlConnection:
             self._engine.columns.learn(table, types)
         return types
 
-    def rows_with(
-        self, table: str, columns: Sequence[str], key: Sequence[str], keys: Sequence[Sequence[Any]]
-    ) -> PostgresqlResult:
-        types = self._types_of(table)
-        arrays = ", ".join(f"%s::{ARRAYS[types[name]][0]}" for name in key)
-        names = ", ".join(map(quoted, key))
-        return self._run(
-            f"SELECT {', '.join(map(quoted, columns))} FROM unnest({arrays}) AS wanted ({names})"  # noqa: S608 - constants
-            f" JOIN {quoted(table)} USING ({names})",
-            self._arrays_of(table, key, keys).arrays,
-        )
+    def given(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[str, Mapping[str, Any]]:
+        arrays = self._arrays_of(table, columns, rows).arrays
+        named = {f"given_{place}": array for place, array in enumerate(arrays)}
+        values = ", ".join(f":{name}" for name in named)
+        return f"SELECT * FROM unnest({values}) AS given ({', '.join(columns)})", named  # noqa: S608 - constants
 
     def now_ms(self) -> str:
         return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"

@@ -155,16 +155,14 @@ class SqliteConnection:
             )
             self._run(sql, [value for row in part for value in row])
 
-    def rows_with(
-        self, table: str, columns: Sequence[str], key: Sequence[str], keys: Sequence[Sequence[Any]]
-    ) -> SqliteResult:
-        wanted = ", ".join(f"json_extract(value, '$[{place}]') AS k{place}" for place in range(len(key)))
-        same = " AND ".join(f"{table}.{name} = wanted.k{place}" for place, name in enumerate(key))
-        return self.execute(
-            f"SELECT {', '.join(columns)} FROM (SELECT {wanted} FROM json_each(:keys)) AS wanted"  # noqa: S608 - constants
-            f" CROSS JOIN {table} ON {same}",
-            {"keys": self._encode(keys).decode()},
-        )
+    def given(
+        self,
+        table: str,  # noqa: ARG002 - a column takes what it gets
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+    ) -> tuple[str, Mapping[str, Any]]:
+        values = ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(columns))
+        return f"SELECT {values} FROM json_each(:given)", {"given": self._encode(rows).decode()}  # noqa: S608 - constants
 
     def now_ms(self) -> str:
         return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
@@ -172,11 +170,15 @@ class SqliteConnection:
     def numbers_in(self, parameter: str) -> str:
         return f"SELECT value FROM json_each(:{parameter})"  # noqa: S608 - constants of the stores
 
+    # SQLite's parser ends a JSON text at NUL, so NUL is written in two characters.
+
     def texts_in(self, parameter: str) -> str:
-        return self.numbers_in(parameter)
+        value = "replace(replace(value, char(26, 48), char(0)), char(26, 49), char(26))"
+        return f"SELECT {value} AS value FROM json_each(:{parameter})"  # noqa: S608 - constants of the stores
 
     def texts(self, texts: Iterable[str]) -> str:
-        return self._encode(list(texts)).decode()
+        written = [text.replace("\x1a", "\x1a1").replace("\0", "\x1a0") for text in texts]
+        return self._encode(written).decode()
 
     def rows_at(
         self,

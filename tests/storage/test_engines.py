@@ -4,6 +4,7 @@ import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,12 +13,18 @@ import pytest
 from storage import operating
 from storage.accounts import AccountStore
 from storage.audit import AuditStore
+from storage.connectors import ConnectorStore
 from storage.database import EngineConnection, StoreEngine
+from storage.device_management import DeviceManagementStore
 from storage.engines.postgresql import PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
+from storage.messages import MessageStore
 from storage.records import AuditFilter, AuditRecord, MessageRow, RollupRow
+from storage.retention import RetentionStore
 from storage.rollups import RollupStore
+from storage.rules import RuleState, RuleStore
+from storage.snapshots import SnapshotStore
 from storage.sql import StoreError
 from tests.postgresql import server
 from tests.rows import each_row
@@ -69,6 +76,17 @@ def test_every_text_comes_back(store: EngineConnection) -> None:
         assert row is not None
         assert row["path"] == text
     assert [row[0] for row in store.execute("SELECT path FROM field ORDER BY key").tuples()] == list(_TEXTS)
+
+
+def test_every_text_of_a_list_comes_back(store: EngineConnection) -> None:
+    """A field whose name has NUL in it would get the key of another one, or none."""
+    found = store.execute(f"{store.texts_in('texts')}", {"texts": store.texts(_TEXTS)})
+    assert [row["value"] for row in found] == list(_TEXTS)
+    keys = RollupStore(store).add_fields(_TEXTS)
+    assert keys.keys() == set(_TEXTS)
+    for text in _TEXTS:
+        assert RollupStore(store).field_key(text) == keys[text]
+    assert RollupStore(store).add_fields(_TEXTS) == keys
 
 
 def test_texts_are_in_the_order_of_their_bytes(store: EngineConnection) -> None:
@@ -329,3 +347,61 @@ def test_a_baseline_and_all_steps_of_sqlite_give_the_same_tables(tmp_path: Path)
     server().drop(name)
     assert of_postgresql ^ of_sqlite == set()
     assert found ^ indexes == set()
+
+
+def test_many_rows_take_one_statement(store: EngineConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over PostgreSQL each statement is a trip to the server."""
+    executed, run, many = list[str](), type(store)._run, range(1, 101)  # type: ignore[attr-defined]
+
+    def noting(self: Any, sql: str, *arguments: Any, **more: Any) -> Any:
+        executed.append(sql)
+        return run(self, sql, *arguments, **more)
+
+    states = [RuleState(RuleKey(key), 1, key, None, failing=False, memory='{"a":"\\u0000ü"}') for key in many]
+    rules = RuleStore(store)
+    for state in states[:50]:
+        rules.begin_state(state)
+    rules.begin_state(replace(states[60], revision=2))
+    entries = [AuditRecord(key, "event", f"actor {key}\0", "", "object", "done") for key in many]
+    rows = [MessageRow(Position(n), DeviceKey(1), Milliseconds(5), Milliseconds(6), 1, "{}") for n in many]
+    store.insert_many("message", MessageRow.__struct_fields__, rows)
+    of_rollup = [RollupRow(DeviceKey(1), key, "minute", 0, 1, 0, None, None, None, None, None, None) for key in many]
+    rollups = RollupStore(store)
+    rollups.put_all(of_rollup)
+    monkeypatch.setattr(type(store), "_run", noting)
+    rules.put_states([replace(state, triggered=7, last_on=Milliseconds(8)) for state in states])
+    found = [
+        rules.rules_with([RuleKey(key) for key in many]),
+        MessageStore(store).messages_at([Position(key) for key in many]),
+        MessageStore(store).actions_at([Position(key) for key in many]),
+        rollups.at([(DeviceKey(1), key, "minute", 0) for key in many]),
+        rollups.with_any([DeviceKey(key) for key in many]),
+        list(rollups.add_fields([f"a.{key}\0" for key in many])),
+        SnapshotStore(store).of_all([DeviceKey(key) for key in many]),
+        ConnectorStore(store).sub_devices(UserKey(1), DeviceTypeKey(1), [f"eid {key}" for key in many]),
+        DeviceManagementStore(store).registered_on([DeviceKey(key) for key in many]),
+        RetentionStore(store).delete_rollups(DeviceKey(1), many, "minute", 1),
+    ]
+    assert len(executed) < len(found) + 2 + 2  # with a look at the types of the columns of two tables
+    monkeypatch.undo()
+    assert [len(one) if isinstance(one, list | dict) else one for one in found] == [
+        0,
+        100,
+        0,
+        100,
+        1,
+        100,
+        0,
+        0,
+        0,
+        100,
+    ]
+    assert rules.state(RuleKey(50)) == replace(states[49], triggered=7, last_on=Milliseconds(8))
+    assert rules.state(RuleKey(51)) is None
+    assert rules.state(RuleKey(61)) == replace(states[60], revision=2)
+    audit, wanted = AuditStore(store), AuditFilter(since_ms=0, until_ms=1_000, limit=200)
+    for entry in entries:
+        audit.add(entry)
+    assert audit.find(wanted) == entries
+    audit.remove([row["key"] for row in store.execute("SELECT key FROM audit_entry WHERE at_ms <= 99")])
+    assert audit.find(wanted) == entries[99:]

@@ -121,16 +121,13 @@ def values_at(
         upto_ms: no row up to `position` is of a later `ts`.
         check: called after every few rows; it raises to end this.
     """
-    cts: dict[Position, Milliseconds] = {}
     fields: Fields = {}
     saved, rows = saved_with_rows(tx, device, position)
+    there = tx.messages.messages_at({brought_by for _, brought_by, _ in saved.values() if brought_by <= position})
     for path, (ts, brought_by, value) in saved.items():
-        if brought_by > position:
-            continue
-        if brought_by not in cts:
-            row = tx.messages.message(brought_by)
-            cts[brought_by] = ts if row is None else row.cts  # the retention sweep may have removed it
-        fields[path] = (ts, brought_by, value, cts[brought_by])
+        if brought_by <= position:
+            row = there.get(brought_by)  # the retention sweep may have removed it
+            fields[path] = (ts, brought_by, value, ts if row is None else row.cts)
     if newer := {path for path, (_, brought_by, _) in saved.items() if brought_by > position}:
         fields |= _Before(tx, device, position, since_ms, upto_ms, check).values_of(newer)
     for row, data in rows:
