@@ -671,8 +671,8 @@ FROM (
     (SELECT 28 + sum(avg_width) FROM pg_stats WHERE schemaname = 'public' AND tablename = c.relname) AS width
   FROM pg_class AS c JOIN pg_stat_user_tables AS s ON s.relid = c.oid
   WHERE c.relnamespace = 'public'::regnamespace AND (c.oid IN (SELECT inhrelid FROM pg_inherits
-    WHERE inhparent = 'message'::regclass) OR c.relname IN ('action', 'failed_message', 'message_entry', 'action_entry',
-    'rollup'))
+    WHERE inhparent = to_regclass('message'))
+    OR c.relname IN ('action', 'failed_message', 'message_entry', 'action_entry', 'rollup'))
 ) AS tables
 """
 #: Takes the lock of the log, and behind it as many positions as there are rows.

@@ -596,6 +596,14 @@ def test_what_passes_by_itself_is_told_from_what_somebody_has_to_correct(text: s
     assert is_away(psycopg.OperationalError("\n".join(lines))) == passes
 
 
+def test_an_empty_database_is_a_store_without_steps() -> None:
+    """Commands look at it before the first start."""
+    made = server().new_database(template="template0")
+    with PostgresqlEngine(server().target(made)).snapshot() as snapshot:
+        assert snapshot.steps() == ()
+    server().drop(made)
+
+
 def test_a_database_with_something_else_is_refused() -> None:
     made = server().new_database(template="template0")
     with server().target(made).connect() as connection:
