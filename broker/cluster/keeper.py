@@ -149,11 +149,11 @@ class Keeper(Deadline):
     async def keep_forever(self) -> None:
         """Renew the lease. Raises FencedError: another node has it, or the store has lost commits."""
         outage = Outage("lease_not_renewed", "lease_renewed_again")
-        while self.held is not None:
+        while (held := self.held) is not None:
             await trio.sleep(self._seconds / 4)
             asked = self._now()
             try:
-                is_held = await self._table.renew(self.held, self._seconds)
+                is_held = await self._table.renew(held, self._seconds)
                 self._latency_seconds = self._now() - asked
             except StoreForkedError as error:
                 self._give_up()
@@ -161,9 +161,11 @@ class Keeper(Deadline):
             except StoreError as error:  # the store is away: if it is for all nodes, nobody takes it over
                 outage.failed(error)
                 continue
+            if self.held is not held:  # it was given back
+                return
             if not is_held:
-                raise await self._fenced(self.held)
-            outage.succeeded(epoch=self.held.epoch)
+                raise await self._fenced(held)
+            outage.succeeded(epoch=held.epoch)
             self._note_renewed(asked)
             with suppress(StoreError):  # the next renewal tells of it
                 self._standbys = await self._table.standbys()
@@ -196,10 +198,10 @@ class Keeper(Deadline):
 
     async def give_back(self) -> None:
         """Have another node serve at once: this one has stopped writing."""
-        if self.held is None:
+        held, self.held = self.held, None
+        if held is None:
             return
         try:
-            await self._table.give_back(self.held)
+            await self._table.give_back(held)
         except StoreError as error:  # it is over soon
             _log.warning("lease_not_given_back", reason=str(error))
-        self.held = None

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
+from typing import Any
 
 import pytest
 import trio
@@ -80,6 +81,27 @@ async def test_a_daemon_that_finds_another_one_serving_ends_with_a_sentence(
         await first.keep_forever()
     assert not isinstance(caught.value, ReplacedError)
     assert not first.is_ahead()
+
+
+async def test_a_lease_that_is_given_back_while_it_is_renewed_is_no_failure(
+    autojump_clock: MockClock, new_keeper: NewKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, asked, answer = new_keeper("a"), trio.Event(), trio.Event()
+    assert await keeper.try_to_take() is not None
+    renew = keeper._table.renew
+
+    async def slow(*of: Any) -> bool:
+        asked.set()
+        await answer.wait()
+        return await renew(*of)
+
+    monkeypatch.setattr(keeper._table, "renew", slow)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.keep_forever)
+        await asked.wait()
+        await keeper.give_back()
+        answer.set()
+    assert keeper.held is None
 
 
 async def test_of_two_daemons_with_one_name_the_later_serves(autojump_clock: MockClock, new_keeper: NewKeeper) -> None:
