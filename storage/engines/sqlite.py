@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,7 +105,17 @@ class SqliteConnection:
             once = "WITH one AS MATERIALIZED (SELECT value FROM json_each(:rows))"
             sql = f"INSERT INTO {table} ({names}) {once} SELECT {', '.join(values)} FROM one"  # noqa: S608
             self._inserts[table] = sql
-        self.execute(sql, {"rows": rows if isinstance(rows, str) else self.encoded(cast("Sequence[Any]", rows))})
+        if isinstance(rows, str):
+            self.execute(sql, {"rows": rows})
+            return
+        records = cast("Sequence[Any]", rows)
+        text = str(self.encoded(records))
+        if "\\u0000" in text:  # at NUL the parser ends a text, as in the payload of a failed message
+            if hasattr(records[0], "__struct_fields__"):
+                records = list(map(attrgetter(*columns), records))
+            self.insert_rows(table, columns, records)
+        else:
+            self.execute(sql, {"rows": text})
 
     def tables(self) -> SqliteTables:
         """For a copy of the whole store."""

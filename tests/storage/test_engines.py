@@ -20,7 +20,7 @@ from storage.engines.postgresql import PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.messages import MessageStore
-from storage.records import AuditFilter, AuditRecord, MessageRow, RollupRow
+from storage.records import AuditFilter, AuditRecord, FailedMessageRow, MessageRow, RollupRow
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
 from storage.rules import RuleState, RuleStore
@@ -87,6 +87,16 @@ def test_every_text_of_a_list_comes_back(store: EngineConnection) -> None:
     for text in _TEXTS:
         assert RollupStore(store).field_key(text) == keys[text]
     assert RollupStore(store).add_fields(_TEXTS) == keys
+
+
+def test_every_payload_of_a_failed_message_comes_back(store: EngineConnection) -> None:
+    """SQLite's parser of JSON ended it at NUL."""
+    rows = [
+        FailedMessageRow(Position(number), DeviceKey(1), Milliseconds(1), "no \\u0000 JSON", text)
+        for number, text in enumerate(_TEXTS, 1)
+    ]
+    store.insert_many("failed_message", FailedMessageRow.__struct_fields__, rows)
+    assert MessageStore(store).failed(DeviceKey(1), offset=0, limit=100) == (rows[::-1], len(rows))
 
 
 def test_texts_are_in_the_order_of_their_bytes(store: EngineConnection) -> None:
