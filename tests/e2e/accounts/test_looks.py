@@ -243,14 +243,24 @@ def test_a_page_has_no_overflow_and_no_findings_of_axe(
     person: Person, lead_to: Callable[[Person], None], screenshots: Path | None, node_folder: Path
 ) -> None:
     lead_to(person)
-    assert measured(person.browser) == []
-    for name, (size, dark) in LOOKS.items():
-        person.browser.show(size, dark=dark)
-        if screenshots is not None:
-            person.browser.screenshot(screenshots / f"{lead_to.__name__}.{name}.png")
-        assert person.browser.overhang() == 0, name
-        if size == PHONE:  # the findings of axe do not depend on the size
-            assert findings(person.browser, node_folder, dark=dark) == [], name
+    assert faults(person.browser, node_folder, lead_to.__name__, screenshots) == []
+
+
+def faults(browser: Chromium, node_folder: Path, name: str, screenshots: Path | None) -> list[str]:
+    """Those of the layout at each width, and those that axe finds, light and dark, on a phone.
+
+    The findings of axe do not depend on the size, and only colors differ in the dark
+    (tests/protocols/http/accounts/test_style.py).
+    """
+    wrong = measured(browser)
+    if screenshots is not None:
+        for look, (size, dark) in LOOKS.items():
+            browser.show(size, dark=dark)
+            browser.screenshot(screenshots / f"{name}.{look}.png")
+    for dark in (False, True):
+        browser.show(PHONE, dark=dark)
+        wrong += [f"{'dark' if dark else 'light'}: {one}" for one in findings(browser, node_folder, dark=dark)]
+    return [f"{name}: {one}" for one in wrong]
 
 
 def findings(browser: Chromium, node_folder: Path, *, dark: bool) -> list[str]:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-from tests.browser import DESKTOP, LOOKS, PHONE
+from tests.browser import DESKTOP
 from tests.daemon import LIGHT_TYPE
-from tests.e2e.accounts.test_looks import findings
+from tests.e2e.accounts.test_looks import faults
 from tests.e2e.console.test_developer import go
 from tests.e2e.console.user import User
 
@@ -45,12 +45,5 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(ada: User, screenshots: P
         ada.sees(words, "#page")
         if words.startswith(("Not found", "no cloud")):
             ada.was_refused(404 if "found" in words else 409)
-        for name, (size, dark) in LOOKS.items():
-            ada.browser.show(size, dark=dark)
-            if screenshots is not None:
-                ada.browser.screenshot(screenshots / f"{path.strip('/').replace('/', '_')}.{name}.png")
-            if ada.browser.overhang():
-                wrong.append(f"{path}, {name}: wider than the screen")
-            if size == PHONE:
-                wrong += [f"{path}, {name}: {one}" for one in findings(ada.browser, node_folder, dark=dark)]
+        wrong += faults(ada.browser, node_folder, path.strip("/").replace("/", "_"), screenshots)
     assert wrong == [], "\n".join(wrong)

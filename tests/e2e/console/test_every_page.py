@@ -89,11 +89,16 @@ def test_every_page_is_measured() -> None:
 
 @pytest.mark.parametrize("email", [MEMBER, VIEWER, PLAIN])
 def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: Content, email: str) -> None:
-    """This opens all pages as a developer, a viewer and a person without a role; an administrator's are below."""
+    """This opens the pages as a developer, a viewer and a person without a role; an administrator's are below.
+
+    People with and without a role share what is below /console: one of them opens all of it.
+    """
     person = full.user(chromium, email)
     ids = full.ids | full.of[email]
     wrong = []
     for route, path in [(route, path) for route, visits in VISITS.items() for path in visits]:
+        if route.startswith(f"{HOME}/") and email != PLAIN:
+            continue
         opened = path.format_map(ids)
         person.browser.open(person.origin + opened)
         person.eventually(lambda: not person.browser.driver.find_elements("css selector", "[aria-busy]"))

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.browser import DESKTOP, LOOKS, PHONE
+from tests.browser import DESKTOP, PHONE
 from tests.daemon import device_id
-from tests.e2e.accounts.test_looks import findings
-from tests.e2e.console.measures import measured
+from tests.e2e.accounts.test_looks import faults, findings
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
 
@@ -102,15 +101,7 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(
     for lead_to in PAGES:
         ada.browser.show(DESKTOP, dark=False)
         lead_to(ada)
-        wrong += [f"{lead_to.__name__}: {one}" for one in measured(ada.browser)]
-        for name, (size, dark) in LOOKS.items():
-            ada.browser.show(size, dark=dark)
-            if screenshots is not None:
-                ada.browser.screenshot(screenshots / f"{lead_to.__name__}.{name}.png")
-            if ada.browser.overhang():
-                wrong.append(f"{lead_to.__name__}, {name}: wider than the screen")
-            if size == PHONE:  # the findings of axe do not depend on the size
-                wrong += [f"{lead_to.__name__}, {name}: {one}" for one in findings(ada.browser, node_folder, dark=dark)]
+        wrong += faults(ada.browser, node_folder, lead_to.__name__, screenshots)
     assert wrong == [], "\n".join(wrong)
 
 
