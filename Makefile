@@ -44,8 +44,9 @@ lint: $(VENV)/.installed-test
 check:
 	$(BESIDE) lint unit
 
+# UNITS are the files and folders; all, if it is empty.
 unit: $(VENV)/.compiled-test
-	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily)
+	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
 
 both: $(VENV)/.compiled-test
 	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily tests/storage tests/broker)
