@@ -6,21 +6,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import pytest
 
-from broker.secrets import Vault
-from protocols.operation.key_file import KeyFile
-from tests.daemon import USER_TOKEN, bearer, device_id, run_command
+from tests.daemon import USER_TOKEN, bearer, command_output, device_id, run_command, write_world
 from tests.e2e.test_reload import Supervisor
-from tests.e2e.test_standby import FENCED, Node, wait_until
+from tests.e2e.test_standby import FENCED, Load, Node, wait_until
 from tests.postgresql import Server, server
 
 #: The connections of psycopg that a stop leaves, and sockets of httpx.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+PATIENCE_OF_TESTS: Final = 30.0
 PATIENCE_SECONDS: Final = 5.0  # as long as it is by default
 AWAY = (503, "waits: the database does not answer\n")
 STANDS_BY = (503, "stands by: another node serves\n")
@@ -41,10 +41,12 @@ def own() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("key") / "key"
-    KeyFile(found).write(Vault.new_key())
-    return found
+def key(own: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The key of the store, in which Ada has four lights."""
+    folder = tmp_path_factory.mktemp("provisioned") / "world"
+    config, file = write_world(folder, devices=4, settings=f'[storage]\nurl = "{own.url("store")}"\n')
+    command_output("provision", file, "--config", config)
+    return folder / "state" / "key"
 
 
 @pytest.fixture
@@ -128,6 +130,37 @@ def test_the_server_restarts_under_a_daemon_that_stands_by(own: Server, nodes: t
         assert a.status() == FENCED
     assert b.daemon.stop() == 0
     assert b.log().count(" database_away ") == 1
+
+
+def test_two_daemons_lose_nothing_while_the_server_restarts(own: Server, nodes: tuple[Node, Node]) -> None:
+    """paho, websocket-client and curl send all the time. One of the two serves afterwards, and all is stored once."""
+    a, b = nodes
+    a.start()
+    b.begin()
+    is_ready(b, STANDS_BY)
+    with Load(nodes) as load:
+        for mode in ("fast", "immediate"):
+            own.stop(mode)
+            own.start()
+            began = time.monotonic()
+            wait_until(lambda: SERVES in map(ready, nodes), "one serves")
+            wait_until(
+                lambda since=began: all(client.acknowledged[-1][0] > since for client in load.clients),  # type: ignore[misc]
+                "all clients are acknowledged again",
+                2 * PATIENCE_OF_TESTS,
+            )
+            wait_until(partial(one_serves, nodes), "one serves, and the other one stands by", 2 * PATIENCE_OF_TESTS)
+    load.check(a if ready(a) == SERVES else b)
+
+
+def one_serves(nodes: tuple[Node, Node]) -> bool:
+    """Whether the other one stands by. One whose place was taken has ended, and is started again as systemd would."""
+    for node in nodes:
+        assert node.daemon.process is not None
+        if (status := node.daemon.process.poll()) is not None:
+            assert status == FENCED
+            node.begin()
+    return sorted(map(ready, nodes)) == [SERVES, STANDS_BY]
 
 
 def test_while_the_server_stands_still_front_ends_answer_within_the_patience(
