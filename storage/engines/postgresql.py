@@ -157,6 +157,8 @@ class Contact:
         self.patience_seconds = patience_seconds
         #: Since when; None: it can.
         self.lost_at: float | None = None
+        #: The server takes what is sent and does not answer: nothing is asked through an open connection either.
+        self.stands_still = False
         self._error: StoreUnreachableError | None = None  # of the latest try
         self._tried_at = 0.0  # when that ended
         self._took = 0.0  # how long it took
@@ -184,6 +186,7 @@ class Contact:
 
     def found(self) -> None:
         self.lost_at = self._error = None
+        self.stands_still = False
         self._took = 0.0
 
     def failed(self, error: StoreUnreachableError, seconds: float) -> None:
@@ -576,7 +579,8 @@ class PostgresqlConnection:
         """Raises StoreUnreachableError: not within the patience; StoreForkedError."""
         if self._engine.history.forked is not None:
             raise StoreForkedError(self._engine.history.forked)
-        if not self._connection.closed and not self._connection.broken:
+        is_open = not self._connection.closed and not self._connection.broken
+        if is_open and not self._engine.contact.stands_still:
             return
         if self._is_ended:
             raise StoreError("the connection is closed")
@@ -779,6 +783,7 @@ class PostgresqlEngine:
         since = min((one.waits_since or time.monotonic() for one in connections), default=time.monotonic())
         self.contact.lost(since)
         self.contact.failed(StoreAwayError(f"{self.target}: the server does not answer"), time.monotonic() - since)
+        self.contact.stands_still = True
 
     def new_name(self) -> str:
         """A name for one more connection of this process."""
