@@ -49,7 +49,7 @@ unit: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
 
 both: $(VENV)/.compiled-test
-	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily tests/storage tests/broker)
+	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily tests/storage tests/broker tests/protocols/cli tests/protocols/operation tests/protocols/doctor)
 
 test:
 	$(BESIDE) lint tests

@@ -59,6 +59,25 @@ def test_nobody_hears_of_a_commit_by_a_closure() -> None:
     assert [str(path) for path in files if passing.search(path.read_text(encoding="utf-8"))] == []
 
 
+def test_each_test_that_is_left_out_over_postgresql_says_why() -> None:
+    """By one marker, with a reason in words; no test skips itself by the engine of the run."""
+    marks, reasons, others = list[str](), list[str](), list[str]()
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.sqlite":
+                marks.append(f"{path}:{node.lineno}")
+            elif isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called == "pytest.mark.sqlite":
+                    reasons += [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+                elif called in {"pytest.skip", "pytest.mark.skipif"} and re.search(r"\bENGINE\b", ast.unparse(node)):
+                    others.append(f"{path}:{node.lineno}")
+    assert len(reasons) > 20
+    assert len(reasons) == len(marks)  # none stands without
+    assert [reason for reason in reasons if len(reason.split()) < 2] == []
+    assert others == []
+
+
 def test_what_the_architecture_names_exists() -> None:
     text = ARCHITECTURE.read_text(encoding="utf-8")
     named = _NAMED.findall(text)
