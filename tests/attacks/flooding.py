@@ -4,6 +4,7 @@ import os
 import selectors
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 _PAUSE_SECONDS = 0.05  # before a connection that was closed or refused is opened again
@@ -32,23 +33,30 @@ class Flooder:
 
 def flood(address: tuple[str, int], hellos: list[bytes], data: bytes) -> None:
     """Flood from one connection for each hello; a connection that is closed is opened again. Never returns."""
+    flood_each(address, [(hello, data) for hello in hellos])
+
+
+def flood_each(address: tuple[str, int], senders: Sequence[tuple[bytes, bytes]], *, waits: bool = False) -> None:
+    """As `flood`, where each connection has data of its own. `waits`: it sends them again when an answer has come."""
     os.nice(10)  # an attacker is not on the daemon's machine, and takes no processor from it
     chosen = selectors.DefaultSelector()
-    again: list[tuple[float, bytes]] = [(0.0, hello) for hello in hellos]
+    wanted = selectors.EVENT_READ if waits else selectors.EVENT_READ | selectors.EVENT_WRITE
+    again: list[tuple[float, tuple[bytes, bytes]]] = [(0.0, sender) for sender in senders]
     while True:
         while again and again[0][0] <= time.monotonic():
-            _, hello = again.pop(0)
+            _, sender = again.pop(0)
             try:
-                flooder = Flooder(address, hello, data)
-                chosen.register(flooder.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, (flooder, hello))
+                flooder = Flooder(address, *sender)
+                flooder.send()
+                chosen.register(flooder.socket, wanted, (flooder, sender))
             except OSError:
-                again.append((time.monotonic() + _PAUSE_SECONDS, hello))
+                again.append((time.monotonic() + _PAUSE_SECONDS, sender))
         for key, events in chosen.select(_PAUSE_SECONDS):
-            flooder, hello = key.data
+            flooder, sender = key.data
             try:
                 if events & selectors.EVENT_READ:
                     flooder.read()
-                if events & selectors.EVENT_WRITE:
+                if waits or events & selectors.EVENT_WRITE:
                     flooder.send()
             except BlockingIOError:
                 pass
@@ -56,7 +64,7 @@ def flood(address: tuple[str, int], hellos: list[bytes], data: bytes) -> None:
                 chosen.unregister(flooder.socket)
                 with suppress(OSError):
                     flooder.socket.close()
-                again.append((time.monotonic() + _PAUSE_SECONDS, hello))
+                again.append((time.monotonic() + _PAUSE_SECONDS, sender))
 
 
 def ask_each(address: tuple[str, int], requests: list[bytes]) -> None:

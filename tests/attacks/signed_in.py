@@ -139,7 +139,7 @@ def world(folder: Path, *, messages: int, settings: str = "") -> Iterator["World
     others = enumerate(zip(_OTHER_TOKENS, _OTHER_DEVICES, strict=True), start=1)
     file.write_text(
         _USER
-        + "".join(_DEVICE.format(id=one, number=n, token=_device_token(n)) for n, one in devices)
+        + "".join(_DEVICE.format(id=one, number=n, token=eves_token(n)) for n, one in devices)
         + "".join(_OTHERS.format(number=n, token=token, device=one) for n, (token, one) in others)
     )
     command_output("provision", file, "--config", daemon.config)
@@ -171,7 +171,7 @@ def _write_log(store: Path, messages: int, start_ms: int, end_ms: int) -> None:
     make_index(store)
 
 
-def _device_token(number: int) -> str:
+def eves_token(number: int) -> str:
     return f"{0x9000 + number:032x}"
 
 
@@ -429,7 +429,7 @@ def _long_tlv(world: World) -> Callable[[], None]:
     management = {"devicePropertiesEnabled": True}
     assert "data" in world.call("PUT", f"/devicemgmt/devicetypes/{LIGHT_TYPE}", management, USER_TOKEN)
     address = world.daemon.host_port("lwm2m_tcp")
-    return partial(answer_with_tlv, address, [(one, _device_token(n)) for n, one in enumerate(EVES_DEVICES[:10])])
+    return partial(answer_with_tlv, address, [(one, eves_token(n)) for n, one in enumerate(EVES_DEVICES[:10])])
 
 
 OTHER_CASES: Final[Mapping[str, Callable[[World], Callable[[], None]]]] = {

@@ -115,7 +115,9 @@ def _all(seconds: int, engine: str) -> None:
 def _replay(name: str, files: list[Path]) -> None:
     with _runner(name, 1.0) as run:
         for path in files:
-            run(path.read_bytes())
+            from tests.fuzz.target import CORPUS, example
+
+            run(example(path) if CORPUS in path.resolve().parents else path.read_bytes())
             print(f"{path}: no fault", flush=True)
 
 

@@ -68,7 +68,7 @@ from protocols.http.rest.approved_lists import _csv as csv_of_form
 from storage.keys import Milliseconds
 from tests.broker.rules.language.rule_world import WORLD, FakeView
 from tests.factories import NOW_MS
-from tests.fuzz.target import Target
+from tests.fuzz.target import CORPUS, Target, example
 
 # --- Values of devices ---------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ def certificates(data: bytes) -> None:
 
 @cache
 def _authority() -> x509.Certificate:
-    return x509.load_pem_x509_certificate((Path(__file__).parent / "corpus/certificates/authority.pem").read_bytes())
+    return x509.load_pem_x509_certificate(example(CORPUS / "certificates/authority.pem"))
 
 
 @cache

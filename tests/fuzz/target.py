@@ -44,7 +44,12 @@ class Target:
     longest: int = INPUT_BYTES
 
     def corpus(self) -> list[bytes]:
-        return [path.read_bytes() for path in sorted((CORPUS / self.name).iterdir())]
+        return [example(path) for path in sorted((CORPUS / self.name).iterdir())]
+
+
+def example(path: Path) -> bytes:
+    """An example of the corpus. The repository has no binary files: it is a line with the escapes of Python."""
+    return path.read_bytes().removesuffix(b"\n").decode("unicode_escape").encode("latin-1")
 
 
 class Watch:
