@@ -692,11 +692,12 @@ _HEAD: Final = "SELECT head FROM given"
 def _insert(table: str, columns: Sequence[str], types: Mapping[str, str], *, shifted: bool = False) -> str:
     """The insertion of arrays, one for each column. `shifted`: of the log, at the positions that are given."""
     names = ", ".join(map(quoted, columns))
-    arrays = ", ".join(f"%s::{ARRAYS[types[name]][0]}" for name in columns)
+    # One after the other: as a table, `unnest` would first write a store of each array.
+    arrays = ", ".join(f"unnest(%s::{ARRAYS[types[name]][0]}) AS {quoted(name)}" for name in columns)
     values = [f"{quoted(name)}::json" if types[name] == "json" else quoted(name) for name in columns]
     if shifted:
         values[0] = f"{values[0]} + given.head - %s"
-    rows = f"unnest({arrays}) AS rows ({names}){', given' if shifted else ''}"
+    rows = f"(SELECT {arrays}) AS rows{', given' if shifted else ''}"
     return f"INSERT INTO {quoted(table)} ({names}) SELECT {', '.join(values)} FROM {rows}"  # noqa: S608 - constants
 
 
