@@ -246,7 +246,8 @@ async def test_a_try_to_connect_with_a_server_that_stands_still_has_an_end(
 
 
 async def test_a_server_that_stands_still_is_refused_within_the_patience() -> None:
-    """SIGSTOP of all its processes, in the middle of commits and reads."""
+    """SIGSTOP of all its processes, in the middle of commits and reads. A read that has waited for others may try to
+    connect next, which takes half of the patience."""
     own = Server(Path(server().folder) / "still")
     own.folder.mkdir()
     own.make()
@@ -285,7 +286,7 @@ async def test_a_server_that_stands_still_is_refused_within_the_patience() -> No
     finally:
         own.stop("immediate")
     print(f"longest: {longest:.2f} s")  # noqa: T201 - with -s
-    assert longest <= patience + 0.5
+    assert longest <= 1.5 * patience + 0.5
 
 
 async def test_the_event_loop_asks_the_server_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

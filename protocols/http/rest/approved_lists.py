@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, convert
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data as PartData
 from werkzeug.sansio.multipart import Epilogue, MultipartDecoder, NeedData
@@ -339,7 +340,7 @@ def _csv(body: bytes, content_type: str) -> bytes:
         decoder.receive_data(body)
         decoder.receive_data(None)
         parts = dict(_parts(decoder))
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RequestEntityTooLarge) as error:  # the last one: too many parts
         raise BadRequest from error
     if _FILE not in parts:
         raise ValidationFailed.of(_FILE, REQUIRED)
