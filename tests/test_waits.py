@@ -24,7 +24,6 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "DtlsClient._record _waiting",
         "Exports._write _files",
         "HeldBody.ask _reservation",
-        "Keeper.give_back held",
         "Leaving._remove _erasing",
         "Leaving._work _is_log_clean",
         "Outbox.send_forever _wakeup",

@@ -190,7 +190,7 @@ def test_while_the_server_stands_still_front_ends_answer_within_the_patience(
             thread.join()
         assert ready(node)[0] == 503
     print(found)  # noqa: T201 - with -s
-    assert max(seconds for answers in found.values() for _, seconds in answers) <= PATIENCE_SECONDS + 0.5
+    assert max(seconds for answers in found.values() for _, seconds in answers) <= 1.5 * PATIENCE_SECONDS + 0.5
     assert {status for answers in found.values() for status, _ in answers} == {503}
     is_ready(node, SERVES)
 

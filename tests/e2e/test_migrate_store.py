@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -194,6 +195,8 @@ def test_what_is_refused(daemon: Daemon, url: str, tmp_path: Path) -> None:
         daemon_on_another_machine.write_config()
         (tmp_path / "other").mkdir(exist_ok=True)
         use(daemon_on_another_machine, url)
+        daemon_on_another_machine.state.mkdir(mode=0o700)
+        shutil.copy2(daemon.state / "key", daemon_on_another_machine.state / "key")
         said = refused(daemon_on_another_machine, str(tmp_path / "copy.sqlite"))
         assert "of a daemon are open: stop it first" in said
     finally:

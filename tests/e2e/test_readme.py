@@ -103,6 +103,8 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "operate/several-machines: The database 1": "makes a role; tests/postgresql.py makes the database",
     "operate/several-machines: The database 2": "makes a role; tests/protocols/cli/test_commands.py runs the demo so",
     "operate/several-machines: Both machines 1": settings_load,
+    "operate/several-machines: Both machines 2": "needs root; tests/test_systemd.py checks the file",
+    "operate/several-machines: Failover of the database 1": settings_load,
     "operate/troubleshooting: Doctor 1": examined,
 }
 

@@ -47,7 +47,8 @@ def name() -> Iterator[str]:
 def bouncer(database: str, mode: str, *, adds_host: int = 0) -> Iterator[str]:
     """The address of the database behind PgBouncer."""
     program = require_program("pgbouncer")
-    with TemporaryDirectory() as name, socket.socket() as free:
+    # The server's user reads it: not in the folder of the tests, which may be closed to others.
+    with TemporaryDirectory(dir=server().folder) as name, socket.socket() as free:
         folder = Path(name)
         folder.chmod(0o755)
         free.bind(("127.0.0.1", 0))
