@@ -99,13 +99,16 @@ def remove_store(settings: Settings) -> None:
 
 @contextmanager
 def store_of(settings: Settings, *, read_only: bool = False, has_references: bool = True) -> Iterator[EngineConnection]:
-    """A connection to the store, in a transaction that is committed at the end."""
+    """A connection to the store, in a transaction that is committed at the end, unless it only reads."""
     with closing(engine_of(settings).open(read_only=read_only)) as connection:
         if not has_references:
             lift_references(connection)
         connection.begin(write=not read_only)
         yield connection
-        connection.commit()
+        if read_only:
+            connection.rollback()  # on PostgreSQL a commit notes its number
+        else:
+            connection.commit()
 
 
 def note_step(store: StoreConnection, name: str) -> None:

@@ -25,7 +25,9 @@ def statistics(as_json: bool, config: Path | None) -> None:
             click.echo(f"  {name.replace('_', ' '):<26}{_text(name, value):>16}")
 
 
-def _text(name: str, value: float | list[str]) -> str:
+def _text(name: str, value: float | str | list[str]) -> str:
+    if isinstance(value, str):
+        return value
     if isinstance(value, list):
         return ", ".join(value) or "none"
     if isinstance(value, bool):

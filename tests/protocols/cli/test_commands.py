@@ -487,6 +487,23 @@ def test_a_daemon_of_another_version_is_named(
     assert (done.returncode, "of another version than this program" in one_line(done)) == (1, True)
 
 
+def test_each_kind_of_statistic_is_printed(tmp_path: Path) -> None:
+    config = tmp_path / "trunkline.toml"
+    config.write_text(configuration(f'state_dir = "{tmp_path}/s"\n', tmp_path / "s"))
+    node = {"node": "left.7", "lease_epoch": 1200, "standbys": ["right.8"], "is_first": True, "log_bytes": 2**20}
+    with daemon_that_answers(tmp_path / "s", json.dumps({"data": {"node": node}}).encode()):
+        done = trunkline("statistics", "--config", config)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
+        "node",
+        "node left.7",
+        "lease epoch 1,200",
+        "standbys right.8",
+        "is first yes",
+        "log bytes 1.0 MiB",
+    ]
+
+
 def test_a_daemon_says_what_it_does_not_know_with_its_version(running: Daemon) -> None:
     for command, arguments in (("device sing", {}), ("device list", {"sorted": True})):
         with pytest.raises(ControlFailedError, match=r"the running daemon, Trunkline \S+ \(.*schema \d+\), does not"):
