@@ -2,7 +2,8 @@
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 #   Both take ENGINE=postgresql: the same tests over a database of PostgreSQL, whose server they start
-# make both   the tests of stores and of the broker over PostgreSQL, and those of its engine
+# make both   the tests of stores and of the broker over PostgreSQL, those of its engine, and those of the daemon with its
+#             store and its clients
 # make again  the tests that failed last, at most three, one after the other
 # make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
@@ -48,8 +49,13 @@ check:
 unit: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
 
+# Of the tests with the real daemon, those in which its store matters.
+BOTH = tests/storage tests/broker $(addprefix tests/protocols/,cli operation doctor) \
+  $(patsubst %,tests/e2e/test_%.py,audit backup coap commands connections events kill lasting_sessions leaving limits \
+  lwm2m mosquitto mqtt reload rules secrets stop subscriptions websocket will_kills)
+
 both: $(VENV)/.compiled-test
-	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily tests/storage tests/broker tests/protocols/cli tests/protocols/operation tests/protocols/doctor)
+	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH))
 
 test:
 	$(BESIDE) lint tests
