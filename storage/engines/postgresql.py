@@ -8,7 +8,6 @@ a commit may be in doubt: each one leaves its number in `batch`, and a new conne
 """
 
 import json
-import os
 import socket
 import time
 from collections import Counter
@@ -614,18 +613,17 @@ class PostgresqlConnection:
                 self._engine.history.check(connection, target)
                 if not self._read_only:
                     _end_former(connection, self.name)
+            self._socket = target.other_socket(connection)
         except psycopg.Error as error:
             connection.close()
             kind = StoreAwayError if is_away(error) else StoreUnreachableError
-            raise kind(f"{target}: {error}") from error
+            raise kind(f"{target}: {target.without_secret(' '.join(str(error).split()))}") from error
         except StoreError:
             connection.close()
             raise
         connection.prepare_threshold = _PREPARED_FROM
         connection.prepared_max = _PREPARED_MOST
         self._cursor = connection.cursor()
-        # Of its own, because the library closes the other one, whose number another connection may get.
-        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         return connection
 
     def _store_error(self, error: psycopg.Error) -> StoreError:

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import psycopg
 from psycopg import conninfo
@@ -120,8 +119,7 @@ class Target:
         Raises StoreAwayError: it has taken longer.
         """
         has_ended = threading.Event()
-        # Of its own, because the library closes the other one, whose number another connection may get.
-        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        with self.other_socket(connection) as copy:
 
             def end() -> None:
                 has_ended.set()
@@ -140,6 +138,14 @@ class Target:
             finally:
                 timer.cancel()
                 timer.join()
+
+    def other_socket(self, connection: Connection) -> socket.socket:
+        """The socket of a connection under another number: the library closes its own one, whose number another
+        connection may get. Raises StoreAwayError: there is no free descriptor."""
+        try:
+            return socket.socket(fileno=os.dup(connection.fileno()))
+        except OSError as error:
+            raise StoreAwayError(f"{self}: {error.strerror or error}") from error
 
     def _unreachable(self, error: psycopg.Error) -> StoreUnreachableError:
         return (StoreAwayError if is_away(error) else StoreUnreachableError)(self._explained(error))
@@ -175,10 +181,10 @@ class Target:
         return f"createdb --template template0 --encoding UTF8 --locale C --owner {user} {database}"
 
     def without_secret(self, text: str) -> str:
-        """The text without the password of the address."""
-        password = self._parsed().get("password")
-        for secret in filter(None, (password, quote(password or "", safe=""))):
-            text = text.replace(secret, "…")
+        """The text without the passwords of the address, however they are written there."""
+        given = self._parsed()
+        for secret in filter(None, (given.get("password"), given.get("sslpassword"))):
+            text = re.sub("".join(map(_spellings, secret)), "…", text)
         return text
 
     def __str__(self) -> str:
@@ -190,6 +196,11 @@ class Target:
         ports += [ports[-1]] * (len(hosts) - len(ports))
         where = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
         return f"postgresql://{user}{where}/{given.get('dbname') or ''}"
+
+
+def _spellings(character: str) -> str:
+    """A pattern for a character in an address: as it is, or as the hexadecimal digits of its bytes."""
+    return f"(?:{re.escape(character)}|(?i:{''.join(f'%{byte:02x}' for byte in character.encode())}))"
 
 
 @contextmanager

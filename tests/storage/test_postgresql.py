@@ -1,5 +1,6 @@
 """PostgreSQL as the engine: connections that break, commits in doubt, refusals with their reason, and the steps."""
 
+import errno
 import os
 import re
 import secrets
@@ -626,6 +627,35 @@ def test_a_password_is_in_no_message(tmp_path: Path) -> None:
         assert "wr%2Fong" not in said
         assert "wr/ong" not in said
     assert "storage.password_file" in refusal("postgresql://u@h/x", password_file=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:a%2Fb%20s3%C3%A9@h/db",
+        "postgresql://u:a%2fb%20%733%c3%A9@h/db",
+        "host=h user=u password='a/b s3é'",
+        "postgresql://u@h/db?sslkey=/k&sslpassword=a%2Fb%20s3%c3%a9",
+    ],
+)
+def test_a_password_is_hidden_however_the_address_spells_it(url: str) -> None:
+    hidden = Target(url).without_secret(url)
+    assert "…" in hidden
+    for part in ("s3", "733", "%2f", "%2F", "/b", "a9", "A9"):
+        assert part not in hidden
+    assert Target(url).without_secret("a/b s3é is wrong") == "… is wrong"
+
+
+def test_without_a_free_descriptor_the_store_is_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = PostgresqlEngine(server().target(name))
+    engine.migrate()
+
+    def dup(_number: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "dup", dup)
+    with pytest.raises(StoreAwayError, match="Too many open files"):
+        engine.open(read_only=True)
 
 
 def test_a_wrong_password_is_named(tmp_path: Path) -> None:
