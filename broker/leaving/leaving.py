@@ -112,7 +112,8 @@ class Leaving:
         finally:
             self._waiting.remove(stages)
 
-    async def _work(self) -> None:
+    async def _work(self) -> bool:
+        """Whether something is left to do."""
         leaving = await self._database.read(lambda tx: tx.leaving.all())
         self._under_way = len(leaving)
         for one in leaving:
@@ -126,6 +127,10 @@ class Leaving:
                 self._under_way -= 1
         if not self._is_log_clean:
             self._is_log_clean = await self._database.forget_log()
+            if not self._is_log_clean:  # somebody reads in it
+                await self._wakeup.wait(_RETRY_SECONDS)
+                return True
+        return False
 
     async def _remove(self, one: LeavingRecord) -> None:
         while True:

@@ -1,6 +1,8 @@
 """A user who is deleted is in no file of the state directory, also after a kill, and in no later backup."""
 
+import sqlite3
 import tarfile
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -80,6 +82,24 @@ async def test_a_command_removes_a_user_from_every_file_while_the_daemon_runs(da
         audit = command_output("audit", "--json", "--config", daemon.config)
         assert ADA in audit
         assert ADA_EMAIL not in audit
+    finally:
+        daemon.stop()
+
+
+@pytest.mark.sqlite("the log of SQLite's file")
+async def test_who_reads_the_file_keeps_a_user_in_its_log_no_longer_than_that(daemon: Daemon) -> None:
+    daemon.start()
+    try:
+        live(daemon)
+        await until_mailed(daemon)
+        with closing(sqlite3.connect(daemon.state / "store.sqlite")) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM user").fetchone()
+            command_output("user", "delete", ADA_EMAIL, "--yes", "--even-last-administrator", "--config", daemon.config)
+            assert left(daemon)
+        with trio.fail_after(30):
+            while left(daemon):
+                await trio.lowlevel.checkpoint()
     finally:
         daemon.stop()
 
