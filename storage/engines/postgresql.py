@@ -10,10 +10,8 @@ a commit may be in doubt: each one leaves its number in `batch`, and a new conne
 import json
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, fields
 from itertools import count
 from operator import attrgetter
 from secrets import token_hex
@@ -28,6 +26,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.sql import Literal
 
 from storage.damage import Damage
+from storage.engines.postgresql_contact import Contact
 from storage.engines.postgresql_history import ServerHistory
 from storage.engines.postgresql_partitions import Partitions
 from storage.engines.postgresql_schema import (
@@ -69,9 +68,6 @@ _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 #: Numbers of commits that are kept: of each, one is ever looked for.
 _BATCHES_KEPT: Final = 1_000
-#: A try that takes longer than this is not repeated at once, when the patience is over.
-_LONG_SECONDS: Final = 0.5
-_TRY_SECONDS: Final = 1.0
 #: The former session of a connection has this long to end.
 _FORMER_SECONDS: Final = 1.5
 _FULL: Final = "53100"
@@ -134,83 +130,6 @@ class _Columns:
     def learn(self, table: str, types: dict[str, str]) -> None:
         with self._lock:
             self._of[table] = types
-
-
-@dataclass(frozen=True, slots=True)
-class ContactStatistics:
-    """Since the start. `waits`: how often a work waited for a new connection."""
-
-    connections_lost: int
-    commits_in_doubt: int
-    waits: int
-
-
-class Contact:
-    """Whether the server can be reached, as all connections of a store have found.
-
-    While it cannot, each connection tries for the patience. After that one of them tries at a time, and the others fail
-    at once, also for a moment after a try that has taken long.
-    """
-
-    def __init__(self, patience_seconds: float) -> None:
-        self.patience_seconds = patience_seconds
-        #: Since when; None: it can.
-        self.lost_at: float | None = None
-        #: The server takes what is sent and does not answer: nothing is asked through an open connection either.
-        self.stands_still = False
-        self._error: StoreUnreachableError | None = None  # of the latest try
-        self._tried_at = 0.0  # when that ended
-        self._took = 0.0  # how long it took
-        self._trying = Lock()
-        self._counting = Lock()
-        self._counts: Counter[str] = Counter()
-
-    @property
-    def connect_seconds(self) -> float:
-        """How long a try may take. Whoever waits for it has the patience only."""
-        return self.patience_seconds / 2
-
-    def lost(self, since: float | None = None) -> None:
-        """`since`: the server has not answered since then, by time.monotonic."""
-        if self.lost_at is None:
-            self.lost_at = time.monotonic() if since is None else since
-
-    def count(self, what: str) -> None:
-        """Count one of `ContactStatistics`."""
-        with self._counting:
-            self._counts[what] += 1
-
-    def statistics(self) -> ContactStatistics:
-        return ContactStatistics(**{one.name: self._counts[one.name] for one in fields(ContactStatistics)})
-
-    def found(self) -> None:
-        self.lost_at = self._error = None
-        self.stands_still = False
-        self._took = 0.0
-
-    def failed(self, error: StoreUnreachableError, seconds: float) -> None:
-        """A try has failed, which took so long."""
-        self.lost()
-        self._error, self._tried_at, self._took = error, time.monotonic(), seconds
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Try to connect within the block. Raises StoreUnreachableError: it is not this one's turn."""
-        if self._error is None or self.seconds_left() > 0:
-            yield
-            return
-        is_soon = self._took > _LONG_SECONDS and time.monotonic() - self._tried_at < _TRY_SECONDS
-        if is_soon or not self._trying.acquire(blocking=False):
-            raise type(self._error)(str(self._error)) from self._error
-        try:
-            yield
-        finally:
-            self._trying.release()
-
-    def seconds_left(self) -> float:
-        """Until the latest beginning of a try that ends within the patience."""
-        lost_at = time.monotonic() if self.lost_at is None else self.lost_at
-        return lost_at + self.patience_seconds - self._took - time.monotonic()
 
 
 class PostgresqlConnection:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Final
 
 import httpx
@@ -30,8 +31,7 @@ SERVES = (200, "ok\n")
 @pytest.fixture(scope="module")
 def own() -> Iterator[Server]:
     """A server of these tests, with an empty database `store`."""
-    found = Server(Path(server().folder) / "late")
-    found.folder.mkdir()
+    found = Server(Path(mkdtemp(prefix="late-", dir=server().folder)))
     found.make()
     found.start()
     found.administration.execute("CREATE DATABASE store TEMPLATE template0")

@@ -12,7 +12,7 @@ from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.metrics.collecting import members
 from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Metric
 from storage.damage import DamageStatistics
-from storage.engines.postgresql import ContactStatistics
+from storage.engines.postgresql_contact import ContactStatistics
 
 #: Counters of each listener, as `protocols/daemon.py` registers them.
 COUNTED = {
