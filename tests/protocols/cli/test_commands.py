@@ -487,7 +487,7 @@ def test_a_daemon_of_another_version_is_named(
     assert (done.returncode, "of another version than this program" in one_line(done)) == (1, True)
 
 
-def test_statistics_are_printed(tmp_path: Path) -> None:
+def test_statistics(tmp_path: Path) -> None:  # a short name: its folder has a socket
     config = tmp_path / "trunkline.toml"
     config.write_text(configuration(f'state_dir = "{tmp_path}/s"\n', tmp_path / "s"))
     node = {"node": "left.7", "lease_epoch": 1200, "standbys": ["right.8"], "is_first": True, "log_bytes": 2**20}
