@@ -50,8 +50,8 @@ from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
 from protocols.operation import systemd
 from protocols.operation.interpreter import (
     collect_garbage_seldom,
+    freeze_objects,
     give_back_large_memory,
-    set_aside_what_stays,
     switch_threads_often,
 )
 from protocols.operation.operating import DaemonMachine
@@ -209,7 +209,7 @@ async def _run(
                 async with trio.open_nursery() as listeners:
                     addresses = await _listen(services, settings, listeners, connections, reloading, contexts)
                     services.core.site.listens_on(addresses)
-                    set_aside_what_stays()
+                    freeze_objects()
                     if hang_ups is not None:  # a signal that came before waits
                         workers.start_soon(reloading.reload_at, hang_ups)
                     systemd.notify("READY=1\nSTATUS=Listening")

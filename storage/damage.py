@@ -23,7 +23,7 @@ _TABLE: Final = re.compile(r"\b(?:FROM|INTO|UPDATE)\s+(\w+)")
 _log = structlog.get_logger(__name__)
 
 
-def help_with_damage() -> str:
+def repair_hint() -> str:
     return f"stop the daemon and run: {shown_command('store salvage')}"
 
 
@@ -56,7 +56,7 @@ class Damage:
             if told_at is not None and now - told_at < _TELL_SECONDS:
                 return
             self._told_at[table] = now
-        _log.error("store_damaged", table=table, reason=reason, help=help_with_damage())
+        _log.error("store_damaged", table=table, reason=reason, help=repair_hint())
 
     def is_met(self) -> bool:
         return bool(self._told_at or self.set_aside)

@@ -396,7 +396,7 @@ class Database:
                 else:
                     self._readers.append(transaction)
 
-    # There are three kinds of writes. Rows are appended by the journal, and `write_with_next` writes what belongs to
+    # There are three kinds of writes. Rows are appended by the journal, and `write_nowait` writes what belongs to
     # them in their transaction. The works of `write` are serial: each reads, decides and writes as if it were alone.
     # Own works (`write_own`) are alone because only the holder of a lease writes what they write.
 
@@ -419,7 +419,7 @@ class Database:
         if self._closed:
             raise StoreError("the store is closed")
         work = conditional(work)
-        job, group = self.write_with_next(work), self.open_group
+        job, group = self.write_nowait(work), self.open_group
         job.held = held
         await group.ended.wait()
         if group.error is not None and not job.is_saved:
@@ -429,9 +429,7 @@ class Database:
         result: T = job.result
         return result
 
-    def write_with_next(
-        self, work: Callable[[Transaction], Any], *, size: int = 0, holder: Holder | None = None
-    ) -> _Work:
+    def write_nowait(self, work: Callable[[Transaction], Any], *, size: int = 0, holder: Holder | None = None) -> _Work:
         """Run `work` in the next group commit, without waiting: for what belongs to rows of the log that were appended
         just now. It is durable when they are. An error of `work` is its own, and nobody is told. `size` is in bytes:
         what a peer can make many of counts for the room that there is (`Journal.has_room`). `holder`: as for
@@ -639,7 +637,7 @@ class Database:
         connection, log = transaction.connection, transaction.messages
         if group.messages and not (group.actions or group.failed or works or missing):
             try:
-                group.base = log.append_alone(group.encoded or group.messages, head=group.head)
+                group.base = log.append_outside_transaction(group.encoded or group.messages, head=group.head)
             except StoreDoubtfulError:
                 self._doubtful = group
                 raise

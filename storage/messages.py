@@ -77,7 +77,7 @@ class MessageStore:
         self.save_head()
         return base
 
-    def append_alone(self, messages: Sequence[MessageRow] | EncodedRows, *, head: Ticket) -> int:
+    def append_outside_transaction(self, messages: Sequence[MessageRow] | EncodedRows, *, head: Ticket) -> int:
         """As `append`, of messages alone, without a transaction around it."""
         base = self._db.insert_log((("message", _MESSAGE, messages),), head=head)
         self._head, self._is_head_saved = Position(head + base), False

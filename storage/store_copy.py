@@ -119,7 +119,7 @@ def copy_rows(
         try:
             return copy.run()
         except _SourceChangedError:
-            copy.begin_anew()
+            copy.restart()
             return copy.run()
 
 
@@ -204,7 +204,7 @@ class _Copy:
             digest.update(_encode(self._from.rows(f"SELECT max(position) FROM {name}", {})))  # noqa: S608 - constants
         return hashlib.sha256(bytes(mid[0])).digest(), digest.digest()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self._connection.rollback()
         with _transaction(self._connection):
             self._into.empty([self._others[shape.name] for shape in reversed(self._shapes)])

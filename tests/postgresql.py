@@ -250,7 +250,7 @@ class _Kept:
         self.connection = engine.open(read_only=False)
         self.is_lent = False
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Empty the tables that have rows. To make a database takes a hundred times as long."""
         self.connection.rollback()
         self.connection.execute("SELECT begin_test_anew(:mid)", {"mid": secrets.token_bytes(32)})
@@ -270,7 +270,7 @@ class _Databases:
         if path not in self._of:
             self._forget(lambda other: not other.parent.exists())  # examples of one test follow each other
             kept = self._free.pop() if self._free else _Kept()
-            kept.begin_anew()
+            kept.restart()
             self._of[path] = kept
         return self._of[path]
 

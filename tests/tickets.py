@@ -26,7 +26,7 @@ def at(ticket: Ticket) -> Position:
 @contextmanager
 def jumping_positions() -> Iterator[None]:
     """Have each commit give its rows positions, as with several nodes: others have taken `JUMP` before each."""
-    numbers, append, append_alone = count(1), MessageStore.append, MessageStore.append_alone
+    numbers, append, append_outside_transaction = count(1), MessageStore.append, MessageStore.append_outside_transaction
 
     def moved(rows: Sequence[Any] | EncodedRows, base: int) -> list[Any]:
         plain = msgspec.json.decode(rows) if isinstance(rows, str) else msgspec.to_builtins(rows)
@@ -44,9 +44,9 @@ def jumping_positions() -> Iterator[None]:
         append(self, moved(messages, base), moved(actions, base), moved(failed, base), head=head + base)
         return base
 
-    def appended_alone(self: MessageStore, messages: Sequence[Any] | EncodedRows, *, head: Ticket) -> int:
+    def appended_outside_transaction(self: MessageStore, messages: Sequence[Any] | EncodedRows, *, head: Ticket) -> int:
         base = JUMP * next(numbers)
-        append_alone(self, moved(messages, base), head=Ticket(head + base))
+        append_outside_transaction(self, moved(messages, base), head=Ticket(head + base))
         return base
 
     if ENGINE == "postgresql":
@@ -54,7 +54,7 @@ def jumping_positions() -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MessageStore, "append", appended)
-        patch.setattr(MessageStore, "append_alone", appended_alone)
+        patch.setattr(MessageStore, "append_outside_transaction", appended_outside_transaction)
         patch.setattr(SqliteConnection, "gives_positions", True)
         yield
 

@@ -251,7 +251,7 @@ class DeviceSessions:
 
     def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object, size: int = 0) -> None:
         if session.is_stored:
-            self._database.write_with_next(partial(work, session.device, *arguments), size=size + WRITE_BYTES)
+            self._database.write_nowait(partial(work, session.device, *arguments), size=size + WRITE_BYTES)
 
     # --- Expiry ---
 

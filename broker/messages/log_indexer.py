@@ -103,5 +103,5 @@ class LogIndexer:
         """Have the entries stored. When that fails, the next ones leave a gap, and the store makes all itself."""
         if self._noted > self._indexed:
             made, behind, upto = self._entries.made, self._indexed, self._noted
-            self._database.write_with_next(lambda tx: tx.messages.add_entries(made, behind, upto), holder=self._lease)
+            self._database.write_nowait(lambda tx: tx.messages.add_entries(made, behind, upto), holder=self._lease)
             self._entries, self._indexed, self._indexed_at = EntryBuilder(), self._noted, trio.current_time()

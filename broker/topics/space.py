@@ -337,7 +337,7 @@ class TopicSpace:
             if (known := self._retained.pop(message.topic, None)) is not None:
                 self._all_retained = None
                 self._count(known, -1)
-                self._database.write_with_next(partial(_forget, message.topic), size=WRITE_BYTES)
+                self._database.write_nowait(partial(_forget, message.topic), size=WRITE_BYTES)
             return
         wanted = RetainedRecord(
             message.topic, message.payload, message.qos, message.properties, message.expires_on, owner
@@ -348,7 +348,7 @@ class TopicSpace:
                 raise refusal
         self._keep(wanted)
         size = _size(wanted) + WRITE_BYTES
-        self._database.write_with_next(lambda tx: tx.mqtt_topics.retain(wanted), size=size)
+        self._database.write_nowait(lambda tx: tx.mqtt_topics.retain(wanted), size=size)
 
     def _lacks_room(self, wanted: RetainedRecord, owner: UserKey) -> TooManyRetained | None:
         """The refusal of a retained message that exceeds a bound once it replaces the present one; else None."""
@@ -390,7 +390,7 @@ class TopicSpace:
             del self._retained[message.topic]
             self._all_retained = None
             self._count(message, -1)
-            self._database.write_with_next(partial(_forget, message.topic))
+            self._database.write_nowait(partial(_forget, message.topic))
         expiries = (one.expires_on for one in self._retained.values() if one.expires_on is not None)
         self._first_expiry = min(expiries, default=math.inf)
 

@@ -85,7 +85,7 @@ class Wills:
             self._wait(will, now + seconds)
         for will in of_connections:
             due_on = Milliseconds(now_ms + will.delay_seconds * 1000)
-            self._database.write_with_next(partial(_wait, will.device, due_on), size=WRITE_BYTES)
+            self._database.write_nowait(partial(_wait, will.device, due_on), size=WRITE_BYTES)
             self._wait(will, now + (will.delay_seconds if has_delays else 0))
 
     def _wait(self, will: WillRecord, due_at: float) -> None:
@@ -100,7 +100,7 @@ class Wills:
 
     def keep_with_next_commit(self, will: WillRecord) -> None:
         """Keep a will in the next commit; see `keep`."""
-        self._database.write_with_next(partial(_keep, will), size=will.size + WRITE_BYTES)
+        self._database.write_nowait(partial(_keep, will), size=will.size + WRITE_BYTES)
 
     def begun(self, device: DeviceKey, is_present: bool) -> None:
         """A connection has begun, with the session that the waiting will belongs to, or with a new one."""
@@ -115,7 +115,7 @@ class Wills:
         """The connection has ended: publish its will at once or after `seconds`, or forget it."""
         if is_due and seconds:
             due_on = Milliseconds(self._core.clock.now_ms() + seconds * 1000)
-            self._database.write_with_next(partial(_wait, device.key, due_on), size=WRITE_BYTES)
+            self._database.write_nowait(partial(_wait, device.key, due_on), size=WRITE_BYTES)
             self._wait(will, trio.current_time() + seconds)
             return
         self._forget(device.key, is_away=False)
@@ -123,7 +123,7 @@ class Wills:
             self._publish(device, will, meter)
 
     def _forget(self, device: DeviceKey, *, is_away: bool) -> None:
-        self._database.write_with_next(lambda tx: tx.mqtt_wills.forget(device, is_away=is_away), size=WRITE_BYTES)
+        self._database.write_nowait(lambda tx: tx.mqtt_wills.forget(device, is_away=is_away), size=WRITE_BYTES)
 
     # --- Publication ---
 

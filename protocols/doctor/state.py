@@ -13,7 +13,7 @@ from config.shown_command import shown_command
 from protocols.doctor.database import look_at_database, look_at_its_room
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.operation.key_file import KeyFile, KeyFileError
-from storage.damage import help_with_damage
+from storage.damage import repair_hint
 from storage.engines import engine_of, may_have_store
 from storage.engines.sqlite_check import check_integrity
 from storage.growth import Growth, growth
@@ -70,7 +70,7 @@ def look_at_store(patient: Patient) -> Iterator[CheckResult]:
         yield CheckResult(
             "store",
             False,
-            f"{patient.store} is damaged ({'; '.join(found.problems)}): restore a backup, or {help_with_damage()}",
+            f"{patient.store} is damaged ({'; '.join(found.problems)}): restore a backup, or {repair_hint()}",
         )
     elif found.is_complete:
         yield CheckResult("store", True, "no damage")

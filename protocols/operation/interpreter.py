@@ -29,7 +29,7 @@ def collect_garbage_seldom() -> None:
     gc.set_threshold(_NEW_CONTAINERS, *gc.get_threshold()[1:])
 
 
-def set_aside_what_stays() -> None:
+def freeze_objects() -> None:
     """Exclude the objects that exist now from garbage collection: a daemon that listens keeps them until it ends."""
     gc.collect()
     gc.freeze()

@@ -20,7 +20,7 @@ from broker.cluster.leases import Leases
 from config.settings import Address, Settings
 from protocols.errors import ListenerError, StateError
 from protocols.operation import systemd
-from protocols.operation.interpreter import set_aside_what_stays
+from protocols.operation.interpreter import freeze_objects
 from protocols.operation.reload import Reloading
 from protocols.streams.inherited import open_tcp
 from protocols.streams.proxy_protocol import ProxyHeaderError, receive_source
@@ -266,7 +266,7 @@ class _Waiting:
         if self.has_begun:
             return
         self.has_begun = True
-        set_aside_what_stays()  # a take-over looks at what is new only
+        freeze_objects()  # a take-over looks at what is new only
         self._nursery.start_soon(self._wait_for_stop)
         self._nursery.start_soon(_feed_watchdog, trio.CancelScope())
         self._nursery.start_soon(self._listen)

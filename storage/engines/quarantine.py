@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from storage.damage import help_with_damage
+from storage.damage import repair_hint
 
 #: The names of tables that were set aside: this, a number, and the name that the table had.
 SET_ASIDE: Final = "damaged_"
@@ -31,7 +31,7 @@ def set_aside_damaged(connection: sqlite3.Connection) -> tuple[str, ...]:
             _set_aside(connection, table, _free_name(table, names))
     found = tuple(sorted(name for name in _table_names(connection) if name.startswith(SET_ASIDE)))
     if found:
-        _log.error("tables_set_aside", tables=found, help=help_with_damage())
+        _log.error("tables_set_aside", tables=found, help=repair_hint())
     return found
 
 

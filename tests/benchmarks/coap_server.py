@@ -25,7 +25,7 @@ from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.server import serve_coap
-from protocols.operation.interpreter import set_aside_what_stays, switch_threads_often
+from protocols.operation.interpreter import freeze_objects, switch_threads_often
 from storage.database import Database, Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import ApplicationKey, DeviceTypeKey, UserKey
@@ -53,7 +53,7 @@ async def main() -> None:
         async with trio.open_nursery() as nursery:
             plain = await nursery.start(partial(serve_coap, services, ANYWHERE, endpoint=endpoint))
             dtls = await nursery.start(partial(listener.serve, ANYWHERE, (certificate, key), second))
-            set_aside_what_stays()
+            freeze_objects()
             _print({"coap": plain.port, "coaps": dtls.port})
             async for line in _lines():
                 match line.split():

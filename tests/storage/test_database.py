@@ -724,10 +724,10 @@ async def test_writes_beside_the_log_take_room_too(
     journal: Journal, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "JOURNAL_MAX_BYTES", 100)
-    database.write_with_next(lambda _tx: None)
-    database.write_with_next(lambda _tx: None, size=99)
+    database.write_nowait(lambda _tx: None)
+    database.write_nowait(lambda _tx: None, size=99)
     assert journal.has_room
-    database.write_with_next(lambda _tx: None, size=1)
+    database.write_nowait(lambda _tx: None, size=1)
     assert not journal.has_room
     await journal.wait_room()
     assert journal.has_room
