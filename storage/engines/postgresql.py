@@ -42,7 +42,7 @@ from storage.engines.postgresql_schema import (
 )
 from storage.engines.postgresql_sql import quoted, translated
 from storage.engines.postgresql_tables import PostgresqlTables
-from storage.engines.postgresql_target import CONNECT_SECONDS, LOST, Target, explained, is_away
+from storage.engines.postgresql_target import CONNECT_SECONDS, LOST, Target, explained, is_away, said
 from storage.engines.postgresql_types import ARRAYS, adapt, escaped
 from storage.leases import HeldLease
 from storage.migrations import names
@@ -187,7 +187,7 @@ class PostgresqlConnection:
                 return _NOTHING
             return PostgresqlResult([column.name for column in cursor.description], cursor.fetchall())
         except psycopg.Error as error:
-            raise self._store_error(error) from error
+            raise self._store_error(error) from None
         finally:
             self.waits_since = None
 
@@ -215,7 +215,7 @@ class PostgresqlConnection:
         try:
             result = self._connection.pgconn.exec_(text.encode())
         except psycopg.Error as error:
-            raise self._store_error(error) from error
+            raise self._store_error(error) from None
         finally:
             self.waits_since = None
         if result.status not in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}:
@@ -242,7 +242,7 @@ class PostgresqlConnection:
                 for row in rows:
                     copy.write_row(row)
         except psycopg.Error as error:
-            raise self._store_error(error) from error
+            raise self._store_error(error) from None
         finally:
             self.waits_since = None
 
@@ -536,7 +536,7 @@ class PostgresqlConnection:
         except psycopg.Error as error:
             connection.close()
             kind = StoreAwayError if is_away(error) else StoreUnreachableError
-            raise kind(f"{target}: {target.without_secret(' '.join(str(error).split()))}") from error
+            raise kind(f"{target}: {target.without_secret(said(error))}") from None
         except StoreError:
             connection.close()
             raise
@@ -546,7 +546,7 @@ class PostgresqlConnection:
         return connection
 
     def _store_error(self, error: psycopg.Error) -> StoreError:
-        text = self._engine.target.without_secret(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        text = self._engine.target.without_secret(f"{type(error).__name__}: {said(error)}")
         state = error.sqlstate or ""
         # The library has no code for a connection that broke: it knows only that there is no answer.
         is_silent = not state and (isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError)

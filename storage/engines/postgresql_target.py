@@ -53,6 +53,24 @@ _NEVER: Final = re.compile(
 )
 
 
+#: Codes whose details name processes, states of the server and objects of the schema, and no values of rows: lack of
+#: room, locks, objects that others depend on, a server that takes connections later.
+_DETAILED: Final = ("53", "40P01", "55", "2BP01", "57P03")
+#: Errors about a value, whose message quotes it. Each language has its own marks.
+_OF_VALUE: Final = "22"
+_QUOTED: Final = re.compile(r"""["'»«„“”‘’‚‹›「].*["'»«„“”‘’‚‹›」]""", re.DOTALL)
+
+
+def said(error: psycopg.Error) -> str:
+    """The text of an error without values of rows, in one line, with the server's code."""
+    if not (code := error.sqlstate) or not (text := error.diag.message_primary):
+        return " ".join(str(error).split())
+    if code.startswith(_OF_VALUE):
+        text = _QUOTED.sub('"…"', text)
+    detail = error.diag.message_detail if code.startswith(_DETAILED) else None
+    return f"{' '.join(' '.join(filter(None, (text, detail and f'({detail})'))).split())} (SQLSTATE {code})"
+
+
 def is_away(error: psycopg.Error) -> bool:
     """Whether the server may work later, without anybody's correction. The library has no code for a connection that
     could not be made, or broke: it has the text only."""
@@ -94,7 +112,7 @@ class Target:
         except psycopg.OperationalError as error:
             raise self._unreachable(error) from error
         except psycopg.Error as error:
-            raise StoreError(f"{self}: {self.without_secret(str(error))}") from error
+            raise StoreError(f"{self}: {self.without_secret(said(error))}") from error
         try:
             # Not as options of the connection, which poolers refuse.
             with self.answered_within(seconds, connection):
@@ -170,7 +188,7 @@ class Target:
             ) from error
 
     def _explained(self, error: psycopg.Error) -> str:
-        text = self.without_secret(" ".join(str(error).split()))
+        text = self.without_secret(said(error))
         help_ = next((found for pattern, found in _HELP if pattern.search(text)), "")
         return f"{self}: {text}{f' ({help_.format(create=self.how_to_create())})' if help_ else ''}"
 
@@ -205,14 +223,17 @@ def _spellings(character: str) -> str:
 
 @contextmanager
 def explained(target: Target) -> Iterator[None]:
-    """Errors of statements as StoreError that names the database; StoreAwayError when the connection has ended."""
+    """Errors of statements as StoreError that names the database; StoreAwayError when the connection has ended.
+
+    The library's error is not their cause: it has the server's details, and so values of rows, and causes are logged.
+    """
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         raise StoreError(
-            f"{target}: the role lacks rights ({target.without_secret(str(error).splitlines()[0])}): let it own the"
-            f" database, and nobody else's tables be in it: {target.how_to_create()}"
-        ) from error
+            f"{target}: the role lacks rights ({target.without_secret(said(error))}): let it own the database, and"
+            f" nobody else's tables be in it: {target.how_to_create()}"
+        ) from None
     except psycopg.Error as error:
         kind = StoreAwayError if is_away(error) else StoreError
-        raise kind(f"{target}: {target.without_secret(' '.join(str(error).split()))}") from error
+        raise kind(f"{target}: {target.without_secret(said(error))}") from None

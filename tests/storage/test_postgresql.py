@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
@@ -26,7 +27,7 @@ from storage.database import CommitGroup, Database, Transaction
 from storage.engines import engine_of
 from storage.engines import postgresql_schema as schema
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
-from storage.engines.postgresql_target import Target, is_away
+from storage.engines.postgresql_target import Target, explained, is_away
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
@@ -479,6 +480,42 @@ async def test_two_daemons_that_start_at_once_make_one_store() -> None:
         assert schema.applied(connection) == migrations.names()
         assert connection.execute("SELECT count(*) FROM secret").fetchone() == (1,)
     server().drop(made)
+
+
+# What is said
+
+
+@each_row(
+    ("sql", "said"),
+    [
+        ("INSERT INTO secret (name, value) VALUES ('Geheim', ''), ('Geheim', '')", "secret_pkey"),
+        ("SELECT CAST('Geheim' AS bigint)", "invalid input syntax for type bigint"),
+        ("SELECT CAST('{Geheim' AS json)", "invalid input syntax for type json"),
+        ("SELECT CAST('a \"Geheim\" b' AS date)", "invalid input syntax for type date"),
+        ("INSERT INTO mail (recipient) VALUES ('Geheim')", "violates not-null constraint"),
+    ],
+)
+def test_no_value_of_a_row_is_in_the_text_of_an_error_or_its_traceback(name: str, sql: str, said: str) -> None:
+    """The server's details have them."""
+    with closing(PostgresqlEngine(server().target(name)).open(read_only=False)) as connection:
+        for run_it in (lambda: connection.execute(sql), lambda: connection.command(sql), lambda: bare(name, sql)):
+            with pytest.raises(StoreError) as caught:
+                run_it()
+            text = "".join(traceback.format_exception(caught.value, chain=True))
+            assert "Geheim" not in text.replace(sql, "")
+            assert re.search(rf"{said}.*SQLSTATE 2\w{{4}}", str(caught.value))
+
+
+def bare(name: str, sql: str) -> None:
+    """As the steps of the schema are run."""
+    target = server().target(name)
+    with explained(target), target.connect() as connection:
+        connection.execute(sql.encode())
+
+
+def test_details_without_values_are_said(name: str) -> None:
+    with pytest.raises(StoreError, match=r"other objects depend on it \(view v depends on table secret\)"):
+        bare(name, "CREATE TEMP VIEW v AS SELECT * FROM secret; DROP TABLE secret")
 
 
 # Refusals
