@@ -10,21 +10,20 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Keeper
 from broker.cluster.leases import Leases
-from config.settings import Address, Settings
+from config.settings import Settings
 from protocols.errors import ListenerError, StateError
 from protocols.operation import systemd
+from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Answers, Places, serve_health
 from protocols.operation.interpreter import freeze_objects
 from protocols.operation.reload import Reloading
-from protocols.streams.inherited import open_tcp
-from protocols.streams.proxy_protocol import ProxyHeaderError, receive_source
-from protocols.streams.tls import TlsContext, server_stream
+from protocols.streams.tls import TlsContext
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
 from storage.outages import Outage
@@ -35,24 +34,9 @@ if TYPE_CHECKING:
 
     from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 
-_HEAD_BYTES: Final = 8192
-_SECONDS: Final = 5.0  # for one request
-_CONNECTIONS: Final = 200
-_BACKLOG: Final = 128
 #: A new connection may take a second, also in tests with less patience.
 _LEAST_PATIENCE_SECONDS: Final = 2.0
-_ERROR: Final = b'{"error":{"code":503,"message":"%b"}}'
 
-
-class Answers(NamedTuple):
-    """Answers of HTTP by a daemon that does not serve yet."""
-
-    readyz: bytes
-    message: bytes  # of everything else
-
-
-STANDS_BY: Final = Answers(b"stands by: another node serves", b"This machine stands by: another one serves")
-DATABASE_AWAY: Final = Answers(b"waits: the database does not answer", b"The database does not answer")
 
 _log = structlog.get_logger(__name__)
 
@@ -287,11 +271,11 @@ class _Waiting:
         http = self._reloading.settings.http
         if "LISTEN_FDS" in os.environ:  # the sockets are systemd's: who connects waits for the take-over
             return
-        places = trio.CapacityLimiter(_CONNECTIONS)
+        places = Places()
         try:
             async with trio.open_nursery() as nursery:
                 is_proxied = http.proxy_protocol == "required"
-                serve = partial(_serve, is_proxied=is_proxied, places=places, answers=lambda: self._answers)
+                serve = partial(serve_health, is_proxied=is_proxied, places=places, answers=lambda: self._answers)
                 if http.bind is not None:
                     await nursery.start(serve, http.bind, None)
                 if http.tls_bind is not None:
@@ -299,75 +283,6 @@ class _Waiting:
         except OSError as error:
             self.problem = ListenerError(f"http cannot listen on {error.filename}: {error.strerror or error}")
             self._nursery.cancel_scope.cancel()
-
-
-async def _serve(
-    bind: Address,
-    context: TlsContext | None,
-    *,
-    is_proxied: bool,
-    places: trio.CapacityLimiter,
-    answers: Callable[[], Answers],
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    listeners = await open_tcp(bind, backlog=_BACKLOG)
-    task_status.started()
-    try:
-        await trio.serve_listeners(partial(_answer, context, is_proxied, places, answers), listeners)
-    finally:
-        for listener in listeners:
-            listener.socket.close()
-
-
-async def _answer(
-    context: TlsContext | None,
-    is_proxied: bool,
-    places: trio.CapacityLimiter,
-    answers: Callable[[], Answers],
-    stream: trio.SocketStream,
-) -> None:
-    """Answer one request and close."""
-    transport: trio.abc.Stream = stream
-    try:
-        places.acquire_nowait()
-    except trio.WouldBlock:
-        await trio.aclose_forcefully(stream)
-        return
-    try:
-        with trio.move_on_after(_SECONDS):
-            if is_proxied:
-                await receive_source(stream.socket)
-            if context is not None:
-                transport = server_stream(stream, context)
-            head = b""
-            while b"\r\n\r\n" not in head and len(head) < _HEAD_BYTES:
-                if not (received := await transport.receive_some(_HEAD_BYTES)):
-                    return
-                head += received
-            await transport.send_all(_response(head, answers()))
-            if context is None:  # closed with a body unread, the connection would be reset before the answer is read
-                await stream.send_eof()
-                while await stream.receive_some():
-                    pass
-            await transport.aclose()
-    except (trio.BrokenResourceError, trio.ClosedResourceError, ProxyHeaderError, OSError):
-        pass
-    finally:
-        places.release()
-        await trio.aclose_forcefully(stream)
-
-
-def _response(head: bytes, answers: Answers) -> bytes:
-    path = head.split(b" ", 2)[1].partition(b"?")[0] if head.count(b" ") > 1 else b""
-    status, kind, body = b"503 Service Unavailable", b"application/json", _ERROR % answers.message
-    if path == b"/healthz":
-        status, kind, body = b"200 OK", b"text/plain; charset=utf-8", b"ok\n"
-    elif path == b"/readyz":
-        kind, body = b"text/plain; charset=utf-8", answers.readyz + b"\n"
-    retry = b"" if status.startswith(b"200") else b"Retry-After: 5\r\n"
-    answer = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n" % (status, kind, len(body))
-    answer += retry + b"Cache-Control: no-store\r\nConnection: close\r\n\r\n"
-    return answer if head.startswith(b"HEAD ") else answer + body
 
 
 async def _feed_watchdog(scope: trio.CancelScope) -> None:

@@ -1,8 +1,8 @@
-"""The ports of HTTP of a daemon that stands by. tests/e2e/test_standby.py has whole daemons."""
+"""The ports of HTTP of a daemon that does not serve yet. tests/e2e/test_standby.py has whole daemons."""
 
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from config.settings import Address
-from protocols.operation.standby import DATABASE_AWAY, STANDS_BY, Answers, _serve
+from protocols.operation import health_ports
+from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Answers, Places, serve_health
 from tests.e2e.test_proxies import free_port
 from tests.rows import each_row
 
@@ -30,8 +31,7 @@ def said() -> list[Answers]:
 async def opened(nursery: trio.Nursery, said: list[Answers]) -> AsyncIterator[Callable[..., Any]]:
     async def open_one(*, context: ssl.SSLContext | None = None, is_proxied: bool = False, places: int = 10) -> int:
         port = free_port()
-        limit = trio.CapacityLimiter(places)
-        serve = partial(_serve, is_proxied=is_proxied, places=limit, answers=lambda: said[-1])
+        serve = partial(serve_health, is_proxied=is_proxied, places=Places(places), answers=lambda: said[-1])
         await nursery.start(serve, Address("127.0.0.1", port), context)
         return port
 
@@ -101,9 +101,42 @@ async def test_health_is_answered_with_tls(opened: Ask, tmp_path: Path) -> None:
     await trio.aclose_forcefully(stream)
 
 
-async def test_connections_have_a_bound(opened: Ask) -> None:
-    port = await opened(places=1)
-    async with await trio.open_tcp_stream("127.0.0.1", port) as silent:
-        await silent.send_all(b"GET ")
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n") == b""
+async def silent(port: int, address: str, stack: AsyncExitStack) -> trio.SocketStream:
+    stream = await trio.open_tcp_stream("127.0.0.1", port, local_address=address)
+    await stack.enter_async_context(stream)
+    await stream.send_all(b"GET ")
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    return stream
+
+
+async def test_silent_connections_keep_nobody_from_the_answer(opened: Ask) -> None:
+    """Also from the address of the balancer: all places are taken by others, and the oldest one makes room."""
+    port = await opened(places=3)
+    async with AsyncExitStack() as stack:
+        streams = [await silent(port, "127.0.0.1", stack) for _ in range(3)]
+        assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await streams[0].receive_some() == b""
+        await streams[1].send_all(b"/healthz HTTP/1.1\r\n\r\n")
+        assert (await streams[1].receive_some()).startswith(b"HTTP/1.1 200")
+
+
+async def test_the_address_with_the_most_connections_makes_room(opened: Ask) -> None:
+    port = await opened(places=4)
+    async with AsyncExitStack() as stack:
+        honest = await silent(port, "127.0.0.2", stack)
+        others = [await silent(port, "127.0.0.1", stack) for _ in range(9)]
+        for ended in others[:6]:
+            assert await ended.receive_some() == b""
+        await honest.send_all(b"/healthz HTTP/1.1\r\n\r\n")
+        assert (await honest.receive_some()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("is_proxied", [True, False])
+async def test_a_request_whose_head_does_not_end_is_cut(
+    opened: Ask, monkeypatch: pytest.MonkeyPatch, is_proxied: bool
+) -> None:
+    monkeypatch.setattr(health_ports, "_HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(health_ports, "_SECONDS", 60.0)
+    port = await opened(is_proxied=is_proxied)
+    with trio.fail_after(30):
+        assert await ask(port, b"PROXY" if is_proxied else b"GET /healthz HTTP/1.1\r\n") == b""
