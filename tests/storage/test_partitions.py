@@ -27,7 +27,7 @@ from storage.journal import Journal
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.retention import RetentionStore
-from storage.sql import StoreBusyError
+from storage.sql import StoreBusyError, StoreError
 from storage.store_copy import copy_store
 from tests.factories import NOW_MS
 from tests.postgresql import server
@@ -114,6 +114,33 @@ def test_a_lock_delays_the_next_partition_and_no_row(
     writer.partitions.forget()
     insert(writer, 1)
     assert bounds(writer) == [(0, 1), (1, 2), (2, 3)]
+
+
+async def test_two_who_make_the_same_partition_at_once_both_go_on(engine: PostgresqlEngine) -> None:
+    """A daemon, and a command beside it. The second one waits until the first one's table is there."""
+    making = "SELECT message_partitions_from(%s)"
+    with engine.target.connect() as first, engine.target.connect() as second, engine.target.connect() as looking:
+
+        def wait_until_it_waits() -> None:
+            sql = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+            while looking.execute(sql, [second.info.backend_pid]).fetchone() is None:
+                assert not made
+
+        made: list[object] = []
+        async with trio.open_nursery() as nursery:
+            with first.transaction():
+                first.execute(making, [5 * SIZE])
+                nursery.start_soon(
+                    trio.to_thread.run_sync, lambda: made.append(second.execute(making, [5 * SIZE]).fetchone())
+                )
+                await trio.to_thread.run_sync(wait_until_it_waits)
+        assert made == [(7 * SIZE,)]
+
+
+def test_a_table_of_somebody_else_in_the_place_of_a_partition_is_an_error(writer: PostgresqlConnection) -> None:
+    writer.execute("CREATE TABLE message_7 (a TEXT)")
+    with pytest.raises(StoreError, match="message_7"):
+        writer.execute("SELECT message_partitions_from(:head)", {"head": 7 * SIZE})
 
 
 @pytest.mark.parametrize("with_a_work", [False, True])

@@ -1,0 +1,1 @@
+-- PostgreSQL alone has its messages in partitions: 0092_partitions_by_two.postgresql.sql.
