@@ -65,5 +65,6 @@ class Partitions:
         ).one()
         if row is not None:
             self._connection.command(
-                f"SET LOCAL lock_timeout = '{_PATIENCE}'; DROP TABLE IF EXISTS {row['name']}; SET LOCAL lock_timeout = 0"
+                f"SET LOCAL lock_timeout = '{_PATIENCE}'; DROP TABLE IF EXISTS {row['name']};"
+                " SET LOCAL lock_timeout = 0"
             )
