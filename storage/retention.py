@@ -169,16 +169,6 @@ class RetentionStore(Store):
 
     # How much there is
 
-    def extent(self) -> tuple[Position, Position, float]:
-        """The first and the last position of the log, and the mean size of the last messages in bytes."""
-        row = self._db.execute("SELECT min(position) AS first FROM message").one()
-        first = Position(row["first"] or 0) if row else Position(0)
-        lengths = self._db.execute(
-            "SELECT avg(length) AS mean FROM (SELECT length(data) AS length FROM message ORDER BY position DESC"
-            " LIMIT 200) AS latest"
-        ).one()
-        return first, self.last("message"), (float(lengths["mean"] or 0) if lengths else 0.0)
-
     def size_bytes(self) -> tuple[int, int]:
         """The size of the store and how much of it is free for reuse, in bytes."""
         return self._db.size_bytes()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NewType, Protocol
 
 #: Rows as an engine takes them, for one of its tables.
@@ -116,8 +117,22 @@ class StoreConnection(Protocol):
     def size_bytes(self) -> tuple[int, int]:
         """The size of the store and how much of it is free for reuse, in bytes."""
 
+    def table_sizes(self) -> Mapping[str, "TableSize"]:
+        """The size of each table, without what is free for reuse."""
+
+    def gives_back(self) -> bool:
+        """Whether free room can go back to the disk without a copy of the store."""
+
     def give_back(self, pages: int) -> bool:
         """Return at most this many free pages to the disk; answer whether one could go. Others are moved for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """Bytes of a table with its indexes: of the whole, or None where that takes long to measure, and of a row."""
+
+    whole: int | None
+    a_row: float = 0.0
 
 
 class Store:

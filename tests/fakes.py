@@ -13,7 +13,7 @@ from broker.trace.refusals import Refusals
 from storage.database import EngineConnection
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import Milliseconds
-from storage.sql import EncodedRows, QueryResult
+from storage.sql import EncodedRows, QueryResult, TableSize
 
 T = TypeVar("T")
 
@@ -238,6 +238,12 @@ class BreakableConnection:
 
     def size_bytes(self) -> tuple[int, int]:
         return self._connection.size_bytes()
+
+    def table_sizes(self) -> Mapping[str, TableSize]:
+        return self._connection.table_sizes()
+
+    def gives_back(self) -> bool:
+        return self._connection.gives_back()
 
     def give_back(self, pages: int) -> bool:
         return self._connection.give_back(pages)

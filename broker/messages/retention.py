@@ -23,6 +23,7 @@ from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.leases import Holder
 from storage.retention import LogTable
+from storage.sizes import AUDIT, DAYS, DELIVERIES, FAILED, FILES, HOURS, INDEX, MESSAGES, MINUTES, OTHER, measure
 from storage.sql import StoreBusyError, StoreDamagedError
 
 RETENTION_SWEEP_SECONDS = 600.0
@@ -41,13 +42,17 @@ _FREE_PART_KEPT = 20
 _STEP_PAGES = 64
 _PAUSE_BETWEEN_PAGES_SECONDS = 0.05
 _DEVICES_AT_ONCE = 100
-_ROW_BYTES = 58  # the size of a message beside its data: columns and entries in two indexes
 _log = structlog.get_logger(__name__)
+
+
+def free_bytes_kept(store_bytes: float) -> float:
+    """Free bytes that stay in a store of this size for what comes next."""
+    return max(_FREE_BYTES_KEPT, store_bytes // _FREE_PART_KEPT)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionStatistics:
-    """Deleted rows count since the start. Sizes are those of the last sweep; for messages and rollups, estimates."""
+    """Deleted rows count since the start. Sizes are those of the last sweep (storage/sizes.py)."""
 
     days: int  # 0 keeps everything
     types_with_own_days: int = 0
@@ -57,9 +62,15 @@ class RetentionStatistics:
     deleted_rollups: int = 0
     store_bytes: int = 0
     free_bytes: int = 0
-    message_bytes: int = 0
-    file_bytes: int = 0  # images and archives
-    rollup_bytes: int = 0  # rollups and all other tables
+    message_bytes: int = 0  # and Actions
+    index_bytes: int = 0
+    minute_rollup_bytes: int = 0
+    hour_rollup_bytes: int = 0
+    day_rollup_bytes: int = 0
+    file_bytes: int = 0  # firmware images, archives of exports and of users
+    audit_bytes: int = 0
+    delivery_bytes: int = 0
+    other_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +131,7 @@ class Retention:
             self._rollups_swept_on = today
         await self._give_back()
         self._statistics = await self._database.read(
-            partial(_measured, replace(self._statistics, types_with_own_days=len(own)))
+            partial(_measured, replace(self._statistics, types_with_own_days=len(own)), self._clock.now_ms())
         )
         if any(self._counts(self._statistics)) and self._counts(self._statistics) != self._counts(before):
             _log.info("retention_swept", **{name: getattr(self._statistics, name) for name in _COUNTED})
@@ -194,7 +205,7 @@ class Retention:
         more = True
         while more:
             size, free = await self._database.read(lambda tx: tx.retention.size_bytes())
-            if free <= max(_FREE_BYTES_KEPT, size // _FREE_PART_KEPT):
+            if free <= free_bytes_kept(size):
                 return
             more = await self._database.write(lambda tx: tx.retention.give_back(_STEP_PAGES))
             await trio.sleep(_PAUSE_BETWEEN_PAGES_SECONDS)
@@ -289,16 +300,19 @@ def _delete_rollups(device: DeviceKey, fields: list[int], level: str, before_ms:
     return tx.retention.delete_rollups(device, fields, level, before_ms)
 
 
-def _measured(statistics: RetentionStatistics, tx: Transaction) -> RetentionStatistics:
-    size, free = tx.retention.size_bytes()
-    first, last, mean = tx.retention.extent()
-    files = tx.files.bytes_of_all()
-    messages = min(size - free - files, int((last - first + 1 if last else 0) * (mean + _ROW_BYTES)))
+def _measured(statistics: RetentionStatistics, now_ms: int, tx: Transaction) -> RetentionStatistics:
+    found = measure(tx.connection, now_ms=now_ms)
     return replace(
         statistics,
-        store_bytes=size,
-        free_bytes=free,
-        message_bytes=messages,
-        file_bytes=files,
-        rollup_bytes=size - free - files - messages,
+        store_bytes=found.store_bytes,
+        free_bytes=found.free_bytes,
+        message_bytes=found.of(MESSAGES),
+        index_bytes=found.of(INDEX),
+        minute_rollup_bytes=found.of(MINUTES),
+        hour_rollup_bytes=found.of(HOURS),
+        day_rollup_bytes=found.of(DAYS),
+        file_bytes=found.of(*FILES),
+        audit_bytes=found.of(AUDIT),
+        delivery_bytes=found.of(DELIVERIES),
+        other_bytes=found.of(FAILED, OTHER),
     )

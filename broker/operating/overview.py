@@ -30,7 +30,7 @@ class Overview:
     consumers: Sequence[Consumer]
     room: Room
     retention_days: int
-    full_on: int | None  # when the disk is full, as it grows now
+    full_on: int | None  # when the disk is full, as the store grows now and retention deletes
     statistics: Mapping[str, object]
     engine: str  # sqlite | postgresql
     node: NodeStatus | None  # None: no other daemon can be on the store
@@ -44,8 +44,8 @@ def consumers_of(tx: Transaction) -> list[Consumer]:
 async def overview(core: Core, machine: Machine, started_on: int) -> Overview:
     room, now_ms = await machine.room(), core.clock.now_ms()
     full_on = None
-    if room.grows and not room.is_enough:
-        full_on = now_ms + int(room.available / room.grows * _DAY_MS)
+    if room.full_in_days is not None:
+        full_on = now_ms + room.full_in_days * _DAY_MS
     return Overview(
         version=machine.version,
         now=now_ms,

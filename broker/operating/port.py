@@ -23,14 +23,25 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomPart:
+    """Bytes of a part of the store, and how many come in a day; 0 where that is not known."""
+
+    name: str
+    size: int
+    grows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
-    """The store and its disk, in bytes. `grows` is None while the log is too young for a forecast."""
+    """The store and its disk, in bytes. `grows` is None while the log is too young for a forecast. `full_in_days`: None
+    when the disk does not get full within ten years, or belongs to the server of the database."""
 
     store: int
     available: int
     grows: int | None  # a day
-    is_enough: bool
+    full_in_days: int | None
     sentence: str
+    parts: Sequence[RoomPart] = ()
 
 
 @dataclass(frozen=True, slots=True)

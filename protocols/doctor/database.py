@@ -1,18 +1,18 @@
 """The store in PostgreSQL, and the disk of this machine beside it."""
 
 import shutil
-import time
 from collections.abc import Iterator
 from typing import Final
 
 from config.shown_command import shown_command
 from protocols.doctor.patient import CheckResult, Patient
+from protocols.doctor.sizes import forecast_of, size_finding
 from storage.engines import engine_of
-from storage.growth import growth
 from storage.migrations import unknown_names
 from storage.sql import StoreError
 
 _LONG_SECONDS: Final = 3_600
+_YEAR_DAYS: Final = 365
 _MIB: Final = 1024**2
 
 
@@ -62,7 +62,7 @@ def look_at_its_room(patient: Patient) -> Iterator[CheckResult]:
     try:
         with engine_of(patient.settings).snapshot() as snapshot:
             is_old = bool(snapshot.steps()) and not snapshot.is_current()
-            found = growth(snapshot, now_ms=time.time_ns() // 1_000_000) if snapshot.is_current() else None
+        found = forecast_of(patient.settings)
     except StoreError:  # the check of the store tells
         yield CheckResult("disk", True, free)
         return
@@ -70,7 +70,11 @@ def look_at_its_room(patient: Patient) -> Iterator[CheckResult]:
         brings = f"; {shown_command('migrate')} brings the store to this version" if is_old else ""
         yield CheckResult("disk", True, free + brings)
         return
-    size = f"the store has {found.store_bytes / _MIB:,.0f} MiB on the server"
-    grows = "" if found.bytes_a_day is None else f", and grows by {found.bytes_a_day / _MIB:,.1f} MiB a day"
-    reused = f" ({found.free_bytes / _MIB:,.0f} MiB of it for new rows)" if found.free_bytes >= _MIB else ""
-    yield CheckResult("disk", True, f"{free}; {size}{reused}{grows}: look at its disk there")
+    size = found.measured.store_bytes
+    text = f"{free}; the store has {size / _MIB:,.0f} MiB on the server"
+    if (coming := found.bytes_a_day) is not None:
+        later = found.sizes[_YEAR_DAYS - 1]
+        on = found.date_after(_YEAR_DAYS)
+        text += f", {coming / _MIB:,.1f} MiB come in a day, and it will have {later / _MIB:,.0f} MiB on {on:%Y-%m-%d}"
+    yield CheckResult("disk", True, f"{text}: look at its disk there")
+    yield size_finding(found)

@@ -2,26 +2,24 @@
 
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from config.settings import Settings
+from broker.operating.forecast import Forecast
 from config.shown_command import shown_command
 from protocols.doctor.database import look_at_database, look_at_its_room
 from protocols.doctor.patient import CheckResult, Patient
+from protocols.doctor.sizes import MIB, forecast_of, size_finding
 from protocols.operation.key_file import KeyFile, KeyFileError
 from storage.damage import repair_hint
-from storage.engines import engine_of, may_have_store
+from storage.engines import may_have_store
 from storage.engines.sqlite_check import check_integrity
-from storage.growth import Growth, growth
 from storage.sql import StoreError
 
 CHECK_SECONDS: Final = 10.0
-_MIB: Final = 1024**2
-_LEAST_BYTES: Final = 256 * _MIB
+_LEAST_BYTES: Final = 256 * MIB
 _LEAST_DAYS: Final = 30
 
 
@@ -85,17 +83,13 @@ def look_at_disk(patient: Patient) -> Iterator[CheckResult]:
     folder = patient.settings.state_dir
     while not folder.exists():
         folder = folder.parent
-    found = Growth(0, None)
+    found = None
     if patient.store.exists():
         with suppress(StoreError):  # the check of the store tells
-            found = growth_of(patient.settings)
-    yield disk_finding(available_bytes(folder), found, patient.settings.storage.retention_days)
-
-
-def growth_of(settings: Settings) -> Growth:
-    """Raises StoreError."""
-    with engine_of(settings).snapshot() as snapshot:
-        return growth(snapshot, now_ms=time.time_ns() // 1_000_000)
+            found = forecast_of(patient.settings)
+    yield disk_finding(available_bytes(folder), found)
+    if found is not None:
+        yield size_finding(found)
 
 
 def available_bytes(folder: Path) -> int:
@@ -103,32 +97,27 @@ def available_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def disk_finding(available: int, found: Growth, retention_days: int) -> CheckResult:
-    """Whether there is room, now and after the days to come.
+def disk_finding(available: int, found: Forecast | None) -> CheckResult:
+    """Whether there is room, now and in the days to come.
 
     Args:
         available: bytes on the disk.
-        found: the size of the store and its growth.
-        retention_days: days after which the store no longer grows; 0 keeps everything.
+        found: None where nothing is known of the store.
     """
-    free = f"{available / _MIB:,.0f} MiB are free"
+    free = f"{available / MIB:,.0f} MiB are free"
     if available < _LEAST_BYTES:
         return CheckResult("disk", False, f"{free}: make room, or messages will be refused")
-    if found.bytes_a_day is None:
+    if found is None or (coming := found.bytes_a_day) is None:
         return CheckResult("disk", True, f"{free}; the log is too young for a forecast")
-    if found.bytes_a_day < 1:
+    if coming < 1:
         return CheckResult("disk", True, f"{free}; nothing came in the last week")
-    full_in_days = available / found.bytes_a_day
-    grows = f"{found.bytes_a_day / _MIB:,.1f} MiB a day"
-    to_come = found.bytes_a_day * retention_days - found.store_bytes
-    if retention_days and to_come < available - _LEAST_BYTES:
-        return CheckResult("disk", True, f"{free}; {grows} fit with retention of {retention_days} days")
-    if full_in_days >= _LEAST_DAYS:
-        return CheckResult("disk", True, f"{free}; {grows} fill them in {full_in_days:,.0f} days")
-    keep = int((available + found.store_bytes - _LEAST_BYTES) / found.bytes_a_day)
+    grows = f"{coming / MIB:,.1f} MiB a day"
+    if (days := found.full_after(available - _LEAST_BYTES)) is None:
+        most = max(found.sizes)
+        return CheckResult("disk", True, f"{free}; {grows} fit: the store will have at most {most / MIB:,.0f} MiB")
+    fill = f"{grows} fill them on {found.date_after(days):%Y-%m-%d}, in {days:,} days"
+    if days >= _LEAST_DAYS:
+        return CheckResult("disk", True, f"{free}; {fill}")
     return CheckResult(
-        "disk",
-        False,
-        f"{free}, and {grows} fill them in {full_in_days:,.0f} days: make room, or set storage.retention_days to at"
-        f" most {max(1, keep)}",
+        "disk", False, f"{free}, and {fill}: make room, or {found.settings_for(available - _LEAST_BYTES)}"
     )

@@ -32,6 +32,7 @@ def _total(name: str, help_: str, **labels: str) -> Metric:
 Part = Mapping[str, Metric]
 
 _DELETED: Final = "Rows that retention has deleted."
+_ROLLUPS: Final = "The part of rollups; an estimate."
 _TASKS: Final = "Device tasks that ended, by how."
 _ENDPOINT: Final[Part] = {
     "sessions": _now("coap_sessions", "Peers that CoAP keeps in memory."),
@@ -230,8 +231,14 @@ BROKER: Final[Mapping[str, Part]] = {
         "store_bytes": _now("store_bytes", "The size of the store at the last sweep."),
         "free_bytes": _now("store_free_bytes", "The part of the store that is free for reuse."),
         "message_bytes": _now("store_message_bytes", "The part of the store that messages take; an estimate."),
+        "index_bytes": _now("store_index_bytes", "The part of the log's index; an estimate."),
+        "minute_rollup_bytes": _now("store_rollup_bytes", _ROLLUPS, level="minute"),
+        "hour_rollup_bytes": _now("store_rollup_bytes", _ROLLUPS, level="hour"),
+        "day_rollup_bytes": _now("store_rollup_bytes", _ROLLUPS, level="day"),
         "file_bytes": _now("store_file_bytes", "The part of firmware images and archives."),
-        "rollup_bytes": _now("store_rollup_bytes", "The part of rollups and all other tables; an estimate."),
+        "audit_bytes": _now("store_audit_bytes", "The part of the audit log; an estimate."),
+        "delivery_bytes": _now("store_delivery_bytes", "The part of the delivery log; an estimate."),
+        "other_bytes": _now("store_other_bytes", "The part of all other tables."),
     },
     "presence": {
         "online": _now("devices_online", "Devices that are online."),

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -12,24 +13,25 @@ import msgspec
 import trio
 
 from broker.backup.archive import BackupError, CopyPace
-from broker.operating.port import BackupFailedError, Check, Copied, ListenerStatus, Room
+from broker.operating.forecast import Forecast
+from broker.operating.port import BackupFailedError, Check, Copied, ListenerStatus, Room, RoomPart
 from config.settings import Address, Settings
 from protocols.doctor.database import look_at_its_room
 from protocols.doctor.examination import examine
 from protocols.doctor.patient import Patient
-from protocols.doctor.state import available_bytes, disk_finding, growth_of
+from protocols.doctor.sizes import forecast_of
+from protocols.doctor.state import available_bytes, disk_finding
 from protocols.errors import StateError
 from protocols.metrics.vitals import Vitals
 from protocols.operation.backup import MIB, BackupNotWrittenError, make_backup, make_folder, name_by_time
-from storage.growth import Growth
 from storage.migrations import VERSION
 from storage.sql import StoreError
 
 #: Bytes per second of a copy at most: the daemon needs the disk, too.
 _BYTES_A_SECOND: Final = 32 * MIB
 _NAMED: Final = re.compile(r"trunkline-[0-9]{8}T[0-9]{12}Z\.tar\.gz")
-#: How fast the log grows changes slowly, and looking it up reads the store.
-_GROWTH_SECONDS: Final = 60.0
+#: How fast the store grows changes slowly, and looking it up reads the store.
+_FORECAST_SECONDS: Final = 60.0
 _EXAMINATION_SECONDS: Final = 30.0
 _UNIT: Final = "trunkline.service"
 
@@ -39,7 +41,7 @@ class DaemonMachine:
         self._settings = settings
         self._vitals = vitals
         self._addresses = addresses
-        self._growth: tuple[float, Growth] | None = None
+        self._forecast: tuple[float, Forecast | None] | None = None
         self._examining = trio.Lock()
         self._checks: tuple[float, Sequence[Check]] | None = None
 
@@ -71,21 +73,22 @@ class DaemonMachine:
 
     def _room(self) -> Room:
         settings, now = self._settings, time.monotonic()
-        if self._growth is None or now - self._growth[0] > _GROWTH_SECONDS:
-            try:
-                found = growth_of(settings)
-            except StoreError:  # the doctor's check of the store tells
-                found = Growth(0, None)
-            self._growth = now, found
-        found = self._growth[1]
-        available = available_bytes(settings.state_dir)
+        if self._forecast is None or now - self._forecast[0] > _FORECAST_SECONDS:
+            with suppress(StoreError):  # the doctor's check of the store tells
+                self._forecast = now, forecast_of(settings)
+        found = None if self._forecast is None else self._forecast[1]
+        available, full = available_bytes(settings.state_dir), None
         if settings.storage.is_postgresql:  # its disk is the server's
-            (finding,) = look_at_its_room(Patient(settings, None, "", _UNIT))
+            finding = next(look_at_its_room(Patient(settings, None, "", _UNIT)))
         else:
-            finding = disk_finding(available, found, settings.storage.retention_days)
-        grows = None if found.bytes_a_day is None else int(found.bytes_a_day)
-        is_bounded = finding.ok and settings.storage.retention_days > 0
-        return Room(found.store_bytes, available, grows, is_bounded, finding.text)
+            finding = disk_finding(available, found)
+            full = None if found is None else found.full_after(available)
+        if found is None:
+            return Room(0, available, None, None, finding.text)
+        parts = [RoomPart(one.name, round(one.size), round(one.bytes_a_day)) for one in found.parts]
+        parts.append(RoomPart("free pages", found.measured.free_bytes, 0))
+        grows = None if found.bytes_a_day is None else round(found.bytes_a_day)
+        return Room(found.measured.store_bytes, available, grows, full, finding.text, parts)
 
     async def examine(self) -> Sequence[Check]:
         """One examination at a time; what it found is good for half a minute."""

@@ -58,6 +58,7 @@ from storage.sql import (
     StoreLostError,
     StoreTakenError,
     StoreUnreachableError,
+    TableSize,
 )
 
 _FIRST_PAGE: Final = 32
@@ -376,6 +377,12 @@ class PostgresqlConnection:
         row = self.execute(_SIZE).one()
         return (int(row["bytes"]), int(row["free"])) if row else (0, 0)
 
+    def table_sizes(self) -> Mapping[str, TableSize]:
+        return {row["name"]: TableSize(int(row["bytes"])) for row in self.execute(_TABLE_SIZES)}
+
+    def gives_back(self) -> bool:
+        return False  # but for dropped partitions, and pages at the end of a table
+
     def give_back(self, pages: int) -> bool:  # noqa: ARG002 - autovacuum does it
         return False
 
@@ -578,15 +585,13 @@ def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) ->
         raise StoreAwayError("the former session of a connection has not ended yet")
 
 
-#: The size of the database, and how much of it waits for new rows in the tables that retention deletes from: their
-#: pages without the rows that are there, which take their columns, 28 bytes, and some to align them. Until a table has
-#: been looked at (ANALYZE), nothing is free. A server that crashed has forgotten its counts, and knows those of the
-#: last look.
-_SIZE: Final = """
-SELECT pg_database_size(current_database()) AS bytes,
-  coalesce(sum(greatest(0, pages - 1.05 * number * width)), 0)::bigint AS free
+#: How much of the tables that retention deletes from waits for new rows: their pages without the rows that are there,
+#: which take their columns, 28 bytes, and some to align them. Until a table has been looked at (ANALYZE), nothing is
+#: free. A server that crashed has forgotten its counts, and knows those of the last look.
+_FREE: Final = """
+SELECT oid, greatest(0, pages - 1.05 * number * width) AS free
 FROM (
-  SELECT pg_relation_size(c.oid) AS pages,
+  SELECT c.oid, pg_relation_size(c.oid) AS pages,
     CASE WHEN coalesce(last_vacuum, last_autovacuum, last_analyze, last_autoanalyze) IS NULL THEN greatest(reltuples, 0)
       ELSE n_live_tup END AS number,
     (SELECT 28 + sum(avg_width) FROM pg_stats WHERE schemaname = 'public' AND tablename = c.relname) AS width
@@ -596,6 +601,18 @@ FROM (
     OR c.relname IN ('action', 'failed_message', 'message_entry', 'action_entry', 'rollup'))
 ) AS tables
 """
+_SIZE: Final = (
+    "SELECT pg_database_size(current_database()) AS bytes, coalesce(sum(free), 0)::bigint AS free"  # noqa: S608 - constants
+    f" FROM ({_FREE}) AS of_tables"
+)
+#: Partitions count for their table.
+_TABLE_SIZES: Final = f"""
+SELECT coalesce(parent.relname, c.relname)::text AS name,
+  sum(pg_total_relation_size(c.oid) - coalesce(f.free, 0))::bigint AS bytes
+FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid LEFT JOIN pg_class AS parent
+  ON parent.oid = i.inhparent LEFT JOIN ({_FREE}) AS f ON f.oid = c.oid
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' GROUP BY 1
+"""  # noqa: S608 - constants
 #: Takes the lock of the log, and behind it as many positions as there are rows.
 _GIVEN: Final = (
     f"locked AS MATERIALIZED (SELECT {{fence}}pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants

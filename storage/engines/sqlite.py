@@ -6,7 +6,7 @@ interpreter lock once per row; measured beside a busy event loop that is 2.5 to 
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +23,7 @@ from storage.engines.sqlite_check import opened_to_read
 from storage.engines.sqlite_tables import SqliteTables
 from storage.engines.sqlite_upgrade import Progress, apply_steps, keep_copy
 from storage.migrations import VERSION, note_version, unknown_steps, version_of
-from storage.sql import EncodedRows, StoreDamagedError, StoreError, StoreFullError
+from storage.sql import EncodedRows, StoreDamagedError, StoreError, StoreFullError, TableSize
 
 _log = structlog.get_logger(__name__)
 
@@ -35,6 +35,12 @@ _READER = (f"cache_size=-{_CACHE_KIB // 8}", "query_only=ON")
 # SQLite keeps the pages a statement changes until it has succeeded: from 64 KiB on in a file, without `temp_store`.
 # Deleted content is overwritten: a person may have asked for its erasure. The default differs between builds.
 _WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY", "secure_delete=ON")
+#: Pages of a table or index that are read to measure it.
+_MEASURED_PAGES = 1_000
+_PAGES_OF_TREE = (
+    "SELECT coalesce(sum(pgsize), 0) AS bytes, count(*) AS pages, coalesce(sum(ncell), 0) AS cells"
+    " FROM (SELECT pgsize, ncell FROM dbstat WHERE name = :name LIMIT :most)"
+)
 _NO_STORE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 
@@ -242,6 +248,18 @@ class SqliteConnection:
         sizes = [self._pragma(name) for name in ("page_size", "page_count", "freelist_count")]
         return sizes[0] * sizes[1], sizes[0] * sizes[2]
 
+    def table_sizes(self) -> Mapping[str, TableSize]:
+        trees: dict[str, list[Mapping[str, Any]]] = {}
+        for name, table in self.execute("SELECT name, tbl_name FROM sqlite_master WHERE rootpage > 0").tuples():
+            with suppress(StoreError):  # a library without dbstat, or damage, about which the check of the store tells
+                pages = self.execute(_PAGES_OF_TREE, {"name": name, "most": _MEASURED_PAGES}).one()
+                if pages is not None:
+                    trees.setdefault(table, []).append(pages)
+        return {name: _table_size(of_table) for name, of_table in trees.items()}
+
+    def gives_back(self) -> bool:
+        return self._pragma("auto_vacuum") != 0
+
     def give_back(self, pages: int) -> bool:
         before = self._pragma("page_count")
         for _ in range(pages):
@@ -278,6 +296,13 @@ class SqliteConnection:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _table_size(trees: Sequence[Mapping[str, Any]]) -> TableSize:
+    """Of the trees of a table and its indexes, by their first pages."""
+    is_whole = all(tree["pages"] < _MEASURED_PAGES for tree in trees)
+    a_row = sum(tree["bytes"] / tree["cells"] for tree in trees if tree["cells"])
+    return TableSize(sum(tree["bytes"] for tree in trees) if is_whole else None, a_row)
 
 
 class SqliteSnapshot:

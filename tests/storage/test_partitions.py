@@ -22,11 +22,11 @@ from storage.engines import postgresql_schema as schema
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.postgresql_partitions import SIZE
 from storage.engines.sqlite import SqliteEngine
-from storage.growth import Growth, growth
 from storage.journal import Journal
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.retention import RetentionStore
+from storage.sizes import Sizes, measure
 from storage.sql import StoreBusyError, StoreError
 from storage.store_copy import copy_store
 from tests.factories import NOW_MS
@@ -228,27 +228,27 @@ def test_room_of_deleted_rows_is_told_and_used_again(engine: PostgresqlEngine, w
         assert row is not None
         return int(row["bytes"])
 
-    def forecast() -> Growth:
+    def measured() -> Sizes:
         writer.execute("SELECT pg_stat_force_next_flush()")
         with engine.target.connect() as other:
             other.execute("VACUUM ANALYZE")
         with engine.snapshot() as snapshot:
-            return growth(snapshot, now_ms=NOW_MS)
+            return measure(snapshot.rows, now_ms=NOW_MS)
 
     fill(60_000)
-    full, size = forecast(), pages()
+    full, size = measured(), pages()
     assert full.free_bytes < size / 10
     deleted = RetentionStore(writer).delete("message", behind=0, upto=30_000, types=None)
     assert deleted == 30_000
-    half = forecast()
+    half = measured()
     assert half.free_bytes == pytest.approx(size / 2, rel=0.3)
-    assert half.bytes_a_day == pytest.approx(full.bytes_a_day, rel=0.5)  # of a store of some MiB the catalogue is most
+    assert half.of("messages") == pytest.approx(full.of("messages") / 2, rel=0.3)
     size_bytes, free_bytes = RetentionStore(writer).size_bytes()
     assert size_bytes == half.store_bytes
     assert free_bytes == pytest.approx(half.free_bytes, rel=0.1)
     fill(30_000)
     assert pages() < size * 1.1  # with pages of the index, which are free one vacuum later
-    assert forecast().free_bytes < size / 10
+    assert measured().free_bytes < size / 10
 
 
 # Retention

@@ -45,12 +45,22 @@ class _Consumer(Shape):
     behind: Annotated[Amount, about("Rows of the log that it has not read yet")]
 
 
+class _RoomPart(Shape):
+    name: Annotated[str, about("messages, index, minute rollups, hour rollups, day rollups, free pages, audit, …")]
+    bytes: Amount
+    bytes_a_day: Annotated[Amount, about("What comes; 0 where that is not known")]
+
+
 class _Room(Shape):
     store_bytes: Amount
     available_bytes: Amount
-    bytes_a_day: Annotated[int, about("How the log grows; null while it is too young")] | None
+    bytes_a_day: Annotated[int, about("What comes, also what is deleted later; null while the log is too young")] | None
     retention_days: Annotated[Amount, about("0 keeps everything")]
-    full_on: Annotated[int, time_ms("When the disk is full, as the log grows now")] | None
+    full_on: (
+        Annotated[int, time_ms("When the disk is full, as the store grew in the last week and retention deletes")]
+        | None
+    )
+    parts: Annotated[list[_RoomPart], about("What takes the room; large parts of SQLite are estimates")]
     sentence: Annotated[str, about("The same in a sentence, with what to do")]
 
 
@@ -85,6 +95,7 @@ class OperatorsOverview(Shape):
             "bytesADay": None,
             "retentionDays": 0,
             "fullOn": None,
+            "parts": [{"name": "messages", "bytes": 2_048, "bytesADay": 0}],
             "sentence": "954 MiB are free; the log is too young for a forecast",
         },
         "engine": "postgresql",
@@ -307,7 +318,15 @@ def _overview(found: Overview, connectors: list[_FailingConnector]) -> Operators
         problem=found.problem,
         listeners=[_Listener(one.name, one.address, one.problem, dict(one.answers)) for one in found.listeners],
         consumers=[_Consumer(one.name, one.position, one.behind) for one in found.consumers],
-        room=_Room(room.store, room.available, room.grows, found.retention_days, found.full_on, room.sentence),
+        room=_Room(
+            room.store,
+            room.available,
+            room.grows,
+            found.retention_days,
+            found.full_on,
+            [_RoomPart(one.name, one.size, one.grows) for one in room.parts],
+            room.sentence,
+        ),
         engine=found.engine,
         node=None if found.node is None else _node(found.node),
         connectors=connectors,

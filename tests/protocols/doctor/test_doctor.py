@@ -13,17 +13,19 @@ from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from broker.messages.rollup_days import RollupDays
+from broker.operating.forecast import Forecast, KeptDays
 from config.settings import Address, Http, Settings, Tls
 from protocols.cli import main
 from protocols.doctor.certificates import look_at_certificates, mode_allows
 from protocols.doctor.examination import CHECKS
 from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, unit_finding
 from protocols.doctor.patient import CheckResult, Patient
+from protocols.doctor.sizes import forecast_of, size_finding
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
 from protocols.operation.state import open_state
-from storage.engines import engine_of
 from storage.engines.sqlite_check import check_integrity
-from storage.growth import Growth, growth
+from storage.sizes import Sample, Sizes, StorePart
 from storage.sql import StoreError
 from tests.certificates import DAY, Authority
 from tests.damaged_pages import damage, leaves
@@ -85,6 +87,7 @@ def test_a_healthy_machine_has_a_line_for_each_check_and_nothing_changes(setting
         "store",
         *(["cluster"] if ENGINE == "postgresql" else []),
         "disk",
+        "size",
         "clock",
         "port",
         "certificate",
@@ -164,43 +167,57 @@ def test_the_check_of_the_store_is_bounded(settings: Settings) -> None:
         check_integrity(store.with_name("none"), seconds=1)
 
 
-def grown(settings: Settings, now_ms: int) -> Growth:
-    with engine_of(settings).snapshot() as snapshot:
-        return growth(snapshot, now_ms=now_ms)
-
-
-@pytest.mark.parametrize(("days", "rows"), [(2, ROWS / 2), (70, ROWS / 70)])
-def test_growth_is_that_of_the_last_week(settings: Settings, days: int, rows: float) -> None:
-    fill(settings, from_ms=NOW_MS - days * DAY_MS, to_ms=NOW_MS)
-    found = grown(settings, NOW_MS)
-    with engine_of(settings).snapshot() as snapshot:
-        assert found.store_bytes == pytest.approx(snapshot.size_bytes, rel=0.01)
-    assert found.bytes_a_day == pytest.approx(rows * found.store_bytes / ROWS, rel=0.01)
+def test_growth_is_that_of_the_last_week(settings: Settings) -> None:
+    for days in (2, 70):
+        begin_store(settings)
+        fill(settings, from_ms=NOW_MS - days * DAY_MS, to_ms=NOW_MS)
+        found = forecast_of(settings)
+        assert found is not None
+        of_messages = next(part.size for part in found.parts if part.name == "messages")
+        assert found.bytes_a_day == pytest.approx(of_messages / days, rel=0.1)
 
 
 def test_a_log_of_hours_or_of_long_ago_forecasts_nothing(settings: Settings) -> None:
-    assert grown(settings, NOW_MS).bytes_a_day is None
     fill(settings, from_ms=NOW_MS - DAY_MS // 2, to_ms=NOW_MS)
-    assert grown(settings, NOW_MS).bytes_a_day is None
-    assert grown(settings, NOW_MS + 8 * DAY_MS).bytes_a_day == 0
+    young = forecast_of(settings)
+    assert (young and young.bytes_a_day) is None
+    assert "too young" in disk_finding(10 * GIB, young).text
+    begin_store(settings)
+    fill(settings, from_ms=NOW_MS - 30 * DAY_MS, to_ms=NOW_MS - 8 * DAY_MS)
+    old = forecast_of(settings)
+    assert old is not None
+    assert old.bytes_a_day == 0
+    assert "nothing came" in disk_finding(10 * GIB, old).text
+
+
+def forecast(a_day: float, *, retention: int) -> Forecast:
+    """Of ten days of messages."""
+    samples = [Sample(NOW_MS - hour * 3_600_000, a_day / 24, 1) for hour in range(240)]
+    found = Sizes(round(10 * a_day), 0, True, NOW_MS - 10 * DAY_MS, [StorePart("messages", 10 * a_day, samples)])
+    return Forecast(found, KeptDays(retention, RollupDays(), 365, 30, {}), now_ms=NOW_MS)
 
 
 @each_row(
-    ("available", "found", "retention", "ok", "text"),
+    ("available", "a_day", "retention", "ok", "text"),
     [
-        (10 * GIB, Growth(GIB, None), 0, True, "too young for a forecast"),
-        (100 * MIB, Growth(GIB, None), 0, False, "make room"),
-        (10 * GIB, Growth(GIB, 0.0), 0, True, "nothing came"),
-        (10 * GIB, Growth(GIB, 100 * MIB), 0, True, "fill them in 102 days"),
-        (10 * GIB, Growth(GIB, GIB), 0, False, "fill them in 10 days: make room, or set storage.retention_days to at"),
-        (10 * GIB, Growth(GIB, GIB), 5, True, "fit with retention of 5 days"),
-        (10 * GIB, Growth(GIB, GIB), 30, False, "at most 10"),
-        (GIB, Growth(5 * GIB, GIB), 5, True, "fit with retention"),
+        (100 * MIB, 0, 0, False, "make room"),
+        (10 * GIB, 100 * MIB, 0, True, "100.0 MiB a day fill them on "),
+        (10 * GIB, GIB, 0, False, "in 9 days: make room, or set storage.retention_days to at most 19"),
+        (10 * GIB, GIB, 5, True, "fit: the store will have at most 5,"),
+        (10 * GIB, GIB, 15, True, "fit: the store will have at most 15,"),
+        (10 * GIB, GIB, 30, False, "at most 19"),
     ],
 )
-def test_the_forecast_of_the_disk(available: int, found: Growth, retention: int, ok: bool, text: str) -> None:
-    finding = disk_finding(available, found, retention)
+def test_the_forecast_of_the_disk(available: int, a_day: float, retention: int, ok: bool, text: str) -> None:
+    finding = disk_finding(available, forecast(a_day, retention=retention))
     assert (finding.ok, text in finding.text) == (ok, True), finding
+
+
+def test_the_parts_of_the_store_are_told_with_their_settings() -> None:
+    finding = size_finding(forecast(10 * MIB, retention=30))
+    assert finding.ok
+    assert "the store has 100.0 MiB: messages 100.0 (+10.0 a day), free pages 0.0" in finding.text
+    assert "storage.retention_days" in finding.text
 
 
 def test_an_interrupted_rotation_and_an_open_key_are_found(settings: Settings) -> None:

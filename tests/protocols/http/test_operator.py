@@ -13,7 +13,7 @@ import trio
 from broker.accounts.sign_up import add_account
 from broker.cluster.leases import NodeStatus
 from broker.connectors.problems import NO_DEVICE, Doing
-from broker.operating.port import BackupFailedError, Check, ListenerStatus, Room
+from broker.operating.port import BackupFailedError, Check, ListenerStatus, Room, RoomPart
 from broker.services import Services
 from broker.trace.refusals import LISTED_SOURCES, Tally
 from config.settings import ConsoleSettings, PaymentSettings, Settings
@@ -49,7 +49,7 @@ class FakeMachine:
         return {"coap": {"requests": 7}}
 
     async def room(self) -> Room:
-        return Room(4096, 10_000, 1_000, False, "make room")
+        return Room(4096, 10_000, 1_000, 10, "make room", [RoomPart("index", 1_024, 7)])
 
     async def examine(self) -> Sequence[Check]:
         return [Check("disk", False, "make room")]
@@ -119,6 +119,7 @@ async def test_the_overview_answers_the_first_questions(api: httpx.AsyncClient, 
     found = await ask(api, "GET", "/overview", ada)
     assert (found["version"], found["problem"]) == ("1.2.3", "coaps does not listen: no GnuTLS")
     assert found["room"]["fullOn"] == found["now"] + 10 * 86_400_000
+    assert found["room"]["parts"] == [{"name": "index", "bytes": 1_024, "bytesADay": 7}]
     assert found["statistics"]["coap"] == {"requests": 7}
     assert "messages" in found["statistics"]["ingest"]
     services.operating.machine = None

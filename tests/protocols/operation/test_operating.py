@@ -80,5 +80,7 @@ async def test_the_doctor_looks_and_the_listeners_are_named(services: Services, 
     assert found["disk"]
     assert [(one.name, one.address, one.problem) for one in machine.listeners()] == [("http", "127.0.0.1:8080", "")]
     room = await machine.room()
-    assert (room.grows, room.is_enough) == (None, False)
+    assert (room.grows, room.full_in_days) == (None, None)
+    assert "free pages" in [part.name for part in room.parts]
+    assert sum(part.size for part in room.parts) == pytest.approx(room.store, rel=0.05)
     assert room.available > 0

@@ -137,8 +137,9 @@ def test_the_doctor(settings: Settings, tmp_path: Path, monkeypatch: pytest.Monk
     (found,) = look_at_store(Patient(settings, None, "", ""))
     assert found.ok, found.text
     assert "PostgreSQL" in found.text
-    (found,) = look_at_disk(Patient(settings, None, "", ""))
+    found, size = look_at_disk(Patient(settings, None, "", ""))
     assert "on the server" in found.text
+    assert "free pages" in size.text
     nowhere = Settings(state_dir=settings.state_dir, storage=Storage(url="postgresql://a:secret@127.0.0.1:1/b"))
     (found,) = look_at_store(Patient(nowhere, None, "", ""))
     assert not found.ok

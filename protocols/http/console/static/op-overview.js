@@ -56,7 +56,9 @@ function paint(data) {
     ["Stand by", node.standbys.join(", ") || "no node"], ["Latency of the database", `${shown(Math.round(node.latencySeconds * 10000) / 10)} ms`]];
   fill(body.room, figures(["Engine", data.engine === "sqlite" ? "SQLite" : "PostgreSQL"], ...several, ["Store", fileSize(room.storeBytes)], ["Free on its disk", fileSize(room.availableBytes), room.fullOn !== null],
     ["Grows a day", room.bytesADay === null ? "too young to tell" : fileSize(room.bytesADay)], ["Retention", room.retentionDays ? `${whole(room.retentionDays)} days` : "keeps everything"],
-    ["The disk is full", room.fullOn === null ? (room.bytesADay === null ? "too young to tell" : "not in sight") : fullTime(room.fullOn), room.fullOn !== null]), h("p", {}, `${room.sentence}.`));
+    ["The disk is full", room.fullOn === null ? (room.bytesADay === null ? "too young to tell" : "not in sight") : fullTime(room.fullOn), room.fullOn !== null]), h("p", {}, `${room.sentence}.`),
+    room.parts.length ? h("table", {}, h("caption", { class: "unseen" }, "Parts of the store"), heads("Part of the store", "Size#", "Comes a day#"), h("tbody", {}, [...room.parts].sort((a, b) => b.bytes - a.bytes).map((one) =>
+      h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { class: "size" }, fileSize(one.bytes)), h("td", { class: "size" }, one.bytesADay ? fileSize(one.bytesADay) : "–"))))) : null);
   const lags = [["snapshots and rollups", of(data, "folds", "held_rows")], ["rules", of(data, "rules", "waiting_rows")], ["subscriptions", of(data, "subscriptions", "backlog")],
     ["connectors", of(data, "connectors", "waiting")], ["mails", of(data, "mails", "waiting")]];
   fill(body.consumers, h("table", {}, h("caption", { class: "unseen" }, "Waiting for each consumer"), heads("Consumer", "Messages behind#"), h("tbody", {}, lags.map(([name, behind]) =>
