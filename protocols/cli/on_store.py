@@ -24,7 +24,7 @@ async def run_on_store(settings: Settings, state: StateDirectory, command: str, 
 
     Raises:
         DomainError: the command is refused.
-        StateError: a daemon on another machine serves the store.
+        StateError: a daemon on another machine serves the store, or a command runs there.
         StoreError: the store cannot be used, or an older version has made it: the daemon and `trunkline migrate`
             upgrade it.
     """
@@ -32,7 +32,7 @@ async def run_on_store(settings: Settings, state: StateDirectory, command: str, 
     enter(Origin("command line", f"operator {os.getuid()}"))
     services_of_store = open_services(settings, Database(engine), state.vault, streams=cloud_streams(settings))
     # The state directory is locked, which keeps the daemon of this machine away; PostgreSQL may have others.
-    alone = nullcontext() if isinstance(engine, SqliteEngine) else alone_for_a_command(engine, settings)
+    alone = nullcontext() if isinstance(engine, SqliteEngine) else alone_for_a_command(engine, settings, command)
     async with alone, services_of_store as services:
         arguments = await with_ids(services, arguments)
         done = await COMMANDS[command](services, arguments)

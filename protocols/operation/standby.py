@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _LEAST_PATIENCE_SECONDS: Final = 2.0
 
 
+#: Stands between the name of a node and a command that has the lease.
+_OF_COMMAND: Final = " (command "
+_LOOK_SECONDS: Final = 0.1
 _log = structlog.get_logger(__name__)
 
 
@@ -101,20 +104,20 @@ async def serving_alone(
 
 
 @asynccontextmanager
-async def alone_for_a_command(engine: "PostgresqlEngine", settings: Settings) -> AsyncIterator[None]:
+async def alone_for_a_command(engine: "PostgresqlEngine", settings: Settings, command: str) -> AsyncIterator[None]:
     """As `serving_alone`, for a command that writes as a daemon does.
 
-    Raises StateError: a daemon serves, on this machine or another one.
+    Raises StateError: a daemon serves, or another command runs, on this machine or another one.
     """
     table = LeaseTable(engine, end_sessions=engine.end_sessions)
     cluster = settings.cluster
-    keeper = Keeper(table, f"{cluster.name} (command)", engine.instance, cluster.lease_seconds)
+    # No other process has this name, so that it does not replace a command of a machine with the same one.
+    node = f"{cluster.name}{_OF_COMMAND}{command} {engine.instance})"
+    keeper = Keeper(table, node, engine.instance, cluster.lease_seconds)
     try:
         await table.prepare(engine.prepare_leases)
-        if (held := await keeper.try_to_take()) is None:
-            holder = await table.find(DAEMON)
-            name = "another node" if holder is None else f"node {holder.node}"
-            raise StateError(f"{engine}: {name} serves this store: give the command there, or stop the daemon")
+        if (held := await _lease_of_command(keeper, table)) is None:
+            raise StateError(f"{engine}: {_who_has_it(await table.find(DAEMON))}")
         engine.fence_with(held)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.keep_forever)
@@ -127,6 +130,30 @@ async def alone_for_a_command(engine: "PostgresqlEngine", settings: Settings) ->
     finally:
         with trio.CancelScope(shield=True):
             await table.close()
+
+
+async def _lease_of_command(keeper: Keeper, table: LeaseTable) -> HeldLease | None:
+    """The lease; None: a daemon has it, or a command that runs. One that was killed does not renew its lease, whose end
+    is waited for."""
+    first: LeaseRecord | None = None
+    while (held := await keeper.try_to_take()) is None:
+        found = await table.find(DAEMON)
+        if found is None or found.is_given_back:
+            continue
+        if _OF_COMMAND not in found.node or (
+            first is not None and (found.epoch, found.until) != (first.epoch, first.until)
+        ):
+            return None
+        first = first or found
+        await trio.sleep(_LOOK_SECONDS)
+    return held
+
+
+def _who_has_it(holder: LeaseRecord | None) -> str:
+    node, is_command, command = ("another node" if holder is None else holder.node).partition(_OF_COMMAND)
+    if not is_command:
+        return f"node {node} serves this store: give the command there, or stop the daemon"
+    return f"the command `{command.rpartition(' ')[0]}` runs on this store, of node {node}: wait until it has ended"
 
 
 async def cut_silent_forever(engine: "PostgresqlEngine") -> None:

@@ -9,19 +9,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from msgspec import structs
 
+from broker.cluster.keeper import DAEMON
 from broker.secrets import Vault
-from config.settings import Settings, Storage, load_settings
+from config.settings import Cluster, Settings, Storage, load_settings
 from protocols.doctor.cluster import look_at_cluster
 from protocols.doctor.patient import Patient
 from protocols.doctor.state import look_at_disk, look_at_store
 from protocols.errors import StateError
 from protocols.operation.backup import BackupNotWrittenError, make_backup
 from protocols.operation.restore import restore_backup
+from protocols.operation.standby import alone_for_a_command
 from protocols.operation.state import open_state
 from storage.engines import engine_of, has_store
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
+from storage.leases import LeaseStore
 from storage.sql import StoreError
 from tests.daemon import Daemon, command_output, run_command, write_world
 from tests.postgresql import server
@@ -277,3 +281,29 @@ def test_the_doctor_says_what_to_do_about_each_mistake(make: str, change: str, s
     assert found[0][:2] == ("store", False), found
     assert said in found[0][2], found
     assert all("Traceback" not in text for _, _, text in found)
+
+
+async def test_two_commands_of_machines_with_one_name_run_one_after_the_other(settings: Settings) -> None:
+    settings = structs.replace(settings, cluster=Cluster(node="a", lease_seconds=4.0))
+    first, second, third = (engine_of(settings) for _ in range(3))
+    assert isinstance(first, PostgresqlEngine)
+    assert isinstance(second, PostgresqlEngine)
+    assert isinstance(third, PostgresqlEngine)
+    async with alone_for_a_command(first, settings, "user list"):
+        with closing(first.open(read_only=False)) as writer:
+            with pytest.raises(StateError, match=r"the command `user list` runs on this store, of node a: wait until"):
+                async with alone_for_a_command(second, settings, "audit"):
+                    pass
+            writer.begin(write=True)
+            writer.execute("DELETE FROM counter")  # nobody has replaced it
+            writer.commit()
+    async with alone_for_a_command(second, settings, "audit"):
+        pass
+    # One that was killed: nobody renews its lease, or gives it back.
+    with closing(third.open(read_only=False)) as killed:
+        assert (
+            LeaseStore(killed).take(DAEMON, "a (command audit 1)", "1", 1.0, former=LeaseStore(killed).find(DAEMON))
+            is not None
+        )
+    async with alone_for_a_command(second, settings, "audit"):
+        pass
