@@ -146,6 +146,7 @@ class PostgresqlConnection:
         self._is_begun = self._is_writing = self._is_ended = False
         self._node = engine.new_name()
         self._number = 0  # of the last commit
+        self._streams = 0
         self._log_statements: dict[tuple[object, ...], str] = {}
         self._head: int | None = None  # the highest position that this connection has given
         self.partitions = Partitions(self)
@@ -175,7 +176,12 @@ class PostgresqlConnection:
         return [tuple(row) for row in self._run(translated(sql), parameters, binary=True).tuples()]
 
     def _run(
-        self, sql: str, parameters: Mapping[str, Any] | Sequence[Any], *, binary: bool | None = None
+        self,
+        sql: str,
+        parameters: Mapping[str, Any] | Sequence[Any],
+        *,
+        binary: bool | None = None,
+        prepare: bool | None = None,
     ) -> PostgresqlResult:
         if not self._is_begun:
             self._be_connected()
@@ -183,7 +189,7 @@ class PostgresqlConnection:
         self.waits_since, self.is_unreplicated = time.monotonic(), False
         try:
             cursor = self._cursor
-            cursor.execute(sql, parameters, binary=binary)
+            cursor.execute(sql, parameters, binary=binary, prepare=prepare)
             if cursor.description is None:
                 return _NOTHING
             return PostgresqlResult([column.name for column in cursor.description], cursor.fetchall())
@@ -193,14 +199,26 @@ class PostgresqlConnection:
             self.waits_since = None
 
     def stream(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-        # A page after the other, larger and larger: the library would fetch all rows, and a cursor is one more trip.
-        sql, size, offset = f"{sql} LIMIT :stream_limit OFFSET :stream_offset", _FIRST_PAGE, 0
-        while True:
-            rows = list(self.execute(sql, {**parameters, "stream_limit": size, "stream_offset": offset}).tuples())
+        if not self._is_begun:  # without a transaction no cursor, and no snapshot of several statements
+            yield from self.execute(sql, parameters).tuples()
+            return
+        size, offset = _FIRST_PAGE, 0
+        if not self._is_writing:  # all statements see one snapshot; a cursor is one more trip, which few need
+            page = {**parameters, "stream_limit": size}
+            rows = list(self.execute(f"{sql} LIMIT :stream_limit", page).tuples())
             yield from rows
             if len(rows) < size:
                 return
-            offset += size
+            offset = size
+        self._streams += 1
+        cursor = f"stream_{self._streams}"  # which the end of the transaction closes
+        declared = translated(f"DECLARE {cursor} NO SCROLL CURSOR FOR {sql} OFFSET :stream_offset")
+        self._run(declared, {**parameters, "stream_offset": offset}, prepare=False)
+        while True:
+            rows = list(self._run(f"FETCH {size} FROM {cursor}", (), prepare=False).tuples())
+            yield from rows
+            if len(rows) < size:
+                return
             size = min(2 * size, _LARGEST_PAGE)
 
     def _send_later(self) -> None:

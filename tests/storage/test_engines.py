@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from storage.audit import AuditStore
 from storage.connectors import ConnectorStore
 from storage.database import EngineConnection, StoreEngine
 from storage.device_management import DeviceManagementStore
-from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.messages import MessageStore
@@ -67,6 +68,32 @@ def test_a_long_result_comes_whole_whatever_its_parameters_are_named(store: Engi
         store.execute("INSERT INTO field (key, path) VALUES (:key, :path)", {"key": number, "path": str(number)})
     rows = store.stream(f"SELECT key FROM field WHERE key > :{name} ORDER BY key", {name: 10})  # noqa: S608 - rows above
     assert [row[0] for row in rows] == list(range(11, 200))
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_stream_costs_its_rows_once_and_sees_one_moment(
+    store: EngineConnection, monkeypatch: pytest.MonkeyPatch, write: bool
+) -> None:
+    """Of which others read between, and end it early."""
+    store.insert_many("field", ("key", "path"), [(key, str(key)) for key in range(10_000)])
+    sql = "SELECT key FROM field WHERE key >= :from ORDER BY key"
+    store.begin(write=write)
+    of_two = [store.stream(sql, {"from": 0}), store.stream(sql, {"from": 5_000})]
+    found = [[row[0] for row in islice(one, 40)] for one in of_two]
+    assert found == [list(range(40)), list(range(5_000, 5_040))]
+    if write and isinstance(store, PostgresqlConnection):  # SQLite says nothing of what its readers see of that
+        store.execute("DELETE FROM field WHERE key >= 6000")
+    executed, run = list[str](), type(store)._run  # type: ignore[attr-defined]
+
+    def noting(self: Any, text: str, *arguments: Any, **more: Any) -> Any:
+        executed.append(text)
+        return run(self, text, *arguments, **more)
+
+    monkeypatch.setattr(type(store), "_run", noting)
+    assert [row[0] for row in of_two[0]] == list(range(40, 10_000))
+    assert all(text.startswith("FETCH") for text in executed)
+    assert len(executed) < 12
+    store.rollback()
 
 
 def test_every_text_comes_back(store: EngineConnection) -> None:
