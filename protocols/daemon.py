@@ -75,6 +75,7 @@ from protocols.outbound.mail import mail_transport
 from protocols.outbound.rules import rule_requests
 from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
+from protocols.outbound.tls import client_context
 from protocols.outbound.tracing import MessageTraces, otlp_provider
 from protocols.streams.hub import Hub
 from protocols.streams.inherited import hand_over, inherited_sockets
@@ -156,7 +157,12 @@ async def _run(
         engine = engine_of(settings, progress=systemd.tell_of_upgrade)
         # A take-over waits for nothing that could be made before.
         contexts = _contexts(settings, reloading)
-        ways_out, providers, processor = _ways_out(settings), identity_providers(settings), payment_processor(settings)
+        tls = client_context(settings.outbound.ca_file)  # one for all: the system's authorities take 20 ms to read
+        ways_out, providers, processor = (
+            _ways_out(settings, tls),
+            identity_providers(settings, tls),
+            payment_processor(settings, tls),
+        )
         shipped_models()
         ballast, serving = None, None
         if isinstance(engine, SqliteEngine):  # the lock of the state directory keeps others away
@@ -243,13 +249,13 @@ class _WaysOut(TypedDict):
     streams: Streams | None
 
 
-def _ways_out(settings: Settings) -> _WaysOut:
+def _ways_out(settings: Settings, tls: ssl.SSLContext) -> _WaysOut:
     """The ways out of the machine that workers use. Raises SettingsError."""
     return {
         "mail_transport": mail_transport(settings),
-        "third_party": third_party(settings),
-        "rule_requests": rule_requests(settings),
-        "callbacks": http_callbacks(settings),
+        "third_party": third_party(settings, tls),
+        "rule_requests": rule_requests(settings, tls),
+        "callbacks": http_callbacks(settings, tls),
         "streams": cloud_streams(settings),
     }
 

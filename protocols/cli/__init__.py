@@ -7,7 +7,7 @@ import click
 
 from config.shown_command import commands_of_this_program
 from protocols.cli.failures import CommandError, leaves
-from protocols.operation.interpreter import collect_garbage_seldom
+from protocols.operation.interpreter import collect_garbage_seldom, importing
 
 #: The module of each command, in the order of the help text.
 _COMMANDS = {
@@ -81,8 +81,10 @@ class _Commands(click.Group):
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        collect_garbage_seldom()  # modules are none, and to look through them takes a fifth of an import
-        module = importlib.import_module(f"protocols.cli.{_COMMANDS[cmd_name]}")
+        collect_garbage_seldom()
+        name = f"protocols.cli.{_COMMANDS[cmd_name]}"
+        with importing(name):
+            module = importlib.import_module(name)
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 

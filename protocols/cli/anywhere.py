@@ -11,6 +11,7 @@ import trio
 from config.settings import Settings
 from protocols.control.client import ControlUnavailableError, send_command
 from protocols.errors import STORE, StateInUseError, require_store
+from protocols.operation.interpreter import importing
 from storage.engines import engine_of, has_store
 
 _WAIT_SECONDS: Final = 10  # for a daemon that starts or stops
@@ -86,9 +87,10 @@ async def _run_on_store(
     settings: Settings, command: str, arguments: Mapping[str, Any], *, key_path: Path | None = None
 ) -> Any:
     # Imports the daemon, which takes a second: not needed where a running daemon answers.
-    from config.logging import configure_logging  # noqa: PLC0415
-    from protocols.cli.on_store import run_on_store  # noqa: PLC0415
-    from protocols.operation.state import open_state  # noqa: PLC0415
+    with importing("protocols.cli.on_store"):
+        from config.logging import configure_logging  # noqa: PLC0415
+        from protocols.cli.on_store import run_on_store  # noqa: PLC0415
+        from protocols.operation.state import open_state  # noqa: PLC0415
 
     configure_logging("warning", settings.log.format)
     with open_state(settings, key_path=key_path) as state:

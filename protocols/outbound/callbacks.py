@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import secrets
+import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -27,7 +28,6 @@ from config.limits import (
 )
 from config.settings import Settings
 from protocols.outbound.http import HttpFailedError, OutboundHttp
-from protocols.outbound.tls import client_context
 from protocols.rendering import action_entry, message_entry
 
 _IDLE_SECONDS: Final = 30.0
@@ -39,14 +39,9 @@ _TIMESTAMP: Final = "t1me" + secrets.token_hex(16)
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def http_callbacks(settings: Settings) -> "HttpCallbacks":
-    """Raises SettingsError when `outbound.ca_file` cannot be used."""
-    outbound = settings.outbound
-    return HttpCallbacks(
-        OutboundHttp(
-            client_context(outbound.ca_file), allow_private=outbound.allow_private_addresses, idle_seconds=_IDLE_SECONDS
-        )
-    )
+def http_callbacks(settings: Settings, tls: ssl.SSLContext) -> "HttpCallbacks":
+    allow_private = settings.outbound.allow_private_addresses
+    return HttpCallbacks(OutboundHttp(tls, allow_private=allow_private, idle_seconds=_IDLE_SECONDS))
 
 
 class HttpCallbacks:

@@ -1,5 +1,6 @@
 """HTTP requests of cloud connectors to third parties."""
 
+import ssl
 from math import inf
 
 import httpx
@@ -10,15 +11,10 @@ from broker.connectors.port import ThirdParty, ThirdPartySilentError, ThirdParty
 from config.limits import CONNECTOR_ANSWER_BYTES, CONNECTOR_SECONDS
 from config.settings import Settings
 from protocols.outbound.http import HttpFailedError, OutboundHttp
-from protocols.outbound.tls import client_context
 
 
-def third_party(settings: Settings) -> ThirdParty:
-    """Raises SettingsError when `outbound.ca_file` cannot be used."""
-    outbound = settings.outbound
-    return HttpThirdParty(
-        OutboundHttp(client_context(outbound.ca_file), allow_private=outbound.allow_private_addresses)
-    )
+def third_party(settings: Settings, tls: ssl.SSLContext) -> ThirdParty:
+    return HttpThirdParty(OutboundHttp(tls, allow_private=settings.outbound.allow_private_addresses))
 
 
 class HttpThirdParty:

@@ -4,6 +4,7 @@ The metadata and keys of a provider are cached for an hour. Redirects are not fo
 or loopback.
 """
 
+import ssl
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from broker.nesting import check_nesting
 from config.providers import is_trustworthy
 from config.settings import IdentityProvider, Settings, SettingsError
 from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
-from protocols.outbound.tls import client_context
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Authlib warns that it prefers another httpx package
@@ -61,15 +61,11 @@ class _Known:
     keys_asked_at: float = 0.0
 
 
-def identity_providers(settings: Settings) -> Providers:
-    """The client of the providers in the settings.
-
-    Raises:
-        SettingsError: a secret's file or `outbound.ca_file` cannot be used.
-    """
+def identity_providers(settings: Settings, tls: ssl.SSLContext) -> Providers:
+    """The client of the providers in the settings. Raises SettingsError when a secret's file cannot be used."""
     secrets = {provider.name: _secret(provider) for provider in settings.accounts.providers}
     # The operator has chosen the providers, so they may be on a private network.
-    return HttpProviders(secrets, OutboundHttp(client_context(settings.outbound.ca_file), allow_private=True))
+    return HttpProviders(secrets, OutboundHttp(tls, allow_private=True))
 
 
 def _secret(provider: IdentityProvider) -> str:

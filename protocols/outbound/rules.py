@@ -1,18 +1,15 @@
 """HTTP requests of rules to addresses that their owners choose (reference 12.2)."""
 
+import ssl
+
 from broker.rules.sending.requests import HttpContent, RuleRequestFailedError, RuleRequests
 from config.limits import RULE_REQUEST_ANSWER_BYTES, RULE_REQUEST_SECONDS
 from config.settings import Settings
 from protocols.outbound.http import HttpFailedError, OutboundHttp
-from protocols.outbound.tls import client_context
 
 
-def rule_requests(settings: Settings) -> RuleRequests:
-    """Raises SettingsError when `outbound.ca_file` cannot be used."""
-    outbound = settings.outbound
-    return HttpRuleRequests(
-        OutboundHttp(client_context(outbound.ca_file), allow_private=outbound.allow_private_addresses)
-    )
+def rule_requests(settings: Settings, tls: ssl.SSLContext) -> RuleRequests:
+    return HttpRuleRequests(OutboundHttp(tls, allow_private=settings.outbound.allow_private_addresses))
 
 
 class HttpRuleRequests:

@@ -9,6 +9,7 @@ expired (https://docs.stripe.com/api/checkout/sessions/expire), and then the ses
 """
 
 import hmac
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -32,7 +33,6 @@ from broker.monetization.port import (
 from broker.nesting import check_nesting
 from config.settings import PaymentSettings, Settings
 from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
-from protocols.outbound.tls import client_context
 
 TOLERANCE_SECONDS: Final = 300
 _SECONDS: Final = 20.0
@@ -153,9 +153,9 @@ def _session_in(answer: HttpAnswer) -> _Session:
         raise PaymentFailed("an answer that cannot be read") from error
 
 
-def payment_processor(settings: Settings) -> Processor:
-    """The processor that the settings ask for. Raises SettingsError when `outbound.ca_file` cannot be used."""
+def payment_processor(settings: Settings, tls: ssl.SSLContext) -> Processor:
+    """The processor that the settings ask for."""
     if settings.payments.processor == "manual":
         return ManualProcessor()
     # The operator has chosen the address, so it may be private.
-    return Stripe(OutboundHttp(client_context(settings.outbound.ca_file), allow_private=True), settings.payments)
+    return Stripe(OutboundHttp(tls, allow_private=True), settings.payments)

@@ -10,6 +10,7 @@ import trio.testing
 from broker.accounts.provider_port import AuthenticationRequest, ProviderError
 from config.settings import Accounts, IdentityProvider, Settings, SettingsError
 from protocols.outbound.identity_providers import TALK_SECONDS, identity_providers
+from protocols.outbound.tls import client_context
 
 LEAVING = AuthenticationRequest("https://us.example.org/callback", "state", "nonce", "v" * 64)
 
@@ -28,7 +29,7 @@ async def test_a_provider_that_does_not_answer(autojump_clock: trio.testing.Mock
         listeners = await nursery.start(partial(trio.serve_tcp, say_nothing, 0, host="127.0.0.1"))
         port = listeners[0].socket.getsockname()[1]
         provider = IdentityProvider(name="slow", issuer=f"http://127.0.0.1:{port}", client_id="us")
-        providers, started = identity_providers(settings_for(provider)), trio.current_time()
+        providers, started = identity_providers(settings_for(provider), client_context("")), trio.current_time()
         with pytest.raises(ProviderError, match="no answer within 10 s"):
             await providers.authorization_url(provider, LEAVING)
         assert trio.current_time() - started == pytest.approx(TALK_SECONDS)
@@ -44,4 +45,4 @@ def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | 
         name="example", issuer="https://id.example.org", client_id="us", client_secret_file=str(file)
     )
     with pytest.raises(SettingsError, match=f"example: .*{reason}"):
-        identity_providers(settings_for(provider))
+        identity_providers(settings_for(provider), client_context(""))

@@ -15,6 +15,7 @@ from broker.secrets import token_hash
 from broker.services import Services
 from config.settings import Accounts, Address, IdentityProvider, Limits, Settings
 from protocols.outbound.identity_providers import identity_providers
+from protocols.outbound.tls import client_context
 from storage.keys import OrganizationKey, UserKey
 from storage.records import SecondFactorRecord, UserRecord
 from tests.broker.accounts.claim_world import open_unproved
@@ -52,7 +53,7 @@ def settings(tmp_path: Path, provider: OpenIdProvider) -> Settings:
 
 @pytest.fixture
 async def services(opener: ServicesOpener, settings: Settings) -> AsyncIterator[Services]:
-    async with opener(providers=identity_providers(settings)) as opened:
+    async with opener(providers=identity_providers(settings, client_context(""))) as opened:
         yield opened
 
 

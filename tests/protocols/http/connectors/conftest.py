@@ -16,6 +16,7 @@ from broker.connectors.terms import ConnectorEntry, ConnectorTerms
 from broker.services import Services
 from config.settings import Address, Outbound, Settings
 from protocols.outbound.connectors import third_party
+from protocols.outbound.tls import client_context
 from storage.engines.sqlite import SqliteEngine
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
@@ -57,7 +58,7 @@ async def cloud(nursery: trio.Nursery) -> ThirdPartyCloud:
 
 @pytest.fixture
 def way_out(settings: Settings) -> ThirdParty:
-    return third_party(settings)
+    return third_party(settings, client_context(""))
 
 
 @pytest.fixture
