@@ -1,7 +1,8 @@
 """Values as PostgreSQL takes and gives them, so that the stores get what SQLite would give them.
 
-A number is a bigint or a double, also a boolean. PostgreSQL's text holds no NUL: it is written in two characters, of
-which no JSON text has the first one. Numbers of rollups keep the form they came in, as JSON.
+A number is a bigint or a double, also a boolean. NaN is NULL in both directions, and infinity is a number. PostgreSQL's
+text holds no NUL: it is written in two characters, of which no JSON text has the first one. Numbers of rollups keep the
+form they came in, as JSON.
 """
 
 import json
@@ -22,6 +23,7 @@ _ESCAPE: Final = "\x1a"
 _ESCAPE_BYTE: Final = b"\x1a"
 _NO_NULL: Final = struct.Struct(">IIIII")  # dimensions, whether there are NULLs, type, length, first index
 _LENGTH: Final = struct.Struct(">i")
+_DOUBLE: Final = struct.Struct(">d")
 _NULL: Final = _LENGTH.pack(-1)
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -56,6 +58,27 @@ class _NumberDumper(Dumper):
         return _number(obj)
 
 
+class _FloatDumper(FloatBinaryDumper):
+    def dump(self, obj: float) -> Buffer | None:
+        return None if isnan(obj) else super().dump(obj)
+
+
+class _FloatLoader(Loader):
+    """Of a column, or of what was calculated from infinities."""
+
+    def load(self, data: Buffer) -> float | None:
+        number = float(str(data, "ascii"))
+        return None if isnan(number) else number
+
+
+class _BinaryFloatLoader(Loader):
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> float | None:
+        (number,) = _DOUBLE.unpack(data)
+        return None if isnan(number) else number
+
+
 class _TextLoader(Loader):
     def load(self, data: Buffer) -> str:
         text = str(data, "utf-8")
@@ -69,8 +92,10 @@ class _BinaryTextLoader(_TextLoader):
 class _NumericLoader(Loader):
     """Sums of bigints, which are whole, and averages."""
 
-    def load(self, data: Buffer) -> int | float:
+    def load(self, data: Buffer) -> int | float | None:
         text = str(data, "ascii")
+        if text == "NaN":
+            return None
         return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
@@ -130,7 +155,7 @@ def adapt(connection: "psycopg.Connection[Any]") -> None:
     for kind, dumper in (
         (int, Int8BinaryDumper),
         (bool, Int8BinaryDumper),
-        (float, FloatBinaryDumper),
+        (float, _FloatDumper),
         (bytes, BytesBinaryDumper),
         (bytearray, BytesBinaryDumper),
         (memoryview, BytesBinaryDumper),
@@ -145,6 +170,8 @@ def adapt(connection: "psycopg.Connection[Any]") -> None:
     for name, loader in (
         ("text", _TextLoader),
         ("text", _BinaryTextLoader),
+        ("float8", _FloatLoader),
+        ("float8", _BinaryFloatLoader),
         ("numeric", _NumericLoader),
         ("json", _JsonLoader),
         ("json", _BinaryJsonLoader),
@@ -179,6 +206,8 @@ def _int8s(values: Sequence[Any]) -> _Array:
 
 
 def _float8s(values: Sequence[Any]) -> _Array:
+    if any(value is not None and isnan(value) for value in values):
+        values = [None if value is None or isnan(value) else value for value in values]
     return _Float8Array(_fixed(values, "d", 701))
 
 

@@ -27,6 +27,7 @@ from storage.rollups import RollupStore
 from storage.rules import RuleState, RuleStore
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreError
+from storage.tables import TableShape
 from tests.postgresql import server
 from tests.rows import each_row
 from tests.stores import make_store
@@ -156,6 +157,37 @@ def test_numbers_of_rollups_keep_their_form_and_every_bit(store: EngineConnectio
     rollups.put_all([of_zero])
     key = (DeviceKey(1), 1, "minute", 0)
     assert repr(rollups.at([key, (DeviceKey(1), 2, "minute", 0)])) == repr({key: of_zero})
+
+
+@each_row("number", [0.5, 1.7976931348623157e308, 5e-324, math.inf, -math.inf, math.nan, None])
+def test_every_double_comes_back_and_not_a_number_is_null(store: EngineConnection, number: float | None) -> None:
+    """Whichever way it goes in: alone, with others, and with a copy; and whichever way it comes back."""
+    columns = ("device", "field", "level", "bucket", "count", "numbers", "m2")
+    store.execute("DELETE FROM rollup")
+    store.execute(
+        "INSERT INTO rollup (device, field, level, bucket, count, numbers, m2) VALUES (1, 1, 'minute', 0, 1, 1, :m2)",
+        {"m2": number},
+    )
+    rows = [(1, 2, "minute", 0, 1, 1, number), (1, 3, "minute", 0, 1, 1, 0.25)]
+    store.put_many("rollup", columns, columns[:4], rows)
+    store.begin(write=True)
+    tables = store.tables()  # type: ignore[attr-defined] # of both engines
+    tables.load(TableShape("rollup", columns, (), (), frozenset()), [(1, 4, "minute", 0, 1, 1, number)])
+    wanted = None if number is None or math.isnan(number) else number
+    expected = [wanted, wanted, 0.25, wanted]
+    sql = "SELECT m2 FROM rollup ORDER BY field"
+    assert repr([row[0] for row in store.execute(sql).tuples()]) == repr(expected)
+    assert repr([row[0] for row in tables.rows(sql, {})]) == repr(expected)
+    store.rollback()
+
+
+def test_what_no_number_is_calculated_from_is_null(store: EngineConnection) -> None:
+    found = store.execute(
+        "SELECT sum(value) AS total, avg(value) AS mean FROM (SELECT CAST(:one AS DOUBLE PRECISION) AS value"
+        " UNION ALL SELECT CAST(:other AS DOUBLE PRECISION)) AS given",
+        {"one": math.inf, "other": -math.inf},
+    ).one()
+    assert dict(found or {}) == {"total": None, "mean": None}
 
 
 @each_row(
