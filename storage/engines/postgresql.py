@@ -78,6 +78,8 @@ _BUSY: Final = "55P03"
 #: A row without a partition (the schema has no CHECK).
 _NO_PARTITION: Final = "23514"
 _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
+_READ_ONLY: Final = "25006"
+_IS_READ_ONLY: Final = "the server is read-only"
 _UNREPLICATED: Final = "a commit waits for a synchronous standby of the server, which does not answer it"
 #: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
 _NAME: Final = "split_part(application_name, ' - ', 1)"
@@ -446,13 +448,15 @@ class PostgresqlConnection:
     def _alone(self, sql: str, of_rows: int, values: Sequence[Any]) -> int:
         """Run a statement that is a transaction of its own, and takes the number of the commit with it. Returns the
         highest position that it has given."""
-        number, row = self._number + 1, None
+        number, row, until = self._number + 1, None, self._until()
         while row is None:
             try:
                 self.partitions.keep_ahead(self._head or 0)
                 row = self._run(sql, [of_rows, self._node, number, *values]).one()
-            except StoreLostError:
+            except StoreLostError as error:
                 row = self._settled(number)
+                if row is None and time.monotonic() >= until:  # it breaks again and again
+                    raise StoreAwayError(f"{self._engine.target}: {error}") from error
         given = int(row["head"])
         self._number, self._head = number, given
         self._engine.history.note(self._node, number, given)
@@ -468,6 +472,7 @@ class PostgresqlConnection:
         # A commit that waited for a synchronous standby is there before the standby has it, once its session is gone.
         # One that writes waits for the standby, too, and so for that commit.
         sql = "UPDATE batch SET head = head WHERE node = %s AND number = %s RETURNING head"
+        until = self._until()
         while True:
             if self.is_unreplicated:  # it would wait on: front ends have waited for long enough
                 self._number, self.is_unreplicated = number, False
@@ -475,12 +480,16 @@ class PostgresqlConnection:
                 raise StoreDoubtfulError(f"{self._engine.target}: {_UNREPLICATED}")
             try:
                 return self._run(sql, [self._node, number]).one()
-            except StoreLostError:
-                continue
-            except StoreUnreachableError as error:
+            except (StoreLostError, StoreUnreachableError) as error:
+                if isinstance(error, StoreLostError) and time.monotonic() < until:
+                    continue
                 self._number = number  # it may be taken
                 self._engine.contact.count("commits_in_doubt")
                 raise StoreDoubtfulError(str(error)) from error
+
+    def _until(self) -> float:
+        """Until when a work is tried again that begins now, by time.monotonic."""
+        return time.monotonic() + self._engine.contact.patience_seconds
 
     def settle(self) -> Mapping[str, Any] | None:
         if (row := self._settled(self._number)) is not None:
@@ -556,6 +565,7 @@ class PostgresqlConnection:
                 adapt(connection)
                 self._engine.history.check(connection, target)
                 if not self._read_only:
+                    _check_writable(connection, target)
                     _end_former(connection, self.name)
             self._socket = target.other_socket(connection)
         except psycopg.Error as error:
@@ -573,6 +583,8 @@ class PostgresqlConnection:
     def _store_error(self, error: psycopg.Error) -> StoreError:
         text = self._engine.target.without_secret(f"{type(error).__name__}: {said(error)}")
         state = error.sqlstate or ""
+        if state == _READ_ONLY:
+            text = f"{_IS_READ_ONLY}: {text}"
         # The library has no code for a connection that broke: it knows only that there is no answer.
         is_silent = not state and (isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError)
         if is_silent or self._connection.broken or self._connection.closed or state.startswith(LOST):
@@ -590,6 +602,12 @@ class PostgresqlConnection:
             return StoreBusyError(text)
         is_full = state == _FULL or _FULL_HINT in (error.diag.message_hint or "")
         return StoreFullError(text) if is_full else StoreError(text)
+
+
+def _check_writable(connection: "psycopg.Connection[tuple[Any, ...]]", target: Target) -> None:
+    """Raises StoreAwayError: whoever administers the server has made it read-only, though it is no copy."""
+    if connection.execute("SELECT current_setting('transaction_read_only')").fetchone() == ("on",):
+        raise StoreAwayError(f"{target}: {_IS_READ_ONLY}")
 
 
 def _end_former(connection: "psycopg.Connection[tuple[Any, ...]]", name: str) -> None:

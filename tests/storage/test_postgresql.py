@@ -24,7 +24,7 @@ from config.settings import Cluster, Settings, Storage
 from protocols.operation.standby import cut_silent_forever
 from storage import migrations
 from storage.database import CommitGroup, Database, Transaction
-from storage.engines import engine_of
+from storage.engines import engine_of, postgresql
 from storage.engines import postgresql_schema as schema
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.postgresql_target import Target, explained, is_away
@@ -178,6 +178,35 @@ async def test_without_its_server_a_write_fails_after_the_patience_and_at_once_a
             await database.write(count("a"))
         proxy.is_closed = False
         assert await database.write(count("a")) == 1
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_server_that_has_become_read_only_is_refused_after_the_patience(
+    name: str, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
+    """Whether a new connection can see it, or each transaction is refused."""
+    async with opened(through(proxy, name, patience=0.5)) as (database, journal):
+        assert await database.write(count("a")) == 1
+        where = "_check_writable" if is_seen else "_end_former"
+        known = getattr(postgresql, where)
+
+        def read_only(connection: Any, *given: Any) -> None:
+            connection.execute("SET default_transaction_read_only = on")
+            known(connection, *given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(postgresql, where, read_only)
+            proxy.cut()
+            with pytest.raises(StoreError, match="the server is read-only"):
+                await database.write(count("a"))
+            append(journal, 1)
+            with pytest.raises(StoreError, match="the server is read-only"):
+                await journal.wait_committed()
+        proxy.cut()
+        assert await database.write(count("a")) == 2
+        append(journal, 2)
+        await journal.wait_committed()
+        assert await stored(database) == [2]
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
@@ -725,7 +754,7 @@ import sys
 from pathlib import Path
 sys.modules["psycopg"] = None
 from config.settings import Settings, Storage
-from storage.engines import engine_of
+from storage.engines import engine_of, postgresql
 import protocols.cli, protocols.daemon
 engine_of(Settings(state_dir=Path("/nowhere")))
 try:
