@@ -128,9 +128,9 @@ def lift_references(connection: StoreConnection) -> None:
         connection.execute("PRAGMA foreign_keys = OFF")
 
 
-def make_index(path: Path) -> None:
+def make_index(engine: StoreEngine) -> None:
     """Make the index entries of rows that were written into the log beside its store."""
-    with closing(SqliteEngine(path).open(read_only=False)) as connection:
+    with closing(engine.open(read_only=False)) as connection:
         messages, is_more = MessageStore(connection), True
         while is_more:
             connection.begin(write=True)

@@ -25,8 +25,8 @@ import trio
 from config.limits import APPROVED_ROWS_MAX
 from config.settings import load_settings
 from protocols.cli.provision import apply_document
-from storage.database import Transaction
-from storage.engines.sqlite import SqliteEngine
+from storage.database import StoreEngine, Transaction
+from storage.engines import engine_of
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from tests.attacks.flooding import ask_each
@@ -145,7 +145,7 @@ def world(folder: Path, *, messages: int, settings: str = "") -> Iterator["World
     command_output("provision", file, "--config", daemon.config)
     end_ms = int(time.time() * 1000) - 3_600_000
     start_ms = end_ms - 2 * 86_400_000
-    _write_log(next(daemon.state.glob("*.sqlite*")), messages, start_ms, end_ms)
+    _write_log(engine_of(load_settings(daemon.config, {})), messages, start_ms, end_ms)
     daemon.start()
     try:
         one = World(daemon, start_ms, end_ms)
@@ -155,20 +155,20 @@ def world(folder: Path, *, messages: int, settings: str = "") -> Iterator["World
         daemon.stop()
 
 
-def _write_log(store: Path, messages: int, start_ms: int, end_ms: int) -> None:
-    with closing(SqliteEngine(store, synchronous="off").open(read_only=False)) as connection:
+def _write_log(engine: StoreEngine, messages: int, start_ms: int, end_ms: int) -> None:
+    with closing(engine.open(read_only=False)) as connection:
         tx = Transaction(connection)
         found = [tx.devices.by_id(one) for one in (device_id(0), EVES_DEVICES[0])]
         ada, eve = (DeviceKey(one.key) for one in found if one is not None)
         rows = [_row(number + 1, ada, start_ms + number) for number in range(100)]
         step = (end_ms - start_ms) / messages
         rows += [_row(101 + number, eve, start_ms + int(number * step)) for number in range(messages)]
-        connection.begin(write=True)
         for first in range(0, len(rows), 5_000):
             some = rows[first : first + 5_000]
+            connection.begin(write=True)
             tx.messages.append(some, [], [], head=some[-1].position)
-        connection.commit()
-    make_index(store)
+            connection.commit()
+    make_index(engine)
 
 
 def eves_token(number: int) -> str:

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from pathlib import Path
 
+from storage.engines import engine_at
 from tests.daemon import Daemon
 from tests.stores import make_index
 
@@ -90,7 +91,7 @@ def generate(store: Path, messages: int, end_ms: int) -> None:
     db.execute("COMMIT")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
-    make_index(store)
+    make_index(engine_at(str(store)))
 
 
 _FIELDS = {"messages": "", "state": "state", "temperature": "temperature", "intensity": "intensity"}

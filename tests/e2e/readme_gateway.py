@@ -21,6 +21,7 @@ import httpx
 
 from tests.daemon import DEMO_ON_ANY_PORT, TRUNKLINE, bearer
 from tests.forked_program import forked_program
+from tests.stores import configuration, storage_of
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # for what takes a second on an idle machine
@@ -147,9 +148,14 @@ class Gateway:
         return self.root / "etc/trunkline/trunkline.toml"
 
     @property
+    def state_dir(self) -> Path:
+        return self.root / "var/lib/private/trunkline"
+
+    @property
     def state(self) -> dict[str, str]:
         """For commands that name no configuration."""
-        return {"TRUNKLINE_STATE_DIR": str(self.root / "var/lib/private/trunkline")}
+        url = storage_of(self.state_dir).url
+        return {"TRUNKLINE_STATE_DIR": str(self.state_dir), "TRUNKLINE_STORAGE_URL": url}
 
     @property
     def url(self) -> str:
@@ -235,14 +241,14 @@ def running_gateway(folder: Path) -> Iterator[Gateway]:
     for name, text in (("sudo", _SUDO), ("systemctl", _SYSTEMCTL)):
         (folder / "bin" / name).write_text(text, encoding="utf-8")
         (folder / "bin" / name).chmod(0o755)
-    command = [str(TRUNKLINE), "demo", "--state", str(state), *DEMO_ON_ANY_PORT]
+    command = [str(TRUNKLINE), "demo", "--state", str(state), "--store", storage_of(state).url, *DEMO_ON_ANY_PORT]
     with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         pid = folder / "pid"
         pid.write_text(str(process.pid), encoding="utf-8")
         try:
             printed = eventually(output.read_text, lambda text: "\nConsole: " in text, 0.1)
             gateway = Gateway(folder, printed)
-            gateway.config.write_text(_CONFIGURATION.format(state=state), encoding="utf-8")
+            gateway.config.write_text(configuration(_CONFIGURATION.format(state=state), state), encoding="utf-8")
             with forked_program(folder / "bin"):  # in the PATH of all blocks
                 yield gateway
         finally:

@@ -14,6 +14,7 @@ import httpx
 from config.settings import load_settings
 from tests.e2e.readme_calls import GARDEN
 from tests.e2e.readme_gateway import BLOCKS, ROOT, Gateway, documents, eventually
+from tests.postgresql import ENGINE, STATES
 
 yaml: Any = import_module("yaml")  # of amqtt, without types
 MORE: Final = """
@@ -140,7 +141,11 @@ def every_night(gateway: Gateway, code: str) -> None:
 def restored(gateway: Gateway, code: str) -> None:
     """The daemon that is started afterwards has what was there before."""
     before = gateway.get(f"/messages/last?sdids={gateway.variables['DEVICE']}")
-    gateway.paste(code)
+    stop, *others = code.splitlines()
+    gateway.paste(stop)
+    if ENGINE == "postgresql":  # the store does not go away with the state directory
+        STATES.empty(gateway.state_dir)
+    gateway.paste("\n".join(others))
     address = re.search(r" http=(\S+)", (gateway.folder / "ready").read_text(encoding="utf-8"))
     assert address is not None
     url = f"http://{address[1]}/v1.1/messages/last?sdids={gateway.variables['DEVICE']}"

@@ -9,6 +9,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from trio_websocket import open_websocket_url
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, device_token, run_command, running_daemon
+from tests.stores import configuration
 
 PATIENCE_SECONDS = 60
 MANIFEST = {
@@ -86,6 +87,6 @@ async def test_from_upload_to_failures(tmp_path: Path) -> None:
 
 def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
     config = tmp_path / "trunkline.toml"
-    config.write_text(f'state_dir = "{tmp_path / "state"}"\n', encoding="utf-8")
+    config.write_text(configuration(f'state_dir = "{tmp_path / "state"}"\n', tmp_path / "state"), encoding="utf-8")
     done = run_command("type", "list", "--config", config)
     assert (done.returncode, done.stderr) == (1, f"trunkline: no daemon runs on {tmp_path / 'state'}\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 
 from tests.daemon import USER_TOKEN, bearer, command_output, device_id, run_command, running_daemon
+from tests.stores import configuration
 
 
 def run(*arguments: str | Path) -> str:
@@ -30,6 +31,6 @@ def test_history_and_statistics_of_a_running_daemon(tmp_path: Path) -> None:
 
 def test_statistics_without_a_daemon_says_so(tmp_path: Path) -> None:
     config = tmp_path / "trunkline.toml"
-    config.write_text(f'state_dir = "{tmp_path / "state"}"\n', encoding="utf-8")
+    config.write_text(configuration(f'state_dir = "{tmp_path / "state"}"\n', tmp_path / "state"), encoding="utf-8")
     done = run_command("statistics", "--config", config)
     assert (done.returncode, done.stderr) == (1, f"trunkline: no daemon runs on {tmp_path / 'state'}\n")

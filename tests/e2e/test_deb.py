@@ -91,6 +91,7 @@ def serving(root: OtherRoot) -> Iterator[None]:
             assert daemon.wait(timeout=60) == 0
 
 
+@pytest.mark.sqlite("the package as it is built by default has no driver of PostgreSQL")
 @pytest.mark.timeout(400)  # with the building
 def test_a_package_is_installed_used_upgraded_removed_and_purged(packages: Packages, tmp_path: Path) -> None:
     with other_root(tmp_path) as root:

@@ -54,7 +54,7 @@ def daemon(tmp_path: Path) -> Daemon:
                 for ts in (now_ms - (MESSAGES - number) * 600_000,)
             ],
         )
-    make_index(daemon.state / "store.sqlite")
+    make_index(engine_at(str(daemon.state / "store.sqlite")))
     return daemon
 
 

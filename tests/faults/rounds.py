@@ -15,6 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
+from storage.engines import engine_at
 from tests.daemon import Daemon, device_id
 from tests.faults.clients import PROTOCOLS, Counting, rest
 from tests.stores import make_index
@@ -276,4 +277,4 @@ def _fill(database: Path, rows: int) -> None:
             ),
         )
         db.execute("INSERT OR REPLACE INTO counter (name, value) VALUES ('head', ?)", (rows,))
-    make_index(database)
+    make_index(engine_at(str(database)))
