@@ -4,6 +4,7 @@ import time
 from typing import Any, Final
 
 import pytest
+from selenium.common.exceptions import ElementClickInterceptedException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -42,6 +43,17 @@ def test_live_says_since_when_a_device_is_silent_and_numbers_say_what_they_are(s
     silent.sees("mean of the last ten minutes 30", ".chart .latest")
     silent.sees_no("No message since")
     assert measured(silent.browser) == []
+
+
+def test_a_range_cannot_be_chosen_before_the_page_can_show_it(ada: User) -> None:
+    driver = ada.browser.driver
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        driver.get(f"{ada.origin}/console/devices/{device_id(52)}")
+        with pytest.raises(ElementClickInterceptedException):
+            driver.find_element(By.XPATH, "//*[@id='ranges']/button[.='Day']").click()
+    finally:
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 def test_a_chart_without_values_says_so(ada: User) -> None:

@@ -51,6 +51,7 @@ export class Drawing {
     this.zoom = null;
     this.own = null;  // a range that the person chose or zoomed into
     this.asked = 0;
+    $("#drawing").inert = false;  // until now a click would be lost
     if (this.fields.size === 0) {
       fill($("#charts"), empty("Nothing to draw", "This type of device has no field with a number or a switch."));
       $("#ranges").hidden = true;
