@@ -27,7 +27,7 @@ PAGES: Final = {
     "/developer/subscriptions": "Subscriptions",
     "/developer/trials": "New trial",
     "/developer/usage": "Used this month",
-    "/operator": "no damage",
+    "/operator": "descriptors",
     "/operator/people": "Messages a month",
     "/operator/devices": "Connected now",
     "/operator/refusals": "The latest refusals",
