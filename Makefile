@@ -6,6 +6,7 @@
 #             store and its clients
 # make again  the tests that failed last, at most three, one after the other
 # make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
+# make soak SECONDS=3600   one daemon under everything at once: does anything grow (tests/soak/README.md)
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
 # make deb    build/trunkline_….deb for this Debian, with learning and streams; EXTRAS=tracing adds, EXTRAS=none omits; needs no root
 # make reproduce   builds the wheel and the package twice, in different circumstances, and compares them; some minutes
@@ -20,7 +21,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit both tests check test again fuzz faults bench deb reproduce sbom audit-dependencies lock clean
+.PHONY: run lint unit both tests check test again fuzz soak faults bench deb reproduce sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed $(if $(STORE),$(VENV)/.installed-postgresql)
@@ -78,6 +79,9 @@ again:
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.fuzz $(or $(TARGET),all) --seconds $(or $(SECONDS),600)
+
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600)
 
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m tests.faults

@@ -52,6 +52,7 @@ from protocols.operation.interpreter import (
     collect_garbage_seldom,
     freeze_objects,
     give_back_large_memory,
+    loop_statistics,
     switch_threads_often,
 )
 from protocols.operation.operating import DaemonMachine
@@ -235,6 +236,7 @@ async def _run(
 
 
 def _observe(core: Core, engine: StoreAnywhere) -> None:
+    core.life.observe("loop", loop_statistics)
     core.life.observe("damage", engine.damage.statistics)
     if not isinstance(engine, SqliteEngine):
         core.life.observe("database", engine.contact.statistics)

@@ -326,6 +326,9 @@ BROKER: Final[Mapping[str, Part]] = {
 
 #: Counts that `protocols/daemon.py` observes, the last two over PostgreSQL only: a list counts by its length.
 DAEMON: Final[Mapping[str, Part]] = {
+    "loop": {
+        "tasks": _now("loop_tasks", "Tasks of the event loop: workers, and those of connections."),
+    },
     "damage": {
         "failures": _total("store_damage_failures", "Statements that met a part of the store that cannot be read."),
         "tables": _now("store_damaged_tables", "Tables of which a part cannot be read."),

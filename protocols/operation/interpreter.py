@@ -5,6 +5,9 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE_BYTES = 1024 * 1024
@@ -15,6 +18,15 @@ _LARGE_BYTES = 1024 * 1024
 _SWITCH_SECONDS = 0.00005
 
 _NEW_CONTAINERS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStatistics:
+    tasks: int
+
+
+def loop_statistics() -> LoopStatistics:
+    return LoopStatistics(trio.lowlevel.current_statistics().tasks_living)
 
 
 def switch_threads_often() -> None:

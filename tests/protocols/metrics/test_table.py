@@ -11,6 +11,7 @@ from protocols.coap.lwm2m.server import Lwm2mStatistics
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.metrics.collecting import members
 from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Metric
+from protocols.operation.interpreter import LoopStatistics
 from storage.damage import DamageStatistics
 from storage.engines.postgresql_contact import ContactStatistics
 
@@ -44,6 +45,7 @@ def test_each_counter_of_a_listener_has_a_metric() -> None:
 
 def test_each_statistic_of_the_daemon_has_a_metric() -> None:
     assert {name: set(part) for name, part in DAEMON.items()} == {
+        "loop": {field.name for field in fields(LoopStatistics)},
         "damage": {field.name for field in fields(DamageStatistics)},
         "database": {field.name for field in fields(ContactStatistics)},
         "node": {field.name for field in fields(NodeStatus)} - {"node"},  # a label of `store_info`
