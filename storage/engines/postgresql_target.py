@@ -13,6 +13,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import conninfo
 
+from storage.engines.postgresql_names import resolved
 from storage.sql import StoreAwayError, StoreError, StoreUnreachableError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -100,7 +101,7 @@ class Target:
             read_only: whether it refuses to write.
             name: as the server shows it.
             seconds: how long each server of the address has to take the connection, unless the address says it, and
-                then to answer. The library takes no less than two.
+                then to answer. The library takes no less than two. The look-up of their names has as long.
 
         Raises:
             StoreAwayError: the server does not answer.
@@ -175,6 +176,11 @@ class Target:
                 given["password"] = self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise StoreError(f"storage.password_file: {self.password_file}: cannot be read") from error
+        hosts = str(given.get("host") or os.environ.get("PGHOST") or "")
+        try:
+            given = resolved(given, hosts, seconds)
+        except OSError as error:
+            raise StoreAwayError(self._with_help(str(error))) from error
         own = {**_DEFAULTS, "connect_timeout": str(max(int(seconds), 2)), "application_name": name}
         return conninfo.make_conninfo(**{**own, **given, "client_encoding": "UTF8"})
 
@@ -188,7 +194,9 @@ class Target:
             ) from error
 
     def _explained(self, error: psycopg.Error) -> str:
-        text = self.without_secret(said(error))
+        return self._with_help(self.without_secret(said(error)))
+
+    def _with_help(self, text: str) -> str:
         help_ = next((found for pattern, found in _HELP if pattern.search(text)), "")
         return f"{self}: {text}{f' ({help_.format(create=self.how_to_create())})' if help_ else ''}"
 

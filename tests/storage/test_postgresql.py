@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
@@ -710,6 +711,44 @@ def test_a_password_is_hidden_however_the_address_spells_it(url: str) -> None:
     for part in ("s3", "733", "%2f", "%2F", "/b", "a9", "A9"):
         assert part not in hidden
     assert Target(url).without_secret("a/b s3é is wrong") == "… is wrong"
+
+
+@each_row(("host", "port"), [("slow.invalid", ""), ("slow.invalid,127.0.0.1", "{port}"), ("/nowhere,slow.invalid", "")])
+def test_a_name_server_that_does_not_answer_is_not_waited_for(
+    name: str, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch, host: str, port: str
+) -> None:
+    asked, answers = list[str](), threading.Event()
+
+    def slow(host: str, *_given: Any, **_more: Any) -> list[Any]:
+        asked.append(host)
+        answers.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "later")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    options = f"host={host}&port={port.format(port=proxy.port)}&sslmode=disable&gssencmode=disable"
+    target = Target(f"postgresql://postgres@/{name}?{options}")
+    try:
+        began = time.monotonic()
+        for _ in range(3):  # of which each would wait for as long as the name server takes
+            if "127.0.0.1" in host:
+                target.connect(seconds=0.3).close()
+                continue
+            with pytest.raises(StoreAwayError, match=r"the name slow\.invalid was not found within|No such file"):
+                target.connect(seconds=0.3)
+        assert time.monotonic() - began < 10
+        assert asked == ["slow.invalid"]
+    finally:
+        answers.set()
+
+
+def test_each_address_of_a_name_is_tried(name: str, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def two(_host: str, *_given: Any, **_more: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.9", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    target = Target(f"postgresql://postgres@db.invalid:{proxy.port}/{name}?sslmode=disable&gssencmode=disable")
+    with target.connect() as connection:
+        assert connection.info.host == "db.invalid"
 
 
 def test_without_a_free_descriptor_the_store_is_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
