@@ -72,8 +72,9 @@ _BATCHES_KEPT: Final = 1_000
 #: The former session of a connection has this long to end.
 _FORMER_SECONDS: Final = 1.5
 _FULL: Final = "53100"
-#: Of a disk quota, whose errors have no code of their own.
-_FULL_HINT: Final = "free disk space"
+#: Of a disk quota, whose errors have no code of their own: the functions of the server that make its files longer.
+_GROWING: Final = frozenset({"mdextend", "mdzeroextend", "FileFallocate"})
+_UNNAMED: Final = ("XX000", "58030")
 _BUSY: Final = "55P03"
 #: A row without a partition (the schema has no CHECK).
 _NO_PARTITION: Final = "23514"
@@ -600,7 +601,7 @@ class PostgresqlConnection:
             return StoreTakenError(text)
         if state == _BUSY:
             return StoreBusyError(text)
-        is_full = state == _FULL or _FULL_HINT in (error.diag.message_hint or "")
+        is_full = state == _FULL or (state in _UNNAMED and error.diag.source_function in _GROWING)
         return StoreFullError(text) if is_full else StoreError(text)
 
 

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import conninfo
 
 from storage.engines.postgresql_names import resolved
+from storage.engines.postgresql_refusals import refusal_codes
 from storage.sql import StoreAwayError, StoreError, StoreUnreachableError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -26,7 +27,7 @@ _DEFAULTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "5000",
 }
-#: The beginnings of the server's answers to a connection that it refuses, and what to do.
+#: Answers to a connection that is refused, and what to do. A server of another language is shown as it is.
 _HELP: Final = (
     (re.compile(r"password authentication failed|no password supplied"), "is the password right?"),
     (re.compile(r"database .* does not exist"), "make it: {create}"),
@@ -42,7 +43,9 @@ _HELP: Final = (
 LOST: Final = ("08", "57P", "25006", "25P03")
 #: Two spaces are behind the server's word for how bad an error is, in every language, and in no text of the library.
 _SAID_BY_SERVER: Final = re.compile(r": \S+:  ")
-#: Answers of a server, or of a pooler before it, that takes connections later.
+#: Codes of a server that starts or stops, or has no room for one more connection.
+_REFUSED_LATER: Final = ("57P", "53")
+#: Answers of a pooler, which has one code for all and speaks English, or of a server, that take connections later.
 _LATER: Final = re.compile(
     r"system is (starting up|shutting down|in recovery mode)|not (yet )?accepting connections|too many (clients|connec)"
     r"|connection slots|terminating connection|server_login_retry|cannot connect to server|connect failed"
@@ -108,9 +111,12 @@ class Target:
             StoreUnreachableError: it refuses the connection; the text says what to do.
             StoreError: the address or the password's file cannot be used.
         """
+        info = self._conninfo(name, seconds)
         try:
-            connection = psycopg.connect(self._conninfo(name, seconds), autocommit=True)
+            connection = psycopg.connect(info, autocommit=True)
         except psycopg.OperationalError as error:
+            if not is_away(error) and _is_later(info):
+                raise StoreAwayError(self._explained(error)) from error
             raise self._unreachable(error) from error
         except psycopg.Error as error:
             raise StoreError(f"{self}: {self.without_secret(said(error))}") from error
@@ -121,7 +127,9 @@ class Target:
                     f"SET synchronous_commit = {'on' if self.synchronous else 'off'};"
                     f" SET default_transaction_read_only = {'on' if read_only else 'off'};"
                     f" SET idle_in_transaction_session_timeout = {0 if read_only else 10_000};"
-                    " SET client_min_messages = warning; SET search_path = public"
+                    " SET client_min_messages = warning; SET search_path = public;"
+                    " SELECT set_config('lc_messages', 'C', FALSE)"
+                    " WHERE has_parameter_privilege('lc_messages', 'SET')"
                 )
         except psycopg.Error as error:
             connection.close()
@@ -222,6 +230,11 @@ class Target:
         ports += [ports[-1]] * (len(hosts) - len(ports))
         where = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
         return f"postgresql://{user}{where}/{given.get('dbname') or ''}"
+
+
+def _is_later(info: str) -> bool:
+    """Whether a server refuses everybody now, whatever its language is."""
+    return any(code.startswith(_REFUSED_LATER) for code in refusal_codes(conninfo.conninfo_to_dict(info)))
 
 
 def _spellings(character: str) -> str:

@@ -10,8 +10,8 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, suppress
-from functools import partial
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from functools import cache, partial
 from pathlib import Path
 from subprocess import run
 from threading import Thread
@@ -32,7 +32,7 @@ from storage.engines.postgresql_target import Target, explained, is_away
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
-from storage.sql import StoreAwayError, StoreError, StoreFullError, StoreUnreachableError
+from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreFullError, StoreUnreachableError
 from tests.cutting_proxy import CuttingProxy
 from tests.postgresql import Server, as_server, server
 from tests.rows import each_row
@@ -374,14 +374,15 @@ async def test_a_server_that_restarts_at_once_loses_nothing() -> None:
 
 
 async def test_a_server_without_room_refuses_loses_nothing_and_goes_on_with_room() -> None:
-    """A limit on the size of its files stands for a quota, which has no code of its own: tests/faults fills a disk."""
+    """A limit on the size of its files stands for a quota, which has no code of its own: tests/faults fills a disk. The
+    server says it in German."""
     own = Server(Path(server().folder) / "quota")
     own.folder.mkdir()
-    own.make()
+    own.make(*in_german())
     own.start()
     try:
-        own.administration.execute("CREATE DATABASE store TEMPLATE template0")
-        async with opened(PostgresqlEngine(Target(own.url("store")))) as (database, journal):
+        target = of_plain_role(own)
+        async with opened(PostgresqlEngine(target)) as (database, journal):
             limit_files(own, 17 << 20)  # a file of the server's log has 16 MiB, and is whole from its beginning on
             kept, refusal = 0, None
             while refusal is None:
@@ -391,7 +392,7 @@ async def test_a_server_without_room_refuses_loses_nothing_and_goes_on_with_room
                     kept += 1
                 except StoreFullError as error:
                     refusal = str(error)
-            assert "could not extend file" in refusal
+            assert in_words("could not extend file", "konnte Datei") in refusal
             append(journal, kept)
             await journal.wait_committed()  # there is room for a short one
             limit_files(own, "unlimited")
@@ -400,6 +401,71 @@ async def test_a_server_without_room_refuses_loses_nothing_and_goes_on_with_room
             assert kept > 10
     finally:
         own.stop("immediate")
+
+
+_GERMAN: Final = "de_DE.utf8"
+
+
+def in_german() -> tuple[str, ...]:
+    """The setting of a server whose language is German, where the machine has that."""
+    return (f"lc_messages={_GERMAN}",) if speaks_german() else ()
+
+
+def in_words(english: str, german: str) -> str:
+    return german if speaks_german() else english
+
+
+@cache
+def speaks_german() -> bool:
+    known = run(["locale", "-a"], capture_output=True, text=True, check=False).stdout.split()
+    return _GERMAN in known and bool(list(Path("/usr/share/locale/de/LC_MESSAGES").glob("postgres-*.mo")))
+
+
+def of_plain_role(own: Server) -> Target:
+    """A database of a role that may not choose the language."""
+    own.administration.execute("CREATE ROLE plain LOGIN")
+    own.administration.execute("CREATE DATABASE store TEMPLATE template0 OWNER plain")
+    return Target(own.url("store").replace("postgres@", "plain@"))
+
+
+def test_a_server_of_another_language_is_understood() -> None:
+    """Decisions go by its codes; and its texts are English where the role may choose."""
+    own = Server(Path(server().folder) / "german")
+    own.folder.mkdir()
+    own.make(*in_german(), "hot_standby=off", "max_connections=20", "superuser_reserved_connections=0")
+    own.start()
+    try:
+        target = of_plain_role(own)
+        engine = PostgresqlEngine(target, patience_seconds=0)
+        engine.migrate()
+        with closing(engine.open(read_only=False)) as connection:
+            with pytest.raises(StoreError, match=in_words("does not exist", "existiert nicht")):
+                connection.execute("SELECT 1 FROM nothing")
+            own.administration.execute("GRANT SET ON PARAMETER lc_messages TO plain")
+            with closing(engine.open(read_only=False)) as other, pytest.raises(StoreError, match="does not exist"):
+                other.execute("SELECT 1 FROM nothing")
+            connection.command("BEGIN; LOCK TABLE counter")
+            with closing(engine.open(read_only=False)) as other, pytest.raises(StoreBusyError):
+                other.command("BEGIN; SET LOCAL lock_timeout = 1; LOCK TABLE counter")
+        with (
+            ExitStack() as taken,
+            pytest.raises(StoreAwayError, match=in_words("connection slots|many", "verbindungen|viele")),
+        ):
+            while True:  # until there is no place for one more
+                taken.enter_context(target.connect())
+        own.stop("immediate")
+        (own.data / "standby.signal").touch()
+        own.start()  # it takes no connections: hot_standby
+        with pytest.raises(StoreAwayError, match=in_words("not accepting", "nimmt keine|akzeptiert")):
+            engine.migrate()
+    finally:
+        own.stop("immediate")
+
+
+def take_all_places(target: Target) -> None:
+    with ExitStack() as taken:
+        while True:
+            taken.enter_context(target.connect())
 
 
 def append_large(number: int, data: str, tx: Transaction) -> None:
