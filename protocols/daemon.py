@@ -57,9 +57,9 @@ from protocols.operation.interpreter import (
 )
 from protocols.operation.operating import DaemonMachine
 from protocols.operation.reload import Load, Reloading, renew_limits
-from protocols.operation.standby import serving_alone
+from protocols.operation.standby import serving_alone, when_the_store_answers
 from protocols.operation.start_check import check_store
-from protocols.operation.state import open_state
+from protocols.operation.state import StateDirectory, lock_state, read_state
 from protocols.operation.store_copies import forget_copies
 from protocols.operation.time_sync import is_clock_synchronized
 from protocols.outbound.callbacks import http_callbacks
@@ -148,16 +148,16 @@ def _only_leaf(error: BaseException) -> BaseException:
 async def _run(
     reloading: Reloading, ready: Ready | None, stop: trio.Event | None, has_begun: Callable[[], None]
 ) -> None:
-    settings = reloading.settings
     async with AsyncExitStack() as stack:
         stack.enter_context(_handlers_restored())
         hang_ups = None if reloading.load is None else stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
-        state = stack.enter_context(open_state(settings))
-        if len(state.keys) > 1:
-            _log.warning("key_rotation_interrupted", finish=f"stop the daemon and run: {shown_command('key rotate')}")
-        engine = engine_of(settings, progress=systemd.tell_of_upgrade)
         # A take-over waits for nothing that could be made before.
-        contexts = _contexts(settings, reloading)
+        contexts = _contexts(reloading.settings, reloading)
+        if (state := await _state(stack, reloading, hang_ups, contexts[0], stop)) is None:
+            _log.info("stopped")
+            return
+        settings = reloading.settings
+        engine = engine_of(settings, progress=systemd.tell_of_upgrade)
         tls = client_context(settings.outbound.ca_file)  # one for all: the system's authorities take 20 ms to read
         ways_out, providers, processor = (
             _ways_out(settings, tls),
@@ -233,6 +233,25 @@ async def _run(
                 connections.cancel_scope.deadline = trio.current_time() + reloading.settings.grace_seconds
             workers.cancel_scope.cancel()
     _log.info("stopped")
+
+
+async def _state(
+    stack: AsyncExitStack,
+    reloading: Reloading,
+    hang_ups: AsyncIterator[int] | None,
+    context: RenewableContext | None,
+    stop: trio.Event | None,
+) -> StateDirectory | None:
+    """The state directory, which is locked until the end of `stack`; None: the daemon was stopped before."""
+    settings = reloading.settings
+    read = partial(read_state, settings, stack.enter_context(lock_state(settings)))
+    if settings.storage.is_postgresql:  # without a key the database is asked for secrets of one
+        state = await when_the_store_answers(read, reloading, hang_ups, context, stop)
+    else:
+        state = read()
+    if state is not None and len(state.keys) > 1:
+        _log.warning("key_rotation_interrupted", finish=f"stop the daemon and run: {shown_command('key rotate')}")
+    return state
 
 
 def _observe(core: Core, engine: StoreAnywhere) -> None:

@@ -10,7 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 import trio
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _LEAST_PATIENCE_SECONDS: Final = 2.0
 
 
+T = TypeVar("T")
 #: Stands between the name of a node and a command that has the lease.
 _OF_COMMAND: Final = " (command "
 _LOOK_SECONDS: Final = 0.1
@@ -224,16 +225,38 @@ async def _lease(
     return held
 
 
-async def _when_answered(function: Callable[[], None], waiting: "_Waiting") -> None:
+async def when_the_store_answers(
+    function: Callable[[], T],
+    reloading: Reloading,
+    hang_ups: AsyncIterator[int] | None,
+    context: TlsContext | None,
+    stop: trio.Event | None,
+) -> T | None:
+    """What a function returns that reads the store, in a thread, again and again while the store is away; None: the
+    daemon was stopped before. The arguments are those of `serving_alone`, and so is the wait.
+
+    Raises ListenerError: an address cannot be bound; and as the function.
+    """
+    found: T | None = None
+    async with trio.open_nursery() as nursery:
+        waiting = _Waiting(nursery, reloading, hang_ups, context, stop)
+        found = await _when_answered(function, waiting)
+        nursery.cancel_scope.cancel()
+    if waiting.problem is not None:
+        raise waiting.problem
+    return found
+
+
+async def _when_answered(function: Callable[[], T], waiting: "_Waiting") -> T:
     """Run the function in a thread, again and again while the store is away."""
     while True:
         try:
-            await trio.to_thread.run_sync(function, abandon_on_cancel=True)
+            found = await trio.to_thread.run_sync(function, abandon_on_cancel=True)
         except AWAY as error:
             waiting.is_away(error)
         else:
             waiting.answers()
-            return
+            return found
         await trio.sleep(AWAY_SECONDS)
 
 

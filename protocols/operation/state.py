@@ -54,8 +54,12 @@ def open_state(settings: Settings, *, key_path: Path | None = None) -> Iterator[
         StoreError: the key is missing, and the database that may have secrets of it cannot be read.
     """
     with lock_state(settings) as directory:
-        database = directory / STORE
-        yield StateDirectory(directory, database, *_key_file(settings, key_path))
+        yield read_state(settings, directory, key_path=key_path)
+
+
+def read_state(settings: Settings, directory: Path, *, key_path: Path | None = None) -> StateDirectory:
+    """The state whose directory this process has locked. Raises as `open_state`; it may ask the database."""
+    return StateDirectory(directory, directory / STORE, *_key_file(settings, key_path))
 
 
 @contextmanager

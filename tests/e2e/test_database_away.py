@@ -102,6 +102,30 @@ def test_a_daemon_waits_for_a_server_that_starts_late(
     assert [log.count(f" {event} ") for event in ("database_away", "database_answers")] == [1, 1], log
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_first_start_waits_for_the_server_as_later_ones(own: Server, nodes: tuple[Node, Node], stops: bool) -> None:
+    """There is no key yet, and the database is to be asked whether it has secrets of one."""
+    node, _ = nodes
+    (node.daemon.state / "key").unlink()
+    own.administration.execute(f"CREATE DATABASE fresh{stops:d} TEMPLATE template0".encode())
+    config = node.daemon.config.read_text(encoding="utf-8")
+    node.daemon.config.write_text(config.replace("/store?", f"/fresh{stops:d}?"), encoding="utf-8")
+    own.stop()
+    try:
+        node.begin()
+        is_ready(node, AWAY)
+        assert node.health("/healthz") == 200
+        if stops:
+            assert node.daemon.stop() == 0
+    finally:
+        own.start()
+    if not stops:
+        node.daemon.wait_ready()
+        is_ready(node, SERVES)
+        assert node.daemon.stop() == 0
+    assert (node.daemon.state / "key").exists() != stops
+
+
 def test_a_daemon_that_waits_for_the_database_can_be_stopped(own: Server, nodes: tuple[Node, Node]) -> None:
     own.stop()
     try:
