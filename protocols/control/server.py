@@ -1,6 +1,7 @@
 """The daemon's side of the control socket. `COMMANDS` lists what it can be asked."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,7 @@ from protocols.control.wire import (
     short_name,
     socket_path,
 )
+from protocols.errors import ListenerError
 from protocols.streams.accepting import accept_forever
 from storage.migrations import VERSION
 from storage.sql import StoreError
@@ -97,10 +99,11 @@ async def serve_control(
         state_dir: where the socket goes.
         counters: of the listeners; the command `statistics` shows them behind the broker's own.
         task_status: told when the socket listens.
+
+    Raises ListenerError: the socket cannot be made.
     """
     commands: Mapping[str, Command] = {**COMMANDS, "statistics": partial(_statistics, counters or {})}
     path = socket_path(state_dir)
-    path.unlink(missing_ok=True)  # a killed daemon has left it; the lock proves that no daemon listens there
     listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     limit = trio.CapacityLimiter(_MAX_CONNECTIONS)
 
@@ -109,9 +112,13 @@ async def serve_control(
             await _serve_client(rooms, commands, stream)
 
     try:
-        with short_name(path) as name:
-            await listener.bind(name)
-        path.chmod(0o600)  # before it listens: until then no process can connect
+        try:
+            path.unlink(missing_ok=True)  # a killed daemon has left it; the lock proves that no daemon listens there
+            with short_name(path) as name:
+                await listener.bind(name)
+            path.chmod(0o600)  # before it listens: until then no process can connect
+        except OSError as error:
+            raise ListenerError(f"{path}: {error.strerror}") from error
         listener.listen()
         task_status.started()
         async with trio.open_nursery() as connections:
@@ -124,7 +131,8 @@ async def serve_control(
             )
     finally:
         listener.close()
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # the next daemon removes it
+            path.unlink(missing_ok=True)
 
 
 async def _serve_client(rooms: ControlRooms, commands: Mapping[str, Command], stream: trio.SocketStream) -> None:

@@ -77,10 +77,11 @@ def lock_state(settings: Settings) -> Iterator[Path]:
                 held.callback(_give_away, directory, owner)
             itself = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, itself)
+            _take(lock, itself, settings)
+            _look_at_log(directory / STORE)
         except OSError as error:
-            raise StateError(f"state_dir {directory}: {error.strerror}") from error
-        _take(lock, itself, settings)
-        _look_at_log(directory / STORE)
+            where = error.filename if isinstance(error.filename, str) else directory
+            raise StateError(f"state_dir {where}: {error.strerror}") from error
         yield directory
 
 

@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import count
@@ -17,9 +18,14 @@ from protocols.coap.messages import LINK_FORMAT, CoapMessage, Code, Option, enco
 from protocols.coap.reliable import CoapFrameReader, encode_frame
 from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, Daemon, device_id, device_token
 
-Exchange = Callable[[int], bool]
+#: Sends a number and waits for its acknowledgement. Raises RefusedError, OSError, HTTPException.
+Exchange = Callable[[int], None]
 _SECONDS: Final = 5.0
 _SENML_JSON: Final = 110
+
+
+class RefusedError(Exception):
+    """Answered, but not by an acknowledgement: the status or code of the answer."""
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:
@@ -48,14 +54,15 @@ def mqtt(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS
     )
     link.sendall(b"\x10" + bytes((len(body) & 0x7F,)) + body)
     if _exactly(link, 4) != b"\x20\x02\x00\x00":
-        raise ConnectionError("refused")
+        raise RefusedError("CONNACK")
     topic = _text(f"/v1.1/messages/{device_id(device)}")
 
-    def exchange(number: int) -> bool:
+    def exchange(number: int) -> None:
         packet_id = struct.pack("!H", (number & 0x7FFF) + 1)
         packet = topic + packet_id + _body(number).encode()
         link.sendall(bytes((0x32, len(packet))) + packet)
-        return _exactly(link, 4) == b"\x40\x02" + packet_id
+        if _exactly(link, 4) != b"\x40\x02" + packet_id:
+            raise RefusedError("another packet")
 
     return exchange
 
@@ -64,12 +71,13 @@ def rest(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS
     link = held.enter_context(closing(http.client.HTTPConnection(*daemon.host_port("http"), timeout=seconds)))
     headers = {"Authorization": f"bearer {device_token(device)}", "Content-Type": "application/json"}
 
-    def exchange(number: int) -> bool:
+    def exchange(number: int) -> None:
         body = json.dumps({"sdid": device_id(device), "data": {"intensity": number}})
         link.request("POST", "/v1.1/messages", body, headers)
         answer = link.getresponse()
         answer.read()
-        return answer.status == 200
+        if answer.status != 200:
+            raise RefusedError(str(answer.status))
 
     return exchange
 
@@ -96,7 +104,10 @@ def websocket(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SE
             content = _exactly(link, size)
             if kind == 0x88:
                 raise ConnectionError("closed")
-            if kind == 0x81 and "data" in (answer := json.loads(content)):
+            answer = json.loads(content) if kind == 0x81 else {}
+            if "error" in answer:
+                raise RefusedError(str(answer["error"].get("code")))
+            if "data" in answer:
                 found: dict[str, object] = answer["data"]
                 return found
 
@@ -104,9 +115,10 @@ def websocket(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SE
     filler = "x" * 126  # so that each frame has the longer form of its size
     ask({"type": "register", "sdid": device_id(device), "Authorization": token, "filler": filler})
 
-    def exchange(number: int) -> bool:
+    def exchange(number: int) -> None:
         answer = ask({"data": {"intensity": number}, "sdid": device_id(device), "cid": str(number), "filler": filler})
-        return "mid" in answer
+        if "mid" not in answer:
+            raise RefusedError(str(answer.get("code", answer)))
 
     return exchange
 
@@ -125,13 +137,17 @@ def coap(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS
     # The socket before may have had this port, and its messages must not be taken for those (RFC 7252, 4.4).
     ids = count(int.from_bytes(os.urandom(2), "big"))
 
-    def exchange(number: int) -> bool:
+    def exchange(number: int) -> None:
         head = struct.pack("!BBHH", 0x42, 2, next(ids) & 0xFFFF, number & 0xFFFF)
         peer.send(head + options + b"\xff" + json.dumps({"data": {"intensity": number}}).encode())
         while True:
             answer = peer.recv(2048)
+            if answer[0] & 0x30 == 0:  # a response of its own, which is acknowledged: the next one waits for that
+                peer.send(b"\x60\x00" + answer[2:4])
             if answer[4:6] == head[4:6] and answer[1]:  # not an empty acknowledgement
-                return answer[1] == 0x41
+                if answer[1] != 0x41:
+                    raise RefusedError(f"{answer[1] >> 5}.{answer[1] & 31:02}")
+                return
 
     return exchange
 
@@ -165,9 +181,10 @@ def lwm2m(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECOND
     if ask("rd", *queries, kind=LINK_FORMAT, payload=b"</1/0>,</3/0>,</3303/0>") != Code.CREATED:
         raise ConnectionError("refused")
 
-    def exchange(number: int) -> bool:
+    def exchange(number: int) -> None:
         payload = json.dumps([{"n": "/3303/0/5700", "v": number}]).encode()
-        return ask("dp", kind=_SENML_JSON, payload=payload) == Code.CHANGED
+        if (code := ask("dp", kind=_SENML_JSON, payload=payload)) != Code.CHANGED:
+            raise RefusedError(f"{code >> 5}.{code & 31:02}")
 
     return exchange
 
@@ -187,12 +204,13 @@ def making(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECON
     link = held.enter_context(closing(http.client.HTTPConnection(*daemon.host_port("http"), timeout=seconds)))
     headers = {"Authorization": f"bearer {USER_TOKEN}", "Content-Type": "application/json"}
 
-    def exchange(number: int) -> bool:
+    def exchange(number: int) -> None:
         body = {"uid": ADA, "dtid": LIGHT_TYPE, "name": made_name(device, number)}
         link.request("POST", "/v1.1/devices", json.dumps(body), headers)
         answer = link.getresponse()
         answer.read()
-        return answer.status < 300
+        if answer.status >= 300:
+            raise RefusedError(str(answer.status))
 
     return exchange
 
@@ -205,37 +223,10 @@ def made_name(device: int, number: int) -> str:
 PROTOCOLS: Final[tuple[Callable[..., Exchange], ...]] = (mqtt, rest, websocket, coap)
 
 
-class Counting(threading.Thread):
-    """Counts on until the daemon is away or has refused a message. `sent` and `acknowledged` grow."""
-
-    def __init__(self, daemon: Daemon, device: int, first: int, *, noted: Callable[[int, int], None]) -> None:
-        """`noted` is called with the device and the number of each acknowledged message."""
-        super().__init__(name=f"device-{device}", daemon=True)
-        self._daemon, self._device, self._noted = daemon, device, noted
-        self.last = first
-        self.sent: set[int] = set()
-        self.acknowledged: set[int] = set()
-        self.refused = 0
-        self.stop = False
-
-    def run(self) -> None:
-        # The daemon goes away: that is the fault.
-        with suppress(OSError, http.client.HTTPException), ExitStack() as held:
-            exchange = PROTOCOLS[self._device % len(PROTOCOLS)](self._daemon, self._device, held)
-            while not self.stop:
-                self.last += 1
-                self.sent.add(self.last)
-                if not exchange(self.last):
-                    self.refused += 1
-                    return
-                self.acknowledged.add(self.last)
-                self._noted(self._device, self.last)
-
-
 class Lasting(threading.Thread):
     """Counts on through every fault: after a failure with the next number, a new connection and the next daemon.
 
-    `acknowledged` grows by the moment and the number of each answer.
+    `acknowledged` grows by the moment and the number of each answer, `seen` by what came instead.
     """
 
     def __init__(
@@ -246,29 +237,45 @@ class Lasting(threading.Thread):
         first: int,
         *,
         seconds: float = _SECONDS,
+        noted: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`seconds`: how long an answer is waited for."""
+        """`seconds`: how long an answer is waited for. `noted` is called with the device and the number of each
+        acknowledged message."""
         super().__init__(name=f"{protocol.__name__}-{device}", daemon=True)
-        self._daemons, self._protocol, self._seconds = daemons, protocol, seconds
+        self._daemons, self._protocol, self._seconds, self._noted = daemons, protocol, seconds, noted
         self.device, self.last = device, first
         self.acknowledged: list[tuple[float, int]] = []
         self.refused = 0  # answered, but not by an acknowledgement
+        self.seen: Counter[str] = Counter()
         self.stop = threading.Event()
 
     def run(self) -> None:
         turn = 0
         while not self.stop.is_set():
             # A daemon that stands by has no addresses yet.
-            with suppress(OSError, http.client.HTTPException, KeyError, ValueError), ExitStack() as held:
+            with suppress(KeyError, ValueError), ExitStack() as held:
                 daemon = self._daemons[turn % len(self._daemons)]
-                self._count(self._protocol(daemon, self.device, held, self._seconds))
+                try:
+                    self._count(self._protocol(daemon, self.device, held, self._seconds))
+                except RefusedError as error:
+                    self.refused += 1
+                    self._see(str(error))
+                except TimeoutError:
+                    self._see(f"no answer within {self._seconds:.0f} s")
+                except ConnectionRefusedError:
+                    self._see("nobody listens")
+                except (OSError, http.client.HTTPException):
+                    self._see("the connection ends")
             turn += 1
             self.stop.wait(0.05)
+
+    def _see(self, what: str) -> None:
+        self.seen[f"{self._protocol.__name__}: {what}"] += 1
 
     def _count(self, exchange: Exchange) -> None:
         while not self.stop.is_set():
             self.last += 1
-            if not exchange(self.last):
-                self.refused += 1
-                return
+            exchange(self.last)
             self.acknowledged.append((time.monotonic(), self.last))
+            if self._noted is not None:
+                self._noted(self.device, self.last)

@@ -16,26 +16,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Final
 
 from tests.cutting_proxy import CuttingProxy
-from tests.daemon import Daemon, command_output, device_id, write_world
-from tests.faults.clients import PROTOCOLS, Lasting, making
-from tests.faults.rounds import Row
-from tests.faults.windows import WINDOW, Windowed
+from tests.daemon import Daemon, command_output, write_world
+from tests.faults import machine
+from tests.faults.clients import PROTOCOLS
+from tests.faults.machine import Clock, directly, faketime, kill
+from tests.faults.windows import WINDOW
+from tests.faults.world import WAIT_SECONDS, Act, Fleet, Row, counted, end, log_of, make_rounds, under_load, wait
 from tests.postgresql import Server
 
-_CLIENTS: Final = (*PROTOCOLS, making)
 _LEASE_SECONDS: Final = 4.0  # the least
 PATIENCE_SECONDS: Final = 3.0
 _AWAY_SECONDS: Final = 20.0  # longer than the patience and the lease
-_WAIT_SECONDS: Final = 60.0
-#: Clients wait so long for an answer, and less when they can try another daemon.
-_ANSWER_SECONDS: Final = 5.0
-_OTHER_SECONDS: Final = 1.0
 #: A disk for a server with a little to write.
 _DISK: Final = "size=160m"
 _FENCED, _REPLACED = 5, 6  # the exit statuses
@@ -52,65 +48,8 @@ _PROMOTED_SECONDS: Final = 6.0
 _DURABLE: Final = ("fsync=on", "full_page_writes=on", "max_wal_size=64MB", "checkpoint_timeout=5min")
 
 
-class Fleet:
-    """A client of each protocol, and one that makes devices."""
-
-    def __init__(self, daemons: list[Daemon], first: int, *, windowed: int = 0) -> None:
-        """`windowed`: so many devices with many messages in flight, instead."""
-        seconds = _ANSWER_SECONDS if len(daemons) == 1 else _OTHER_SECONDS
-        self.clients: list[Lasting | Windowed] = [
-            Lasting(daemons, number, protocol, first, seconds=seconds) for number, protocol in enumerate(_CLIENTS)
-        ]
-        if windowed:
-            self.clients = [Windowed(daemons, number, first, seconds=seconds) for number in range(windowed)]
-
-    @property
-    def acknowledged(self) -> list[tuple[float, int, int]]:
-        """The moment, the device and the number of each, in order."""
-        return sorted((at, client.device, n) for client in self.clients for at, n in client.acknowledged.copy())
-
-    @property
-    def refused(self) -> int:
-        return sum(client.refused for client in self.clients)
-
-    def begin(self) -> None:
-        for client in self.clients:
-            client.start()
-
-    def wait_for(self, more: int) -> None:
-        """Wait until `more` further ones are acknowledged."""
-        until = sum(len(client.acknowledged) for client in self.clients) + more
-        _wait(lambda: sum(len(client.acknowledged) for client in self.clients) >= until, "acknowledgements")
-
-    def goes_on(self, moment: float) -> float:
-        """Wait until every client has been acknowledged again since then; the seconds until the first one was."""
-        for client in self.clients:
-            _wait(lambda of=client: bool(of.acknowledged) and of.acknowledged[-1][0] > moment, client.name)  # type: ignore[misc]
-        return min(at for at, _, _ in self.acknowledged if at > moment) - moment
-
-    def stall_since(self, moment: float) -> float:
-        """The longest time in which nobody was acknowledged."""
-        times = [at for at, _, _ in self.acknowledged]
-        begun = max((at for at in times if at <= moment), default=moment)
-        return max(after - before for before, after in pairwise([begun, *(at for at in times if at > begun)]))
-
-    def end(self) -> None:
-        for client in self.clients:
-            client.stop.set()
-        for client in self.clients:
-            client.join(timeout=_WAIT_SECONDS)
-
-
-def _wait(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {_WAIT_SECONDS:.0f} s: {what}")
-        time.sleep(0.002)
-
-
 @dataclass
-class World:
+class PostgresWorld:
     """A server of its own, a store in it, and what the faults have counted in it up to now."""
 
     folder: Path
@@ -125,7 +64,7 @@ class World:
     begun: float = field(default_factory=time.monotonic)
     _named: int = 0
 
-    def daemon(self, held: ExitStack, *, name: str = "a", port: int | None = None) -> Daemon:
+    def daemon(self, held: ExitStack, *, name: str = "a", settings: str = "", port: int | None = None) -> Daemon:
         """A daemon on the store that does not run yet. `port`: of a proxy before the server."""
         self._named += 1
         folder = self.folder / f"{self._named}"
@@ -133,9 +72,9 @@ class World:
         state.mkdir(parents=True, mode=0o700)
         shutil.copy(self.folder / "provisioned" / "state" / "key", state / "key")
         log = held.enter_context((folder / "log").open("w", encoding="utf-8"))
-        made = Daemon(state, self.settings(name, port), log=log)
+        made = Daemon(state, self.settings(name, port) + settings, log=log)
         made.write_config()
-        held.callback(_end, made)
+        held.callback(end, made)
         return made
 
     def settings(self, name: str, port: int | None = None) -> str:
@@ -154,40 +93,13 @@ class World:
 
     def stored(self) -> Counter[tuple[int, int]]:
         """How often each number of each client is in the store."""
-        numbers = {device_id(number): number for number in range(self.devices)}
         with self.server.target(self.database).connect() as connection:
             rows = connection.execute(
                 "SELECT d.id, (m.data::json ->> 'intensity')::bigint FROM message AS m JOIN device AS d ON d.key ="
                 " m.device"
             ).fetchall()
             names = connection.execute("SELECT name FROM device WHERE name LIKE 'made %'").fetchall()
-        found = Counter((numbers[id_], number) for id_, number in rows)
-        found.update((int(words[1]), int(words[2])) for (name,) in names for words in (name.split(),))
-        return found
-
-    @contextmanager
-    def under_load(self, row: Row, daemons: list[Daemon], *, windowed: int = 0) -> Iterator[Fleet]:
-        """Clients send while the block lasts; then what they know is compared with the store."""
-        fleet, first = Fleet(daemons, self.first, windowed=windowed), self.first
-        self.first += 1_000_000
-        fleet.begin()
-        try:
-            yield fleet
-        finally:
-            fleet.end()
-        acknowledged = {(device, number) for _, device, number in fleet.acknowledged}
-        found = self.stored()
-        row.acknowledged += len(acknowledged)
-        row.refused += fleet.refused
-        row.lost += len(acknowledged - found.keys())
-        row.twice += sum(times > 1 and number > first for (_, number), times in found.items())
-
-
-def _end(daemon: Daemon) -> None:
-    if daemon.process is not None:
-        if daemon.process.poll() is None:
-            os.kill(daemon.process.pid, signal.SIGCONT)
-        daemon.kill()
+        return counted(rows, [name for (name,) in names], self.devices)
 
 
 @contextmanager
@@ -199,7 +111,7 @@ def world_of(
     disk: str | None = None,
     devices: int = len(PROTOCOLS),
     environment: Mapping[str, str] | None = None,
-) -> Iterator[World]:
+) -> Iterator[PostgresWorld]:
     """A server in a folder below `on`, where its user may enter. `disk`: options of a tmpfs that its files are on;
     `environment`: of its processes."""
     own = Path(mkdtemp(prefix="trunkline-pg.", dir=on))
@@ -215,61 +127,32 @@ def world_of(
         held.callback(server.stop, "immediate")
         server.administration.execute("CREATE DATABASE store TEMPLATE template0")
         server.administration.close()
-        world = World(folder, server, chance, devices=devices)
+        world = PostgresWorld(folder, server, chance, devices=devices)
         world.provision()
         yield world
 
 
-Act = Callable[[World, Daemon, Fleet], float]
-
-
-def _rounds(world: World, row: Row, daemon: Daemon, act: Act) -> Row:
-    """`act` makes the fault and returns the moment at which it was over."""
-    daemon.start()
-    with world.under_load(row, [daemon]) as fleet:
-        for _ in range(row.rounds):
-            fleet.wait_for(world.chance.randint(20, 120))
-            begun = time.monotonic()
-            row.recovery.append(fleet.goes_on(act(world, daemon, fleet)))
-            row.stall = max(row.stall, fleet.stall_since(begun))
-    daemon.stop()
-    return row
-
-
-def directly(fault: str, seen: str, act: Act) -> Callable[[World, int], Row]:
-    def run(world: World, rounds: int) -> Row:
-        with ExitStack() as held:
-            return _rounds(world, Row(fault, seen, rounds), world.daemon(held), act)
-
-    return run
-
-
-def by_proxy(fault: str, seen: str, act: Callable[[World, CuttingProxy], float]) -> Callable[[World, int], Row]:
-    def run(world: World, rounds: int) -> Row:
+def by_proxy(
+    fault: str, seen: str, act: Callable[[PostgresWorld, CuttingProxy], float]
+) -> Callable[[PostgresWorld, int], Row]:
+    def run(world: PostgresWorld, rounds: int) -> Row:
         with ExitStack() as held:
             proxy = held.enter_context(closing(CuttingProxy(world.server.folder / ".s.PGSQL.5432")))
             daemon = world.daemon(held, port=proxy.port)
-            return _rounds(world, Row(fault, seen, rounds), daemon, lambda of, _daemon, _fleet: act(of, proxy))
+            return make_rounds(world, Row(fault, seen, rounds), daemon, lambda of, _daemon, _fleet: act(of, proxy))
 
     return run
 
 
-def _kill(_world: World, daemon: Daemon, _fleet: Fleet) -> float:
-    daemon.kill()
-    killed = time.monotonic()
-    daemon.start()
-    return killed
-
-
-def _restart(world: World, _daemon: Daemon, _fleet: Fleet) -> float:
+def _restart(world: PostgresWorld, _daemon: Daemon, _fleet: Fleet) -> float:
     world.server.stop("immediate")
     stopped = time.monotonic()
     world.server.start()
     return stopped
 
 
-def _away(seconds: float) -> Act:
-    def act(world: World, daemon: Daemon, fleet: Fleet) -> float:
+def _away(seconds: float) -> Act[PostgresWorld]:
+    def act(world: PostgresWorld, daemon: Daemon, fleet: Fleet) -> float:
         refused = fleet.refused
         world.server.stop("immediate")
         time.sleep(seconds)
@@ -278,14 +161,14 @@ def _away(seconds: float) -> Act:
         if seconds > PATIENCE_SECONDS:
             if fleet.refused == refused:
                 raise RuntimeError("nobody was refused while the server was away")
-            if "nothing_is_stored" not in _log_of(daemon):
+            if "nothing_is_stored" not in log_of(daemon):
                 raise RuntimeError("the log does not say why nothing is stored")
         return back
 
     return act
 
 
-def _stand_still(world: World, _daemon: Daemon, _fleet: Fleet) -> float:
+def _stand_still(world: PostgresWorld, _daemon: Daemon, _fleet: Fleet) -> float:
     """All processes of the server stop; their sockets stay open and take what is sent."""
     main = int((world.server.data / "postmaster.pid").read_text(encoding="ascii").split()[0])
     children = Path(f"/proc/{main}/task/{main}/children").read_text(encoding="ascii").split()
@@ -300,12 +183,7 @@ def _stand_still(world: World, _daemon: Daemon, _fleet: Fleet) -> float:
     return gone_on
 
 
-def _log_of(daemon: Daemon) -> str:
-    assert daemon.log is not None
-    return Path(daemon.log.name).read_text(encoding="utf-8")
-
-
-def _terminate(world: World, _daemon: Daemon, _fleet: Fleet) -> float:
+def _terminate(world: PostgresWorld, _daemon: Daemon, _fleet: Fleet) -> float:
     with world.server.target("postgres").connect() as connection:
         for _ in range(10):
             connection.execute(
@@ -317,34 +195,34 @@ def _terminate(world: World, _daemon: Daemon, _fleet: Fleet) -> float:
     return time.monotonic()
 
 
-def _cut(world: World, proxy: CuttingProxy) -> float:
+def _cut(world: PostgresWorld, proxy: CuttingProxy) -> float:
     for _ in range(5):
         proxy.cut()
         time.sleep(world.chance.uniform(0.02, 0.2))
     return time.monotonic()
 
 
-def _cut_in_commit(world: World, proxy: CuttingProxy) -> float:
+def _cut_in_commit(world: PostgresWorld, proxy: CuttingProxy) -> float:
     """Before the server has got it, or after it has done it: of rows alone, and of works."""
     cuts = [(marker, answered) for marker in (b"intensity", b"COMMIT") for answered in (False, True)]
     for marker, answered in world.chance.sample(cuts, len(cuts)):
         proxy.cut_at(marker, answered=answered)
-        if not proxy.has_cut.wait(_WAIT_SECONDS):
+        if not proxy.has_cut.wait(WAIT_SECONDS):
             raise TimeoutError("no commit came")
     return time.monotonic()
 
 
-def _lose_for_good(world: World, proxy: CuttingProxy) -> float:
+def _lose_for_good(world: PostgresWorld, proxy: CuttingProxy) -> float:
     proxy.has_lost.clear()
     proxy.loses = world.chance.choice(("up", "down"))
-    if not proxy.has_lost.wait(_WAIT_SECONDS):
+    if not proxy.has_lost.wait(WAIT_SECONDS):
         raise TimeoutError("nothing was sent")
     time.sleep(world.chance.uniform(0.1, 0.5))
     proxy.loses = ""
     return time.monotonic()
 
 
-def _lose(world: World, proxy: CuttingProxy) -> float:
+def _lose(world: PostgresWorld, proxy: CuttingProxy) -> float:
     proxy.loses = world.chance.choice(("up", "down"))
     time.sleep(world.chance.uniform(0.5, 1.5))
     proxy.loses = ""
@@ -358,7 +236,7 @@ def disk_full(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> 
         "the server's disk is full for 3 s, then has room", "`nothing_is_stored` once a minute, with what helps", rounds
     )
 
-    def act(world: World, _daemon: Daemon, fleet: Fleet) -> float:
+    def act(world: PostgresWorld, _daemon: Daemon, fleet: Fleet) -> float:
         filler, refused = world.server.folder / "filler", fleet.refused
         with filler.open("wb", buffering=0) as file:
             for piece in (bytes(1 << 20), bytes(4096)):
@@ -367,7 +245,7 @@ def disk_full(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> 
                         file.write(piece)
                 except OSError:
                     continue
-        _wait(lambda: fleet.refused > refused, "somebody is refused on the full disk")
+        wait(lambda: fleet.refused > refused, "somebody is refused on the full disk")
         time.sleep(3)
         filler.unlink()
         room = time.monotonic()
@@ -376,10 +254,10 @@ def disk_full(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> 
         return room
 
     with world_of(folder, chance, on=on, disk=_DISK) as world, ExitStack() as held:
-        return _rounds(world, row, world.daemon(held), act)
+        return make_rounds(world, row, world.daemon(held), act)
 
 
-def take_overs(world: World, rounds: int, *, how: signal.Signals, windowed: int = 0) -> Row:
+def take_overs(world: PostgresWorld, rounds: int, *, how: signal.Signals, windowed: int = 0) -> Row:
     """Of two daemons the one that serves is killed or paused. The other one serves, and the first one stands by.
 
     `windowed`: devices with many messages in flight each.
@@ -394,10 +272,10 @@ def take_overs(world: World, rounds: int, *, how: signal.Signals, windowed: int 
     with ExitStack() as held:
         serving, other = (world.daemon(held, name=name) for name in "ab")
         serving.start()
-        with world.under_load(row, [serving, other], windowed=windowed) as fleet:
+        with under_load(world, row, [serving, other], windowed=windowed) as fleet:
             for _ in range(rounds):
                 other.begin()
-                _wait(lambda of=other: "stands_by" in _log_of(of), "a daemon stands by")  # type: ignore[misc]
+                wait(lambda of=other: "stands_by" in log_of(of), "a daemon stands by")  # type: ignore[misc]
                 fleet.wait_for(world.chance.randint(20, 120) * (WINDOW if windowed else 1))
                 begun = time.monotonic()
                 assert serving.process is not None
@@ -407,7 +285,7 @@ def take_overs(world: World, rounds: int, *, how: signal.Signals, windowed: int 
                 row.stall = max(row.stall, fleet.stall_since(begun))
                 if how == signal.SIGSTOP:
                     serving.process.send_signal(signal.SIGCONT)
-                    if (status := serving.process.wait(_WAIT_SECONDS)) != _FENCED:
+                    if (status := serving.process.wait(WAIT_SECONDS)) != _FENCED:
                         raise RuntimeError(f"the daemon that was paused ended with {status}")
                 serving.kill()
                 serving.addresses = {}
@@ -417,19 +295,19 @@ def take_overs(world: World, rounds: int, *, how: signal.Signals, windowed: int 
     return row
 
 
-def same_name(world: World, rounds: int) -> Row:
+def same_name(world: PostgresWorld, rounds: int) -> Row:
     """Another daemon with the name of the one that serves takes its place, and that one is not to be started again."""
     row = Row("a second daemon with the same `cluster.node`", "the first one ends with status 6", rounds)
     with ExitStack() as held:
         serving, other = (world.daemon(held) for _ in range(2))
         serving.start()
-        with world.under_load(row, [serving, other]) as fleet:
+        with under_load(world, row, [serving, other]) as fleet:
             for _ in range(rounds):
                 fleet.wait_for(world.chance.randint(20, 120))
                 begun = time.monotonic()
                 other.start()
                 assert serving.process is not None
-                if (status := serving.process.wait(_WAIT_SECONDS)) != _REPLACED:
+                if (status := serving.process.wait(WAIT_SECONDS)) != _REPLACED:
                     raise RuntimeError(f"the daemon whose name another one has ended with {status}")
                 row.recovery.append(fleet.goes_on(time.monotonic()))
                 row.stall = max(row.stall, fleet.stall_since(begun))
@@ -439,28 +317,6 @@ def same_name(world: World, rounds: int) -> Row:
     return row
 
 
-class Clock:
-    """The clock of a server, which libfaketime moves."""
-
-    def __init__(self, folder: Path) -> None:
-        library = _faketime("libfaketime.so.1")
-        self._file = folder / "offset"
-        folder.chmod(0o755)
-        self.environment = {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-        self.jump("+0")
-
-    def jump(self, offset: str) -> None:
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text(f"{offset}\n", encoding="ascii")
-        fresh.chmod(0o644)
-        fresh.replace(self._file)
-
-
 def clock_jumps(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
     """Of two daemons the one that serves goes on when the server's clock jumps forwards. When it is killed just when
     the clock has jumped back, the other one takes over as after every kill."""
@@ -468,14 +324,14 @@ def clock_jumps(folder: Path, rounds: int, chance: random.Random, *, on: Path) -
         "the server's clock jumps 1 h forwards, then 2 h back; then kill -9 of one of two daemons", _TAKEN, rounds
     )
     with TemporaryDirectory(prefix="trunkline-clock-") as name:
-        clock = Clock(Path(name))
+        clock = Clock(Path(name), "libfaketime.so.1")
         with world_of(folder, chance, on=on, environment=clock.environment) as world, ExitStack() as held:
             serving, other = (world.daemon(held, name=name) for name in "ab")
             serving.start()
-            with world.under_load(row, [serving, other]) as fleet:
+            with under_load(world, row, [serving, other]) as fleet:
                 for _ in range(rounds):
                     other.begin()
-                    _wait(lambda of=other: "stands_by" in _log_of(of), "a daemon stands by")  # type: ignore[misc]
+                    wait(lambda of=other: "stands_by" in log_of(of), "a daemon stands by")  # type: ignore[misc]
                     fleet.wait_for(world.chance.randint(20, 120))
                     begun = time.monotonic()
                     clock.jump("+1h")
@@ -483,7 +339,7 @@ def clock_jumps(folder: Path, rounds: int, chance: random.Random, *, on: Path) -
                     if not 3590 < _clock_of(world) - time.time() < 3610:
                         raise RuntimeError("the server's clock has not jumped")
                     assert serving.process is not None
-                    if "taken_over" in _log_of(other) or serving.process.poll() is not None:
+                    if "taken_over" in log_of(other) or serving.process.poll() is not None:
                         raise RuntimeError("a jump of the clock took the lease away")
                     if fleet.stall_since(begun) > 2:
                         raise RuntimeError("nobody served after the jump")
@@ -503,14 +359,14 @@ def clock_jumps(folder: Path, rounds: int, chance: random.Random, *, on: Path) -
     return row
 
 
-def _clock_of(world: World) -> float:
+def _clock_of(world: PostgresWorld) -> float:
     with world.server.target(world.database).connect() as connection:
         row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::double precision").fetchone()
     assert row is not None
     return float(row[0])
 
 
-def _farthest_from_now(world: World) -> float:
+def _farthest_from_now(world: PostgresWorld) -> float:
     """How far from the real time the `cts` of a message is, in ms."""
     with world.server.target(world.database).connect() as connection:
         row = connection.execute("SELECT min(cts), max(cts) FROM message").fetchone()
@@ -538,22 +394,22 @@ def standby_gone(folder: Path, rounds: int, chance: random.Random, *, on: Path) 
     with world_of(folder, chance, on=on) as world, ExitStack() as held:
         standby = _standby_of(world, held, synchronous=True)
 
-        def act(_world: World, daemon: Daemon, fleet: Fleet) -> float:
+        def act(_world: PostgresWorld, daemon: Daemon, fleet: Fleet) -> float:
             refused = fleet.refused
             standby.stop()
-            _wait(lambda: fleet.refused > refused, "somebody is refused without the standby")
-            if "a commit waits for a synchronous standby" not in _log_of(daemon):
+            wait(lambda: fleet.refused > refused, "somebody is refused without the standby")
+            if "a commit waits for a synchronous standby" not in log_of(daemon):
                 raise RuntimeError("the log does not say why")
             back = time.monotonic()
             standby.start()
             return back
 
-        _rounds(world, row, world.daemon(held), act)
+        make_rounds(world, row, world.daemon(held), act)
         standby.stop("immediate")
     return row
 
 
-def _standby_of(world: World, held: ExitStack, *, synchronous: bool) -> Server:
+def _standby_of(world: PostgresWorld, held: ExitStack, *, synchronous: bool) -> Server:
     first = world.server
     standby = first.standby(Path(f"{first.folder}.standby"))
     held.callback(shutil.rmtree, standby.folder, ignore_errors=True)
@@ -566,10 +422,10 @@ def _standby_of(world: World, held: ExitStack, *, synchronous: bool) -> Server:
     return standby
 
 
-def _fail_over(world: World, standby: Server, row: Row, daemon: Daemon, *, synchronous: bool) -> None:
+def _fail_over(world: PostgresWorld, standby: Server, row: Row, daemon: Daemon, *, synchronous: bool) -> None:
     first = world.server
     daemon.start()
-    with world.under_load(row, [daemon]) as fleet:
+    with under_load(world, row, [daemon]) as fleet:
         fleet.wait_for(world.chance.randint(20, 120))
         begun = time.monotonic()
         if not synchronous:  # so that it lacks something
@@ -579,16 +435,16 @@ def _fail_over(world: World, standby: Server, row: Row, daemon: Daemon, *, synch
         if not synchronous:
             standby.start()
         time.sleep(_PROMOTED_SECONDS)
-        if synchronous and "is the copy of another one" not in _log_of(daemon):
+        if synchronous and "is the copy of another one" not in log_of(daemon):
             raise RuntimeError("the log does not say that the server is a copy")
         promoted = time.monotonic()
         standby.promote()
         world.server = standby
         if not synchronous:  # systemd does that
             assert daemon.process is not None
-            if (status := daemon.process.wait(_WAIT_SECONDS)) != _FENCED:
+            if (status := daemon.process.wait(WAIT_SECONDS)) != _FENCED:
                 raise RuntimeError(f"the daemon whose commits were lost ended with {status}")
-            said = re.search(r"has lost what it had stored: (\d+) commits and (\d+) positions", _log_of(daemon))
+            said = re.search(r"has lost what it had stored: (\d+) commits and (\d+) positions", log_of(daemon))
             if said is None:
                 raise RuntimeError("the daemon does not say what is lost")
             row.said += int(said[1])
@@ -613,7 +469,7 @@ def away_for_an_hour(folder: Path, rounds: int, chance: random.Random, *, on: Pa
         world.server.environment |= {"LD_PRELOAD": ""}  # the server itself has the real clock
         daemon = world.daemon(held)
 
-        def act(_world: World, daemon: Daemon, fleet: Fleet) -> float:
+        def act(_world: PostgresWorld, daemon: Daemon, fleet: Fleet) -> float:
             refused = fleet.refused
             world.server.stop("immediate")
             time.sleep(900 / _FAST)
@@ -628,13 +484,13 @@ def away_for_an_hour(folder: Path, rounds: int, chance: random.Random, *, on: Pa
             return back
 
         with faster(_FAST):
-            _rounds(world, row, daemon, act)
+            make_rounds(world, row, daemon, act)
     return row
 
 
 def _events_of(daemon: Daemon) -> Counter[str]:
     """How often each event is in the log."""
-    return Counter(line.split("]", 1)[-1].split()[0] for line in _log_of(daemon).splitlines() if "]" in line)
+    return Counter(line.split("]", 1)[-1].split()[0] for line in log_of(daemon).splitlines() if "]" in line)
 
 
 def _memory_mib(daemon: Daemon) -> float:
@@ -647,19 +503,12 @@ def _memory_mib(daemon: Daemon) -> float:
 def faster(times: int) -> Iterator[None]:
     """Processes that begin within the block have clocks that run so many times as fast."""
     former = dict(os.environ)
-    os.environ |= {"LD_PRELOAD": str(_faketime("libfaketimeMT.so.1")), "FAKETIME": f"+0 x{times}"}
+    os.environ |= {"LD_PRELOAD": str(faketime("libfaketimeMT.so.1")), "FAKETIME": f"+0 x{times}"}
     try:
         yield
     finally:
         os.environ.clear()
         os.environ |= former
-
-
-def _faketime(name: str) -> Path:
-    library = next(Path("/usr/lib").glob(f"*/faketime/{name}"), None)
-    if library is None:
-        raise FileNotFoundError("libfaketime is not installed")
-    return library
 
 
 def loaded(folder: Path, rounds: int, chance: random.Random, *, on: Path) -> Row:
@@ -672,13 +521,12 @@ _TAKEN: Final = "`taken_over`, after the kill alone"
 _MISSING: Final = "`nothing_is_stored` once a minute: a commit waits for a synchronous standby; 503"
 _COPY: Final = "`nothing_is_stored` once a minute: the server is the copy of another one; 503"
 _WAITS: Final = "nothing: within `patience_seconds` clients wait"
-_KILLED: Final = "systemd restarts the daemon"
 _SILENT: Final = "`store_silent` with the number of connections; then as when the server is away"
 _REASON: Final = "`nothing_is_stored` once a minute, with the reason; 503; no PUBACK"
 
 #: The faults of one world by their short names.
-FAULTS: Final[dict[str, Callable[[World, int], Row]]] = {
-    "kill": directly("kill -9 of the daemon", _KILLED, _kill),
+FAULTS: Final[dict[str, Callable[[PostgresWorld, int], Row]]] = {
+    "kill": machine.killed,
     "restart": directly("`pg_ctl restart -m immediate` of the server", _WAITS, _restart),
     "terminate": directly("`pg_terminate_backend` of 1 to 4 sessions, 10 times", _WAITS, _terminate),
     "cut": by_proxy("a proxy cuts all connections, 5 times", _WAITS, _cut),
@@ -700,18 +548,18 @@ FAULTS: Final[dict[str, Callable[[World, int], Row]]] = {
 }
 
 
-def short(world: World) -> Row:
+def short(world: PostgresWorld) -> Row:
     """One daemon: connections that are cut in commits, sessions that the server ends, and a kill."""
 
-    def act(proxy: CuttingProxy, of: World, daemon: Daemon, fleet: Fleet) -> float:
+    def act(proxy: CuttingProxy, of: PostgresWorld, daemon: Daemon, fleet: Fleet) -> float:
         _cut_in_commit(of, proxy)
         _terminate(of, daemon, fleet)
-        return _kill(of, daemon, fleet)
+        return kill(of, daemon, fleet)
 
     with ExitStack() as held:
         proxy = held.enter_context(closing(CuttingProxy(world.server.folder / ".s.PGSQL.5432")))
         daemon = world.daemon(held, port=proxy.port)
-        return _rounds(world, Row("short", "", 1), daemon, partial(act, proxy))
+        return make_rounds(world, Row("short", "", 1), daemon, partial(act, proxy))
 
 
 #: Of these, so many rounds take as long as one of another fault.

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import rounds
+from tests.faults import machine
+from tests.faults.sqlite import SqliteWorld, power_cuts
 from tests.postgresql import server
 
 pytestmark = pytest.mark.processes
@@ -17,13 +18,13 @@ CHANCE = random.Random(20_260_202)  # noqa: S311 - the moments are random, and t
 def test_nothing_acknowledged_is_lost_by_power_cuts(tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler: the file-system shim cannot be built")
-    row = rounds.power_cuts(tmp_path, 20, CHANCE, messages=400)
+    row = power_cuts(SqliteWorld(tmp_path, CHANCE), 20, messages=400)
     assert row.acknowledged >= 400
     assert (row.lost, row.twice) == (0, 0)
 
 
 def test_nothing_acknowledged_is_lost_by_kills_on_any_protocol(tmp_path: Path) -> None:
-    row = rounds.killed(tmp_path, 1, CHANCE)
+    row = machine.killed(SqliteWorld(tmp_path, CHANCE), 1)
     assert row.acknowledged > 20
     assert (row.lost, row.twice) == (0, 0)
 
@@ -31,9 +32,9 @@ def test_nothing_acknowledged_is_lost_by_kills_on_any_protocol(tmp_path: Path) -
 def test_nothing_acknowledged_is_lost_or_stored_twice_by_cuts_and_kills_over_postgresql(tmp_path: Path) -> None:
     """Connections that are cut in the middle of commits, sessions that the server ends, and a killed daemon."""
     shared = server()
-    from tests.faults.postgresql import World, short
+    from tests.faults.postgresql import PostgresWorld, short
 
-    world = World(tmp_path, shared, CHANCE, database=shared.new_database(), patience=30)
+    world = PostgresWorld(tmp_path, shared, CHANCE, database=shared.new_database(), patience=30)
     world.provision()
     row = short(world)
     assert row.acknowledged > 20

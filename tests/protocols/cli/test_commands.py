@@ -133,6 +133,13 @@ def test_taken_port_exits_with_3(tmp_path: Path) -> None:
     assert f"mqtt cannot listen on {address}" in one_line(run)
 
 
+def test_a_daemon_that_cannot_make_the_socket_of_its_commands_exits_with_3(stopped: Daemon) -> None:
+    (stopped.state / "control.sock").mkdir()
+    run = trunkline("serve", "--config", stopped.config)
+    assert run.returncode == 3
+    assert f"{stopped.state}/control.sock: " in one_line(run)
+
+
 @pytest.mark.sqlite("the store is a file with other bytes")
 def test_broken_store_exits_with_4(stopped: Daemon) -> None:
     (stopped.state / "store.sqlite").write_bytes(b"not a database" * 500)

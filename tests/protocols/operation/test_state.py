@@ -62,6 +62,15 @@ def test_no_new_store_is_made_beside_the_log_of_another(settings: Settings, *, i
 
 
 @pytest.mark.sqlite("PostgreSQL keeps its write-ahead log to itself")
+def test_a_log_that_cannot_be_read_is_named(settings: Settings) -> None:
+    log = make_store(settings).with_name("store.sqlite-wal")
+    log.unlink()
+    (log / "any").mkdir(parents=True)
+    with pytest.raises(StateError, match=f"{log}: Is a directory"), open_state(settings):
+        pass
+
+
+@pytest.mark.sqlite("PostgreSQL keeps its write-ahead log to itself")
 def test_a_log_that_was_cut_is_reported_and_its_beginning_used(settings: Settings) -> None:
     store = make_store(settings)
     log = store.with_name("store.sqlite-wal")

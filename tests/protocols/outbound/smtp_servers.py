@@ -80,8 +80,9 @@ def smtp_server(
     starttls: ssl.SSLContext | None = None,
     authenticated: bool = False,
     smtputf8: bool = True,
+    port: int = 0,
 ) -> Iterator[int]:
-    """Serve on 127.0.0.1 for as long as the block lasts; yields the port."""
+    """Serve on 127.0.0.1 for as long as the block lasts; yields the port. `port`: 0 for any free one."""
     loop = asyncio.new_event_loop()
 
     def factory() -> SMTP:
@@ -95,7 +96,7 @@ def smtp_server(
             auth_require_tls=starttls is not None,
         )
 
-    server = loop.run_until_complete(loop.create_server(factory, "127.0.0.1", 0, ssl=tls))
+    server = loop.run_until_complete(loop.create_server(factory, "127.0.0.1", port, ssl=tls))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
