@@ -15,11 +15,13 @@ from protocols.errors import StateError, StateInUseError, require_store
 from protocols.operation.state import open_state
 from storage.engines import engine_of
 from storage.engines.salvage import LAST, SalvagedTable, salvage
+from storage.engines.sqlite_compact import compact, room_needed
 from storage.engines.sqlite_upgrade import copies_of, undo_upgrade
 from storage.migrations import VERSION
 
 _INSTEAD_OF_SALVAGE = "pg_amcheck looks for damage; restore a backup, or the server to a point in time before"
 _INSTEAD_OF_UNDO = "restore the backup that you have made before the upgrade"
+_INSTEAD_OF_COMPACT = "dropped partitions give room back at once; autovacuum gives that of rows to new ones"
 _LOST = 1  # the exit status when something is lost
 
 
@@ -88,6 +90,21 @@ def salvage_(context: click.Context, config: Path | None) -> None:
     click.echo(f"  mkdir {aside} && mv {damaged}* {aside} && mv {new} {damaged}")
     if not all(one.is_whole for one in found):
         context.exit(_LOST)
+
+
+@store.command(name="compact")
+@config_option
+def compact_(config: Path | None) -> None:
+    """Rewrite the store, without its free pages, and give their room back to the disk.
+
+    Stop the daemon first. All that the store has must fit beside it; when this is interrupted, the store is as it was.
+    A store of an earlier version that never became smaller gives room back by itself afterwards.
+    """
+    with _stopped(config, _INSTEAD_OF_COMPACT) as there:
+        needed = room_needed(there)
+        click.echo(f"{needed / 2**20:,.0f} MiB are needed on the disk of {there.parent}", err=True)
+        done = compact(there, lambda text: click.echo(text, err=True))
+    click.echo(f"{there} has {done.after / 2**20:,.1f} MiB now; before, {done.before / 2**20:,.1f} MiB")
 
 
 @store.command(name="undo-upgrade")

@@ -77,4 +77,4 @@ def look_at_its_room(patient: Patient) -> Iterator[CheckResult]:
         on = found.date_after(_YEAR_DAYS)
         text += f", {coming / _MIB:,.1f} MiB come in a day, and it will have {later / _MIB:,.0f} MiB on {on:%Y-%m-%d}"
     yield CheckResult("disk", True, f"{text}: look at its disk there")
-    yield size_finding(found)
+    yield size_finding(found, is_postgresql=True)

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 import trio
 
+from storage.engines.sqlite_compact import unfinished_copy
 from storage.engines.sqlite_upgrade import copies_of
 
 _KEPT_SECONDS: Final = 86_400
@@ -16,7 +17,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def forget_copies(store: Path) -> None:
-    """Delete each copy a day after its upgrade: it takes as much room as the store, and has all data of that time."""
+    """Delete the file of a compaction that did not end; and each copy a day after its upgrade: it takes as much room
+    as the store, and has all data of that time."""
+    await trio.to_thread.run_sync(partial(unfinished_copy(store).unlink, missing_ok=True))
     for copy in copies_of(store):
         age = time.time() - copy.stat().st_mtime
         await trio.sleep(max(0.0, _KEPT_SECONDS - age))

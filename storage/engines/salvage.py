@@ -66,7 +66,9 @@ def _opened_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _opened_new(path: Path) -> sqlite3.Connection:
-    return _opened(path.absolute().as_uri(), "journal_mode=WAL", "synchronous=FULL", "foreign_keys=OFF")
+    return _opened(
+        path.absolute().as_uri(), "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=OFF"
+    )
 
 
 def _opened(uri: str, *pragmas: str) -> sqlite3.Connection:

@@ -52,7 +52,7 @@ def keep_copy(store: Path, connection: sqlite3.Connection, last_step: str, progr
     part = copy.with_name(f"{copy.name}.part")
     part.unlink(missing_ok=True)
     part.touch(mode=0o600)
-    told = _Seldom(progress)
+    told = Seldom(progress)
 
     def copied(_status: int, remaining: int, total: int) -> None:
         told(f"copying the store before the upgrade: {100 * (total - remaining) // max(total, 1)} %")
@@ -73,11 +73,11 @@ def keep_copy(store: Path, connection: sqlite3.Connection, last_step: str, progr
 def apply_steps(db: sqlite3.Connection, steps: Sequence[str], progress: Progress) -> None:
     """Apply the schema steps, and tell of each, and again while one takes long."""
     for number, name in enumerate(steps, 1):
-        told = _Seldom(progress)
+        told = Seldom(progress)
         text = f"step {number} of {len(steps)}, {name}"
         progress(text)
 
-        def look(told: "_Seldom" = told, text: str = text) -> int:
+        def look(told: "Seldom" = told, text: str = text) -> int:
             told(f"{text}: {told.seconds:.0f} s")
             return 0  # go on
 
@@ -123,7 +123,7 @@ def _rows(store: Path) -> int:
         raise StoreError(f"{store}: {error}") from error
 
 
-class _Seldom:
+class Seldom:
     """Passes a text on when the last one is some seconds old."""
 
     def __init__(self, progress: Progress) -> None:

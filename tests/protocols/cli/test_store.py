@@ -1,4 +1,4 @@
-"""`trunkline store salvage`: what it says, what it exits with, and when it refuses."""
+"""`trunkline store salvage` and `compact`: what they say, what they exit with, and when they refuse."""
 
 import sqlite3
 from contextlib import closing
@@ -29,10 +29,14 @@ def settings(tmp_path: Path) -> Settings:
     return settings
 
 
-def salvaged(settings: Settings) -> Result:
+def run(settings: Settings, command: str) -> Result:
     config = settings.state_dir.parent / "trunkline.toml"
     config.write_text(f'state_dir = "{settings.state_dir}"\n', encoding="utf-8")
-    return CliRunner().invoke(main, ["store", "salvage", "--config", str(config)])
+    return CliRunner().invoke(main, ["store", command, "--config", str(config)])
+
+
+def salvaged(settings: Settings) -> Result:
+    return run(settings, "salvage")
 
 
 def test_a_store_without_damage_is_copied(settings: Settings) -> None:
@@ -72,3 +76,20 @@ def test_a_running_daemon_is_left_alone(settings: Settings) -> None:
 def test_without_a_store_there_is_nothing_to_salvage(tmp_path: Path) -> None:
     result = salvaged(Settings(state_dir=tmp_path / "state"))
     assert (result.exit_code, "there is no store" in result.stderr) == (4, True)
+
+
+def test_a_compaction_names_the_room_that_it_needs_and_what_it_got(settings: Settings) -> None:
+    before = rows(settings)
+    result = run(settings, "compact")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[0].startswith("65 MiB are needed on the disk of ")
+    assert " MiB now; before, " in result.stdout
+    assert rows(settings) == before
+    with open_state(settings):
+        refused = run(settings, "compact")
+    assert (refused.exit_code, "stop the daemon first" in refused.stderr) == (4, True)
+
+
+def rows(settings: Settings) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(settings.state_dir / "store.sqlite")) as db:
+        return db.execute("SELECT * FROM failed_message").fetchall()

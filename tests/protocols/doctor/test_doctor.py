@@ -220,6 +220,15 @@ def test_the_parts_of_the_store_are_told_with_their_settings() -> None:
     assert "storage.retention_days" in finding.text
 
 
+def test_a_store_that_never_becomes_smaller_is_named_with_what_it_could_give_back() -> None:
+    for free, ok in ((MIB, True), (100 * MIB, False)):
+        found = Sizes(GIB, free, False, None, [])
+        finding = size_finding(Forecast(found, KeptDays(0, RollupDays(), 365, 30, {}), now_ms=NOW_MS))
+        assert finding.ok == ok
+        text = f"to get {free // MIB}.0 MiB back, stop the daemon and run: trunkline store compact"
+        assert text in finding.text
+
+
 def test_an_interrupted_rotation_and_an_open_key_are_found(settings: Settings) -> None:
     key = settings.state_dir / "key"
     (one,) = look_at_state(patient_of(settings))

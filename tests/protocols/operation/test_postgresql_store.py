@@ -169,7 +169,7 @@ def test_commands_of_a_stopped_daemon(settings: Settings, tmp_path: Path) -> Non
         return done.returncode, done.stdout + done.stderr
 
     assert run("serve", "--check")[0] == 0
-    for command, says in (("salvage", "pg_amcheck"), ("undo-upgrade", "restore the backup")):
+    for command, says in (("salvage", "pg_amcheck"), ("compact", "autovacuum"), ("undo-upgrade", "restore the backup")):
         status, said = run("store", command)
         assert status == 4
         assert says in said
