@@ -232,7 +232,7 @@ async def when_the_store_answers(
     context: TlsContext | None,
     stop: trio.Event | None,
 ) -> T | None:
-    """What a function returns that reads the store, in a thread, again and again while the store is away; None: the
+    """The result of a function that reads the store, in a thread, again and again while the store is away; None: the
     daemon was stopped before. The arguments are those of `serving_alone`, and so is the wait.
 
     Raises ListenerError: an address cannot be bound; and as the function.
