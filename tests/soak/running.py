@@ -53,6 +53,11 @@ class Soak:
                 with self.load.running():
                     self._watch(seconds)
                 self.load.wait_received()
+            except Exception as error:
+                ended = None if self._daemon.process is None else self._daemon.process.poll()
+                last = "".join(self._log.read_text(encoding="utf-8").splitlines(keepends=True)[-20:])
+                error.add_note(f"The daemon's exit status is {ended}. Its log ends with:\n{last}")
+                raise
             finally:
                 self.status = self._daemon.stop()
         self._compare()
