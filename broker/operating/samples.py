@@ -31,6 +31,7 @@ class Samples:
         before_ms, before = self._last or (now_ms, counts)
         grown = {name: max(0, counts[name] - before[name]) for name in counts}
         commits = grown["commits"]
+        links = self._read("connections", "links")  # statistics are read on the loop, not in the writer's thread
 
         def work(tx: Transaction) -> None:
             store_bytes, _free = tx.connection.size_bytes()
@@ -38,7 +39,7 @@ class Samples:
                 at=Milliseconds(now_ms),
                 seconds=max(1, (now_ms - before_ms) // 1000),
                 messages=grown["messages"],
-                connections=self._read("connections", "links"),
+                connections=links,
                 commits=commits,
                 commit_us=grown["commit_us"] // commits if commits else 0,
                 refusals=grown["refusals"],

@@ -316,3 +316,22 @@ async def test_samples_tell_of_a_day(api: httpx.AsyncClient, services: Services,
     later = replace(record, at=Milliseconds(record.at + 90_000_000))
     await services.core.database.write(lambda tx: tx.operating.add_sample(later, kept_from_ms=later.at - 86_400_000))
     assert [one.at for one in await services.operating.samples.all()] == [later.at], "of the last day only"
+
+
+async def test_a_sample_reads_statistics_on_the_loop_alone(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer's thread has no event loop, whose tasks are counted, too."""
+    read, before_write = 0, list[int]()
+    write = services.core.database.write
+
+    def counted() -> None:
+        nonlocal read
+        read += 1
+
+    async def writing(work: Callable[[Any], Any]) -> Any:
+        before_write.append(read)
+        return await write(work)
+
+    services.core.life.observe("loop", counted)
+    monkeypatch.setattr(services.core.database, "write", writing)
+    await services.operating.samples.take()
+    assert before_write == [read]
