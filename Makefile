@@ -1,9 +1,10 @@
 # make run    the demo; everything is installed into .venv. make run STORE=postgresql://USER@HOST/DATABASE keeps its store there
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
-#   Both take ENGINE=postgresql: the same tests over a database of PostgreSQL, whose server they start
-# make both   the tests of stores and of the broker over PostgreSQL, those of its engine, and those of the daemon with its
-#             store and its clients
+#   Both take ENGINE=postgresql: the same tests over databases of PostgreSQL (Debian's, which they start and end). What
+#   only SQLite has is left out, and the end of the output says why
+# make both   the part of make test ENGINE=postgresql that CI runs: the tests of stores and of the broker, those of the
+#             engine, and those of the daemon with its store and its clients
 # make again  the tests that failed last, at most three, one after the other
 # make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
 # make soak SECONDS=3600   one daemon under everything at once: does anything grow (tests/soak/README.md)
@@ -33,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
 # Two runs beside each other need a CACHE each.
 CACHE := .pytest_cache
-PYTEST = $(BIN)/pytest -o cache_dir=$(CACHE) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/pytest -o cache_dir=$(CACHE) --dist loadfile --no-loadscope-reorder $(if $(ENGINE),-rfEs)
 # Lint is one process after the other: the tests use the other processors.
 BESIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=none
 
@@ -52,8 +53,9 @@ unit: $(VENV)/.compiled-test
 
 # Of the tests with the real daemon, those in which its store matters.
 BOTH = tests/storage tests/broker $(addprefix tests/protocols/,cli operation doctor) \
-  $(patsubst %,tests/e2e/test_%.py,audit backup coap commands connections events kill lasting_sessions leaving limits \
-  lwm2m mosquitto mqtt reload rules secrets stop subscriptions websocket will_kills)
+  $(patsubst %,tests/e2e/test_%.py,accounts_listener audit backup coap commands connections connectors events kill \
+  lasting_sessions leaving limits lwm2m monetization mosquitto mqtt reach reload rules secrets stop subscriptions \
+  websocket will_kills)
 
 both: $(VENV)/.compiled-test
 	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH))

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from storage.engines.postgresql_target import Target
 
 #: The engine of this run: `sqlite` or `postgresql`.
-ENGINE: Final = os.environ.get("ENGINE", "sqlite")
+ENGINE: Final = os.environ.get("ENGINE") or "sqlite"
+if ENGINE not in {"sqlite", "postgresql"}:
+    raise ValueError(f"ENGINE is {ENGINE!r}, and not sqlite or postgresql")
 _FOLDER: Final = "TESTS_POSTGRESQL"  # of this run; processes of the run inherit it
 _TEMPLATE: Final = "trunkline_template"
 #: A test that fails must not find the server's disk, and nothing of it outlives the run.
