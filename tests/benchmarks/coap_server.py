@@ -27,11 +27,12 @@ from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.server import serve_coap
 from protocols.operation.interpreter import freeze_objects, switch_threads_often
 from storage.database import Database, Transaction
-from storage.engines.sqlite import SqliteEngine
+from storage.engines import engine_of
 from storage.keys import ApplicationKey, DeviceTypeKey, UserKey
 from storage.records import DeviceTokenRecord
 from tests.daemon import device_id, device_token
 from tests.factories import build_world, new_device
+from tests.stores import storage_of
 
 ACTION = b'{"actions":[{"name":"setOn"}]}'
 ROUNDS_UNDER_WAY = 4
@@ -42,9 +43,9 @@ async def main() -> None:
     folder, certificate, key = map(Path, sys.argv[1:4])
     devices = int(sys.argv[4])
     second = (Path(sys.argv[5]), Path(sys.argv[6])) if len(sys.argv) > 5 else None
-    settings = Settings(state_dir=folder, limits=Limits(rate_limits="off", quotas="off"))
+    settings = Settings(state_dir=folder, limits=Limits(rate_limits="off", quotas="off"), storage=storage_of(folder))
     vault = Vault(Vault.new_key())
-    database = Database(SqliteEngine(folder / "store.sqlite"))
+    database = Database(engine_of(settings))
     async with open_services(settings, database, vault) as services:
         await build_world(database, vault)
         await database.write(lambda tx: add_devices(tx, vault, devices))
