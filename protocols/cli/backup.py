@@ -119,13 +119,18 @@ def restore(file: Path, passphrase_file: Path | None, key_file: Path | None, con
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)
         passphrase = None if passphrase_file is None else _first_line(passphrase_file)
+        told = list[str]()
         try:
             with _progress("restore", lambda _more: None) as copied:
                 # In a context of its own: the origin that the audit log gets is the origin of this work only.
-                restoring = partial(restore_backup, settings, file, passphrase, key_file, copied=copied)
+                restoring = partial(
+                    restore_backup, settings, file, passphrase, key_file, copied=copied, mended=told.append
+                )
                 manifest = copy_context().run(_as_operator, restoring)
         except StateInUseError as error:
             raise CommandError(f"{error}: a restore never touches a running daemon; stop it first", 4) from error
+    for sentence in told:
+        click.echo(sentence, err=True)
     click.echo(f"{settings.state_dir}: restored as of {manifest.made_at}, made by Trunkline {manifest.version}")
 
 

@@ -39,8 +39,12 @@ def restore_backup(
     key_path: Path | None = None,
     *,
     copied: Copied = lambda _more, _total: None,
+    mended: Callable[[str], None] = lambda _sentence: None,
 ) -> BackupManifest:
     """Put back what a backup has, after all of it was checked. When it is refused, nothing but the lock is left.
+
+    SQLite may have rows that refer to rows that are not there, and PostgreSQL refuses them. On either engine they are
+    mended as if those had just been deleted.
 
     Args:
         settings: with the state directory; it has no store, and no daemon runs on it.
@@ -48,6 +52,7 @@ def restore_backup(
         passphrase: of the sealed key.
         key_path: where the key goes or is, if not in the state directory.
         copied: how far it is.
+        mended: told of such rows, in a sentence.
 
     Raises:
         BackupError: the file is no backup, damaged, incomplete or of a newer version, or the passphrase is wrong.
@@ -73,7 +78,7 @@ def restore_backup(
                 raise StateError(f"{directory}: the disk has {free / MIB:,.0f} MiB, and {needed}")
             with _draft_in(directory) as draft:
                 unpack(file, draft, progress=lambda more: copied(more, manifest.bytes))
-                _Restoring(file, settings, draft, passphrase, key_path, copied).finish()
+                _Restoring(file, settings, draft, passphrase, key_path, copied, mended).finish()
     except OSError as error:
         raise BackupError(f"{error.filename or file}: {error.strerror or error}") from error
     return manifest
@@ -108,6 +113,7 @@ class _Restoring:
     passphrase: str | None
     key_path: Path | None
     copied: Copied
+    mended: Callable[[str], None]
 
     @property
     def directory(self) -> Path:
@@ -118,6 +124,8 @@ class _Restoring:
         try:
             store.check()
             store.migrate()
+            if sentence := str(store.mend_references()):
+                self.mended(sentence)
         except StoreError as error:
             raise StoreError(f"{self.file}: {error}") from error
         key_file, is_private = key_file_of(self.directory, self.key_path)

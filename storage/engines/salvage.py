@@ -1,7 +1,6 @@
 """Copies what can be read of a damaged store into a new store, table by table. The damaged one is only read."""
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from storage.damage import first_readable
 from storage.engines.quarantine import ENTRY_TABLES, LOG_TABLES, SET_ASIDE
+from storage.engines.sqlite_references import mend_references
 from storage.sql import StoreError
 
 #: The highest row number; the end of a gap behind which nothing can be read.
@@ -102,7 +102,7 @@ class _Salvage:
         self._correct_log()
         for sql in others:
             self._target.execute(sql)
-        orphans = self._delete_orphans()
+        orphans = mend_references(self._target).deleted
         return [replace(one, refused=one.refused + orphans[one.name]) for one in found]
 
     def _copy(self, name: str, home: str) -> SalvagedTable:
@@ -219,15 +219,6 @@ class _Salvage:
         self._target.execute("UPDATE counter SET value = max(value, ?) WHERE name = 'head'", (highest,))
         self._target.execute("UPDATE counter SET value = 0 WHERE name = 'indexed'")
         self._target.execute("DELETE FROM retention")
-
-    def _delete_orphans(self) -> Counter[str]:
-        """Delete rows that refer to a lost row, then the rows that refer to these; return their number by table."""
-        deleted: Counter[str] = Counter()
-        while orphans := {row[:2] for row in self._target.execute("PRAGMA foreign_key_check")}:
-            for table, rowid in orphans:
-                self._target.execute(f"DELETE FROM {table} WHERE rowid = ?", (rowid,))  # noqa: S608
-                deleted[table] += 1
-        return deleted
 
 
 def _home(name: str) -> str:

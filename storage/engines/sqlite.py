@@ -20,6 +20,7 @@ from storage import migrations
 from storage.damage import Damage
 from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
 from storage.engines.sqlite_check import opened_to_read
+from storage.engines.sqlite_references import Mended, mend_references
 from storage.engines.sqlite_tables import SqliteTables
 from storage.engines.sqlite_upgrade import Progress, apply_steps, keep_copy
 from storage.migrations import VERSION, note_version, unknown_steps, version_of
@@ -490,6 +491,17 @@ class SqliteEngine:
             connection.close()
         if found != ["ok"]:
             raise StoreError(f"damaged: {' '.join(map(str, found))}")
+
+    def mend_references(self) -> Mended:
+        """Of a store that nobody uses. Raises StoreError."""
+        try:
+            with closing(self._connect("foreign_keys=OFF")) as db:
+                db.execute("BEGIN IMMEDIATE")
+                mended = mend_references(db)
+                db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path}: {error}") from error
+        return mended
 
     def _connect(self, *pragmas: str) -> sqlite3.Connection:
         # One thread at a time uses a connection, but not always the same one.

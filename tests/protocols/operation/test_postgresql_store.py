@@ -1,12 +1,14 @@
 """Backup, restore, the doctor and commands of a stopped daemon, with the store in PostgreSQL."""
 
 import shutil
+import sqlite3
 import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -91,6 +93,34 @@ def test_a_backup_is_restored_into_either_engine(settings: Settings, databases: 
         assert after == {name: rows for name, rows in before.items() if name != "audit_entry"}
         assert (there.state_dir / "key").read_bytes() == (settings.state_dir / "key").read_bytes()
         assert (there.state_dir / "store.sqlite").exists() == (number == 0)
+
+
+def test_rows_that_refer_to_lost_rows_are_mended_alike_on_either_engine(
+    databases: Databases, settings: Settings, tmp_path: Path
+) -> None:
+    """SQLite has them where somebody wrote without `foreign_keys`."""
+    file = tmp_path / "backup.tar"
+    make_backup(settings, file)
+    broken = Settings(state_dir=tmp_path / "broken")
+    restore_backup(broken, file)
+    with closing(sqlite3.connect(broken.state_dir / "store.sqlite")) as db:
+        lost = [row[0] for row in db.execute("SELECT key FROM device ORDER BY key LIMIT 1")]
+        db.execute("DELETE FROM device WHERE key = ?", lost)
+        db.execute("INSERT INTO file_chunk VALUES (77, 0, x'00')")  # a table without row ids
+        db.commit()
+        dangling = {row[0] for row in db.execute("PRAGMA foreign_key_check")}
+        assert {"file_chunk", "device_token"} <= dangling
+    make_backup(broken, tmp_path / "broken.tar")
+    found, told = list[dict[str, Any]](), list[str]()
+    for number, storage in enumerate((Storage(), databases.new(tmp_path).storage)):
+        there = Settings(state_dir=tmp_path / f"mended{number}", storage=storage)
+        restore_backup(there, tmp_path / "broken.tar", mended=told.append)
+        found.append({name: rows for name, rows in contents(engine_of(there)).items() if name != "audit_entry"})
+    assert found[0] == found[1]
+    assert [row for row in found[0]["file_chunk"] if 77 in row] == []
+    assert told[0] == told[1]
+    assert told[0].startswith("rows that refer to lost rows: ")
+    assert "1 of file_chunk left out" in told[0]
 
 
 def test_what_is_written_during_a_backup_is_not_in_it(settings: Settings, tmp_path: Path) -> None:
