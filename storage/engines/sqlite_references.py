@@ -1,4 +1,4 @@
-"""Rows of a SQLite store that refer to rows that are not there: SQLite enforces references for those who ask it to."""
+"""Rows of a SQLite store that refer to rows that are not there: SQLite enforces references only when it is asked to."""
 
 import sqlite3
 from collections import Counter

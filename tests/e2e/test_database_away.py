@@ -1,5 +1,6 @@
 """The database is away when a daemon starts, or while one stands by: it waits, says so, and goes on by itself."""
 
+import re
 import signal
 import socket
 import threading
@@ -247,3 +248,46 @@ def test_hanging_up_reloads_a_daemon_that_waits(own: Server, nodes: tuple[Node, 
     b.signal(signal.SIGHUP)
     wait_until(lambda: b.log().count(" reloaded ") == 2, "it has reloaded again")
     assert "changed=[]" in b.log()  # it took over with what it had taken
+
+
+#: A server whose disk is full, as it says it.
+_FULL: Final = """
+CREATE FUNCTION full_disk() RETURNS TRIGGER LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '53100',
+  MESSAGE = 'could not extend file "base/1/2": No space left on device'; END $$;
+CREATE TRIGGER is_full BEFORE INSERT ON message FOR EACH STATEMENT EXECUTE FUNCTION full_disk();
+CREATE TRIGGER is_full BEFORE INSERT ON batch FOR EACH STATEMENT EXECUTE FUNCTION full_disk();
+"""
+
+
+def test_a_database_without_room_is_named_and_the_log_says_it_once(own: Server, nodes: tuple[Node, Node]) -> None:
+    """To the sender, at /readyz (whose sentence /operator has), in the metrics and in the log; reads go on."""
+    node, _ = nodes
+    node.start()
+    address = f"http://127.0.0.1:{node.http}"
+    message = {"sdid": device_id(0), "type": "message", "data": {"intensity": 1}}
+
+    def send() -> httpx.Response:
+        return httpx.post(f"{address}/v1.1/messages", json=message, headers=bearer(USER_TOKEN), timeout=30)
+
+    assert send().status_code == 200
+    with own.target("store").connect(name="tests") as server_side:
+        server_side.execute(_FULL.encode())
+        try:
+            for _ in range(100):
+                refused = send()
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "5"), refused.text
+            is_ready(node, (503, "the store takes no writes: the disk is full\n"))
+            metrics = httpx.get(f"{address}/metrics", timeout=30).text
+            assert re.search(r"^trunkline_store_\w*fail\w* [1-9]", metrics, re.MULTILINE), metrics
+            found = httpx.get(f"{address}/v1.1/users/self", headers=bearer(USER_TOKEN), timeout=30)
+            assert found.status_code == 200
+        finally:
+            server_side.execute("DROP FUNCTION full_disk CASCADE")
+    wait_until(lambda: send().status_code == 200, "there is room again")
+    is_ready(node, SERVES)
+    assert node.daemon.stop() == 0
+    log = node.log()
+    (said,) = [line for line in log.splitlines() if "nothing_is_stored" in line and "stored_again" not in line]
+    assert "could not extend file" in said
+    assert "make room on the disk" in said
+    assert log.count("\n") < 40, log
