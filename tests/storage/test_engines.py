@@ -1,9 +1,10 @@
 """Both engines give the stores the same: values, conditions on JSON, batches and the schema."""
 
 import math
+import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ from storage.rules import RuleState, RuleStore
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreError
 from storage.tables import TableShape
+from storage.tasks import TaskStore
 from tests.postgresql import server
 from tests.rows import each_row
 from tests.stores import make_store
@@ -140,6 +142,82 @@ def test_an_integer_beyond_64_bits_is_refused_before_the_store(store: EngineConn
         store.execute("INSERT INTO counter (name, value) VALUES ('a', :value)", {"value": 2**63})
     store.execute("INSERT INTO counter (name, value) VALUES ('a', :value)", {"value": -(2**63)})
     assert (store.execute("SELECT value FROM counter").one() or {})["value"] == -(2**63)
+
+
+@each_row(
+    ("sql", "expected"),
+    [
+        # Whole numbers are divided to whole ones, towards zero.
+        ("7 / 2", 3),
+        ("-7 / 2", -3),
+        ("-7 % 2", -1),
+        ("7 / 2.0", 3.5),
+        ("7 / nullif(:zero, 0)", None),
+        # Patterns, as the stores have them: with an escape, and folded where case does not count.
+        ("CASE WHEN 'a%b' LIKE 'a!%b' ESCAPE '!' THEN 1 ELSE 0 END", 1),
+        ("CASE WHEN 'axb' LIKE 'a!%b' ESCAPE '!' THEN 1 ELSE 0 END", 0),
+        ("CASE WHEN 'axb' LIKE 'a_b' ESCAPE '!' THEN 1 ELSE 0 END", 1),
+        ("CASE WHEN 'axb' LIKE 'a!_b' ESCAPE '!' THEN 1 ELSE 0 END", 0),
+        ("CASE WHEN 'a\\b' LIKE 'a\\b' ESCAPE '!' THEN 1 ELSE 0 END", 1),
+        ("CASE WHEN 'a\\b' LIKE 'a\\\\b' ESCAPE '!' THEN 1 ELSE 0 END", 0),
+        ("CASE WHEN 'a\\%' LIKE 'a\\!%' ESCAPE '!' THEN 1 ELSE 0 END", 1),
+        ("CASE WHEN lower('AÄ') LIKE lower('aÄ') ESCAPE '!' THEN 1 ELSE 0 END", 1),
+        ("CASE WHEN lower('ä') LIKE lower('Ä') ESCAPE '!' THEN 1 ELSE 0 END", 0),
+        # Sums of whole numbers stay whole, and large doubles keep every bit.
+        ("(SELECT sum(n) FROM (SELECT CAST(:large AS BIGINT) AS n UNION ALL SELECT -1) AS given)", 2**63 - 2),
+        ("CAST(:huge AS DOUBLE PRECISION)", 1.7976931348623157e308),
+        ("CAST(:huge AS DOUBLE PRECISION) - CAST(:huge AS DOUBLE PRECISION)", 0.0),
+    ],
+)
+def test_expressions_have_the_same_value(store: EngineConnection, sql: str, expected: float | None) -> None:
+    given = {"zero": 0, "large": 2**63 - 1, "huge": 1.7976931348623157e308}
+    used = {name: value for name, value in given.items() if f":{name}" in sql}
+    (row,) = store.execute(f"SELECT {sql} AS value", used).tuples()
+    assert (type(row[0]), row[0]) == (type(expected), expected)
+
+
+def test_more_than_65535_values_go_into_one_statement(store: EngineConnection) -> None:
+    """A statement of PostgreSQL takes no more parameters, and one of SQLite fewer."""
+    many = range(70_000)
+    store.insert_many("counter", ("name", "value"), [(str(key), key) for key in many])
+    store.put_many("consumer", ("name", "position"), ("name",), [(str(key), key) for key in many])
+    assert len(RollupStore(store).add_fields([f"a.{key}" for key in many])) == len(many)
+    found = store.execute(
+        f"SELECT count(*) AS n FROM consumer WHERE position IN ({store.numbers_in('them')})",  # noqa: S608
+        {"them": str(list(many))},
+    ).one()
+    assert dict(found or {}) == {"n": len(many)}
+
+
+def test_an_empty_list_has_nothing_in_it(store: EngineConnection) -> None:
+    store.execute("INSERT INTO field (key, path) VALUES (1, 'a')")
+    for condition, given in (
+        (f"key IN ({store.numbers_in('them')})", "[]"),
+        (f"path IN ({store.texts_in('them')})", store.texts([])),
+    ):
+        for negated, number in (("", 0), ("NOT ", 1)):
+            found = store.execute(f"SELECT count(*) AS n FROM field WHERE {negated}{condition}", {"them": given}).one()  # noqa: S608
+            assert dict(found or {}) == {"n": number}
+    for condition, number in (("key IN ()", 0), ("key NOT IN ()", 1), ("NOT path IN ()", 1), ("path = 'IN ()'", 0)):
+        found = store.execute(f"SELECT count(*) AS n FROM field WHERE {condition}").one()  # noqa: S608 - rows above
+        assert dict(found or {}) == {"n": number}
+    assert TaskStore(store).entries_with(1, [], limit=9) == []
+
+
+def test_a_number_beyond_64_bits_is_never_stored_as_another_whole_one(store: EngineConnection) -> None:
+    """PostgreSQL refuses it, SQLite keeps the nearest double. All columns of whole numbers have 64 bits."""
+    store.execute("INSERT INTO counter (name, value) VALUES ('a', :value)", {"value": 2**63 - 1})
+    with suppress(StoreError):
+        store.execute("UPDATE counter SET value = value + 1 WHERE name = 'a'")
+    assert (store.execute("SELECT value FROM counter WHERE name = 'a'").one() or {})["value"] in {2**63 - 1, 2.0**63}
+
+
+def test_every_pattern_of_the_stores_has_its_escape() -> None:
+    """Without it, a backslash is one for PostgreSQL alone; and SQLite folds where PostgreSQL does not."""
+    for file in Path(operating.__file__).parent.glob("*.py"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            for pattern in re.findall(r"\S+ LIKE [:'l]\S*(?: ESCAPE '!')?", line):
+                assert pattern.endswith("ESCAPE '!'"), f"{file.name}: {line}"
 
 
 def test_a_boolean_is_a_number(store: EngineConnection) -> None:
