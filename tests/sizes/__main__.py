@@ -1,0 +1,221 @@
+"""Operations on a large store: seconds, peak memory, and the p99 of an innocent before and meanwhile.
+
+    python -m tests.sizes --messages 2000000 [--folder DIR] [--only WORD ...]
+
+The store is made first, and deleted at the end. Each operation gets it as the one before has left it: retention is the
+last one with a daemon. The innocent is measured right before each operation, for the ratio.
+"""
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trio
+
+from protocols.control.client import send_command
+from storage.engines.sqlite_compact import unfinished_copy
+from tests.daemon import ADA, USER_TOKEN, Daemon, bearer
+from tests.sizes.measuring import Innocent, forget_peak, p99, peak_mib, run
+from tests.sizes.store import DAYS, SETTINGS, build
+
+_DAY_MS = 86_400_000
+_QUIET_SECONDS = 6.0
+_MIB = 2**20
+
+
+@dataclass
+class Row:
+    what: str
+    seconds: float
+    peak_mib: float
+    before_ms: float | None = None
+    meanwhile_ms: float | None = None
+    about: str = ""
+
+    def __str__(self) -> str:
+        ratio = ""
+        if self.before_ms is not None and self.meanwhile_ms is not None:
+            ratio = f"{self.before_ms:.0f} → {self.meanwhile_ms:.0f} ({self.meanwhile_ms / self.before_ms:.1f}x)"
+        return f"| {self.what} | {self.seconds:,.1f} | {self.peak_mib:,.0f} | {ratio} | {self.about} |"
+
+
+class Sizes:
+    def __init__(self, daemon: Daemon, folder: Path, only: list[str]) -> None:
+        self._daemon = daemon
+        self._folder = folder
+        self._only = only
+
+    def rows(self) -> Iterator[Row]:
+        operations: list[tuple[str, Callable[[str], Row]]] = [
+            ("start", self.start),
+            ("restart after a kill", self.start_after_kill),
+            ("doctor beside the daemon", lambda what: self.command(what, "doctor")),
+            ("backup beside the daemon", lambda what: self.command(what, "backup", self._folder / "backup.tar")),
+            ("export of a tenth", self.export),
+            ("key rotation", lambda what: self.stopped(what, "key", "rotate")),
+            ("restore", self.restore),
+            ("salvage", self.salvage),
+            ("retention of half", self.retention),
+            ("compact", lambda what: self.stopped(what, "store", "compact")),
+        ]
+        for what, operation in operations:
+            if not self._only or any(word in what for word in self._only):
+                yield operation(what)
+        self._stop()
+
+    @property
+    def _store(self) -> Path:
+        return self._daemon.state / "store.sqlite"
+
+    @property
+    def _pid(self) -> int:
+        assert self._daemon.process is not None
+        return self._daemon.process.pid
+
+    def _running(self) -> None:
+        if self._daemon.process is None:
+            self._daemon.start()
+
+    def _stop(self) -> None:
+        if self._daemon.process is not None:
+            self._daemon.stop()
+
+    def start(self, what: str) -> Row:
+        self._stop()
+        begin = time.perf_counter()
+        self._daemon.start()
+        return Row(what, time.perf_counter() - begin, peak_mib(self._pid))
+
+    def start_after_kill(self, what: str) -> Row:
+        self._running()
+        Innocent(self._daemon).quiet(1.0)
+        self._daemon.kill()
+        return self.start(what)
+
+    @contextmanager
+    def _beside(self, row: Row) -> Iterator[None]:
+        """The innocent at work, before and meanwhile; the daemon's memory, unless a command has its own."""
+        self._running()
+        innocent = Innocent(self._daemon)
+        innocent.quiet(1.0)
+        row.before_ms = p99(innocent.quiet(_QUIET_SECONDS))
+        forget_peak(self._pid)
+        begin = time.perf_counter()
+        with innocent.at_work() as times:
+            yield
+        row.seconds = time.perf_counter() - begin
+        row.meanwhile_ms = p99(times)
+        row.about = f"{row.about} daemon {peak_mib(self._pid):,.0f} MiB".strip()
+
+    def command(self, what: str, *arguments: str | Path) -> Row:
+        row = Row(what, 0, 0)
+        with self._beside(row):
+            done = run(*arguments, "--config", self._daemon.config)
+        assert done.status in {0, 1}, done
+        row.seconds, row.peak_mib = done.seconds, done.peak_mib
+        return row
+
+    def stopped(self, what: str, *arguments: str | Path) -> Row:
+        self._stop()
+        before = self._store.stat().st_size
+        done = run(*arguments, "--config", self._daemon.config)
+        assert done.status == 0, done
+        assert not unfinished_copy(self._store).exists()
+        sizes = f"{before / _MIB:,.0f} → {self._store.stat().st_size / _MIB:,.0f} MiB"
+        return Row(what, done.seconds, done.peak_mib, about=sizes)
+
+    def export(self, what: str) -> Row:
+        row = Row(what, 0, 0)
+        now = int(time.time() * 1000)  # half of the days of a fifth of the devices
+        body = {"startDate": now - DAYS // 2 * _DAY_MS, "endDate": now, "uids": ADA}
+        with self._beside(row), httpx.Client(base_url=self._daemon.base_url, timeout=60) as client:
+            client.headers.update(bearer(USER_TOKEN))
+            answer = client.post("/messages/export", json=body)
+            answer.raise_for_status()
+            status: dict[str, Any] = {"status": ""}
+            while status["status"] not in {"Success", "Failure", "Expired"}:
+                time.sleep(0.2)
+                path = f"/messages/export/{answer.json()['data']['exportId']}/status"
+                found = client.get(path)
+                found.raise_for_status()
+                status = found.json()
+        row.peak_mib = peak_mib(self._pid)
+        row.about = f"{status['status']}, {status.get('totalMessages', 0):,} messages"
+        return row
+
+    def restore(self, what: str) -> Row:
+        self._stop()
+        state, config = self._folder / "restored", self._folder / "restored.toml"
+        config.write_text(f'state_dir = "{state}"\n', encoding="utf-8")
+        done = run("restore", self._folder / "backup.tar", "--config", config)
+        assert done.status == 0, done
+        shutil.rmtree(state)
+        return Row(what, done.seconds, done.peak_mib)
+
+    def salvage(self, what: str) -> Row:
+        row = self.stopped(what, "store", "salvage")
+        self._store.with_name("store.salvaged.sqlite").unlink()
+        return row
+
+    def retention(self, what: str) -> Row:
+        self._stop()
+        before = self._store.stat().st_size
+        self._running()
+        row = Row(what, 0, 0)
+        innocent = Innocent(self._daemon)
+        innocent.quiet(1.0)
+        row.before_ms = p99(innocent.quiet(_QUIET_SECONDS))
+        self._stop()
+        self._daemon.settings = f"{SETTINGS}[storage]\nretention_days = {DAYS // 2}\n"
+        self._daemon.write_config()
+        self._daemon.start()
+        begin = time.perf_counter()
+        innocent = Innocent(self._daemon)
+        innocent.quiet(1.0)
+        with innocent.at_work() as times:
+            swept: dict[str, Any] = {"store_bytes": 0}
+            while not swept["store_bytes"]:
+                time.sleep(0.5)
+                swept = self._statistics("retention")
+        row.seconds, row.peak_mib, row.meanwhile_ms = time.perf_counter() - begin, peak_mib(self._pid), p99(times)
+        after = self._store.stat().st_size
+        row.about = f"{swept['deleted_messages']:,} messages, {before / _MIB:,.0f} → {after / _MIB:,.0f} MiB"
+        return row
+
+    def _statistics(self, part: str) -> dict[str, Any]:
+        found: dict[str, Any] = trio.run(send_command, self._daemon.state, "statistics", {})[part]
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--folder", type=Path, default=None, help="where the store goes; 10 M messages need 10 GB")
+    parser.add_argument("--only", nargs="*", default=[], help="words of the operations to measure")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    daemon = None
+    try:
+        begin = time.perf_counter()
+        daemon = build(folder, options.messages, end_ms=int(time.time() * 1000))
+        size, seconds = (daemon.state / "store.sqlite").stat().st_size, time.perf_counter() - begin
+        print(f"{options.messages:,} messages, {size / _MIB:,.0f} MiB, made in {seconds:,.0f} s\n")
+        print("| Operation | Seconds | Peak MiB | Innocent's p99 ms, before → meanwhile | |")
+        print("|---|---|---|---|---|", flush=True)
+        for row in Sizes(daemon, folder, options.only).rows():
+            print(row, flush=True)
+    finally:
+        if daemon is not None:
+            daemon.stop()
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
