@@ -164,7 +164,12 @@ def _sampled(db: StoreConnection, log: _Log, now_ms: int) -> Iterator[tuple[Samp
     """Rows of places all over the table, the last week by itself: with their texts, and the rows they stand for."""
     ends, week = None, 0
     with suppress(StoreDamagedError):
-        ends = db.execute(f"SELECT min({log.key}) AS first, max({log.key}) AS last FROM {log.table}").one()  # noqa: S608 - constants
+        # Two queries: SQLite would read all rows for both in one.
+        lowest, highest = (
+            f"(SELECT {of}({log.key}) FROM {log.table})"  # noqa: S608 - constants
+            for of in ("min", "max")
+        )
+        ends = db.execute(f"SELECT {lowest} AS first, {highest} AS last").one()
         if ends is not None and ends["first"] is not None:
             week = _first_since(db, log, ends["first"], ends["last"] + 1, now_ms - WEEK_MS)
     if not week or ends is None:

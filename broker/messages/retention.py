@@ -29,7 +29,9 @@ from storage.sql import StoreBusyError, StoreDamagedError
 RETENTION_SWEEP_SECONDS = 600.0
 FAILED_DAYS = 7
 LONGEST_DAYS = 36_500
-_STEP_POSITIONS = 1_000
+#: Positions of a step, for which all other writes wait: some ms. With more of them at once more rows go in a second.
+_STEP_POSITIONS = 250
+_FAST_STEP_POSITIONS = 1_000
 #: Positions of a step that deletes entries alone, of which there is one for some rows.
 _STEP_ENTRIES = 5_000
 #: Rollups of a step at most: a day of the minutes of one field.
@@ -86,6 +88,20 @@ class _Class:
 
 
 _LOG: tuple[LogTable, ...] = ("message", "action")
+
+
+class _Pace:
+    """How many positions a step has: few, so that others hardly wait, as long as twice as many go as new ones come."""
+
+    def __init__(self) -> None:
+        self.positions = _STEP_POSITIONS
+        self._began: tuple[int, int] | None = None
+
+    def note(self, reached: Position, last: Position) -> None:
+        """Everything up to `reached` is gone; `last` is the newest row."""
+        first_reached, first_last = self._began = self._began or (reached, last)
+        is_slow = reached - first_reached < 2 * (last - first_last)
+        self.positions = _FAST_STEP_POSITIONS if is_slow else _STEP_POSITIONS
 
 
 class Retention:
@@ -148,13 +164,13 @@ class Retention:
     ) -> None:
         now_ms = self._clock.now_ms()
         live_ms = now_ms - days * DAY_MS, now_ms
-        is_done = False
+        is_done, pace = False, _Pace()
         while not is_done:
-            step = partial(_delete_step, table, cursor, live_ms, types, others)
+            step = partial(_delete_step, table, cursor, live_ms, types, others, pace)
             try:
                 deleted, is_done = await self._database.write_own(self._lease, step)
             except StoreDamagedError:
-                behind, is_done = await self._database.read(partial(_beyond_damage, table, cursor))
+                behind, is_done = await self._database.read(partial(_beyond_damage, table, cursor, pace.positions))
                 await self._database.write_own(self._lease, partial(_set_cursor, cursor, behind))
                 deleted = 0
             self._count(**{f"deleted_{table}s": deleted})
@@ -230,6 +246,7 @@ def _delete_step(
     live_ms: tuple[int, int],
     types: Collection[DeviceTypeKey] | None,
     others: bool,
+    pace: _Pace,
     tx: Transaction,
 ) -> tuple[int, bool]:
     """Delete one range; return the number of deleted rows and whether that was the last step.
@@ -241,8 +258,9 @@ def _delete_step(
     first = tx.retention.first_after(table, behind)
     if first is None:
         return 0, True
-    full = Position(first - 1 + _STEP_POSITIONS)
-    end = min(full, tx.retention.last(table))
+    full, last = Position(first - 1 + pace.positions), tx.retention.last(table)
+    pace.note(Position(first - 1), last)
+    end = min(full, last)
     if table == "message":
         end = min(end, tx.retention.lowest_consumer() or Position(0))
     live = tx.retention.first_received(table, behind=behind, upto=end, since_ms=live_ms[0], until_ms=live_ms[1])
@@ -273,14 +291,14 @@ def _drop(part: range, cursors: Collection[str], tx: Transaction) -> None:
         tx.retention.set_cursor(cursor, Position(max(part.stop - 1, tx.retention.cursor(cursor))))
 
 
-def _beyond_damage(table: LogTable, cursor: str, tx: Transaction) -> tuple[Position, bool]:
+def _beyond_damage(table: LogTable, cursor: str, positions: int, tx: Transaction) -> tuple[Position, bool]:
     """Where to go on behind a step that met damage, and whether there is nothing more.
 
     The rows of the step that can be read stay, too: SQLite cannot delete beside a page that it cannot read. They go
     when the store is salvaged (reference 27.14), because the cursors of retention begin again then.
     """
     behind, head = tx.retention.cursor(cursor), tx.messages.head()
-    end = tx.retention.beyond_damage(table, Position(behind + _STEP_POSITIONS), head) - 1
+    end = tx.retention.beyond_damage(table, Position(behind + positions), head) - 1
     return Position(max(behind, end)), end >= head - 1
 
 

@@ -1,5 +1,6 @@
 """Seconds and memory of a process, and how long an innocent waits meanwhile."""
 
+import os
 import statistics
 import subprocess
 import time
@@ -25,6 +26,12 @@ def peak_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
+def cpu_seconds(pid: int) -> float:
+    """The processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def forget_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
@@ -34,22 +41,23 @@ class Command:
     """What a command took. `status`: its exit status."""
 
     seconds: float
+    cpu_seconds: float
     peak_mib: float
     status: int
 
 
 def run(*arguments: str | Path) -> Command:
     """Run `trunkline` to its end."""
-    begin, peak = time.perf_counter(), 0.0
+    begin, peak, used = time.perf_counter(), 0.0, 0.0
     process = subprocess.Popen([TRUNKLINE, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while process.poll() is None:
             with suppress(OSError, StopIteration):  # it has just ended
-                peak = max(peak, peak_mib(process.pid))
+                peak, used = max(peak, peak_mib(process.pid)), cpu_seconds(process.pid)
             time.sleep(_LOOK_SECONDS)
     finally:
         process.kill()
-    return Command(time.perf_counter() - begin, peak, process.returncode)
+    return Command(time.perf_counter() - begin, used, peak, process.returncode)
 
 
 @dataclass

@@ -88,7 +88,7 @@ FROM n, subscription AS s, device AS d WHERE s.key = 1 AND d.key = :senders + 1 
 
 
 def build(folder: Path, messages: int, *, end_ms: int) -> Daemon:
-    """A daemon that does not run, on a store of so many messages, a multiple of ten, the last of which came at `end_ms`."""
+    """A daemon that does not run, on a store of so many messages, a multiple of ten; the last came at `end_ms`."""
     daemon = Daemon(folder / "state", SETTINGS, log=(folder / "log.txt").open("w+", encoding="utf-8"))
     daemon.configure(devices=_SENDERS)
     with daemon.store() as store:

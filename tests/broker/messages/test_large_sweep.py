@@ -24,8 +24,9 @@ from tests.stores import make_store
 
 NOW_MS: Final = 1_760_000_000_000
 MESSAGES: Final = 1_000_000
-SECONDS: Final = 4.0
+SECONDS: Final = 2.0
 ROUNDS: Final = 3
+MOST: Final = 3.0
 
 
 @asynccontextmanager
@@ -66,16 +67,27 @@ async def test_an_innocent_hardly_waits_for_a_sweep_of_half_of_the_store(tmp_pat
     with closing(sqlite3.connect(store, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous=OFF")
         fill_log(db, MESSAGES, end_ms=NOW_MS)
-    size = store.stat().st_size
     async with opened(store) as (database, journal):
         await database.write(lambda tx: tx.messages.set_consumer_position("folds", journal.head))
         clock = Clock(now_ms=lambda: Milliseconds(NOW_MS))
         retention = Retention(database, Lease(LeaseName.UPKEEP), clock, days=DAYS // 2, rollups=RollupDays())
         innocent = Innocent(database, journal)
+        deleting = await ratio(innocent, retention)
+        assert 0 < retention.statistics().deleted_messages < MESSAGES // 2  # it was under way all the time
+        await database.write(lambda tx: tx.retention.delete("message", behind=0, upto=MESSAGES // 2, types=None))
+        size = store.stat().st_size
+        giving_back = await ratio(innocent, retention)
+        assert store.stat().st_size < size
+    assert max(deleting, giving_back) <= MOST
+
+
+async def ratio(innocent: Innocent, retention: Retention) -> float:
+    """The innocent's p99 during a sweep to that before. On a busy machine, the best of a few rounds."""
+    found: list[float] = []
+    while len(found) < ROUNDS and (not found or min(found) > MOST):
         before = await innocent.p99_ms()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(retention.sweep)
-            rounds = [await innocent.p99_ms() for _ in range(ROUNDS)]
-            print("P99", before, rounds, retention.statistics().deleted_messages, size, store.stat().st_size)
+            found.append(await innocent.p99_ms() / before)
             nursery.cancel_scope.cancel()
-    assert min(rounds) <= 3 * before
+    return min(found)
