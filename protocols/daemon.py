@@ -89,6 +89,8 @@ from storage.engines.sqlite import SqliteEngine
 from storage.outages import Outage
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+#: How long the end may take when trio itself has failed.
+_TRIO_FAILS_SECONDS: Final = 10
 
 _log = structlog.get_logger(__name__)
 
@@ -118,8 +120,35 @@ async def run_daemon(
     switch_threads_often()
     collect_garbage_seldom()
     give_back_large_memory()
+    with ends_without_trio():
+        await _run_until_begun(Reloading(settings, load), ready, stop)
+
+
+@contextmanager
+def ends_without_trio() -> Iterator[None]:
+    """End the process soon, by SIGALRM, when trio itself fails within the block, as it does without memory.
+
+    Its loop hears of no thread any more then: the wait for the writer's commit would keep the process for ever.
+    """
+    is_over = False
+
+    async def watch() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if not is_over:
+                signal.alarm(_TRIO_FAILS_SECONDS)
+
+    trio.lowlevel.spawn_system_task(watch)
+    try:
+        yield
+    finally:
+        is_over = True
+
+
+async def _run_until_begun(reloading: Reloading, ready: Ready | None, stop: trio.Event | None) -> None:
+    """Run the daemon, once more for each time that its database was away before it had begun."""
     outage, begun = Outage("begins_again", "begun"), trio.Event()
-    reloading = Reloading(settings, load)
     while True:
         try:
             return await _run(reloading, ready, stop, partial(_has_begun, begun, outage))
@@ -130,7 +159,7 @@ async def run_daemon(
                 raise leaf from error
             if outage.failed(leaf):  # before it was waited for, or after it had answered
                 systemd.tell_of_wait(f"Waits for the database: {leaf}")
-            reloading = Reloading(reloading.settings, load)
+            reloading = Reloading(reloading.settings, reloading.load)
         await trio.sleep(AWAY_SECONDS)
 
 

@@ -3,10 +3,9 @@
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import outcome
 import trio
@@ -57,12 +56,16 @@ class _ThreadJob(Generic[T]):
         return self._result.unwrap()
 
     def end(self, result: outcome.Outcome[T]) -> None:
-        """End the job; called on the loop."""
+        """End the job; called on the loop. A second end is none."""
+        if self._result is not None:
+            return
         self._result = result
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
 
 
+#: Between two tries to tell of the end of a job while there is no memory.
+_MEMORY_SECONDS: Final = 0.05
 _Waiting = tuple[Callable[[], Any], _ThreadJob[Any], trio.lowlevel.TrioToken]
 
 
@@ -81,8 +84,9 @@ class WorkerThread:
 
     def begin(self, function: Callable[[], T]) -> Job[T]:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            thread.start()  # RuntimeError: there is no memory for it now
+            self._thread = thread
         job: _ThreadJob[T] = _ThreadJob()
         self._jobs.put((function, job, trio.lowlevel.current_trio_token()))
         return job
@@ -97,15 +101,36 @@ class WorkerThread:
             self._thread = None
 
     def _work(self) -> None:
+        spare = _out_of_memory()
         while (waiting := self._jobs.get()) is not None:
             function, job, loop = waiting
-            began, worked = time.perf_counter(), time.thread_time()
-            result = outcome.capture(function)
-            job.seconds = time.perf_counter() - began
-            job.idle_seconds = job.seconds - (time.thread_time() - worked)
-            with suppress(trio.RunFinishedError):
-                loop.run_sync_soon(job.end, result)
+            result: outcome.Outcome[Any] | None = None
+            while True:  # whoever waits for the job must hear of its end, also when there is no memory for that now
+                try:
+                    result = result or _run(function, job)
+                    loop.run_sync_soon(job.end, result)
+                    if result is spare:
+                        spare = _out_of_memory()
+                    break
+                except trio.RunFinishedError:
+                    break
+                except MemoryError:
+                    result = result or spare
+                    time.sleep(_MEMORY_SECONDS)
             del waiting, function, job, loop, result  # nothing is held while there is nothing to do
+
+
+def _run(function: Callable[[], T], job: _ThreadJob[Any]) -> outcome.Outcome[T]:
+    began, worked = time.perf_counter(), time.thread_time()
+    result = outcome.capture(function)
+    job.seconds = time.perf_counter() - began
+    job.idle_seconds = job.seconds - (time.thread_time() - worked)
+    return result
+
+
+def _out_of_memory() -> outcome.Error:
+    """The outcome of a function whose own one there was no memory for."""
+    return outcome.Error(MemoryError("there was no memory for the outcome"))
 
 
 def _finish_first(_raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:

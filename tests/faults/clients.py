@@ -45,7 +45,8 @@ def _body(number: int) -> str:
     return json.dumps({"intensity": number})
 
 
-def mqtt(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS) -> Exchange:
+def mqtt_link(daemon: Daemon, device: int, held: ExitStack, seconds: float) -> socket.socket:
+    """A connection of MQTT that is open."""
     link = held.enter_context(socket.create_connection(daemon.host_port("mqtt"), timeout=seconds))
     body = (
         _text("MQTT")
@@ -55,6 +56,11 @@ def mqtt(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS
     link.sendall(b"\x10" + bytes((len(body) & 0x7F,)) + body)
     if _exactly(link, 4) != b"\x20\x02\x00\x00":
         raise RefusedError("CONNACK")
+    return link
+
+
+def mqtt(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS) -> Exchange:
+    link = mqtt_link(daemon, device, held, seconds)
     topic = _text(f"/v1.1/messages/{device_id(device)}")
 
     def exchange(number: int) -> None:

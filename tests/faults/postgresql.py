@@ -22,7 +22,7 @@ from typing import Final
 
 from tests.cutting_proxy import CuttingProxy
 from tests.daemon import Daemon, command_output, write_world
-from tests.faults import machine
+from tests.faults import machine, outbound
 from tests.faults.clients import PROTOCOLS
 from tests.faults.machine import Clock, directly, faketime, kill
 from tests.faults.windows import WINDOW
@@ -544,6 +544,7 @@ FAULTS: Final[dict[str, Callable[[PostgresWorld, int], Row]]] = {
     "take-over": lambda world, rounds: take_overs(world, rounds, how=signal.SIGKILL),
     "stop": lambda world, rounds: take_overs(world, rounds, how=signal.SIGTERM),
     "name": same_name,
+    **{name: fault for name, (_, fault) in (machine.FAULTS | outbound.FAULTS).items()},
     "pause": lambda world, rounds: take_overs(world, rounds, how=signal.SIGSTOP),
 }
 
@@ -563,7 +564,7 @@ def short(world: PostgresWorld) -> Row:
 
 
 #: Of these, so many rounds take as long as one of another fault.
-_LONG: Final = {"away": 4, "minute": 5, "still": 4, "pause": 2} | dict.fromkeys(
+_LONG: Final = {"away": 4, "minute": 5, "still": 4, "pause": 2, "gone": 2} | dict.fromkeys(
     ("clock", "synchronous", "asynchronous", "load"), 2
 )
 

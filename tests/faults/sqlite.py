@@ -18,7 +18,7 @@ from typing import Final
 
 from storage.engines import engine_at
 from tests.daemon import Daemon, run_command
-from tests.faults import machine
+from tests.faults import machine, outbound
 from tests.faults.shim import ALL, STORE, Shim
 from tests.faults.world import CLIENTS, Fleet, Row, compare, counted, end, log_of, make_rounds, under_load, wait
 from tests.fork_server import commands_forked
@@ -372,7 +372,8 @@ FAULTS: Final[dict[str, tuple[float, Callable[[SqliteWorld, int], Row]]]] = {
         for call, name in _CALLS.items()
     },
     "late": (0.15, late_sync),
-    **{name: (weight, fault) for name, (weight, fault) in machine.FAULTS.items()},
+    **machine.FAULTS,
+    **outbound.FAULTS,
 }
 
 
