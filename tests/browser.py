@@ -2,11 +2,15 @@
 
 It waits for conditions and never for a time. What its pages asked the network for, and what they complained of, is kept
 until a test looks at it.
+
+Each command goes through two programs and takes 3 ms of processor time. So a page itself looks for what a test waits
+for, and says so once.
 """
 
 import base64
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +20,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 import httpx
-from selenium.common.exceptions import WebDriverException
+from selenium.common.exceptions import (
+    JavascriptException,
+    NoSuchElementException,
+    NoSuchWindowException,
+    TimeoutException,
+    WebDriverException,
+)
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -50,11 +60,39 @@ _ARGUMENTS: Final = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # nothing outside of this machine
 )
 #: An element that is not shown has no text. An option has one also while its list is closed.
-_TEXTS: Final = r"""
+_HELPERS: Final = r"""
 const shown = (one) => one.checkVisibility({visibilityProperty: true}) ? one.innerText : "";
-return Array.from(document.querySelectorAll(arguments[0]), (one) =>
+const texts = (selector) => Array.from(document.querySelectorAll(selector), (one) =>
   (one instanceof HTMLOptionElement ? one.text : shown(one)).replaceAll("\u00a0", " ").trim());
+const called = (path) => {
+  const found = document.evaluate(path, document, null, XPathResult.ORDERED_NODE_SNAPSHOT_TYPE, null);
+  return Array.from({length: found.snapshotLength}, (_, at) => found.snapshotItem(at));
+};
 """
+_TEXTS: Final = f"{_HELPERS} return texts(arguments[0]);"
+#: Looks at each change of the page, and now and then, because not all that counts is a change of its elements.
+_UNTIL: Final = """
+const done = arguments[arguments.length - 1];
+const condition = () => %s;
+const first = condition();
+if (first) return done(first);
+let due = 0;
+const look = () => {
+  due = 0;
+  const found = condition();
+  if (!found) return;
+  observer.disconnect();
+  clearInterval(sometimes);
+  done(found);
+};
+const soon = () => { due ||= setTimeout(look, 5); };
+const observer = new MutationObserver(soon);
+observer.observe(document, {subtree: true, childList: true, characterData: true, attributes: true});
+document.addEventListener("readystatechange", soon);
+window.addEventListener("pagehide", () => done(null));  // a page that is left may be kept, and would never answer
+const sometimes = setInterval(look, 100);
+"""
+_LOADED: Final = "document.readyState === 'complete' && performance.timeOrigin !== arguments[0]"
 #: Selects what the field of a label has. Whether the field has the focus then, and takes what is written.
 _SELECT: Final = r"""
 const label = Array.from(document.querySelectorAll("label")).find((one) =>
@@ -80,34 +118,64 @@ class Chromium:
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
+        self._is_blank = False
+        self._size: tuple[int, int] | None = None
+        self._scheme = ""
+        self._has_scripts = True
+        driver.set_script_timeout(PATIENCE_SECONDS)
 
     def fresh(self) -> None:
-        """Reset: no cookies, cache or history; a desktop's size, the light scheme, scripts on, no recorded traffic."""
-        self.driver.get("about:blank")
-        for command in ("Network.clearBrowserCookies", "Network.clearBrowserCache", "Page.resetNavigationHistory"):
+        """Reset: no cookies or history; a desktop's size, the light scheme, scripts on, no recorded traffic.
+
+        The files of pages, which are kept under an address of their version, stay in the cache.
+        """
+        self.leave()
+        for command in ("Network.clearBrowserCookies", "Page.resetNavigationHistory"):
             self._tell(command)
         self.show(DESKTOP, dark=False)
         self.run_scripts(True)
         self.traffic()
 
+    def leave(self) -> None:
+        """No socket of a page is left."""
+        if not self._is_blank:
+            self.open("about:blank")
+            self._is_blank = True
+
     def show(self, size: tuple[int, int], *, dark: bool) -> None:
         """On a screen of that many CSS pixels, whose owner likes it so."""
         width, height = size
-        self._tell(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=size == PHONE,
-        )
+        if size != self._size:
+            self._tell(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=height,
+                deviceScaleFactor=1,
+                mobile=size == PHONE,
+            )
+            self._size = size
         scheme = "dark" if dark else "light"
-        self._tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        if scheme != self._scheme:
+            self._tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            self._scheme = scheme
 
     def run_scripts(self, allowed: bool) -> None:
         """Of pages; the test's own still run."""
-        self._tell("Emulation.setScriptExecutionDisabled", value=not allowed)
+        if allowed != self._has_scripts:
+            self._tell("Emulation.setScriptExecutionDisabled", value=not allowed)
+            self._has_scripts = allowed
+
+    @contextmanager
+    def bringing(self, script: str) -> Iterator[None]:
+        """Every page that is opened meanwhile has the script: a long one is sent and compiled once."""
+        brought = self._tell("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
+        try:
+            yield
+        finally:
+            self._tell("Page.removeScriptToEvaluateOnNewDocument", identifier=brought)
 
     def open(self, url: str) -> None:
+        self._is_blank = False
         self.driver.get(url)
 
     def back(self) -> None:
@@ -151,9 +219,26 @@ class Chromium:
     def leaving(self, act: Callable[[], object]) -> None:
         """Do what leads to another page, and wait until it is loaded."""
         # Where it came from cannot be told by the address: a form that is shown again has the same one.
-        before = self.driver.find_element(By.TAG_NAME, "html").id
+        before = self.driver.execute_script("return performance.timeOrigin")
         act()
-        self.wait(lambda: self._page() not in {None, before})
+        self.until(_LOADED, before)
+
+    def until(self, condition: str, *arguments: object) -> Any:
+        """Wait until an expression of JavaScript over `arguments` is true, also in a page that comes; return its value.
+
+        Raises:
+            TimeoutException: it never was.
+        """
+        if not self._has_scripts:  # nor timers of the test's
+            return self.wait(lambda: self._now(condition, *arguments))
+        script, end = _HELPERS + _UNTIL % condition, time.monotonic() + PATIENCE_SECONDS
+        while True:
+            # A page that goes away is an error of one of these kinds, also before the time is over.
+            with suppress(JavascriptException, NoSuchWindowException, TimeoutException):
+                if found := self.driver.execute_async_script(script, *arguments):
+                    return found
+            if time.monotonic() > end:
+                raise TimeoutException(condition)
 
     def wait(self, condition: Callable[[], T | None]) -> T:
         """Wait until the condition is true; return its value."""
@@ -167,7 +252,7 @@ class Chromium:
 
     @property
     def heading(self) -> str:
-        return self.driver.find_element(By.TAG_NAME, "h1").text
+        return self._text("h1")
 
     @property
     def text(self) -> str:
@@ -184,7 +269,7 @@ class Chromium:
     @property
     def alert(self) -> str:
         """The text that a screen reader says at once."""
-        return self.driver.find_element(By.CSS_SELECTOR, "[role=alert]").text
+        return self._text("[role=alert]")
 
     @property
     def focused(self) -> str:
@@ -243,13 +328,16 @@ class Chromium:
         ]
         return Traffic(tuple(urls), tuple(answers), tuple(complaints))
 
-    def _page(self) -> str | None:
-        """Which one is loaded; None while the next is on its way."""
+    def _text(self, selector: str) -> str:
+        found = self.texts(selector)
+        if not found:
+            raise NoSuchElementException(selector)
+        return found[0]
+
+    def _now(self, condition: str, *arguments: object) -> Any:
         try:
-            if self.driver.execute_script("return document.readyState") != "complete":
-                return None
-            return self.driver.find_element(By.TAG_NAME, "html").id
-        except WebDriverException:  # the page went away between the question and the answer
+            return self.driver.execute_script(f"{_HELPERS} return {condition};", *arguments)
+        except JavascriptException:
             return None
 
     def _tell(self, command: str, **parameters: object) -> dict[str, Any]:
@@ -278,6 +366,7 @@ def running_chromium() -> Iterator[Chromium]:
         # Without its windows it would leave files that are downloaded in the folder of the tests.
         options.add_experimental_option("prefs", {"download.default_directory": folder})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        options.add_experimental_option("perfLoggingPrefs", {"enablePage": False})  # requests are enough
         with Chrome(options=options, service=Service(require_program("chromedriver"))) as driver:
             try:
                 yield Chromium(driver)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -16,7 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.daemon import APPLICATION_TOKEN, USER_TOKEN, Daemon, bearer, device_id, running_daemon
+from tests.e2e.accounts.node_program import axe_script, installed_programs
 from tests.forked_program import forked_program
+
+if TYPE_CHECKING:  # most tests have no use for Selenium
+    from tests.browser import Chromium
 
 DEVICES = 200
 
@@ -65,6 +69,21 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("program")
     with forked_program(folder):
         yield folder / "trunkline"
+
+
+@pytest.fixture(scope="session")
+def node_folder() -> Path:
+    return installed_programs()
+
+
+@pytest.fixture(scope="module")
+def with_axe(window: "Chromium", node_folder: Path) -> Iterator[None]:
+    """From here to the end of the file, each page has axe when it is opened.
+
+    To bring it to a page that is open takes 70 ms of processor time.
+    """
+    with window.bringing(axe_script(node_folder)):
+        yield
 
 
 @pytest.fixture(scope="session")

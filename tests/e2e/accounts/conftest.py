@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser import Chromium
-from tests.e2e.accounts.node_program import installed_programs
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.postbox import Postbox
 from tests.e2e.accounts.world import Site, running_site
@@ -59,8 +58,3 @@ def screenshots() -> Path | None:
     folder = Path(given)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-@pytest.fixture(scope="session")
-def node_folder() -> Path:
-    return installed_programs()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -37,6 +38,12 @@ def installed_programs(sources: Path = _SOURCES) -> Path:
         with suppress(OSError):  # another process installed them
             fresh.rename(folder)
     return folder
+
+
+@cache
+def axe_script(programs: Path) -> str:
+    """What looks for faults of accessibility in a page."""
+    return (programs / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
 
 
 class NodeProgram:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.browser import LOOKS, PHONE, Chromium
 from tests.daemon import ADA_EMAIL, device_id
+from tests.e2e.accounts.node_program import axe_script
 from tests.e2e.accounts.person import NAME_LABEL, Person
 from tests.e2e.accounts.postbox import Postbox
 from tests.e2e.accounts.world import GALE_EMAIL, OWN_EMAILS, PASSWORD, SHARON_EMAIL, TV, WEB, Site
@@ -240,7 +241,7 @@ NO_PAGES: Final = ("/logout", "/signout", "/checkSession", "/tokenInfo", "/exter
     "lead_to", [page for pages in PAGES.values() for page in pages], ids=lambda page: page.__name__
 )
 def test_a_page_has_no_overflow_and_no_findings_of_axe(
-    person: Person, lead_to: Callable[[Person], None], screenshots: Path | None, node_folder: Path
+    with_axe: None, person: Person, lead_to: Callable[[Person], None], screenshots: Path | None, node_folder: Path
 ) -> None:
     lead_to(person)
     assert faults(person.browser, node_folder, lead_to.__name__, screenshots) == []
@@ -259,15 +260,15 @@ def faults(browser: Chromium, node_folder: Path, name: str, screenshots: Path | 
             browser.screenshot(screenshots / f"{name}.{look}.png")
     for dark in (False, True):
         browser.show(PHONE, dark=dark)
-        wrong += [f"{'dark' if dark else 'light'}: {one}" for one in findings(browser, node_folder, dark=dark)]
+        wrong += [f"{'dark' if dark else 'light'}: {one}" for one in findings(browser, node_folder, only_colors=dark)]
     return [f"{name}: {one}" for one in wrong]
 
 
-def findings(browser: Chromium, node_folder: Path, *, dark: bool) -> list[str]:
-    """The accessibility violations that axe finds, with their elements; in the dark only those of colors."""
+def findings(browser: Chromium, node_folder: Path, *, only_colors: bool) -> list[str]:
+    """The accessibility violations that axe finds, with their elements."""
     if not browser.driver.execute_script("return 'axe' in window"):
-        browser.driver.execute_script((node_folder / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8"))
-    looked_for = ("rule", COLOR_RULES) if dark else ("tag", RULES)
+        browser.driver.execute_script(axe_script(node_folder))
+    looked_for = ("rule", COLOR_RULES) if only_colors else ("tag", RULES)
     found = browser.driver.execute_async_script(_FIND, *looked_for)
     assert "error" not in found, found["error"]
     assert found["passes"], "axe looked at nothing"
@@ -279,6 +280,6 @@ def test_axe_would_find_something(person: Person, site: Site, node_folder: Path)
     """axe finds too little contrast, also in a headless browser."""
     person.asked_by(WEB)
     person.browser.driver.execute_script("document.querySelector('button').style.color = 'rgb(90, 140, 210)'")
-    for dark in (False, True):
-        found = findings(person.browser, node_folder, dark=dark)
+    for only_colors in (False, True):
+        found = findings(person.browser, node_folder, only_colors=only_colors)
         assert [finding.split(":")[0] for finding in found] == ["color-contrast"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Chromium
-from tests.e2e.accounts.node_program import installed_programs
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site, running_site
 
@@ -23,7 +22,7 @@ def chromium(window: Chromium) -> Iterator[Chromium]:
     """The browser. After each test: no console errors, no violations of the policy, nothing from elsewhere."""
     window.fresh()
     yield window
-    window.open("about:blank")  # no socket of a page outlives its test
+    window.leave()
     traffic = window.traffic()
     # A page that is left while it connects.
     left = "WebSocket is closed before the connection is established"
@@ -34,11 +33,9 @@ def chromium(window: Chromium) -> Iterator[Chromium]:
 
 @pytest.fixture
 def ada(chromium: Chromium, site: Site) -> User:
-    """Signed in. Tests that sign in themselves fill the form in."""
+    """Signed in, with no page open yet. Tests that sign in themselves fill the form in."""
     user = User(chromium, site.origin)
     user.take_session()
-    user.open("")
-    user.sees("Devices")
     return user
 
 
@@ -51,8 +48,3 @@ def screenshots() -> Path | None:
     folder = Path(given) / "console"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-@pytest.fixture(scope="session")
-def node_folder() -> Path:
-    return installed_programs()

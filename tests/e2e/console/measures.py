@@ -94,7 +94,7 @@ measure(...arguments).catch((error) => arguments[4]([[String(error)], 0]));
 def measured(browser: Chromium) -> list[str]:
     """The faults at each of the widths."""
     wrong = []
-    for size in WIDTHS:
+    for size in reversed(WIDTHS):  # from that of a page that was just opened
         browser.show(size, dark=False)
         found, height = browser.driver.execute_async_script(_MEASURE, _WORD, _COLUMNS, size == PHONE, size[0])
         wrong += [f"at {size[0]} px {one}" for one in found]

@@ -147,6 +147,7 @@ def test_fields_of_one_unit_are_drawn_in_one_chart(silent: User) -> None:
 
 
 def test_a_gap_is_no_line(ada: User) -> None:
+    ada.open("")
     made: Any = ada.browser.driver.execute_async_script(
         _CALL % "new made.Chart({names: ['x']}).runs.call({gap: 10}, [0, 5, 30, 35, 60].map((t) => ({t})))"
         ".map((run) => run.map((one) => one.t))",
@@ -157,6 +158,7 @@ def test_a_gap_is_no_line(ada: User) -> None:
 
 
 def test_truths_are_yes_or_no_unless_they_are_switches(ada: User) -> None:
+    ada.open("")
     made: Any = ada.browser.driver.execute_async_script(
         _CALL % "['state', 'isOn', 'lamp.power', 'open', 'motion', 'button'].map((path) => made.shown(true, '', path))",
         "dom.js",

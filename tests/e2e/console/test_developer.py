@@ -11,6 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 
+from tests.browser import Chromium
 from tests.daemon import ADA, ADA_EMAIL, LIGHT_TYPE, USER_TOKEN, bearer, device_id
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOB_EMAIL, Site
@@ -187,6 +188,7 @@ def test_firmware_is_rolled_out_and_a_device_fails(ada: User, site: Site, tmp_pa
 
 def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: Site) -> None:
     """A rule that cannot work, and a subscription whose deliveries fail; the delivery is sent again."""
+    ada.open("")
     wanted = {"messageType": "message", "sdid": device_id(22), "subscriptionType": "cloudStream"}
     stream = {"cloudKey": "k", "cloudSecret": "secret", "cloudRegion": "eu-west-1", "cloudStreamName": "lights"}
     uid = site.of_ada("GET", "/users/self")["data"]["id"]
@@ -234,6 +236,7 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
 
 def test_a_failing_connector_is_found_from_the_first_page(ada: User, site: Site) -> None:
     """Its third party cannot be reached when an account is to be linked; the page says so, and since when."""
+    ada.open("")
     (acme,) = site.of_ada_at_the_console(ada, "GET", "/developer/organizations", None)["organizations"]
     new_type = {"uniqueName": "acme.lamp", "name": "Party lamp"}
     made = f"/developer/organizations/{acme['id']}/devicetypes"
@@ -318,6 +321,7 @@ def invitation_in(site: Site) -> str | None:
 
 def test_from_a_plan_to_its_payment(ada: User, site: Site) -> None:
     """A developer proposes it, an operator approves it, the device's owner pays, and the operator accepts that."""
+    ada.open("")
     organization = site.of_ada_at_the_console(ada, "GET", "/developer/organizations", None)["organizations"][0]
     new_type = {"uniqueName": "acme.meter", "name": "Water meter"}
     path = f"/developer/organizations/{organization['id']}/devicetypes"
@@ -346,10 +350,9 @@ def test_from_a_plan_to_its_payment(ada: User, site: Site) -> None:
     assert [tier["type"] for tier in tiers["pricingTiers"]] == ["paid"]
 
 
-def test_a_role_that_is_lost_while_a_page_is_open_is_told(ada: User, site: Site) -> None:
+def test_a_role_that_is_lost_while_a_page_is_open_is_told(chromium: Chromium, site: Site) -> None:
     """Bob gets a role at the console of the operator's shell, opens a page, and loses the role."""
-    ada.browser.fresh()
-    bob = User(ada.browser, site.origin)
+    bob = User(chromium, site.origin)
     bob.sign_in(BOB_EMAIL)
     site.set_role(BOB_EMAIL, "developer")
     go(bob, f"{TYPE_PAGE}/firmware")
@@ -401,6 +404,7 @@ def test_a_table_of_ten_thousand_rows_pages_sorts_filters_and_goes_out(ada: User
 
 
 def test_an_application_is_deleted_after_its_name_is_typed(ada: User, site: Site) -> None:
+    ada.open("")
     (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
     path = f"/developer/organizations/{acme['id']}/applications"
     made = site.of_ada_at_the_console(ada, "POST", path, {"name": "Short-lived", "methods": ["pkce"]})
@@ -442,6 +446,7 @@ def press_in_dialog(user: User, words: str) -> WebElement:
 
 
 def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) -> None:
+    ada.open("")
     (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
     path = f"/developer/organizations/{acme['id']}/applications"
     made = site.of_ada_at_the_console(ada, "POST", path, {"name": "Asker", "methods": ["pkce"]})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import DESKTOP, LOOKS, PHONE, Chromium
+from tests.browser import DESKTOP, LOOKS, PHONE, WIDTHS, Chromium
 from tests.e2e.console.measures import measured
 from tests.e2e.console.world import Site
 
@@ -103,7 +103,7 @@ def test_the_menu_shows_the_current_page_on_a_desktop_and_is_closed_on_a_phone(s
 
 def test_the_copy_button_covers_no_line(site: Site, chromium: Chromium) -> None:
     chromium.open(f"{site.origin}/docs/first-steps")
-    for size, _dark in LOOKS.values():
+    for size in WIDTHS:
         chromium.show(size, dark=False)
         covered = chromium.driver.execute_script(
             "return Array.from(document.querySelectorAll('.copyable'), (one) => {"
@@ -137,8 +137,10 @@ def test_the_list_of_found_sections_is_not_wider_than_the_screen(
 
 
 def look(chromium: Chromium, screenshots: Path | None, page: str) -> None:
-    for name, (size, dark) in LOOKS.items():
-        chromium.show(size, dark=dark)
-        assert chromium.overhang() <= 0, (page, name)
-        if screenshots is not None:
+    for size in reversed(WIDTHS):
+        chromium.show(size, dark=False)
+        assert chromium.overhang() <= 0, (page, size)
+    if screenshots is not None:
+        for name, (size, dark) in LOOKS.items():
+            chromium.show(size, dark=dark)
             chromium.screenshot(screenshots / f"docs_{page.replace('/', '_') or 'index'}.{name}.png")

@@ -1,7 +1,7 @@
 """Every page of the console, of developers and of operators, opened with much to show, at three widths.
 
 No word is broken, nothing is cut off, touches its neighbour or has to be scrolled sideways, buttons of a row stay in
-one line, texts have contrast, and no page is endless.
+one line, no page is endless, and axe finds nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -101,7 +101,7 @@ def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: 
             continue
         opened = path.format_map(ids)
         person.browser.open(person.origin + opened)
-        person.eventually(lambda: not person.browser.driver.find_elements("css selector", "[aria-busy]"))
+        person.sees_all()
         wrong += [f"{route}: {one}" for one in refusals(person)]
     assert wrong == [], "\n".join(wrong)
 
@@ -125,13 +125,13 @@ def refusals(person: User) -> list[str]:
     return [f"{status} {url}" for status, url in person.browser.traffic().answers if status == 403]
 
 
-#: The contrast of a page is looked at in one of them: axe takes a quarter of a second, and pages share their colors.
-_CONTRASTS: Final = dict(zip(VISITS, cycle(LOOKS.values())))
+#: axe looks at a page in one of them: it takes a quarter of a second, and pages share their colors.
+_LOOKS: Final = dict(zip(VISITS, cycle(LOOKS.values())))
 
 
 @pytest.mark.parametrize("route", VISITS)
 def test_a_page_full_of_content_fits(
-    person: User, full: Content, route: str, screenshots: Path | None, node_folder: Path
+    with_axe: None, person: User, full: Content, route: str, screenshots: Path | None, node_folder: Path
 ) -> None:
     wrong = []
     for path, words in VISITS[route].items():
@@ -140,16 +140,16 @@ def test_a_page_full_of_content_fits(
         person.browser.open(person.origin + opened)
         what, _, where = words.partition("#")
         person.sees(what, f"#{where}" if where else "#content")
-        person.eventually(lambda: not person.browser.driver.find_elements("css selector", "[aria-busy]"))
+        person.sees_all()
         wrong += [f"{path}: {one}" for one in measured(person.browser)]
         if screenshots is not None:
             name = path.strip("/").replace("/", "_")
             for look, (size, dark) in LOOKS.items():
                 person.browser.show(size, dark=dark)
                 person.browser.screenshot(screenshots / f"full_{name}.{look}.png")
-        size, dark = _CONTRASTS[route]
+        size, dark = _LOOKS[route]
         person.browser.show(size, dark=dark)
-        found = findings(person.browser, node_folder, dark=True)  # the rules about colors
+        found = findings(person.browser, node_folder, only_colors=False)
         wrong += [f"{path}: at {size[0]} px, {'dark' if dark else 'light'}, {one}" for one in found]
     wrong += refusals(person)
     assert wrong == [], "\n".join(wrong)

@@ -78,6 +78,7 @@ def test_a_device_is_offered_taken_and_then_its_new_owner_leaves(
 def test_the_later_of_two_who_edit_a_rule_sees_both_and_chooses(
     ada: User, site: Site, screenshots: Path | None
 ) -> None:
+    ada.open("")
     rule = rule_of_ada(ada, site, "Two people")
     for choice, name in (("Save mine", "Mine"), ("Take the other version", "Theirs")):
         ada.open(f"/rules/{rule}")
@@ -131,6 +132,7 @@ def organization(ada: User, site: Site) -> str:
 def test_every_form_that_changes_something_shows_both_versions(
     ada: User, site: Site, make: Callable[[User, Site], tuple[str, str, str]]
 ) -> None:
+    ada.open("")
     path, page, button = make(ada, site)
     ada.browser.open(f"{site.origin}{page}")
     if make is application:
@@ -159,6 +161,7 @@ def test_every_form_that_changes_something_shows_both_versions(
 
 
 def test_an_upload_of_a_manifest_shows_both_versions(ada: User, site: Site) -> None:
+    ada.open("")
     body = {"uniqueName": "example.two_editors", "name": "Two editors"}
     path = f"/developer/organizations/{organization(ada, site)}/devicetypes"
     dtid = site.of_ada_at_the_console(ada, "POST", path, body)["id"]
@@ -176,6 +179,7 @@ def test_an_upload_of_a_manifest_shows_both_versions(ada: User, site: Site) -> N
 
 
 def test_what_was_typed_is_saved_after_signing_in_again(ada: User, site: Site, screenshots: Path | None) -> None:
+    ada.open("")
     rule = rule_of_ada(ada, site, "Before")
     ada.open(f"/rules/{rule}")
     ada.sees("triggered", "#standing")

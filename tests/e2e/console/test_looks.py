@@ -1,4 +1,7 @@
-"""Every page on a phone, a tablet and a desktop, light and dark: no overflow, accessible, text at any width."""
+"""States of pages of the console on a phone, a tablet and a desktop, light and dark: no overflow, accessible.
+
+The pages themselves are in test_every_page.py.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -56,11 +59,6 @@ def wrong_name(user: User) -> None:
     user.was_refused(400)
 
 
-def exports(user: User) -> None:
-    user.open("/exports")
-    user.sees("Your exports")
-
-
 def applications(user: User) -> None:
     user.open("/applications")
     user.sees("Revoke")
@@ -72,29 +70,18 @@ def really(user: User) -> None:
     user.sees("Revoke Dashboard?", "dialog")
 
 
-def account(user: User) -> None:
-    user.open("/account")
-    user.sees("this browser")
-    user.sees("Sign in", "#activity")
-
-
 PAGES: Final[list[Callable[[User], None]]] = [
-    devices,
     no_device,
     device,
     waiting_device,
     no_such_device,
-    new_device,
     wrong_name,
-    exports,
-    applications,
     really,
-    account,
 ]
 
 
 def test_pages_have_no_overflow_and_no_findings_of_axe(
-    ada: User, site: Site, screenshots: Path | None, node_folder: Path
+    with_axe: None, ada: User, site: Site, screenshots: Path | None, node_folder: Path
 ) -> None:
     site.send(1, state=True, intensity=99, colorRGB={"r": 1, "g": 2, "b": 3}, text="a rather long text " * 5)
     wrong = []
@@ -107,8 +94,9 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(
 
 def test_axe_would_find_something(ada: User, node_folder: Path) -> None:
     """axe looks into these pages although their policy lets no text become HTML."""
+    devices(ada)
     ada.browser.driver.execute_script("document.querySelector('#content h1').style.color = 'rgb(140, 140, 140)'")
     ada.browser.show(PHONE, dark=False)
-    for dark in (False, True):
-        found = findings(ada.browser, node_folder, dark=dark)
+    for only_colors in (False, True):
+        found = findings(ada.browser, node_folder, only_colors=only_colors)
         assert {finding.split(":")[0] for finding in found} == {"color-contrast"}

@@ -5,6 +5,7 @@ from typing import Final
 
 import httpx
 
+from tests.browser import Chromium
 from tests.daemon import LIGHT_TYPE
 from tests.e2e.console.test_developer import go
 from tests.e2e.console.user import User
@@ -13,6 +14,7 @@ from tests.e2e.console.world import BOB_EMAIL, Site
 
 def test_the_first_questions_of_an_incident(ada: User, site: Site) -> None:
     """Refusals and their origins, lagging readers, full disks, changes, and the doctor's findings."""
+    ada.open("")
     httpx.get(f"{site.daemon.base_url}/users/self", headers={"Authorization": "Bearer " + "9" * 32})
     ada.click("Operator")
     ada.sees("Runs since", "#page")
@@ -63,9 +65,8 @@ def test_the_progress_of_a_backup_and_of_a_task_comes_without_polling(ada: User,
     ada.sees("cancelled", "#standing .badge")
 
 
-def test_others_are_told_that_a_page_is_not_for_them(ada: User, site: Site) -> None:
-    ada.browser.fresh()
-    bob = User(ada.browser, site.origin)
+def test_others_are_told_that_a_page_is_not_for_them(chromium: Chromium, site: Site) -> None:
+    bob = User(chromium, site.origin)
     bob.sign_in(BOB_EMAIL)
     for area in ("operator", "developer"):
         go(bob, "/console")

@@ -74,6 +74,7 @@ def test_a_page_of_the_version_before_says_that_it_is_to_be_loaded_again(bob: Us
 
 def test_a_page_that_is_open_during_an_upgrade_says_so_by_itself(ada: User, site: Site) -> None:
     """The page says so as soon as the service is back, not when its token ends an hour later."""
+    ada.open("")
     ada.sees("1–25 of", "#pages")
     ada.browser.driver.execute_script("document.querySelector('meta[name=build]').content = 'the version before'")
     ada.browser.fill("Search", "Light 1")

@@ -266,6 +266,7 @@ def test_a_name_is_changed_and_stands_in_what_happened(ada: User, site: Site) ->
 
 
 def test_devices_are_searched_sorted_and_paged(ada: User) -> None:
+    ada.open("")
     ada.sees("1–25 of")
     ada.click("Next")
     ada.sees("26–", "#range")
@@ -294,6 +295,8 @@ def test_a_lost_connection_is_shown_and_comes_back(ada: User, site: Site) -> Non
 
 
 def test_signing_out_leaves_nothing_to_see(ada: User) -> None:
+    ada.open("")
+    ada.sees_all()
     ada.browser.press("Sign out")
     assert ada.browser.heading == "Sign in"
     ada.browser.driver.back()

@@ -5,14 +5,21 @@ from typing import Final
 
 import httpx
 from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
 
 from tests.browser import Chromium
 from tests.daemon import ADA_EMAIL
 from tests.protocols.http.accounts.browser import Form
 
 PASSWORD: Final = "correct horse battery staple"
+#: The last of those that are shown and may be clicked, because a dialog stands at the end of the page. It is not left
+#: at the edge, where a short message may lie over it.
+_BUTTON: Final = """(() => {
+  const usable = (one) =>
+    one.checkVisibility({visibilityProperty: true, opacityProperty: true}) && !one.matches(":disabled");
+  const button = called(arguments[0]).filter(usable).at(-1);
+  button?.scrollIntoView({block: "center"});
+  return button;
+})()"""
 
 
 class User:
@@ -41,22 +48,10 @@ class User:
     def click(self, words: str) -> None:
         """The button or link that is called so, by its text or its label, once it is there and may be clicked."""
         self.clicks += 1
-        self.now(lambda: self._press(self._named(words)))
-
-    def _press(self, element: WebElement) -> None:
-        # Not at the edge, where a short message may lie over it.
-        self.browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-        element.click()
-
-    def _named(self, words: str) -> WebElement:
         name = f'"{words}"'
         is_called = f"normalize-space()={name} or @aria-label={name}"
-        found = self.browser.driver.find_elements(
-            By.XPATH, f"//*[self::button or self::a or self::option][{is_called}]"
-        )
-        shown = [one for one in found if one.is_displayed() and one.is_enabled()]
-        assert shown, words
-        return shown[-1]  # the last: a dialog stands at the end of the page
+        path = f"//*[self::button or self::a or self::option][{is_called}]"
+        self.now(lambda: self.browser.until(_BUTTON, path).click())
 
     def now(self, act: Callable[[], object]) -> None:
         """Do it as soon as it can be done: the page may be about to show what it needs."""
@@ -71,10 +66,14 @@ class User:
         self.browser.wait(did)
 
     def sees(self, words: str, selector: str = "body") -> None:
-        self.eventually(lambda: any(words in text for text in self.browser.texts(selector)))
+        self.browser.until("texts(arguments[0]).some((text) => text.includes(arguments[1]))", selector, words)
 
     def sees_no(self, words: str, selector: str = "body") -> None:
-        self.eventually(lambda: not any(words in text for text in self.browser.texts(selector)))
+        self.browser.until("!texts(arguments[0]).some((text) => text.includes(arguments[1]))", selector, words)
+
+    def sees_all(self) -> None:
+        """Nothing is still to come."""
+        self.browser.until("document.querySelector('[aria-busy]') === null")
 
     def was_refused(self, status: int) -> None:
         """The console reports each refusal of a call as a failure to load: there were such, and nothing else."""
