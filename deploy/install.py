@@ -44,9 +44,11 @@ def main() -> int:
         print(f"pyproject.toml has no extra {error.args[0]}", file=sys.stderr)
         return 2
     hashes = not options.without_hashes
+    # Most files of the packages are never imported; the first start compiles the others.
+    how = ["--no-compile"] if options.editable else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if (status := _Progress().run(*_from_file(folder / "wanted.txt", wanted, hashes=hashes))) or (
+        if (status := _Progress().run(*how, *_from_file(folder / "wanted.txt", wanted, hashes=hashes))) or (
             options.only_packages
         ):
             return status
