@@ -8,7 +8,7 @@
 # make again  the tests that failed last, at most three, one after the other
 # make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
 # make soak SECONDS=3600   one daemon under everything at once: does anything grow (tests/soak/README.md)
-# make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
+# make faults  what is lost when the machine fails (tests/faults/README.md); an hour or more, needs a C compiler
 # make deb    build/trunkline_….deb for this Debian, with learning and streams; EXTRAS=tracing adds, EXTRAS=none omits; needs no root
 # make reproduce   builds the wheel and the package twice, in different circumstances, and compares them; some minutes
 # make bench   every throughput beside what others reach in the same minutes; a quarter of an hour, best with nothing else

@@ -21,7 +21,7 @@ _HEAD = (
     "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 #: The clients by the names of what connects them.
-NAMES: Final = {"mqtt": "MQTT", "rest": "REST", "making": "REST, devices", "websocket": "WebSocket", "coap": "CoAP"}
+NAMES: Final = {"mqtt": "MQTT", "rest": "REST", "making": "new devices", "websocket": "WebSocket", "coap": "CoAP"}
 
 
 def main() -> int:

@@ -150,7 +150,7 @@ def flooded(world: World, rounds: int, *, more: int = _MORE_MIB) -> Row:
     memory than before. A daemon that ends is started again, as systemd does."""
     row = Row(
         f"a flood of messages with {more} MiB of memory more than before",
-        "nothing, or systemd restarts the daemon",
+        "nothing; without memory, systemd restarts the daemon",
         rounds,
     )
     ended = 0

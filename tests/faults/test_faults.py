@@ -1,5 +1,6 @@
 """A short form of `python -m tests.faults`: what was acknowledged is stored once, whatever the machine does."""
 
+import errno
 import random
 import shutil
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import machine
-from tests.faults.sqlite import SqliteWorld, power_cuts
+from tests.faults.sqlite import SqliteWorld, each_call, power_cuts
 from tests.postgresql import server
 
 pytestmark = pytest.mark.processes
@@ -20,6 +21,15 @@ def test_nothing_acknowledged_is_lost_by_power_cuts(tmp_path: Path) -> None:
         pytest.skip("no C compiler: the file-system shim cannot be built")
     row = power_cuts(SqliteWorld(tmp_path, CHANCE), 20, messages=400)
     assert row.acknowledged >= 400
+    assert (row.lost, row.twice) == (0, 0)
+
+
+def test_nothing_acknowledged_is_lost_when_one_write_or_sync_after_the_other_fails(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler: the file-system shim cannot be built")
+    row = each_call(SqliteWorld(tmp_path, CHANCE), 6, calls="ws", error=errno.EIO, fault="", seen="")
+    assert row.acknowledged > 20
+    assert row.refused > 0
     assert (row.lost, row.twice) == (0, 0)
 
 
