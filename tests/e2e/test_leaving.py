@@ -77,8 +77,8 @@ async def test_a_command_removes_a_user_from_every_file_while_the_daemon_runs(da
         backup = tmp_path / "backup.tar"
         command_output("backup", backup, "--config", daemon.config)
         with tarfile.open(backup) as archive:
-            archive.extractall(tmp_path / "backup", filter="data")
-        assert traces(tmp_path / "backup", WORDS) == []
+            archive.extractall(tmp_path / "unpacked", filter="data")
+        assert traces(tmp_path / "unpacked", WORDS) == []
         audit = command_output("audit", "--json", "--config", daemon.config)
         assert ADA in audit
         assert ADA_EMAIL not in audit
