@@ -1,6 +1,6 @@
 """The infrastructure that every capability is built on."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.clock import Clock
 from broker.cluster.leases import Leases
@@ -17,8 +17,7 @@ from config.settings import Settings
 from storage.database import Database
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(msgspec.Struct, frozen=True):
     settings: Settings
     database: Database
     vault: Vault

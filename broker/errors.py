@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+import msgspec
+
 from config.limits import BODY_VALUES_MAX
 
 
@@ -80,8 +82,7 @@ def too_high(most: float) -> str:
     return f"Maximum value {most}"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One refused member: its dotted path and what is wrong with it."""
 
     field: str

@@ -6,11 +6,11 @@ queue of its own and returns. A handler that raises is logged; the publisher and
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from operator import itemgetter
 from typing import Any, TypeVar
 
+import msgspec
 import structlog
 
 from broker.envelope import Action
@@ -22,34 +22,29 @@ _F = TypeVar("_F", bound="Fact")
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True):
     """An event that has happened and cannot be refused any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesStored(Fact):
+class MessagesStored(Fact, frozen=True):
     """Data messages are durable, in log order."""
 
     rows: Sequence[MessageRow]
 
 
-@dataclass(frozen=True, slots=True)
-class ActionStored(Fact):
+class ActionStored(Fact, frozen=True, kw_only=True):
     """An Action is durable. `destination` is the key of the device it goes to, `source` of the one it came from.
 
     `is_sent` is False for one that the external cloud of the destination reported: it is not sent there.
     """
 
     action: Action
-    _: KW_ONLY
     source: DeviceKey
     destination: DeviceKey
     is_sent: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceWentOnline(Fact):
+class DeviceWentOnline(Fact, frozen=True):
     """The device has its first persistent connection."""
 
     device: DeviceKey
@@ -57,8 +52,7 @@ class DeviceWentOnline(Fact):
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceConnectedAgain(Fact):
+class DeviceConnectedAgain(Fact, frozen=True):
     """A device that is online has another connection: a second one, one that replaced the first, or the one that is
     left of two."""
 
@@ -67,23 +61,20 @@ class DeviceConnectedAgain(Fact):
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceWentOffline(Fact):
+class DeviceWentOffline(Fact, frozen=True):
     """The device's last persistent connection is gone."""
 
     device: DeviceKey
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceChanged(Fact):
+class DeviceChanged(Fact, frozen=True):
     """The device's record, its enabled flag or its token changed, or the device was deleted."""
 
     device: DeviceKey
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFact(Fact):
+class DeviceFact(Fact, frozen=True):
     """A device was created, changed or deleted in the inventory (reference 20).
 
     The fact carries everything that decides which callers may be told of it, because after `DeviceDeleted` the store no
@@ -103,60 +94,49 @@ class DeviceFact(Fact):
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCreated(DeviceFact):
+class DeviceCreated(DeviceFact, frozen=True):
     """device.new"""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUpdated(DeviceFact):
+class DeviceUpdated(DeviceFact, frozen=True):
     """device.updated: the device's name, Manifest version or Manifest version policy changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceEnabled(DeviceFact):
+class DeviceEnabled(DeviceFact, frozen=True):
     """device.connected: the device may send and receive again."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDisabled(DeviceFact):
+class DeviceDisabled(DeviceFact, frozen=True):
     """device.disconnected: the device may neither send nor receive."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDeleted(DeviceFact):
+class DeviceDeleted(DeviceFact, frozen=True):
     """device.deleted: rules, scenes, subscriptions and trials must stop referring to the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHandedOver(DeviceFact):
+class DeviceHandedOver(DeviceFact, frozen=True):
     """device.deleted, for the former owner: the device has another one. `owner` is the former one."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTakenOver(DeviceFact):
+class DeviceTakenOver(DeviceFact, frozen=True):
     """device.new, for the user whose the device is from now on."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceActionFact(DeviceFact):
+class DeviceActionFact(DeviceFact, frozen=True):
     """An Action for a third party has ended. `mid` is the Action's."""
 
     mid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceActionDelivered(DeviceActionFact):
+class DeviceActionDelivered(DeviceActionFact, frozen=True):
     """device.action.delivered: the third party took an Action that it had not taken at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceActionFailed(DeviceActionFact):
+class DeviceActionFailed(DeviceActionFact, frozen=True):
     """device.action.failed: the third party did not take an Action, which is not tried again."""
 
 
-@dataclass(frozen=True, slots=True)
-class AvailabilityChanged(Fact):
+class AvailabilityChanged(Fact, frozen=True):
     """device.status.online and device.status.offline, whatever the cause: connections or a status that was set.
 
     The publisher holds the `Device`, so that handlers get it from `Devices.get_nowait`.
@@ -167,22 +147,19 @@ class AvailabilityChanged(Fact):
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderAuthRemoved(Fact):
+class ProviderAuthRemoved(Fact, frozen=True):
     """The device's authorization at its third party was revoked; subscriptions end (reference 11.2)."""
 
     device: DeviceKey
 
 
-@dataclass(frozen=True, slots=True)
-class SharesChanged(Fact):
+class SharesChanged(Fact, frozen=True):
     """A user accepted or left a share of this device, or was removed. The shared `Device` is up to date already."""
 
     device: DeviceKey
 
 
-@dataclass(frozen=True, slots=True)
-class GrantsChanged(Fact):
+class GrantsChanged(Fact, frozen=True):
     """A user's grants for an application changed; `grants` are all that the user grants this application now.
 
     `revoked`: where there are none, the user revoked the application. Otherwise a new password ended them.
@@ -194,51 +171,44 @@ class GrantsChanged(Fact):
     revoked: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SessionsEnded(Fact):
+class SessionsEnded(Fact, frozen=True):
     """At least one browser session of this user ended."""
 
     user: UserKey
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationGrantsChanged(Fact):
+class ApplicationGrantsChanged(Fact, frozen=True):
     """Grants of many users for one application changed at once; `grants` are all that each grants it now."""
 
     application: ApplicationKey
     grants: Mapping[UserKey, tuple[GrantRecord, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRulesChanged(Fact):
+class TopicRulesChanged(Fact, frozen=True):
     """The access rules of open topics have changed; `rules` are all present ones."""
 
     rules: tuple[TopicRuleRecord, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PlanApproved(Fact):
+class PlanApproved(Fact, frozen=True):
     """A monetization plan of this device type is in force from now on."""
 
     device_type: DeviceTypeKey
 
 
-@dataclass(frozen=True, slots=True)
-class ManagementConfigured(Fact):
+class ManagementConfigured(Fact, frozen=True):
     """The device management of this type was configured: `Registrations.observation_of` may answer differently."""
 
     device_type: DeviceTypeKey
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTypeChanged(Fact):
+class DeviceTypeChanged(Fact, frozen=True):
     """The type has a new approved version of its Manifest, which the shared `DeviceType` has already."""
 
     device_type: DeviceTypeKey
 
 
-@dataclass(frozen=True, slots=True)
-class UserProfileUpdated(Fact):
+class UserProfileUpdated(Fact, frozen=True):
     """The user's profile changed."""
 
     user: UserKey
@@ -246,15 +216,13 @@ class UserProfileUpdated(Fact):
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRevoked(Fact):
+class TokenRevoked(Fact, frozen=True):
     """The token was revoked or expired: connections that authenticated with it must end. `hash` is its SHA-256."""
 
     hash: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RuleReported(Fact):
+class RuleReported(Fact, frozen=True):
     """rule.failed, rule.stopped and rule.invalidated: something that the owner of a rule must know (reference 12.4).
 
     `kind` is the last word of the event's name, `field` the place in the rule, as in findings.
@@ -271,8 +239,7 @@ class RuleReported(Fact):
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionReported(Fact):
+class SubscriptionReported(Fact, frozen=True):
     """subscription.suspended and subscription.removed: nothing is delivered any more (reference 11.2).
 
     `kind` is the last word of the event's name, `backlog` how many notifications and messages waited in vain.
@@ -289,35 +256,30 @@ class SubscriptionReported(Fact):
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class WorkProgressed(Fact):
+class WorkProgressed(Fact, frozen=True):
     """Long work went on, was changed or ended (reference 27.22). Equal facts say the same, however often."""
 
 
-@dataclass(frozen=True, slots=True)
-class UploadProgressed(WorkProgressed):
+class UploadProgressed(WorkProgressed, frozen=True):
     """The upload of an approved list."""
 
     upload_id: str
     device_type: DeviceTypeKey
 
 
-@dataclass(frozen=True, slots=True)
-class TaskProgressed(WorkProgressed):
+class TaskProgressed(WorkProgressed, frozen=True):
     """A task of device management, as a whole or on one of its devices. `task` is its key."""
 
     task: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveriesProgressed(WorkProgressed):
+class DeliveriesProgressed(WorkProgressed, frozen=True):
     """Notifications of a subscription were answered, given up, or are delivered again. `subscription` is its key."""
 
     subscription: int
 
 
-@dataclass(frozen=True, slots=True)
-class BackupProgressed(WorkProgressed):
+class BackupProgressed(WorkProgressed, frozen=True):
     """The latest backup that an operator began."""
 
 

@@ -6,9 +6,9 @@ its statistics, so that none of the three can be forgotten.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import structlog
 import trio
 
@@ -36,8 +36,7 @@ class Run(Protocol):
     def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
+class _Worker(msgspec.Struct, frozen=True):
     name: str
     run: Run
     save: Save | None

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import msgspec
 import trio
 
 from broker.accounts.provider_port import Providers
@@ -58,8 +59,7 @@ from storage.database import Database
 from storage.engines.sqlite_upgrade import copies_of
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(msgspec.Struct, frozen=True):
     """The capabilities, in the order in which they build on each other."""
 
     core: Core

@@ -1,9 +1,10 @@
 """The public addresses of this service. Links begin with them, never with the Host header of a request."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from config.settings import Address, Settings
 
@@ -11,8 +12,7 @@ from config.settings import Address, Settings
 IMAGE_PROTOCOLS: Final = ("https", "coaps", "coap")
 
 
-@dataclass(frozen=True, slots=True)
-class AccountsRoot:
+class AccountsRoot(msgspec.Struct, frozen=True):
     """A root of the accounts paths. `path` is their prefix: `/accounts`, or empty on a listener of their own."""
 
     path: str

@@ -6,9 +6,9 @@ until the kernel says that the clock is synchronised, or until the operator conf
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 
 from broker.clock import Clock
@@ -26,8 +26,7 @@ _COUNTER: Final = "trusted_ms"
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TrustedTimeStatistics:
+class TrustedTimeStatistics(msgspec.Struct, frozen=True):
     """`jumped_seconds`: how far the clock is ahead of what is explained, while sweeps wait; 0 otherwise."""
 
     jumped_seconds: int

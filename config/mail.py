@@ -19,6 +19,7 @@ from ipaddress import ip_address
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import idna
+import msgspec
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u0080-\U0010ffff]+"
 _LOCAL_PART = re.compile(rf"{_ATOM}(?:\.{_ATOM})*")
@@ -78,8 +79,7 @@ def _ascii_domain(domain: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
+class Sender(msgspec.Struct, frozen=True):
     """The sender of the daemon's mails. `domain` may be an address literal."""
 
     name: str

@@ -5,8 +5,9 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.sql import Store
@@ -79,8 +80,7 @@ PARTS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveRecord:
+class ArchiveRecord(msgspec.Struct, frozen=True):
     user: UserKey
     id: str
     status: str
@@ -111,7 +111,7 @@ class UserArchiveStore(Store):
 
     def put(self, archive: ArchiveRecord) -> None:
         """Add a user's archive, or replace the one that the user has."""
-        names = ArchiveRecord.__slots__
+        names = ArchiveRecord.__struct_fields__
         values = [int(value) if isinstance(value := getattr(archive, name), bool) else value for name in names]
         self._db.put_many("user_archive", names, ("user",), [values])
 
@@ -136,7 +136,9 @@ class UserArchiveStore(Store):
 
 
 def _record(row: Mapping[str, Any]) -> ArchiveRecord:
-    return ArchiveRecord(**{**{name: row[name] for name in ArchiveRecord.__slots__}, "is_whole": bool(row["is_whole"])})
+    return ArchiveRecord(
+        **{**{name: row[name] for name in ArchiveRecord.__struct_fields__}, "is_whole": bool(row["is_whole"])}
+    )
 
 
 def _with_ids(query: str) -> str:

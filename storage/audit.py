@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from config.mail import folded_address
 from storage.records import AuditFilter, AuditRecord

@@ -1,13 +1,12 @@
 """Addresses that changed hands, and consents that ended. The caller holds the transaction."""
 
-from dataclasses import dataclass
+import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
 from storage.sql import Store, values_of
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRecord:
+class ClaimRecord(msgspec.Struct, frozen=True):
     """A row of `account_claim`. `content` is JSON of broker/accounts/claims.py."""
 
     user: UserKey

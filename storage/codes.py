@@ -117,4 +117,4 @@ class CodeStore(Store):
 
 
 def _invitation(row: Mapping[str, Any]) -> InvitationRecord:
-    return InvitationRecord(**{name: row[name] for name in InvitationRecord.__slots__})
+    return InvitationRecord(**{name: row[name] for name in InvitationRecord.__struct_fields__})

@@ -224,11 +224,15 @@ class ConnectorStore(Store):
     def take_state(self, hash_: bytes) -> ConnectorStateRecord | None:
         """Remove and return a state."""
         row = self._db.execute("DELETE FROM connector_state WHERE hash = :hash RETURNING *", {"hash": hash_}).one()
-        return ConnectorStateRecord(**{name: row[name] for name in ConnectorStateRecord.__slots__}) if row else None
+        return (
+            ConnectorStateRecord(**{name: row[name] for name in ConnectorStateRecord.__struct_fields__})
+            if row
+            else None
+        )
 
     def forget_states(self, device: DeviceKey) -> None:
         self._db.execute("DELETE FROM connector_state WHERE device = :device", {"device": device})
 
 
 def _link(row: Mapping[str, Any]) -> ConnectorLinkRecord:
-    return ConnectorLinkRecord(**{name: row[name] for name in ConnectorLinkRecord.__slots__})
+    return ConnectorLinkRecord(**{name: row[name] for name in ConnectorLinkRecord.__struct_fields__})

@@ -6,11 +6,11 @@ The functions below go on where a damaged page would stop a caller for ever. The
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from config.shown_command import shown_command
@@ -27,8 +27,7 @@ def repair_hint() -> str:
     return f"stop the daemon and run: {shown_command('store salvage')}"
 
 
-@dataclass(frozen=True, slots=True)
-class DamageStatistics:
+class DamageStatistics(msgspec.Struct, frozen=True):
     """`set_aside`: tables that were replaced by empty ones at a start, because nothing could be added to them."""
 
     failures: int

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import structlog
 import trio
 
@@ -250,8 +251,7 @@ class CommitGroup:
                 row.position = Position(row.position + base)
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseStatistics:
+class DatabaseStatistics(msgspec.Struct, frozen=True):
     commits: int
     rows: int
     failures: int

@@ -1,7 +1,6 @@
 """Notifications of subscriptions and the attempts to deliver them. The caller holds the transaction."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import msgspec
@@ -35,8 +34,7 @@ _positions = msgspec.json.Decoder(tuple[int, ...]).decode
 _text = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationRecord:
+class NotificationRecord(msgspec.Struct, frozen=True):
     """A notification of the messages or Actions at `positions`. `next_on` is set while its status is PENDING."""
 
     key: int
@@ -51,7 +49,7 @@ class NotificationRecord:
     next_on: int | None = None
 
 
-_COLUMNS = tuple(field.name for field in fields(NotificationRecord))
+_COLUMNS = NotificationRecord.__struct_fields__
 _DUE = "next_on IS NOT NULL AND (next_on <= :now OR (next_on > :too_far AND next_on < :under_way))"
 
 

@@ -2,15 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
+
+import msgspec
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
 from storage.sql import Store
 
 
-@dataclass(frozen=True, slots=True)
-class ManagementRecord:
+class ManagementRecord(msgspec.Struct, frozen=True):
     """How the devices of a type are managed (reference 15.1). `pmin`, `pmax` and `task_expires_after` are seconds."""
 
     device_type: DeviceTypeKey
@@ -22,8 +22,7 @@ class ManagementRecord:
     modified_on: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class PropertySetRecord:
+class PropertySetRecord(msgspec.Struct, frozen=True):
     """Properties of a device. Values are nested JSON, times are JSON by the dotted path of the leaf."""
 
     device: DeviceKey
@@ -34,8 +33,7 @@ class PropertySetRecord:
     registered_on: Milliseconds | None = None  # its first registration for device management
 
 
-@dataclass(frozen=True, slots=True)
-class PropertyMatch:
+class PropertyMatch(msgspec.Struct, frozen=True):
     """One condition of a filter: a property of `kind` (`system`, `server` or `reported`) at a dotted path."""
 
     kind: str
@@ -43,8 +41,8 @@ class PropertyMatch:
     value: str
 
 
-_MANAGEMENT = tuple(field.name for field in fields(ManagementRecord))
-_SET = tuple(field.name for field in fields(PropertySetRecord))
+_MANAGEMENT = ManagementRecord.__struct_fields__
+_SET = PropertySetRecord.__struct_fields__
 _FROM = (
     " FROM device AS d LEFT JOIN property_set AS p ON p.device = d.key LEFT JOIN presence AS s ON s.device = d.key"
     " WHERE d.device_type = :device_type AND d.deleted_on IS NULL"

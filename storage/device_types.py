@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
@@ -37,8 +38,7 @@ _OF_GRANTER = _OF_USER.format(user="a.user")
 _TAGGED = "EXISTS (SELECT 1 FROM device_type_tag AS g WHERE g.device_type = t.key AND g.tag {test})"
 
 
-@dataclass(frozen=True, slots=True)
-class Viewer:
+class Viewer(msgspec.Struct, frozen=True):
     """The viewer of a list of types: the keys of a token's user, application and application's organization."""
 
     user: UserKey | None
@@ -47,8 +47,7 @@ class Viewer:
     needs_no_grant: bool = False  # the console sees what its user may see
 
 
-@dataclass(frozen=True, slots=True)
-class TypeSearch:
+class TypeSearch(msgspec.Struct, frozen=True):
     """Conditions that a listed type must all meet. None, False and empty mean no condition."""
 
     visible_to: Viewer | None = None  # published, or the viewer's own, if the viewer may read it

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
@@ -39,8 +40,7 @@ _SHARED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
+class ListedDevice(msgspec.Struct, frozen=True):
     """A device in a user's list; `share` is the id of the share that gives access, None for an own device."""
 
     key: DeviceKey

@@ -1,18 +1,18 @@
 """Exports: the request, the progress and the outcome. The caller holds the transaction."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from storage.keys import ApplicationKey, UserKey
 from storage.records import ExportRecord
 from storage.sql import Store
 
-_NAMES = ExportRecord.__slots__
+_NAMES = ExportRecord.__struct_fields__
 
 
-@dataclass(frozen=True, slots=True)
-class ExportsOf:
+class ExportsOf(msgspec.Struct, frozen=True):
     """Exports of one owner: number of unfinished ones, bytes of archives, and when the first archive expires."""
 
     waiting: int

@@ -1,15 +1,15 @@
 """Firmware images: what is known of the files. The caller holds the transaction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
+
+import msgspec
 
 from storage.keys import DeviceTypeKey, Milliseconds
 from storage.sql import Store
 
 
-@dataclass(frozen=True, slots=True)
-class FirmwareImageRecord:
+class FirmwareImageRecord(msgspec.Struct, frozen=True):
     """A firmware image; its bytes are a file in the store (`storage/files.py`)."""
 
     id: str
@@ -21,7 +21,7 @@ class FirmwareImageRecord:
     created_on: Milliseconds
 
 
-_IMAGE = tuple(field.name for field in fields(FirmwareImageRecord))
+_IMAGE = FirmwareImageRecord.__struct_fields__
 
 
 class FirmwareStore(Store):

@@ -3,15 +3,15 @@
 Each statement is a transaction of its own, and its time is that of the store, which is the same for all nodes.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from storage.keys import Milliseconds
 from storage.sql import StaleLeaseError, Store
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLease:
+class HeldLease(msgspec.Struct, frozen=True):
     """A lease as its holder has it."""
 
     name: str
@@ -19,8 +19,7 @@ class HeldLease:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRecord:
+class LeaseRecord(msgspec.Struct, frozen=True):
     """A lease as anybody sees it. `seconds_left` is negative when it is over; `is_given_back`: its holder ended it."""
 
     name: str

@@ -5,8 +5,9 @@ the store holds is removed here.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from config.mail import folded_address
 from storage.keys import DeviceKey, Milliseconds, UserKey
@@ -62,8 +63,7 @@ _BY_ADDRESS: Final = (
 _LATE_MS: Final = 60_000  # calls that were under way when the user left have ended
 
 
-@dataclass(frozen=True, slots=True)
-class LeavingRecord:
+class LeavingRecord(msgspec.Struct, frozen=True):
     """A user who is being deleted, with the names that the user had."""
 
     user: UserKey

@@ -97,4 +97,4 @@ class MailStore(Store):
 
 
 def _record(row: Mapping[str, Any]) -> MailRecord:
-    return MailRecord(**{name: row[name] for name in MailRecord.__slots__})
+    return MailRecord(**{name: row[name] for name in MailRecord.__struct_fields__})

@@ -6,7 +6,6 @@ A search reads the index, and then scans the rows that have no entry yet. Rows t
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from heapq import heappop, heapreplace, merge
 from itertools import chain, islice
 from types import GenericAlias
@@ -31,8 +30,7 @@ _ROWS_AT_ONCE = 4_096
 _Row = TypeVar("_Row", MessageRow, ActionRow)
 
 
-@dataclass(frozen=True, slots=True)
-class FieldMatch:
+class FieldMatch(msgspec.Struct, frozen=True):
     """Conditions that a row's `data` must all meet. Paths are dotted."""
 
     field: str | None = None
@@ -54,8 +52,7 @@ def sort_key(row: MessageRow | ActionRow) -> SortKey:
     return row.ts, row.position
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """Rows with `start_ms <= ts <= end_ms` in the order of (ts, position), or `by_arrival`, in the order of positions.
 
     `after` and `before` are exclusive bounds in the order of (ts, position), `behind` is one of positions; `until` is

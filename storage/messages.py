@@ -12,9 +12,10 @@ how far, and the counter is saved before anything may delete rows.
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
+
+import msgspec
 
 from storage.damage import read_past_damage
 from storage.keys import DeviceKey, Milliseconds, Position, Ticket
@@ -38,8 +39,7 @@ _LOG: Sequence[Table | Literal["failed_message"]] = (*_TABLES, "failed_message")
 COLUMNS: Mapping[Table, str] = {"message": ", ".join(_MESSAGE), "action": ", ".join(_ACTION)}
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True):
     """The index entries of all rows after `behind`, up to `upto`."""
 
     behind: Position

@@ -1,15 +1,15 @@
 """Models that predict values or find anomalies (reference 12.6). The caller holds the transaction."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
 from storage.sql import Store, sure, values_of
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRecord:
+class ModelRecord(msgspec.Struct, frozen=True):
     """A row of `model`. `rule`, `condition` and `rule_device` are what the model was made for; None for a model of a
     user."""
 
@@ -147,4 +147,4 @@ class ModelStore(Store):
 
 
 def _model(row: Mapping[str, Any]) -> ModelRecord:
-    return ModelRecord(**{name: row[name] for name in ModelRecord.__slots__})
+    return ModelRecord(**{name: row[name] for name in ModelRecord.__struct_fields__})

@@ -1,14 +1,13 @@
 """Monetization: plans, their tiers, the tier of each device, and payments. The caller holds the transaction."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import PaymentRecord, PlanRecord, TierRecord, UpgradeTokenRecord
 from storage.sql import Store, sure, values_of
 
-_TIER = ", ".join(f"t.{field.name}" for field in fields(TierRecord))
+_TIER = ", ".join(f"t.{name}" for name in TierRecord.__struct_fields__)
 # The free tier that a device without a tier of its own is on.
 _LATEST_FREE = (
     "SELECT p.device_type, t.key AS tier, t.message_limit FROM monetization_plan AS p"
@@ -41,7 +40,7 @@ class MonetizationStore(Store):
         ).one()
         added = PlanRecord(**dict(sure(row)))
         for tier in tiers:
-            self._insert("monetization_tier", values_of(tier, TierRecord.__slots__[1:]) | {"plan": added.key})
+            self._insert("monetization_tier", values_of(tier, TierRecord.__struct_fields__[1:]) | {"plan": added.key})
         return added
 
     def plans(self, device_type: DeviceTypeKey) -> list[PlanRecord]:
@@ -195,4 +194,4 @@ class MonetizationStore(Store):
 
 
 def _payment(row: Mapping[str, Any]) -> PaymentRecord:
-    return PaymentRecord(**{field.name: row[field.name] for field in fields(PaymentRecord)})
+    return PaymentRecord(**{name: row[name] for name in PaymentRecord.__struct_fields__})

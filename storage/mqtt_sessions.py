@@ -1,8 +1,9 @@
 """MQTT sessions that outlive a connection (reference 16.5). The caller holds the transaction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from storage.keys import DeviceKey, Milliseconds, Position, UserKey
 from storage.sql import Store
@@ -10,8 +11,7 @@ from storage.sql import Store
 _TABLES: Final = ("mqtt_delivery", "mqtt_received", "mqtt_subscription", "mqtt_session")
 
 
-@dataclass(frozen=True, slots=True)
-class MqttSessionRecord:
+class MqttSessionRecord(msgspec.Struct, frozen=True):
     """A row of `mqtt_session`. `expires_on` is None while the device is connected."""
 
     device: DeviceKey
@@ -22,8 +22,7 @@ class MqttSessionRecord:
     sent_until: int
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSubscriptionRecord:
+class TopicSubscriptionRecord(msgspec.Struct, frozen=True):
     """How a device subscribes to a filter; all but `qos` are of MQTT 5.0. `subscription_id` is 0 when there is none."""
 
     qos: int
@@ -32,8 +31,7 @@ class TopicSubscriptionRecord:
     subscription_id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryRecord:
+class DeliveryRecord(msgspec.Struct, frozen=True):
     """A message that waits for a device. `number` orders a device's deliveries. `properties` are encoded, empty when
     there are none, and without the subscription identifiers."""
 
@@ -56,14 +54,14 @@ class DeliveryRecord:
 class MqttSessionStore(Store):
     def session(self, device: DeviceKey) -> MqttSessionRecord | None:
         row = self._db.execute("SELECT * FROM mqtt_session WHERE device = :device", {"device": device}).one()
-        return MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__slots__}) if row else None
+        return MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__struct_fields__}) if row else None
 
     def put(self, session: MqttSessionRecord) -> None:
         self._db.put_many(
             "mqtt_session",
-            MqttSessionRecord.__slots__,
+            MqttSessionRecord.__struct_fields__,
             ("device",),
-            [[getattr(session, name) for name in MqttSessionRecord.__slots__]],
+            [[getattr(session, name) for name in MqttSessionRecord.__struct_fields__]],
         )
 
     def end(self, device: DeviceKey, *, expires_on: Milliseconds, sent_until: int) -> None:
@@ -119,7 +117,7 @@ class MqttSessionStore(Store):
             " FROM mqtt_session AS s ORDER BY s.device"
         )
         return [
-            (MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__slots__}), row["last"])
+            (MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__struct_fields__}), row["last"])
             for row in rows
         ]
 
@@ -127,10 +125,10 @@ class MqttSessionStore(Store):
         """`subscriptions` are by filter."""
         self._db.put_many(
             "mqtt_subscription",
-            ("device", "filter", *TopicSubscriptionRecord.__slots__),
+            ("device", "filter", *TopicSubscriptionRecord.__struct_fields__),
             ("device", "filter"),
             [
-                (device, filter_, *(int(getattr(one, name)) for name in TopicSubscriptionRecord.__slots__))
+                (device, filter_, *(int(getattr(one, name)) for name in TopicSubscriptionRecord.__struct_fields__))
                 for filter_, one in subscriptions.items()
             ],
         )

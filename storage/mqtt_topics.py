@@ -1,7 +1,8 @@
 """Retained messages and access rules of the open topic space (reference 16.6). The caller holds the transaction."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from storage.keys import Milliseconds, UserKey
 from storage.sql import Store
@@ -9,8 +10,7 @@ from storage.sql import Store
 _COLUMNS: Final = ("topic", "payload", "qos", "properties", "expires_on", "owner")
 
 
-@dataclass(frozen=True, slots=True)
-class RetainedRecord:
+class RetainedRecord(msgspec.Struct, frozen=True):
     """A row of `mqtt_retained`. `properties` are encoded, empty when there are none. `owner` is the user whose device
     has sent it; None where that is not known."""
 
@@ -22,8 +22,7 @@ class RetainedRecord:
     owner: UserKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRuleRecord:
+class TopicRuleRecord(msgspec.Struct, frozen=True):
     """A row of `topic_rule`."""
 
     kind: str
@@ -67,4 +66,4 @@ class MqttTopicStore(Store):
 
     def put_rule(self, rule: TopicRuleRecord) -> None:
         values = [rule.kind, rule.subject, rule.topic, int(rule.publish), int(rule.subscribe)]
-        self._db.put_many("topic_rule", TopicRuleRecord.__slots__, ("kind", "subject", "topic"), [values])
+        self._db.put_many("topic_rule", TopicRuleRecord.__struct_fields__, ("kind", "subject", "topic"), [values])

@@ -1,15 +1,15 @@
 """Wills of MQTT, so that they outlive the daemon (reference 16.2). The caller holds the transaction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from storage.keys import DeviceKey, Milliseconds
 from storage.sql import Store
 
 
-@dataclass(frozen=True, slots=True)
-class WillRecord:
+class WillRecord(msgspec.Struct, frozen=True):
     """A row of `mqtt_will`. `topic` is empty when the will is a message of the device. `properties` are encoded, empty
     when there are none. `delay_seconds` is 0 when the will is due as soon as the connection ends."""
 
@@ -28,7 +28,7 @@ class WillRecord:
         return len(self.topic) + len(self.payload) + len(self.properties)
 
 
-_COLUMNS: Final = WillRecord.__slots__
+_COLUMNS: Final = WillRecord.__struct_fields__
 
 
 class MqttWillStore(Store):

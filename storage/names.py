@@ -4,8 +4,9 @@ The caller holds the transaction.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from storage.keys import UserKey
 from storage.sql import Store
@@ -13,8 +14,7 @@ from storage.sql import Store
 Kind = Literal["device", "device type", "user", "application", "organization", "rule", "scene", "trial", "subscription"]
 
 
-@dataclass(frozen=True, slots=True)
-class NameRecord:
+class NameRecord(msgspec.Struct, frozen=True):
     """`is_gone`: a device that was deleted and can still be restored."""
 
     kind: Kind
@@ -23,8 +23,7 @@ class NameRecord:
     is_gone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AutomationRecord:
+class AutomationRecord(msgspec.Struct, frozen=True):
     """A rule or a scene. `devices` are the (id, name) of the devices of the user that it names.
 
     `owner_id` and `owner_name` are of the user whose rule it is, and the application that made it is known by id and

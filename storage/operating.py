@@ -3,15 +3,15 @@
 The caller holds the transaction.
 """
 
-from dataclasses import dataclass, fields
 from typing import Any, Final
+
+import msgspec
 
 from storage.keys import Milliseconds
 from storage.sql import Store, literal, sure
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRecord:
+class SampleRecord(msgspec.Struct, frozen=True):
     """`commit_us` is the mean duration of the commits; counts are of the `seconds` before `at`."""
 
     at: Milliseconds
@@ -24,8 +24,7 @@ class SampleRecord:
     store_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PersonRecord:
+class PersonRecord(msgspec.Struct, frozen=True):
     id: str
     email: str
     full_name: str
@@ -37,8 +36,7 @@ class PersonRecord:
     organizations: str  # names, separated by commas
 
 
-@dataclass(frozen=True, slots=True)
-class OperatedDeviceRecord:
+class OperatedDeviceRecord(msgspec.Struct, frozen=True):
     id: str
     name: str
     owner_id: str
@@ -48,8 +46,7 @@ class OperatedDeviceRecord:
     created_on: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class OrganizationSizeRecord:
+class OrganizationSizeRecord(msgspec.Struct, frozen=True):
     id: str
     name: str
     monthly_messages: int
@@ -58,7 +55,7 @@ class OrganizationSizeRecord:
     applications: int
 
 
-_COLUMNS: Final = tuple(one.name for one in fields(SampleRecord))
+_COLUMNS: Final = SampleRecord.__struct_fields__
 _PERSON: Final = " FROM user AS u WHERE u.key NOT IN (SELECT user FROM leaving_user) AND ({found})"
 _DEVICE: Final = (
     " FROM device AS d JOIN user AS u ON u.key = d.owner JOIN device_type AS t ON t.key = d.device_type"
@@ -117,7 +114,7 @@ class OperatingStore(Store):
             " d.created_on"
         )
         rows, total = self._page(select, which, "d.name, d.id", search, offset, limit)
-        names = [one.name for one in fields(OperatedDeviceRecord)]
+        names = OperatedDeviceRecord.__struct_fields__
         return [
             OperatedDeviceRecord(**{name: row[name] for name in names} | {"enabled": bool(row["enabled"])})
             for row in rows
@@ -134,7 +131,7 @@ class OperatingStore(Store):
             " FROM organization AS o ORDER BY o.name LIMIT :limit",
             {"limit": limit},
         )
-        names = [one.name for one in fields(OrganizationSizeRecord)]
+        names = OrganizationSizeRecord.__struct_fields__
         return [OrganizationSizeRecord(**{name: row[name] for name in names}) for row in rows]
 
     def _page(self, select: str, which: str, order: str, search: str, offset: int, limit: int) -> tuple[list[Any], int]:

@@ -16,16 +16,14 @@ from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds,
 NEW_KEY: Final[Any] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class OrganizationRecord:
+class OrganizationRecord(msgspec.Struct, frozen=True):
     key: OrganizationKey
     id: str
     name: str
     monthly_messages: int  # -1: unlimited
 
 
-@dataclass(frozen=True, slots=True)
-class UserRecord:
+class UserRecord(msgspec.Struct, frozen=True):
     key: UserKey
     id: str
     email: str
@@ -41,11 +39,10 @@ class UserRecord:
 
 def user_record(row: Mapping[str, Any]) -> UserRecord:
     """A row of `user`, without the form in which its address is compared."""
-    return UserRecord(**{name: row[name] for name in UserRecord.__slots__})
+    return UserRecord(**{name: row[name] for name in UserRecord.__struct_fields__})
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationRecord:
+class ApplicationRecord(msgspec.Struct, frozen=True):
     key: ApplicationKey
     id: str
     organization: OrganizationKey
@@ -58,8 +55,7 @@ class ApplicationRecord:
     manages_organization: bool = False  # its own tokens have an administrator's rights
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRecord:
+class TokenRecord(msgspec.Struct, frozen=True):
     """A user or application token, kept as its SHA-256."""
 
     hash: bytes
@@ -71,8 +67,7 @@ class TokenRecord:
     session: bytes | None = None  # the hash of the browser session with which a token of the console ends
 
 
-@dataclass(frozen=True, slots=True)
-class RefreshTokenRecord:
+class RefreshTokenRecord(msgspec.Struct, frozen=True):
     """A refresh token, kept as its SHA-256, with its family's user, application and way of authorization.
 
     A family is all tokens that come from one authorization: refreshing adds to it, and a replay ends all of it. A used
@@ -89,8 +84,7 @@ class RefreshTokenRecord:
     method: str
 
 
-@dataclass(frozen=True, slots=True)
-class AuthorizationCodeRecord:
+class AuthorizationCodeRecord(msgspec.Struct, frozen=True):
     """An authorization code, kept as its SHA-256; a used one refers to the family that came from it."""
 
     hash: bytes
@@ -103,8 +97,7 @@ class AuthorizationCodeRecord:
     family: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCodeRecord:
+class DeviceCodeRecord(msgspec.Struct, frozen=True):
     """A request of the limited-input flow. The device's code is kept as its SHA-256, the user's code as it is shown."""
 
     hash: bytes
@@ -117,8 +110,7 @@ class DeviceCodeRecord:
     polled_on: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRecord:
+class SessionRecord(msgspec.Struct, frozen=True):
     """A browser session.
 
     `password` is a mark of the password in force: when the password changes, the session ends. `proof` is how the
@@ -136,16 +128,14 @@ class SessionRecord:
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class SecondFactorRecord:
+class SecondFactorRecord(msgspec.Struct, frozen=True):
     user: UserKey
     secret: bytes  # sealed
     last_step: int  # the latest time step (RFC 6238) of which a code was used
     created_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class PasswordResetRecord:
+class PasswordResetRecord(msgspec.Struct, frozen=True):
     """A code for setting a new password. `user` None: no user has the address that was entered, and no mail was sent.
 
     `password` is a mark of the password in force at that time: when the password changes, the code becomes invalid.
@@ -157,8 +147,7 @@ class PasswordResetRecord:
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class InvitationRecord:
+class InvitationRecord(msgspec.Struct, frozen=True):
     """An operator's invitation to open an account for this address, with the organization and role of the new user."""
 
     email: str
@@ -168,8 +157,7 @@ class InvitationRecord:
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class GrantRecord:
+class GrantRecord(msgspec.Struct, frozen=True):
     """A user's grant for an application; `device_type` None stands for every type.
 
     The grant of a sign-in has no device type, and neither READ nor WRITE; any grant covers the types of the
@@ -186,8 +174,7 @@ class GrantRecord:
     trials: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTypeRecord:
+class DeviceTypeRecord(msgspec.Struct, frozen=True):
     key: DeviceTypeKey
     id: str
     unique_name: str
@@ -212,8 +199,7 @@ class DeviceTypeRecord:
     billing_subscription_id: str | None = None  # of the newest approved monetization plan
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestRecord:
+class ManifestRecord(msgspec.Struct, frozen=True):
     device_type: DeviceTypeKey
     version: int
     document: str
@@ -221,8 +207,7 @@ class ManifestRecord:
     created_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRecord:
+class DeviceRecord(msgspec.Struct, frozen=True):
     key: DeviceKey
     id: str
     owner: UserKey
@@ -245,8 +230,7 @@ class DeviceRecord:
         return bool(self.shared_with)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTokenRecord:
+class DeviceTokenRecord(msgspec.Struct, frozen=True):
     device: DeviceKey
     hash: bytes
     sealed: bytes
@@ -264,8 +248,7 @@ class PresenceRecord:
     is_connected: bool = field(default=False, compare=False)  # `availability` comes from a connection
 
 
-@dataclass(frozen=True, slots=True)
-class ShareRecord:
+class ShareRecord(msgspec.Struct, frozen=True):
     """A device offered to the owner of an address. `user` is None until a user with the address exists.
 
     `uid`: the user id by which it was offered; the owner of the device does not see the address behind it.
@@ -281,8 +264,7 @@ class ShareRecord:
     uid: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MailRecord:
+class MailRecord(msgspec.Struct, frozen=True):
     """An outgoing mail. The mail waits while `next_on` is set; its content is erased when it is sent or given up."""
 
     message_id: str  # without angle brackets
@@ -297,8 +279,7 @@ class MailRecord:
     last_error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationRecord:
+class RegistrationRecord(msgspec.Struct, frozen=True):
     """A device's attempt to register with its certificate; the nonce is kept as its SHA-256."""
 
     id: str
@@ -317,8 +298,7 @@ class RegistrationRecord:
     device_id: str | None = None  # None again when the device was deleted
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovedEntryRecord:
+class ApprovedEntryRecord(msgspec.Struct, frozen=True):
     """A vendor id that may be registered, and the device that has it."""
 
     vdid: str
@@ -326,8 +306,7 @@ class ApprovedEntryRecord:
     uploaded_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovedUploadRecord:
+class ApprovedUploadRecord(msgspec.Struct, frozen=True):
     """One CSV of vendor ids; `content` is None when every row was read."""
 
     key: int
@@ -388,8 +367,7 @@ class SnapshotRow(NamedTuple):
     open: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RollupRow:
+class RollupRow(msgspec.Struct, frozen=True):
     """One field of one device in one bucket of `level` minute, hour or day; `bucket` is where it starts (ms).
 
     `count` is the number of messages with the field, `numbers` of those in which the field is a number; without any,
@@ -410,8 +388,7 @@ class RollupRow:
     m2: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExportRecord:
+class ExportRecord(msgspec.Struct, frozen=True):
     """One export. `request`, `plan` and `written` are JSON of broker/export: the request, the devices, the progress."""
 
     id: str
@@ -432,8 +409,7 @@ class ExportRecord:
     last_error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorRecord:
+class ConnectorRecord(msgspec.Struct, frozen=True):
     """The cloud connector of a device type."""
 
     device_type: DeviceTypeKey
@@ -441,8 +417,7 @@ class ConnectorRecord:
     terms: bytes  # sealed JSON
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorLinkRecord:
+class ConnectorLinkRecord(msgspec.Struct, frozen=True):
     """A device's authorization at the third party."""
 
     device: DeviceKey
@@ -456,8 +431,7 @@ class ConnectorLinkRecord:
     next_fetch_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorStateRecord:
+class ConnectorStateRecord(msgspec.Struct, frozen=True):
     """A one-time state of an authorization under way, kept as its SHA-256."""
 
     hash: bytes
@@ -469,8 +443,7 @@ class ConnectorStateRecord:
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class TallyRecord:
+class TallyRecord(msgspec.Struct, frozen=True):
     """A counter of broker/limits: how much of `name` was used since `since_ms`; the counter restarts at `until_ms`."""
 
     name: str
@@ -479,8 +452,7 @@ class TallyRecord:
     used: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallsRecord:
+class CallsRecord(msgspec.Struct, frozen=True):
     """How many calls `name` made up to `at_ms`, since its previous record."""
 
     name: str
@@ -488,8 +460,7 @@ class CallsRecord:
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRecord:
+class PlanRecord(msgspec.Struct, frozen=True):
     """A version of a device type's monetization plan."""
 
     key: int
@@ -505,8 +476,7 @@ class PlanRecord:
     modified_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class TierRecord:
+class TierRecord(msgspec.Struct, frozen=True):
     """One tier of a plan. `message_limit` is messages a day; -1 is unlimited."""
 
     key: int
@@ -523,8 +493,7 @@ class TierRecord:
     modified_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class UpgradeTokenRecord:
+class UpgradeTokenRecord(msgspec.Struct, frozen=True):
     """The one-time token of an upgrade address; the token ends when the access token `token` ends."""
 
     hash: bytes
@@ -537,8 +506,7 @@ class UpgradeTokenRecord:
     used_on: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PaymentRecord:
+class PaymentRecord(msgspec.Struct, frozen=True):
     """A payment for one device's paid tier; `id` is the reference that users see. Costs are decimal numbers."""
 
     id: str
@@ -557,8 +525,7 @@ class PaymentRecord:
     decided_on: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
+class AuditRecord(msgspec.Struct, frozen=True):
     """One entry of the audit log. An actor or object is a word and an id, as in `device 0123`."""
 
     at_ms: int
@@ -567,12 +534,11 @@ class AuditRecord:
     address: str
     object: str
     outcome: str  # done | refused | failed
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict)
     of_stranger: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AuditFilter:
+class AuditFilter(msgspec.Struct, frozen=True):
     """Which entries of the audit log are wanted; what is empty matches all."""
 
     since_ms: int

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
+
+import msgspec
 
 from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, Position, RuleKey, UserKey
 from storage.sql import Store, sure, values_of
@@ -12,8 +13,7 @@ UseKind = Literal["device", "type"]
 _PROBLEMS_KEPT: Final = 20  # of one rule
 
 
-@dataclass(frozen=True, slots=True)
-class RuleRecord:
+class RuleRecord(msgspec.Struct, frozen=True):
     """A rule. `body` is the JSON text as it was sent, `findings` JSON of what is wrong with an invalid rule, or ''.
 
     The ids of its owner and its application are read from their tables.
@@ -46,8 +46,7 @@ class RuleRecord:
         return self.enabled and self.invalidated_on is None and self.stopped_on is None
 
 
-@dataclass(frozen=True, slots=True)
-class RuleState:
+class RuleState(msgspec.Struct, frozen=True):
     """State of a rule as of its position. `memory` is JSON of broker/rules: the running durations."""
 
     rule: RuleKey
@@ -58,8 +57,7 @@ class RuleState:
     memory: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleProblem:
+class RuleProblem(msgspec.Struct, frozen=True):
     """Something that went wrong when the rule was triggered. `field` is the place in the rule, as in findings."""
 
     rule: RuleKey
@@ -70,8 +68,7 @@ class RuleProblem:
     times: int
 
 
-@dataclass(frozen=True, slots=True)
-class RuleRequest:
+class RuleRequest(msgspec.Struct, frozen=True):
     key: int
     rule: RuleKey
     owner: UserKey
@@ -81,8 +78,8 @@ class RuleRequest:
 
 
 _READ: Final = ("owner_id", "application_id", "application_organization")
-_COLUMNS: Final = tuple(one.name for one in fields(RuleRecord) if one.name not in _READ)
-_STATE: Final = tuple(one.name for one in fields(RuleState))
+_COLUMNS: Final = tuple(one for one in RuleRecord.__struct_fields__ if one not in _READ)
+_STATE: Final = RuleState.__struct_fields__
 _RULE: Final = (
     f"SELECT {', '.join(f'r.{name}' for name in _COLUMNS)}, u.id AS owner_id, a.id AS application_id,"  # noqa: S608 - constants
     " a.organization AS application_organization FROM rule AS r JOIN user AS u ON u.key = r.owner"

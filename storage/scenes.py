@@ -1,15 +1,15 @@
 """Scenes: named lists of Actions (reference 12.5). The caller holds the transaction."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
 from storage.sql import Store, sure, values_of
 
 
-@dataclass(frozen=True, slots=True)
-class SceneRecord:
+class SceneRecord(msgspec.Struct, frozen=True):
     """A row of `scene`.
 
     `actions` is the JSON list as its maker sent it. `findings` is None for a valid scene; else a JSON list that has the
@@ -112,4 +112,4 @@ class SceneStore(Store):
 
 
 def _scene(row: Mapping[str, Any]) -> SceneRecord:
-    return SceneRecord(**{name: row[name] for name in SceneRecord.__slots__})
+    return SceneRecord(**{name: row[name] for name in SceneRecord.__struct_fields__})

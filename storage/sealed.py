@@ -4,14 +4,14 @@ A test compares the list with the schema: a column of bytes that is not in the l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from storage.sql import StoreConnection
 
 
-@dataclass(frozen=True, slots=True)
-class SealedColumn:
+class SealedColumn(msgspec.Struct, frozen=True):
     table: str
     column: str
     key: str  # the table's primary key

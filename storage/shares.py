@@ -4,8 +4,9 @@ The shares of a deleted device are kept with the device, but no query returns th
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from config.mail import folded_address
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
@@ -18,8 +19,7 @@ _SELECT = f"SELECT s.*{_FROM}"
 _OFFERED_TO = "(s.user = :user OR (s.user IS NULL AND s.email_key = :email))"
 
 
-@dataclass(frozen=True, slots=True)
-class OfferRow:
+class OfferRow(msgspec.Struct, frozen=True):
     """A share as shown to the user to whom the device is offered."""
 
     share: ShareRecord

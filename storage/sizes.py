@@ -7,9 +7,10 @@ What is estimated is then fitted to the size of the store. Rollups are counted f
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from storage.sql import StoreConnection, StoreDamagedError, TableSize
 
@@ -41,8 +42,7 @@ class Sample(NamedTuple):
     device_type: int
 
 
-@dataclass(frozen=True, slots=True)
-class StorePart:
+class StorePart(msgspec.Struct, frozen=True):
     """One with samples grows and is deleted with time; of any other nothing is known but its size."""
 
     name: str
@@ -50,8 +50,7 @@ class StorePart:
     samples: Sequence[Sample] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(msgspec.Struct, frozen=True):
     """In bytes. `free_bytes` of the store wait for new rows. `since_ms`: the oldest message; None without any.
 
     `gives_back`: free bytes can go back to the disk.
@@ -68,8 +67,7 @@ class Sizes:
         return round(sum(part.size for part in self.parts if part.name in names))
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
+class _Log(msgspec.Struct, frozen=True):
     """A table whose keys rise with time."""
 
     part: str

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NewType, Protocol
+
+import msgspec
 
 #: Rows as an engine takes them, for one of its tables.
 EncodedRows = NewType("EncodedRows", object)
@@ -127,8 +128,7 @@ class StoreConnection(Protocol):
         """Return at most this many free pages to the disk; answer whether one could go. Others are moved for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableSize:
+class TableSize(msgspec.Struct, frozen=True):
     """Bytes of a table with its indexes: of the whole, or None where that takes long to measure, and of a row."""
 
     whole: int | None
@@ -208,9 +208,9 @@ def literal(text: str) -> str:
     return _OF_LIKE.sub(r"!\g<0>", text).replace("\0", "\uffff")
 
 
-def values_of(record: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
+def values_of(record: msgspec.Struct, names: Iterable[str] | None = None) -> dict[str, Any]:
     """The fields of a record, all or these, as `Store._insert` takes them. Their names are those of the columns."""
-    return {name: getattr(record, name) for name in (record.__slots__ if names is None else names)}
+    return {name: getattr(record, name) for name in (record.__struct_fields__ if names is None else names)}
 
 
 def sure(row: Mapping[str, Any] | None) -> Mapping[str, Any]:

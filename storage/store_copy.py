@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from storage.database import EngineConnection
 from storage.sql import StoreError
@@ -42,8 +42,7 @@ class CopyEngine(Protocol):
     def open(self, *, read_only: bool) -> CopyConnection: ...
 
 
-@dataclass(frozen=True, slots=True)
-class CopyProgress:
+class CopyProgress(msgspec.Struct, frozen=True):
     """`is_comparing`: all rows are copied, and are compared."""
 
     table: str
@@ -53,8 +52,7 @@ class CopyProgress:
     is_comparing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CopyReport:
+class CopyReport(msgspec.Struct, frozen=True):
     tables: int
     rows: int  # of all tables
     content_bytes: int  # that were read, without what an engine adds
@@ -66,8 +64,7 @@ class CopyReport:
 Tell = Callable[[CopyProgress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(msgspec.Struct, frozen=True):
     """How far a table is: the last key that was copied, the rows, and the hash of all of them."""
 
     last_key: tuple[Any, ...] | None = None
@@ -275,8 +272,7 @@ class _Copy:
         return lambda: self._report(shape.name, is_comparing=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
+class _Page(msgspec.Struct, frozen=True):
     rows: Sequence[tuple[Any, ...]]
     state: _State  # with these rows
     size: int  # bytes

@@ -1,8 +1,9 @@
 """Subscriptions, and up to where the message log has been read for each of them. The caller holds the transaction."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Final
+
+import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, Position, UserKey
 from storage.sql import Store, sure, values_of
@@ -10,8 +11,7 @@ from storage.sql import Store, sure, values_of
 CONSUMER: Final = "subscriptions"
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionRecord:
+class SubscriptionRecord(msgspec.Struct, frozen=True):
     """A subscription: of an application, to the devices of a user.
 
     `spelling` is the `subscriptionType` of its creation. The secrets are sealed.
@@ -52,11 +52,10 @@ class SubscriptionRecord:
         return self.callback_url is None
 
 
-_COLUMNS = tuple(field.name for field in fields(SubscriptionRecord))
+_COLUMNS = SubscriptionRecord.__struct_fields__
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionNames:
+class SubscriptionNames(msgspec.Struct, frozen=True):
     """The ids of the objects that a subscription refers to, as clients see them."""
 
     application_id: str
@@ -67,8 +66,7 @@ class SubscriptionNames:
     destination_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CursorRecord:
+class CursorRecord(msgspec.Struct, frozen=True):
     subscription: int
     position: Position
     is_behind: bool

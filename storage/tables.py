@@ -4,8 +4,9 @@ Each engine implements `Tables` in a module of its own (storage/engines/sqlite_t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from storage.sql import StoreConnection, StoreError
 
@@ -13,8 +14,7 @@ from storage.sql import StoreConnection, StoreError
 OWN: Final = frozenset({"_sqlite_migrations", "schema_step", "store_version", "batch", "lease", "store_copy"})
 
 
-@dataclass(frozen=True, slots=True)
-class TableShape:
+class TableShape(msgspec.Struct, frozen=True):
     """A table: its columns, those of its key, the same as ORDER BY takes them, and the tables that it refers to."""
 
     name: str

@@ -2,15 +2,15 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
+
+import msgspec
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
 from storage.sql import ALL_ROWS, Store, sure, values_of
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRecord:
+class TaskRecord(msgspec.Struct, frozen=True):
     """A task. `request` is JSON of broker/device_management: what its creator asked for."""
 
     key: int
@@ -26,8 +26,7 @@ class TaskRecord:
     phase: str  # of a staged roll-out
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTaskRecord:
+class DeviceTaskRecord(msgspec.Struct, frozen=True):
     """A task on one device. `step` and what follows `error_message` are of an update."""
 
     key: int
@@ -50,8 +49,7 @@ class DeviceTaskRecord:
     fetched_from: str | None  # the IP address that the device has proved since
 
 
-@dataclass(frozen=True, slots=True)
-class TaskHistoryRecord:
+class TaskHistoryRecord(msgspec.Struct, frozen=True):
     task: int
     device: DeviceKey
     ts: Milliseconds
@@ -61,9 +59,9 @@ class TaskHistoryRecord:
     attempts: int
 
 
-_TASK = tuple(field.name for field in fields(TaskRecord))
-_ENTRY = tuple(field.name for field in fields(DeviceTaskRecord))
-_HISTORY = tuple(field.name for field in fields(TaskHistoryRecord))
+_TASK = TaskRecord.__struct_fields__
+_ENTRY = DeviceTaskRecord.__struct_fields__
+_HISTORY = TaskHistoryRecord.__struct_fields__
 
 
 class TaskStore(Store):

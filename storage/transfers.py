@@ -1,8 +1,9 @@
 """Devices that are offered to another user for good. The caller holds the transaction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Final
+
+import msgspec
 
 from config.mail import folded_address
 from storage.keys import DeviceKey, Milliseconds, UserKey
@@ -12,8 +13,7 @@ from storage.sql import Store
 _OF_THE_OWNER: Final = ("device_transfer", "device_share", "trial_device", "upgrade_token", "connector_state")
 
 
-@dataclass(frozen=True, slots=True)
-class TransferRecord:
+class TransferRecord(msgspec.Struct, frozen=True):
     """An offer to `user`, or without one to the holder of the address. `uid`: the user id by which it was made."""
 
     device: DeviceKey
@@ -25,8 +25,7 @@ class TransferRecord:
     expires_on: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedDevice:
+class OfferedDevice(msgspec.Struct, frozen=True):
     """An offer as the user sees it to whom it was made."""
 
     transfer: TransferRecord
@@ -36,7 +35,7 @@ class OfferedDevice:
     owner_name: str
 
 
-_NAMES: Final = tuple(field.name for field in fields(TransferRecord))
+_NAMES: Final = TransferRecord.__struct_fields__
 _OPEN: Final = (
     " FROM device_transfer AS t JOIN device AS d ON d.key = t.device AND d.deleted_on IS NULL"
     " JOIN user AS u ON u.key = d.owner WHERE t.expires_on > :now"

@@ -1,16 +1,16 @@
 """Invitations to trials. The caller holds the transaction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Final
+
+import msgspec
 
 from config.mail import folded_address
 from storage.keys import Milliseconds
 from storage.sql import Store, replacing, values_of
 
 
-@dataclass(frozen=True, slots=True)
-class TrialInvitationRecord:
+class TrialInvitationRecord(msgspec.Struct, frozen=True):
     """`status` is sent, accepted or revoked. `code_hash` is the SHA-256 of the code in the mail while it is open."""
 
     key: int
@@ -26,7 +26,7 @@ class TrialInvitationRecord:
     code_hash: bytes | None = None
 
 
-_INVITATION: Final = tuple(field.name for field in fields(TrialInvitationRecord))
+_INVITATION: Final = TrialInvitationRecord.__struct_fields__
 #: An invitation has one of these states; `:now` decides about one that is sent.
 _STATE: Final = {
     "sent": " AND status = 'sent' AND expires_on > :now",

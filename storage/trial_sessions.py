@@ -1,15 +1,15 @@
 """Sessions of trials, and the documents that are kept with them. The caller holds the transaction."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Final
+
+import msgspec
 
 from storage.keys import Milliseconds, UserKey
 from storage.sql import Store, replacing, sure, values_of
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSessionRecord:
+class TrialSessionRecord(msgspec.Struct, frozen=True):
     """A session of a participant. `devices` are ids, separated by commas."""
 
     key: int
@@ -22,8 +22,7 @@ class TrialSessionRecord:
     created_on: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class TrialDocumentRecord:
+class TrialDocumentRecord(msgspec.Struct, frozen=True):
     """`kind` is metadata, rule or rule metadata; `content` and `sharing` are JSON objects.
 
     `name` and `session` are the members `key` and `sessionId` of the content, if these are texts.
@@ -40,8 +39,7 @@ class TrialDocumentRecord:
     created_on: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSearch:
+class SessionSearch(msgspec.Struct, frozen=True):
     """Sessions of these trials that fit all that is given. An empty list fits every session."""
 
     trials: Sequence[int]
@@ -52,8 +50,8 @@ class SessionSearch:
     end_ms: int | None = None  # it ended then or earlier
 
 
-_SESSION: Final = tuple(field.name for field in fields(TrialSessionRecord))[1:]
-_DOCUMENT: Final = tuple(field.name for field in fields(TrialDocumentRecord))[1:]
+_SESSION: Final = TrialSessionRecord.__struct_fields__[1:]
+_DOCUMENT: Final = TrialDocumentRecord.__struct_fields__[1:]
 
 
 class TrialSessionStore(Store):

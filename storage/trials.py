@@ -1,16 +1,16 @@
 """Trials: their members, device types and connected devices. The caller holds the transaction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Final
+
+import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.records import UserRecord, user_record
 from storage.sql import Store, sure, values_of
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRecord:
+class TrialRecord(msgspec.Struct, frozen=True):
     key: int
     id: str
     owner: UserKey
@@ -22,8 +22,7 @@ class TrialRecord:
     made_through: ApplicationKey | None = None  # None: not known
 
 
-@dataclass(frozen=True, slots=True)
-class TrialDeviceRow:
+class TrialDeviceRow(msgspec.Struct, frozen=True):
     """A device that its owner connected to a trial."""
 
     device: DeviceKey
@@ -31,7 +30,7 @@ class TrialDeviceRow:
     connected_on: Milliseconds
 
 
-_TRIAL: Final = tuple(field.name for field in fields(TrialRecord))
+_TRIAL: Final = TrialRecord.__struct_fields__
 _CONNECTED: Final = (
     " FROM trial_device AS t JOIN device AS d ON d.key = t.device AND d.deleted_on IS NULL WHERE t.trial = :trial"
 )

@@ -19,4 +19,4 @@ def mail_record(tx: Transaction, message_id: str) -> MailRecord | None:
 
 
 def _record(row: Mapping[str, Any]) -> MailRecord:
-    return MailRecord(**{name: row[name] for name in MailRecord.__slots__})
+    return MailRecord(**{name: row[name] for name in MailRecord.__struct_fields__})

@@ -5,8 +5,9 @@ One transaction ends everything that an application has: tokens, grants, codes, 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.accounts.applications import Method
 from broker.accounts.issuance import Issuance
@@ -35,8 +36,7 @@ LAST_MANAGER: Final = (
 Ender = Callable[[Issuance, ApplicationRecord], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Consequences:
+class Consequences(msgspec.Struct, frozen=True):
     """The objects that a deletion would end, by kind, and why the application cannot be deleted; None: it can be."""
 
     counts: Mapping[str, int]

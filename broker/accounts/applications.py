@@ -3,9 +3,10 @@
 import hmac
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 from broker.errors import Unauthorized, ValidationFailed
 from broker.ids import is_id
@@ -30,8 +31,7 @@ class Method(StrEnum):
     CLIENT_CREDENTIALS = "client_credentials"
 
 
-@dataclass(frozen=True, slots=True)
-class Application:
+class Application(msgspec.Struct, frozen=True):
     record: ApplicationRecord
 
     @property
@@ -85,8 +85,7 @@ def find_application(tx: Transaction, application_id: str) -> Application | None
     return Application(record) if record is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class MadeByApplication:
+class MadeByApplication(msgspec.Struct, frozen=True):
     """An object of a user, and the name of the application that made it."""
 
     name: str

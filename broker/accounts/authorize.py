@@ -24,8 +24,9 @@ How a page uses `Authorize`, with the unchanged query string of GET /authorize (
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.accounts.applications import Application, Method, find_application
 from broker.accounts.consent import ConsentScreen, must_ask, save_consent, screen_of
@@ -54,23 +55,20 @@ _KNOWN: Final = (
 _CHALLENGE: Final = re.compile(r"[A-Za-z0-9_-]{43}")  # RFC 7636, 4.2: SHA-256 in Base64url without padding
 
 
-@dataclass(frozen=True, slots=True)
-class Redirect:
+class Redirect(msgspec.Struct, frozen=True):
     """The answer is status 302 with this Location."""
 
     url: str
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorPage:
+class ErrorPage(msgspec.Struct, frozen=True):
     """The answer is an error page: the request names no redirect URI that may be trusted (RFC 6749, 4.1.2.1)."""
 
     status: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class AuthorizationRequest:
+class AuthorizationRequest(msgspec.Struct, frozen=True):
     """A valid request (RFC 6749, 4.1.1 and 4.2.1). The application gets what it asks for if the person agrees."""
 
     application: Application

@@ -7,7 +7,6 @@ the claim. A new account has a new key, so that what a capability forgot to end 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -38,8 +37,7 @@ class Ended(msgspec.Struct, frozen=True):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """The objects of the closed account `former` (an id) when its address was claimed."""
 
     former: str

@@ -8,10 +8,10 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_plus
 
+import msgspec
 from authlib.oauth2.rfc6749 import InvalidClientError, InvalidGrantError, InvalidRequestError
 
 from broker.accounts.applications import Application, find_application
@@ -28,8 +28,7 @@ WITH_SECRET: Final = frozenset({BY_BASIC, BY_POST})
 _CREDENTIALS: Final = re.compile(r"\s*(basic|bearer)\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(msgspec.Struct, frozen=True):
     """The credentials of an Authorization header: at most one of the two is set."""
 
     basic: str | None = None
@@ -43,8 +42,7 @@ class Credentials:
         return cls(basic=match[2]) if match[1].lower() == "basic" else cls(bearer=match[2])
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     application: Application
     proof: str
 

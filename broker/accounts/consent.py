@@ -8,8 +8,10 @@ through an application grants it READ and WRITE on all types of its organization
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.applications import Application, Method
 from broker.accounts.consent_words import EVERY_TYPE, PROFILE, TRIALS, Allowed, OwnTypes, sentences
@@ -26,8 +28,7 @@ _PROFILE_ALIASES: Final = {"PROFILE_READ": "READ", "PROFILE_WRITE": "WRITE"}
 _TYPE_ALIASES: Final = {"DEVICE_READ": "READ", "DEVICE_WRITE": "WRITE"}
 
 
-@dataclass(frozen=True, slots=True)
-class ConsentScreen:
+class ConsentScreen(msgspec.Struct, frozen=True):
     """The permission screen: application, organization and requested permissions, in sentences.
 
     `works_alone`: the application gets tokens without the person, too.
@@ -40,8 +41,7 @@ class ConsentScreen:
     works_alone: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     """One entry of `ApplicationRecord.permissions`. `device_type` is None when `target` is in NOT_TYPES."""
 
     target: str

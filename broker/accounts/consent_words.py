@@ -4,8 +4,9 @@ The permission screen, the page of a device code and the list of connected appli
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 EVERY_TYPE: Final = "*"
 PROFILE: Final = "profile"
@@ -20,8 +21,7 @@ _WRITES_PROFILE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(msgspec.Struct, frozen=True):
     """One permission. `target`: the id of a device type, `*`, `profile` or `trials`; `name`: that of the type."""
 
     target: str
@@ -30,8 +30,7 @@ class Allowed:
     write: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OwnTypes:
+class OwnTypes(msgspec.Struct, frozen=True):
     """The device types of an application's own organization, which every sign-in gives it; `names`: the published."""
 
     organization: str

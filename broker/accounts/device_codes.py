@@ -10,6 +10,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from broker.accounts.applications import Application
 from broker.accounts.consent import ConsentScreen, save_consent, screen_of
 from broker.accounts.throttle import Throttle
@@ -48,16 +50,14 @@ class UserCodeNotFound(NotFound):
     template = "This code is not valid."
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingDevice:
+class WaitingDevice(msgspec.Struct, frozen=True):
     """The content of the page before it asks. `user_code` is in the form that the device shows, with the dash."""
 
     user_code: str
     screen: ConsentScreen
 
 
-@dataclass(frozen=True, slots=True)
-class _Decided:
+class _Decided(msgspec.Struct, frozen=True):
     """When nothing was decided, `instead` is shown."""
 
     instead: WaitingDevice | None = None

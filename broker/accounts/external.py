@@ -76,8 +76,7 @@ class _Content(msgspec.Struct, frozen=True):
     next_page: NextPage = msgspec.field(name="journey")  # its name in the store
 
 
-@dataclass(frozen=True, slots=True)
-class AuthenticationResponse:
+class AuthenticationResponse(msgspec.Struct, frozen=True):
     """The query of the provider's redirect (OpenID Connect Core 1.0, 3.1.2.5). `issuer`: RFC 9207."""
 
     state: str
@@ -86,8 +85,7 @@ class AuthenticationResponse:
     issuer: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class BegunSignIn:
+class BegunSignIn(msgspec.Struct, frozen=True):
     """A sign-in that this browser began, found by its `state`."""
 
     provider: IdentityProvider
@@ -95,8 +93,7 @@ class BegunSignIn:
     content: _Content
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalUser:
+class ExternalUser(msgspec.Struct, frozen=True):
     """The user who signed in. `is_claim`: with a new account, because the former one was closed just now."""
 
     user: UserRecord

@@ -1,10 +1,11 @@
 """The applications to which a user granted something: seeing and revoking them (reference 5.4)."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
+
+import msgspec
 
 from broker.accounts.applications import Application, Method, find_application
 from broker.accounts.consent import own_types
@@ -19,8 +20,7 @@ from storage.records import GrantRecord
 _BY_APPLICATION: Final = attrgetter("application")
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedPermission:
+class GrantedPermission(msgspec.Struct, frozen=True):
     """`target` is the id of a device type, `*` for every type, `profile`, or `trials`."""
 
     target: str
@@ -28,8 +28,7 @@ class GrantedPermission:
     write: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedApplication:
+class GrantedApplication(msgspec.Struct, frozen=True):
     """An application, and a user's grants to it in addition to the device types of its own organization."""
 
     key: ApplicationKey

@@ -9,10 +9,10 @@
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
+import msgspec
 from authlib.oauth2.rfc6749 import (
     InvalidClientError,
     InvalidGrantError,
@@ -103,8 +103,7 @@ class ClientCredentials(OAuthGrant, ClientCredentialsGrant):
 VERIFIER: Final = re.compile(r"[A-Za-z0-9._~-]{43,128}")  # reference 4.3
 
 
-@dataclass(frozen=True, slots=True)
-class _Code:
+class _Code(msgspec.Struct, frozen=True):
     record: AuthorizationCodeRecord
     redirect_uri_sent: bool
     code_challenge_method: str = "S256"
@@ -167,8 +166,7 @@ class S256(CodeChallenge):
         super().validate_code_verifier(grant, result)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCodeTerms:
+class DeviceCodeTerms(msgspec.Struct, frozen=True):
     lifetime_seconds: int
     poll_seconds: int
     root: AccountsRoot
@@ -187,8 +185,7 @@ class _Server(Protocol):
     terms: DeviceCodeTerms
 
 
-@dataclass(frozen=True, slots=True)
-class _Credential:
+class _Credential(msgspec.Struct, frozen=True):
     record: DeviceCodeRecord
     client_id: str
     now_ms: int
@@ -291,8 +288,7 @@ class DeviceAuthorization(DeviceAuthorizationEndpoint):
 IMPLICIT_ONLY: Final = "This API works only with implicit apps."
 
 
-@dataclass(frozen=True, slots=True)
-class _Refreshable:
+class _Refreshable(msgspec.Struct, frozen=True):
     record: RefreshTokenRecord
     presented: str
     answer: NewTokens | None = None  # the one that its first use got

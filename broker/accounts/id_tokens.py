@@ -6,13 +6,14 @@ they are read from the userinfo response (5.3.2).
 
 import hmac
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
 from joserfc import jwt
 from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
+from msgspec.structs import replace
 
 # Only signatures with a private key: never "none", and never an HMAC with the client secret.
 _ALGORITHMS: Final = frozenset(
@@ -30,8 +31,7 @@ class UnknownKey(IdTokenRefused):
     """The token names a signing key that is not among the given ones: the provider may have a new key."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalPerson:
+class ExternalPerson(msgspec.Struct, frozen=True):
     """A person as a provider identifies them.
 
     Attributes:

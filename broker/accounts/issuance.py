@@ -7,9 +7,10 @@ again (RFC 9700, 4.14.2), unless that is soon: a client that lost the answer get
 
 import hmac
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from secrets import token_bytes
 from typing import Any, Final
+
+import msgspec
 
 from broker.accounts.applications import Method
 from broker.accounts.consent import sign_in_grant
@@ -29,8 +30,7 @@ _DAY_MS: Final = 86_400_000
 _SALT_BYTES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetimes:
+class Lifetimes(msgspec.Struct, frozen=True):
     user_token_seconds: int
     application_token_seconds: int
     refresh_window_ms: int
@@ -42,8 +42,7 @@ class Lifetimes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NewTokens:
+class NewTokens(msgspec.Struct, frozen=True):
     """New tokens in the clear: they are sent once, and only their hashes are stored."""
 
     access_token: str

@@ -1,6 +1,6 @@
 """The browser sessions of one person, as the person sees and ends them (reference 5.5)."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.sessions import password_mark
 from broker.clock import Clock
@@ -12,8 +12,7 @@ from storage.database import Database, Transaction
 from storage.records import SessionRecord, UserRecord
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSession:
+class OpenSession(msgspec.Struct, frozen=True):
     """A session as its person sees it. `id` is not the id that the browser has, and does not lead to it."""
 
     id: str

@@ -1,8 +1,10 @@
 """The organizations of a user, and their applications: what members do on the developer's pages (reference 27.21)."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.applications import Method
 from broker.accounts.consent import NOT_TYPES
@@ -24,14 +26,12 @@ TAKEN: Final = "The organization has an application of this name"
 TOO_MANY: Final = f"The organization has {ORGANIZATION_APPLICATIONS_MAX} applications"
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(msgspec.Struct, frozen=True):
     organization: OrganizationRecord
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationChanges:
+class ApplicationChanges(msgspec.Struct, frozen=True):
     """Changes of an application; None leaves a value as it is. Each of `permissions` has `device_type` (an id, `*`,
     `profile` or `trials`) and `permissions`."""
 

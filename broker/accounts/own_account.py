@@ -1,7 +1,8 @@
 """A person's own account beside signing in: the name, and the history of the account."""
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from broker.accounts.sign_up import check_full_name
 from broker.clock import Clock

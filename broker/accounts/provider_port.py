@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from config.settings import IdentityProvider
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderMetadata:
+class ProviderMetadata(msgspec.Struct, frozen=True):
     """A provider's metadata (OpenID Connect Discovery 1.0, 3). `issuer` is the configured one."""
 
     issuer: str

@@ -10,6 +10,7 @@ Where nobody had proved before to own the address, the new password is a claim (
 
 from dataclasses import InitVar, dataclass
 
+import msgspec
 import structlog
 
 from broker.accounts.claims import Claims
@@ -36,8 +37,7 @@ _NOBODY = "nobody@localhost"
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class NewPassword:
+class NewPassword(msgspec.Struct, frozen=True):
     """The user who has a new password. `is_claim`: it is a new account, and the former one was closed."""
 
     user: UserRecord

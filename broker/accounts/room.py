@@ -1,6 +1,6 @@
 """Builds the accounts capability: tokens, permissions, users, sign-in and the OAuth2 endpoints."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.application_ends import ApplicationEnds
 from broker.accounts.applications import Applications
@@ -37,8 +37,7 @@ from broker.mail import Mails
 from broker.secrets import Passwords
 
 
-@dataclass(frozen=True, slots=True)
-class AccountsRoom:
+class AccountsRoom(msgspec.Struct, frozen=True):
     tokens: Tokens
     permissions: Permissions
     users: Users

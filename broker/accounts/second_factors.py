@@ -51,8 +51,7 @@ class AuthenticatorOffer:
     sealed: str = field(repr=False)  # for the form
 
 
-@dataclass(frozen=True, slots=True)
-class FactorStanding:
+class FactorStanding(msgspec.Struct, frozen=True):
     """`is_wanted`: the operator wants this person to have one."""
 
     created_on: int | None

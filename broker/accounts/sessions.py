@@ -9,12 +9,13 @@ was right: whichever way a person comes, the code is asked for.
 
 import hashlib
 import hmac
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 from cryptography.fernet import InvalidToken
+from msgspec.structs import replace
 
 from broker.accounts.hashing import Hashing, TooBusy
 from broker.accounts.one_time_codes import FactorCheck, WrongCode
@@ -97,8 +98,7 @@ class _Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sig
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class Visitor:
+class Visitor(msgspec.Struct, frozen=True):
     """Where a person comes from, as the person's list of sessions shows it."""
 
     address: str = ""
@@ -108,6 +108,10 @@ class Visitor:
     def shortened(self) -> str:
         """The beginning of the browser's name for itself, without control characters."""
         return "".join(one for one in self.user_agent if one.isprintable())[:_USER_AGENT_CHARACTERS]
+
+
+#: A person whose browser is not known.
+UNKNOWN: Final = Visitor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +321,7 @@ class Sessions:
         *,
         proof: Proof = Proof.PASSWORD,
         instead_of: str | None = None,
-        visitor: Visitor = Visitor(),
+        visitor: Visitor = UNKNOWN,
     ) -> Session:
         """A new session for a person who has given this proof.
 

@@ -6,9 +6,11 @@ parameters may stand in the body or in the query, `device_code` is a grant type 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import parse_qs
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.clients import Credentials
 from broker.accounts.grants import DeviceCodeTerms, TokenServerRequest
@@ -42,8 +44,7 @@ _MISPLACED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRequest:
+class TokenRequest(msgspec.Struct, frozen=True):
     """An unchanged request: every value of every parameter, and the Authorization header."""
 
     parameters: Mapping[str, Sequence[str]]

@@ -6,9 +6,9 @@ exception: what a refused request changed, such as ending a token family because
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 from authlib.oauth2 import OAuth2Error
 from authlib.oauth2.rfc6749 import AuthorizationServer, InvalidClientError
 from authlib.oauth2.rfc8628 import DEVICE_CODE_GRANT_TYPE
@@ -42,13 +42,12 @@ _DESCRIPTIONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TokenResponse:
+class TokenResponse(msgspec.Struct, frozen=True):
     """A response of a token endpoint, successful or not (RFC 6749, 5): a flat JSON object that must not be cached."""
 
     status: int
     body: Mapping[str, Any]
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     #: The id of the application that a refused request names, if there is one; for the log.
     application: str = ""
 

@@ -2,10 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from broker.accounts.issuance import Issuance, Lifetimes
@@ -45,8 +45,7 @@ class TokenKind(Enum):
     DEVICE = "device"
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """The holder of a valid token. Keys are the integers of the store; a key that the token does not have is None."""
 
     kind: TokenKind
@@ -109,8 +108,7 @@ def trials_of(organization: OrganizationKey) -> str:
     return f"trials of organization {organization}"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenInformation:
+class TokenInformation(msgspec.Struct, frozen=True):
     """The answer of `tokenInfo` (reference 4.5). `expires_in` is in seconds; -1 means never."""
 
     device_id: str | None

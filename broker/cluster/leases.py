@@ -5,9 +5,9 @@ nothing is checked. Over PostgreSQL one lease stands for the whole daemon (broke
 those of the workers, and each of its transactions begins by checking that one.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
 import trio
 
 from storage.leases import HeldLease
@@ -27,8 +27,7 @@ class LeaseName(Enum):
     UPKEEP = "upkeep"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(msgspec.Struct, frozen=True):
     """This daemon as one of those on a store. `standbys`: the names of the nodes that stand by."""
 
     node: str

@@ -8,11 +8,12 @@ An Action for a device without a link is dropped (reference 9.1).
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.connectors.calls import CALL_FAILURES, Calls

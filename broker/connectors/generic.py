@@ -9,7 +9,6 @@ import hashlib
 import hmac
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
@@ -147,8 +146,7 @@ class _Parameters(_Table, frozen=True, kw_only=True):
 _NAMES: Final = frozenset({"did", "account", "callback"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Notifier:
+class _Notifier(msgspec.Struct, frozen=True):
     terms: _Notification
     named: ItemReader
     reader: ItemReader | None

@@ -1,7 +1,6 @@
 """Calls the hooks of a plug-in in worker threads, with bounds on their time and their results."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -56,8 +55,7 @@ class AnswerNotReadError(PluginFailedError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """An event or an Action as Ingest takes it: `data` is JSON, `sub_device` an external id.
 
     `problem` is not empty for an item that could not be read: `data` is then what came.
@@ -71,8 +69,7 @@ class Record:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HookOutcome:
+class HookOutcome(msgspec.Struct, frozen=True):
     """The results of a hook: the records to store, and the values to keep with the link."""
 
     records: tuple[Record, ...] = ()
@@ -80,8 +77,7 @@ class HookOutcome:
     account: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NotifiedDevices:
+class NotifiedDevices(msgspec.Struct, frozen=True):
     """One entry of a notification: a device by its id, or the devices of an account."""
 
     device: str | None
@@ -91,8 +87,7 @@ class NotifiedDevices:
     fetch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(msgspec.Struct, frozen=True):
     """A notification as the plug-in interpreted it, and the answer to it."""
 
     devices: tuple[NotifiedDevices, ...]

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
@@ -43,16 +43,14 @@ class TokenRevokedError(Exception):
     """The third party does not accept the token any more: the user must authorize again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """The address to send the browser to, and the secret to check the answer with."""
 
     url: str
     secret: str
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     token: AccessToken
     account: str | None
 

@@ -71,8 +71,7 @@ class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
         return f"AccessToken(expires_on={self.expires_on})"
 
 
-@dataclass(frozen=True, slots=True)
-class LinkedDevice:
+class LinkedDevice(msgspec.Struct, frozen=True):
     """A device that its user has linked with the third party.
 
     `account` is the id of the user's account there, if the plug-in reported it (`Account`); `remembered` has the texts
@@ -84,9 +83,9 @@ class LinkedDevice:
     id: str
     token: AccessToken
     account: str | None = None
-    remembered: Mapping[str, str] = field(default_factory=dict)
+    remembered: Mapping[str, str] = msgspec.field(default_factory=dict)
     sub_device: str | None = None
-    since: Mapping[str, int] = field(default_factory=dict)
+    since: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 class Phase(Enum):
@@ -98,8 +97,7 @@ class Phase(Enum):
     ACTION = "action"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """An event at the third party. `payload` is `data` as the Manifest of the device type declares it.
 
     Kind `action` records an Action that the device got at the third party: its payload is `{"actions": […]}`. `ts` is
@@ -118,8 +116,7 @@ class Event:
     series: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(msgspec.Struct, frozen=True):
     """An item of the third party that cannot be read as an event: it is kept among the failed messages of the device.
 
     With a `series`, an item that is returned again is kept once.
@@ -130,26 +127,23 @@ class Unreadable:
     series: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ActionDefinition:
+class ActionDefinition(msgspec.Struct, frozen=True):
     """One Action for the device."""
 
     name: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = msgspec.field(default_factory=dict)
     ts: int | None = None
     sub_device: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Remember:
+class Remember(msgspec.Struct, frozen=True):
     """Keep a text with the link of the device, for later hooks. An empty text removes it."""
 
     name: str
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(msgspec.Struct, frozen=True):
     """The id of the linked device's user at the third party, by which notifications may name the device."""
 
     id: str
@@ -158,8 +152,7 @@ class Account:
 Result = Event | Unreadable | ActionDefinition | Remember | Account
 
 
-@dataclass(frozen=True, slots=True)
-class Notified:
+class Notified(msgspec.Struct, frozen=True):
     """Content of a notification about one device, or about all devices of one account.
 
     `results` are stored before the third party is answered. After that, `requests` are sent; `fetch` sends the requests
@@ -173,8 +166,7 @@ class Notified:
     fetch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(msgspec.Struct, frozen=True):
     """The meaning of an incoming request, and the answer to it."""
 
     devices: Sequence[Notified] = ()

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
+
+import msgspec
 
 from broker.connectors.plugin import Event, Result, Unreadable
 from broker.device_types.expressions import Expression, ExpressionFailedError, InvalidExpressionError
@@ -17,8 +18,7 @@ Unit = Literal["ms", "s"]
 _ITEMS: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """One reading: its payload, its time in ms, and the external id of its sub-device."""
 
     payload: Mapping[str, Any]

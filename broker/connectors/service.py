@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -41,8 +41,7 @@ UNUSABLE: Final = "The connector's plug-in cannot be used; the log of the operat
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorStatistics:
+class ConnectorStatistics(msgspec.Struct, frozen=True):
     """Counted since the start, except for `waiting`."""
 
     calls: int
@@ -59,8 +58,7 @@ class ConnectorStatistics:
     dropped: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorStatus:
+class ConnectorStatus(msgspec.Struct, frozen=True):
     """Status of a connector: whether its plug-in can be used, and its failures, the latest first."""
 
     is_usable: bool

@@ -1,6 +1,7 @@
 """Configuration of device management for a type (reference 15.1)."""
 
-from dataclasses import asdict, dataclass, replace
+import msgspec
+from msgspec.structs import asdict, replace
 
 from broker.clock import Clock
 from broker.cluster.kinds import MANAGEMENT, publish
@@ -15,8 +16,7 @@ from storage.device_management import ManagementRecord
 from storage.keys import DeviceTypeKey, Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigurationChange:
+class ConfigurationChange(msgspec.Struct, frozen=True):
     """The members to change; None keeps a value. The ranges of the seconds are checked where they are read."""
 
     device_properties_enabled: bool | None = None

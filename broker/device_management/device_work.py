@@ -6,12 +6,14 @@ before the next operation begins, so that a restart goes on where the daemon sto
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.cluster.kinds import publish
@@ -60,8 +62,7 @@ class _Update:
     firmware: Firmware | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
+class _Chosen(msgspec.Struct, frozen=True):
     entry: DeviceTaskRecord
     task: TaskRecord
     image: FirmwareImageRecord | None

@@ -1,8 +1,9 @@
 """The addresses of firmware images: one for each device task, open for a day after its end (reference 18.5)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, TypeVar
+
+import msgspec
 
 from broker.clock import Clock
 from broker.device_management.images import file_name
@@ -21,15 +22,13 @@ _FLUSH_SECONDS: Final = 5.0
 _KEPT_MS: Final = DOWNLOAD_KEPT_HOURS * 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
-class Download:
+class Download(msgspec.Struct, frozen=True):
     entry: DeviceTaskRecord
     image: FirmwareImageRecord
     file: StoredFile
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadStatistics:
+class DownloadStatistics(msgspec.Struct, frozen=True):
     """Since the start: requests for images, and bytes of images that were sent."""
 
     requests: int

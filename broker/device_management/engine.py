@@ -5,10 +5,10 @@ registered devices is in `DeviceWork`.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -59,8 +59,7 @@ _ABORTED: Final = TaskFailure(ErrorCode.ROLLOUT_ABORTED, "Too many devices faile
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStatistics:
+class TaskStatistics(msgspec.Struct, frozen=True):
     """Device tasks that ended or were tried again since the start; sessions, work and timers of this moment."""
 
     sessions: int

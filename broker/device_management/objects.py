@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+import msgspec
+
 from broker.device_management.sessions import ResourcePath
 
 
@@ -38,8 +40,7 @@ class Resource:
     unit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectModel:
+class ObjectModel(msgspec.Struct, frozen=True):
     """An object as it is described: its name, and its resources by number."""
 
     number: int
@@ -49,8 +50,7 @@ class ObjectModel:
     is_shipped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
+class Property(msgspec.Struct, frozen=True):
     """A resource of one instance, and its name below `deviceProperties`."""
 
     path: ResourcePath

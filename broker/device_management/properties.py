@@ -4,11 +4,12 @@ import base64
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.device_management.objects import ObjectMap, leaves_of, nested
@@ -61,8 +62,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionStatus:
+class ConnectionStatus(msgspec.Struct, frozen=True):
     """The persistent connection of a device, or its last one."""
 
     connected: bool
@@ -70,8 +70,7 @@ class ConnectionStatus:
     last_seen_on: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PropertySets:
+class PropertySets(msgspec.Struct, frozen=True):
     """All properties of a device. With times, each leaf is `{"value":…,"ts":…}`."""
 
     device: Device

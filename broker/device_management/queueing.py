@@ -1,7 +1,8 @@
 """From a task to its device tasks (reference 15.2). Functions of one transaction each, in batches of bounded size."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.cluster.kinds import DEVICE_TASK_MOVED, DeviceTaskMove, publish
 from broker.device_management.properties import has_server_property, merge_server_properties, parse_filter
@@ -49,8 +50,7 @@ def fix_devices(tx: Transaction, key: int, now_ms: Milliseconds) -> None:
     tx.tasks.begin_history(key)
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedDevices:
+class QueuedDevices(msgspec.Struct, frozen=True):
     """The devices that a batch has queued. `is_last`: every entry of the task is queued or has ended."""
 
     devices: tuple[DeviceKey, ...]

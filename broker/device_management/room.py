@@ -1,8 +1,8 @@
 """Builds device management: properties, tasks and firmware images."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from broker.cluster.leases import LeaseName
@@ -26,8 +26,7 @@ from broker.messages.room import MessagesRoom
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceManagementRoom:
+class DeviceManagementRoom(msgspec.Struct, frozen=True):
     objects: ObjectMap
     configurations: Configurations
     properties: DeviceProperties

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from broker.devices.registry import Device
 from storage.keys import Milliseconds
 
@@ -21,8 +23,7 @@ ResourceValue = str | int | float | bool | bytes | list[str] | list[int] | list[
 Values = Mapping[ResourcePath, ResourceValue]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """Values of one time, in milliseconds. None: the device named no time before now, so they are of their arrival."""
 
     ts: Milliseconds | None
@@ -87,8 +88,7 @@ class ManagedSession(Protocol):
     async def execute(self, path: ResourcePath) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ObservationSettings:
+class ObservationSettings(msgspec.Struct, frozen=True):
     """Attributes of a device's notifications, from the configuration of the device's type.
 
     `pmin` and `pmax` are in seconds. Without `is_enabled` the device's properties are neither read nor observed.

@@ -5,9 +5,11 @@ not allow, writes the history, and completes the task when its last device task 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from storage.database import Transaction
 from storage.keys import Milliseconds
@@ -83,8 +85,7 @@ MAY_FOLLOW: Final[Mapping[DeviceTaskStatus, frozenset[DeviceTaskStatus]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailure:
+class TaskFailure(msgspec.Struct, frozen=True):
     """Why a device task failed or is tried again: a code for programs and a sentence for people."""
 
     code: str

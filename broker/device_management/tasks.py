@@ -1,10 +1,11 @@
 """The calls on tasks: creation, lists, cancelling, acceptance (reference 15.2)."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.cluster.kinds import ROLLOUT_CHANGED, TASK_ADDED, publish
@@ -49,8 +50,7 @@ _HISTORY_ROWS: Final = 10_000
 _REJECTED: Final = TaskFailure(ErrorCode.UPDATE_REJECTED, "The owner of the device rejected the update.")
 
 
-@dataclass(frozen=True, slots=True)
-class StatusCounts:
+class StatusCounts(msgspec.Struct, frozen=True):
     """Device tasks of a task."""
 
     total: int
@@ -60,8 +60,7 @@ class StatusCounts:
     cancelled: int
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """A task as it is shown."""
 
     record: TaskRecord
@@ -69,8 +68,7 @@ class Task:
     counts: StatusCounts
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPage:
+class TaskPage(msgspec.Struct, frozen=True):
     """`status`, `sort` and the order of a list of tasks, and which part of it."""
 
     offset: int

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from broker.device_management.objects import FIRMWARE_VERSION, PACKAGE_URI, RESULT, STATE, UPDATE
 from broker.device_management.sessions import (
     DeviceRefusedError,
@@ -53,8 +55,7 @@ class Step(StrEnum):
     VERIFY = "VERIFY"
 
 
-@dataclass(frozen=True, slots=True)
-class Go:
+class Go(msgspec.Struct, frozen=True):
     """Take this step now, or in `seconds`. `is_restart`: the download starts over, which counts as an attempt."""
 
     step: Step
@@ -63,33 +64,28 @@ class Go:
     is_restart: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(msgspec.Struct, frozen=True):
     """The connection is lost: the device task stays PROCESSING and goes on with `step` at the next registration."""
 
     step: Step
 
 
-@dataclass(frozen=True, slots=True)
-class PutBack:
+class PutBack(msgspec.Struct, frozen=True):
     """The connection is lost before anything was begun: the device task is QUEUED again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The device runs the version of the image."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     failure: TaskFailure
 
 
 Verdict = Go | Rest | PutBack | Done | Failed
 
 
-@dataclass(frozen=True, slots=True)
-class Firmware:
+class Firmware(msgspec.Struct, frozen=True):
     """Report of a device on its firmware object. None: it did not report this."""
 
     state: int | None

@@ -4,6 +4,8 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from broker.device_management.configuration import Configurations
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.downloads import Downloads
@@ -19,16 +21,14 @@ from storage.records import PresenceRecord
 from storage.tasks import DeviceTaskRecord, TaskRecord
 
 
-@dataclass(frozen=True, slots=True)
-class TaskWait:
+class TaskWait(msgspec.Struct, frozen=True):
     """Reason why a device task waits, and the share of its image that has been sent, in per cent. None: nothing."""
 
     waits_for: str | None
     progress: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(msgspec.Struct, frozen=True):
     task: TaskRecord
     image: FirmwareImageRecord | None
     rollout: Rollout | None

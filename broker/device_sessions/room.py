@@ -1,14 +1,13 @@
 """Builds the sessions of devices."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_sessions.sessions import DeviceSessions
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSessionsRoom:
+class DeviceSessionsRoom(msgspec.Struct, frozen=True):
     """`sessions` is None when deliveries have QoS 0 and sessions end with their connection (reference 16.2). The open
     topic space has sessions, too, which then end with their connection."""
 

@@ -7,11 +7,12 @@ the daemon is killed, and a session that is away costs nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Final
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from broker.clock import Clock
 from broker.cluster.kinds import SESSION_BEGAN, SESSION_EXPIRED, SessionBegin
@@ -30,8 +31,7 @@ _TRIMMED_EVERY: Final = 64
 WRITE_BYTES: Final = 2_048
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStatistics:
+class SessionStatistics(msgspec.Struct, frozen=True):
     connected: int
     resumed: int
     expired: int

@@ -4,7 +4,6 @@ A short document is read at once. Long ones are read in a thread, one at a time,
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
@@ -27,8 +26,7 @@ def parsed(text: str) -> Manifest:
     return parse_manifest(msgspec.json.decode(text))
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTypeDocument:
+class DeviceTypeDocument(msgspec.Struct, frozen=True):
     """The JSON text of a document, and the Manifest that it is."""
 
     text: bytes

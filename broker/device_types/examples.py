@@ -3,7 +3,6 @@
 Each is a file in `shipped/`. They belong to the organization `example`.
 """
 
-from dataclasses import dataclass
 from importlib.resources import files
 from operator import attrgetter
 
@@ -20,8 +19,7 @@ class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel
     is_category: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleDeviceType:
+class ExampleDeviceType(msgspec.Struct, frozen=True, kw_only=True):
     """A shipped device type. `manifest_document` is the JSON text that `manifest` was read from."""
 
     unique_name: str

@@ -1,8 +1,10 @@
 """Lists of the device types that a caller may see, and the tags by which they are found (reference 8.1)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import NotFound, PermissionDenied
@@ -19,16 +21,14 @@ _MAX_TAGS: Final = 1_000
 _MAX_TEXT: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class SeenType:
+class SeenType(msgspec.Struct, frozen=True):
     """A type for one caller. `owned`: whether the user has a device of it, as far as granted; None for other tokens."""
 
     record: DeviceTypeRecord
     owned: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class TypePage:
+class TypePage(msgspec.Struct, frozen=True):
     total: int
     types: tuple[SeenType, ...]
 

@@ -1,11 +1,12 @@
 """Device types that members of an organization make, and their Manifests (reference 27.21)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.conditional import require_unchanged, tag_of
@@ -29,8 +30,7 @@ TOO_MANY_VERSIONS: Final = f"The device type has {MANIFEST_VERSIONS_MAX} Manifes
 NOTHING_REMAINS: Final = "no field of the Manifest is in the payload"
 
 
-@dataclass(frozen=True, slots=True)
-class TypeChanges:
+class TypeChanges(msgspec.Struct, frozen=True):
     """Changes of a device type; None leaves a value as it is."""
 
     name: str | None = None
@@ -40,8 +40,7 @@ class TypeChanges:
     tags: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(msgspec.Struct, frozen=True):
     """Result of trying a Manifest on a payload: `data`, or else the `reason` why a message with it would fail."""
 
     data: Any

@@ -10,6 +10,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from broker.device_types.transform import Transform
 
 CUSTOM: Final = "CUSTOM"
@@ -30,16 +32,14 @@ MetadataScalar = bool | int | float | str
 MetadataValue = MetadataScalar | tuple[MetadataScalar, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(msgspec.Struct, frozen=True):
     """Describes a field for its display; never rejects or alters data."""
 
     type: str
     value: MetadataValue
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """A field with a value class, or a group with children. `unit` is the text form."""
 
     name: str
@@ -75,8 +75,7 @@ class Field:
         return form
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredAction:
+class DeclaredAction(msgspec.Struct, frozen=True):
     """An Action that a device type declares."""
 
     name: str

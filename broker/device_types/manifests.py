@@ -5,11 +5,12 @@ for every message, so it waits for an operator's approval, and until then the ve
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes

@@ -1,13 +1,13 @@
 """The operator's overview of device types, their Manifests and the messages that failed with them."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 FAILURES_MAX: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class UploadedManifest:
+class UploadedManifest(msgspec.Struct, frozen=True):
     """The result of an upload. `is_new` is false when the document is the newest version already."""
 
     device_type: str
@@ -16,8 +16,7 @@ class UploadedManifest:
     is_new: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TypeOverview:
+class TypeOverview(msgspec.Struct, frozen=True):
     """A type in the operator's list. `waiting` has the versions that are not approved."""
 
     id: str
@@ -27,8 +26,7 @@ class TypeOverview:
     waiting: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FailedMessage:
+class FailedMessage(msgspec.Struct, frozen=True):
     """A message that failed, and the reason. A payload that is not text is shown as `hex:…`."""
 
     device: str

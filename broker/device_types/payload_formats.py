@@ -62,16 +62,14 @@ def _text(payload: bytes) -> str:
         raise PayloadUnreadableError(f"not UTF-8 text: byte {error.start}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class TextFormat:
+class TextFormat(msgspec.Struct, frozen=True):
     """Read as `{"text": …}`."""
 
     def read(self, payload: bytes) -> object:
         return {"text": _text(payload)}
 
 
-@dataclass(frozen=True, slots=True)
-class JsonFormat:
+class JsonFormat(msgspec.Struct, frozen=True):
     """Any JSON value."""
 
     def read(self, payload: bytes) -> object:
@@ -82,8 +80,7 @@ class JsonFormat:
             raise PayloadUnreadableError(f"not JSON: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class CsvFormat:
+class CsvFormat(msgspec.Struct, frozen=True):
     """One row, read as an object of texts by `columns`. An empty cell, or one that is missing at the end, is absent."""
 
     columns: tuple[str, ...]
@@ -105,8 +102,7 @@ class CsvFormat:
         return {name: text for name, cell in zip(self.columns, cells, strict=False) if (text := cell.strip())}
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValueFormat:
+class KeyValueFormat(msgspec.Struct, frozen=True):
     """`temp=21.5;hum=40`, read as an object of texts. Of two pairs with one name the later one counts."""
 
     pair_separator: str = ";"
@@ -142,8 +138,7 @@ NUMBERS: Final[Mapping[str, str]] = MappingProxyType(
 SIZED: Final[Mapping[str, str]] = MappingProxyType({"text": "s", "bytes": "s", "skip": "x"})
 
 
-@dataclass(frozen=True, slots=True)
-class BinaryField:
+class BinaryField(msgspec.Struct, frozen=True):
     """One entry of a layout. A number becomes `number * scale + offset` when it has either."""
 
     name: str

@@ -1,6 +1,6 @@
 """Builds the device types and their Manifests."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.core import Core
 from broker.device_types.catalog import DeviceTypes
@@ -10,8 +10,7 @@ from broker.device_types.making import TypeMaking
 from broker.device_types.manifests import Manifests
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTypesRoom:
+class DeviceTypesRoom(msgspec.Struct, frozen=True):
     catalog: DeviceTypes
     lists: DeviceTypeLists
     manifests: Manifests

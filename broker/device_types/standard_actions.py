@@ -1,12 +1,12 @@
 """The Actions that every device type may use without describing their parameters (reference 8.3)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class StandardAction:
+
+class StandardAction(msgspec.Struct, frozen=True):
     """A standard Action; `parameters` is written as in a Manifest document, whose parser reads it."""
 
     name: str

@@ -4,8 +4,10 @@ A deleted device is invisible at once and kept for some time (removal.py); its t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.issuance import Issuance
 from broker.clock import Clock
@@ -51,8 +53,7 @@ POLICIES: Final[tuple[Policy, ...]] = ("LATEST", "DEVICE")
 F = TypeVar("F", bound=DeviceFact)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewDevice:
+class NewDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The attributes of a new device. None stands for the default (reference 6.1)."""
 
     owner: UserKey
@@ -66,8 +67,7 @@ class NewDevice:
     certificate: bytes | None = None  # DER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceChanges:
+class DeviceChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Changes to a device. None leaves the attribute as it is."""
 
     name: str | None = None

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceTypes
@@ -31,8 +33,7 @@ class Ownership(StrEnum):
     SHARED_WITH_ME = "SHARED_WITH_ME"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFilter:
+class DeviceFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which devices to list.
 
     `device_type` is an id or a unique name, `type_name` the exact display name or unique name. `search` is a part of
@@ -47,8 +48,7 @@ class DeviceFilter:
     order: Order = Order.ASCENDING
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """A device, and the id of the share by which the user has it; None for the user's own."""
 
     device: Device

@@ -7,10 +7,11 @@ old value.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import trio
 
 from broker.clock import Clock
@@ -35,8 +36,7 @@ SEEN_SECONDS = 30.0
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class PresenceStatistics:
+class PresenceStatistics(msgspec.Struct, frozen=True):
     online: int
     unwritten: int
 
@@ -178,16 +178,14 @@ class Presence:
         return PresenceStatistics(len(self._online), len(self._seen))
 
 
-@dataclass(frozen=True, slots=True)
-class _Decided:
+class _Decided(msgspec.Struct, frozen=True):
     """The status without a connection, and the end of the online period if it ended one."""
 
     availability: str
     ended_on: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(msgspec.Struct, frozen=True):
     online: bool
     online_by_itself: bool
     now_ms: int

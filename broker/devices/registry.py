@@ -3,9 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from broker.accounts.tokens import Caller, TokenKind, Tokens
 from broker.changes import Changes

@@ -3,9 +3,9 @@
 Until then an operator can restore a device by provisioning it again with its id.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -26,8 +26,7 @@ _EVER_MS: Final = 2**62
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RemovalStatistics:
+class RemovalStatistics(msgspec.Struct, frozen=True):
     removed_devices: int
 
 

@@ -1,6 +1,6 @@
 """Builds the inventory: devices, their tokens and shares, presence and removal."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.leases import LeaseName
@@ -17,8 +17,7 @@ from broker.devices.transfers import DeviceTransfers
 from broker.mail import Mails
 
 
-@dataclass(frozen=True, slots=True)
-class DevicesRoom:
+class DevicesRoom(msgspec.Struct, frozen=True):
     registry: Devices
     inventory: Inventory
     lists: DeviceLists

@@ -4,9 +4,11 @@ accounts/permissions.py decides what a share permits. `Device.shared_with` has t
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.issuance import Issuance
 from broker.clock import Clock
@@ -52,8 +54,7 @@ ANSWERS: Final[Mapping[ShareStatus, frozenset[ShareStatus]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ShareInvitation:
+class ShareInvitation(msgspec.Struct, frozen=True):
     """Contents of an invitation's page before the user answers."""
 
     share: ShareRecord

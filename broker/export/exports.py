@@ -7,7 +7,7 @@ syncs it, then the progress is saved. After a restart the worker goes on after t
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.accounts.applications import require_application
 from broker.accounts.issuance import Issuance
@@ -76,8 +77,7 @@ class TooManyExports(TryLater):
 _Owner = UserKey | str
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(msgspec.Struct, frozen=True):
     """An export as its owner sees it."""
 
     record: ExportRecord
@@ -93,8 +93,7 @@ class Export:
         return min(99, 100 * self.record.total_messages // max(1, expected))
 
 
-@dataclass(frozen=True, slots=True)
-class ExportStatistics:
+class ExportStatistics(msgspec.Struct, frozen=True):
     """Counts since the start."""
 
     finished: int

@@ -1,9 +1,10 @@
 """Writes one archive, an entry for each step. The progress that is saved after a step is where the next one begins."""
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.devices.registry import Device

@@ -7,7 +7,7 @@ one is begun again after a stop of the daemon.
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final
@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
@@ -58,8 +59,7 @@ class TooManyArchives(TryLater):
     template = "An archive was made a short time ago. Try again in {retry_seconds} seconds"
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveStatistics:
+class ArchiveStatistics(msgspec.Struct, frozen=True):
     """Counts since the start."""
 
     finished: int

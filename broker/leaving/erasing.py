@@ -4,10 +4,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import structlog
 import trio
 
@@ -35,8 +35,7 @@ _RETRY_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Holders:
+class Holders(msgspec.Struct, frozen=True):
     """The capabilities that hold what users have."""
 
     tokens: Tokens

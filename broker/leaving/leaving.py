@@ -4,9 +4,9 @@ One transaction decides: from then on no query finds the user, whose tokens, ses
 removes everything else in small steps, which can be repeated: after a stop or a kill the next start goes on.
 """
 
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -32,21 +32,19 @@ _LOOK_SECONDS: Final = 60.0
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LeavingStatistics:
+class LeavingStatistics(msgspec.Struct, frozen=True):
     """`under_way` as of the worker's last look; `deleted` since the start."""
 
     under_way: int
     deleted: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stages:
+class _Stages(msgspec.Struct, frozen=True, eq=False):
     """How far the worker is, for a call that waits."""
 
     user: UserKey
-    unseen: trio.Event = field(default_factory=trio.Event)
-    gone: trio.Event = field(default_factory=trio.Event)
+    unseen: trio.Event = msgspec.field(default_factory=trio.Event)
+    gone: trio.Event = msgspec.field(default_factory=trio.Event)
 
 
 class Leaving:

@@ -1,6 +1,6 @@
 """Builds what deletes users."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.leases import LeaseName
@@ -14,8 +14,7 @@ from broker.mail import Mails
 from broker.messages.room import MessagesRoom
 
 
-@dataclass(frozen=True, slots=True)
-class LeavingRoom:
+class LeavingRoom(msgspec.Struct, frozen=True):
     leaving: Leaving
     archives: Archives
 

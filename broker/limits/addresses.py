@@ -1,8 +1,9 @@
 """The rate limit of requests without a counted token: a number per minute and address (reference 21.1)."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.clock import Clock
 from broker.limits.refusals import TooManyRequests
@@ -12,8 +13,7 @@ from broker.trace.origin import address_key
 _REMEMBERED: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class AddressStatistics:
+class AddressStatistics(msgspec.Struct, frozen=True):
     remembered: int
     refused: int
 

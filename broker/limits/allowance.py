@@ -1,7 +1,8 @@
 """Quotas of an organization per month, and of a device per day (reference 21.2)."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.limits.ledger import Ledger, LedgerBatch
 from broker.limits.periods import Period, PeriodUsage
@@ -9,8 +10,7 @@ from broker.limits.periods import Period, PeriodUsage
 UNLIMITED: Final = -1  # reference 21.2
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """How much of `limit` (-1: unlimited) was used since `since_ms`; counting restarts at `until_ms`."""
 
     used: int

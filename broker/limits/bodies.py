@@ -6,6 +6,7 @@ A body is read from its connection only after it has got its room, so what has n
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import trio
 
 from broker.errors import TryLater
@@ -24,15 +25,13 @@ class TooManyBodies(TryLater):
     retry_seconds: int = BODY_WAIT_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class BodyStatistics:
+class BodyStatistics(msgspec.Struct, frozen=True):
     bytes: int
     unauthenticated_bytes: int
     refused: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """Room for one body. `source` is who sends it: a caller or an address."""
 
     size: int

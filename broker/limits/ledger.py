@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import msgspec
 import trio
 
 from broker.clock import Clock
@@ -37,8 +38,7 @@ class _Counter(Protocol):
         """Put the count into the batch. The counter notes its next change with `Ledger.note` again."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerStatistics:
+class LedgerStatistics(msgspec.Struct, frozen=True):
     counters: int
     unwritten: int
 

@@ -10,10 +10,11 @@ keeps the count of the day.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
@@ -184,8 +185,7 @@ def _seconds(milliseconds: int) -> int:
     return -(-milliseconds // 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class MeterStatistics:
+class MeterStatistics(msgspec.Struct, frozen=True):
     """`busy` meters had a call in the last minute; `counted` is the number of calls saved since the start."""
 
     busy: int

@@ -7,9 +7,9 @@ on, in one line with all others of its kind, so that a thousand of them take no 
 Amounts are in frames, and a SUBSCRIBE counts for each of its filters.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import trio
 
 #: Frames that one peer may send at once, and per second in the long run.
@@ -47,8 +47,7 @@ class TokenBucket:
         self._paid_until = min(paid_until, now + self._slack)
 
 
-@dataclass(frozen=True, slots=True)
-class OverheadStatistics:
+class OverheadStatistics(msgspec.Struct, frozen=True):
     """`waiting` peers are beyond their allowance now; `delayed` frames were since the start."""
 
     waiting: int

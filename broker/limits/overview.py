@@ -1,7 +1,8 @@
 """Use of rate limits and quotas, and when each opens again, for the operator (reference 27.16)."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.accounts.tokens import TokenKind
 from broker.limits.allowance import UNLIMITED
@@ -14,8 +15,7 @@ from storage.records import TallyRecord
 _CHANNELS: Final = frozenset(channel.value for channel in Channel)
 
 
-@dataclass(frozen=True, slots=True)
-class UsedLimit:
+class UsedLimit(msgspec.Struct, frozen=True):
     """A counter of the current day or month. `limit` -1 is unlimited, None is not known any more.
 
     `what` is a channel with its calls of the day, or a quota; `whose` is a word and a name. `opens_on` is when counting

@@ -12,9 +12,9 @@ requests (`charge_action`) until its requests were sent (`release_request`), so 
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import structlog
 import trio
 
@@ -41,8 +41,7 @@ def units_of(size: int) -> int:
     return -(-size // UNIT_BYTES) or 1
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaStanding:
+class QuotaStanding(msgspec.Struct, frozen=True):
     """The use of the quotas of an organization and a device. `device` is None for a device on no plan."""
 
     organization: Usage
@@ -63,8 +62,7 @@ class ReservedRequest:
             self._quotas = None
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaStatistics:
+class QuotaStatistics(msgspec.Struct, frozen=True):
     """`owners_told` counts devices whose owner was told today; the last three members count since the start."""
 
     organizations: int

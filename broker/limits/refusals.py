@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from broker.errors import DomainError, TryLater
 from broker.ids import new_id
 from config.rates import Rate
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """A caller's limits and remaining calls, each for the minute and for the day.
 
     `reset_seconds` is in epoch seconds: when the oldest call leaves the minute, and the next 00:00 UTC

@@ -1,8 +1,9 @@
 """Builds rate limits, quotas and the ledger that keeps their counters over a restart."""
 
 import resource
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.cluster.leases import LeaseName
 from broker.core import Core
@@ -24,8 +25,7 @@ from config.settings import Limits
 _MANY_DESCRIPTORS: Final = 1_048_576
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsRoom:
+class LimitsRoom(msgspec.Struct, frozen=True):
     ledger: Ledger
     meters: Meters
     addresses: AddressLimit

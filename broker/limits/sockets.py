@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
+import msgspec
+
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import TryLater
 from broker.trace.refusals import Refusals
@@ -35,8 +37,7 @@ class TooManyConnections(TryLater):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class SocketStatistics:
+class SocketStatistics(msgspec.Struct, frozen=True):
     """Numbers of authenticated connections, of feeds among them, and of refusals."""
 
     connections: int

@@ -14,9 +14,9 @@ beyond its share. One that has its share waits for its own places, without holdi
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import trio
 
 from broker.trace.origin import address_key
@@ -27,8 +27,7 @@ _NOWHERE: Final = ""
 _POLITE_SECONDS: Final = UNAUTHENTICATED_SECONDS / 4
 
 
-@dataclass(frozen=True, slots=True)
-class StrangerStatistics:
+class StrangerStatistics(msgspec.Struct, frozen=True):
     connections: int
     waiting: int
     refused: int

@@ -1,8 +1,9 @@
 """Daily usage of organizations, for charts (reference 21.2). It is noted every minute, and at the end."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.clock import Clock
 from broker.limits.periods import utc_day, utc_month
@@ -18,8 +19,7 @@ _DAY_MS: Final = 86_400_000
 _NOTE_SECONDS: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class DayUsage:
+class DayUsage(msgspec.Struct, frozen=True):
     day_ms: int
     units: int
 

@@ -8,12 +8,13 @@ accounts page `path` with the code.
 
 import unicodedata
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from importlib import resources
 from string import Template
 from typing import ClassVar, Final, Literal, Protocol
 from urllib.parse import quote
+
+import msgspec
 
 from config.rates import Rate
 
@@ -35,8 +36,7 @@ class LinkOrigins(Protocol):
     def mailed_accounts_url(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mail:
+class Mail(msgspec.Struct, frozen=True, kw_only=True):
     kind: ClassVar[str]  # the template's name; rates are counted for each kind
     path: ClassVar[str] = ""
     texts: ClassVar[frozenset[str]] = frozenset()  # the fields whose values may have several lines
@@ -51,29 +51,27 @@ class Mail:
         return Template(subject).substitute(values), "\n".join(_filled(lines, values)).rstrip() + "\n"
 
     def _values(self, accounts_url: str) -> Iterator[tuple[str, str]]:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "code":
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name == "code":
                 yield "link", f"{accounts_url}/{self.path}?code={quote(value, safe='')}"
-            elif field.name.endswith("_on"):
-                yield field.name, f"{datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%d %H:%M} UTC"
-            elif field.name in self.texts:
-                yield field.name, _text(value)
-            elif field.name == "subject":
-                yield field.name, value  # unchanged: `Letters.compose` refuses a subject with line breaks
+            elif name.endswith("_on"):
+                yield name, f"{datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+            elif name in self.texts:
+                yield name, _text(value)
+            elif name == "subject":
+                yield name, value  # unchanged: `Letters.compose` refuses a subject with line breaks
             else:
-                yield field.name, _line(str(value))
+                yield name, _line(str(value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportFinished(Mail):
+class ExportFinished(Mail, frozen=True, kw_only=True):
     kind = "export_finished"
     export_id: str
     url: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialInvitation(Mail):
+class TrialInvitation(Mail, frozen=True, kw_only=True):
     kind = "trial_invitation"
     path = "accept/trial"
     trial: str
@@ -82,8 +80,7 @@ class TrialInvitation(Mail):
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceShareInvitation(Mail):
+class DeviceShareInvitation(Mail, frozen=True, kw_only=True):
     kind = "device_share_invitation"
     path = "accept/share"
     device: str
@@ -91,8 +88,7 @@ class DeviceShareInvitation(Mail):
     code: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceTransferOffer(Mail):
+class DeviceTransferOffer(Mail, frozen=True, kw_only=True):
     """Offer of a device. The receiver answers in the console. The cause is the owner."""
 
     kind = "device_transfer_offer"
@@ -101,8 +97,7 @@ class DeviceTransferOffer(Mail):
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceTransferAnswered(Mail):
+class DeviceTransferAnswered(Mail, frozen=True, kw_only=True):
     """The mail to the owner who offered the device. The cause is the user who answered."""
 
     kind = "device_transfer_answered"
@@ -111,8 +106,7 @@ class DeviceTransferAnswered(Mail):
     answer: Literal["accepted", "declined"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceQuotaUsedUp(Mail):
+class DeviceQuotaUsedUp(Mail, frozen=True, kw_only=True):
     """The cause is the device, so that each device causes at most one of these mails a day.
 
     `per_recipient` is high because the quotas of all devices of one owner may be used up in the same minute.
@@ -130,8 +124,7 @@ class DeviceQuotaUsedUp(Mail):
     reset_on: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonetizationPlanDecided(Mail):
+class MonetizationPlanDecided(Mail, frozen=True, kw_only=True):
     kind = "monetization_plan_decided"
     texts = frozenset({"comments"})
     device_type: str
@@ -140,8 +133,7 @@ class MonetizationPlanDecided(Mail):
     comments: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionSuspended(Mail):
+class SubscriptionSuspended(Mail, frozen=True, kw_only=True):
     """`receiver`: its description, or the host to which it delivers. `backlog`: notifications and messages that waited
     and are given up."""
 
@@ -152,15 +144,13 @@ class SubscriptionSuspended(Mail):
     backlog: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamRemoved(Mail):
+class StreamRemoved(Mail, frozen=True, kw_only=True):
     kind = "stream_removed"
     stream_id: str
     last_error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleMail(Mail):
+class RuleMail(Mail, frozen=True, kw_only=True):
     """The e-mail Action of a rule. The cause is the user: 5 per minute and 50 per day (reference 21.4)."""
 
     kind = "rule_mail"
@@ -171,8 +161,7 @@ class RuleMail(Mail):
     body: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleStopped(Mail):
+class RuleStopped(Mail, frozen=True, kw_only=True):
     """The mail about a rule that does not run any more. The cause is the user."""
 
     kind = "rule_stopped"
@@ -181,8 +170,7 @@ class RuleStopped(Mail):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PasswordReset(Mail):
+class PasswordReset(Mail, frozen=True, kw_only=True):
     """The cause is the IP address that asked for the reset."""
 
     kind = "password_reset"
@@ -194,8 +182,7 @@ class PasswordReset(Mail):
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoPasswordHere(Mail):
+class NoPasswordHere(Mail, frozen=True, kw_only=True):
     """The mail to a user who signs in with an identity provider. The cause is the IP address that asked for a reset."""
 
     kind = "no_password_here"
@@ -205,8 +192,7 @@ class NoPasswordHere(Mail):
     provider: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddressConfirmation(Mail):
+class AddressConfirmation(Mail, frozen=True, kw_only=True):
     """The cause is the user who asks."""
 
     kind = "address_confirmation"
@@ -218,8 +204,7 @@ class AddressConfirmation(Mail):
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountInvitation(Mail):
+class AccountInvitation(Mail, frozen=True, kw_only=True):
     kind = "account_invitation"
     path = "signup"
     organization: str = ""

@@ -1,6 +1,5 @@
 """Composing mails (checked, rendered, sealed), and building the message that is sent."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.headerregistry import Address
 from email.message import EmailMessage
@@ -39,8 +38,7 @@ class _Content(msgspec.Struct, array_like=True):
 _decode_content = msgspec.json.Decoder(_Content).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(msgspec.Struct, frozen=True):
     """A composed mail, not yet queued."""
 
     record: MailRecord

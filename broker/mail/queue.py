@@ -13,12 +13,13 @@ the rates allow it, and the mails of the same kind, recipient and cause that com
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.loops import Loop, Wakeup
@@ -51,8 +52,7 @@ _SOON_MS: Final = 1_000  # before its time a mail is not changed any more: the w
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class MailStatistics:
+class MailStatistics(msgspec.Struct, frozen=True):
     """`waiting` is the length of the queue when the worker last read it; the others count since the start.
 
     `joined` counts mails that were put into one that waited.

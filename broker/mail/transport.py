@@ -1,12 +1,12 @@
 """The port to the mail server. Implemented in protocols/outbound/mail.py."""
 
-from dataclasses import dataclass
 from email.message import EmailMessage
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class OutgoingMail:
+
+class OutgoingMail(msgspec.Struct, frozen=True):
     """One mail, ready to send. A repeated attempt has the same Message-ID, date and text."""
 
     message_id: str  # without angle brackets

@@ -6,10 +6,12 @@ which this limit falls is read from the log, too.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
 from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.device_types.manifest import ValueClass
@@ -44,8 +46,7 @@ SETTLED_MS = MINUTE_MS
 _NUMERIC = {ValueClass.INTEGER, ValueClass.LONG, ValueClass.FLOAT, ValueClass.DOUBLE}
 
 
-@dataclass(frozen=True, slots=True)
-class AggregatesAnswer:
+class AggregatesAnswer(msgspec.Struct, frozen=True):
     """`aggregate` is None when no message of the range has the field."""
 
     start_ms: Milliseconds
@@ -53,15 +54,13 @@ class AggregatesAnswer:
     aggregate: Aggregate | None
 
 
-@dataclass(frozen=True, slots=True)
-class HistogramAnswer:
+class HistogramAnswer(msgspec.Struct, frozen=True):
     start_ms: Milliseconds
     end_ms: Milliseconds
     buckets: tuple[tuple[int, Aggregate], ...]  # start (ms) and summary of each bucket that is not empty
 
 
-@dataclass(frozen=True, slots=True)
-class PresenceAnswer:
+class PresenceAnswer(msgspec.Struct, frozen=True):
     start_ms: Milliseconds
     end_ms: Milliseconds
     buckets: tuple[int, ...]  # the start (ms) of each interval with a message
@@ -157,8 +156,7 @@ class Analytics:
         return _Held(*self._projector.captured(devices))
 
 
-@dataclass(frozen=True, slots=True)
-class _LookedAt:
+class _LookedAt(msgspec.Struct, frozen=True):
     """How a time range is read: whole buckets from rollups, then the minute in which the limit falls from the log.
 
     The rollup of that minute contains messages that do not count yet.
@@ -183,8 +181,7 @@ class _LookedAt:
         return cls(tuple(spans_of(coarsest, start_ms, cut, kept, settled_ms)), minute)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(msgspec.Struct, frozen=True):
     """State in memory when it covered every row up to `position`. For other devices the store is complete."""
 
     position: Position

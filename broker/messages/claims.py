@@ -6,9 +6,9 @@ answer: claims go into a queue, which a worker empties. It is short, and few cla
 
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import trio
 
 from broker.clock import Clock
@@ -27,8 +27,7 @@ _EVERY_MS: Final = 60_000  # for one device
 _DEVICES: Final = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(msgspec.Struct, frozen=True):
     device_id: str
     text: str
     address: str

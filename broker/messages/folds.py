@@ -59,8 +59,7 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_open = msgspec.json.Decoder(Open).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Unsaved:
+class Unsaved(msgspec.Struct, frozen=True):
     """Buckets of a device that the store may lack. `whole` ones replace those of the store, `more` is added to them.
 
     They are in the store when its snapshot of the device has this position.

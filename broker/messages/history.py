@@ -10,6 +10,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
+import msgspec
+
 from broker.devices.registry import Device, Devices
 from broker.envelope import Action, Message
 from broker.errors import DeviceNotFound, ValidationFailed, invalid
@@ -31,8 +33,7 @@ _LOOKED_BEHIND: Final = 1_000  # rows
 _CURSORS: Final = "must be next or prev of an answer to the same search"
 
 
-@dataclass(frozen=True, slots=True)
-class MessagePage(Generic[_Entry]):
+class MessagePage(msgspec.Struct, Generic[_Entry], frozen=True):
     """One page of a search. A cursor is None when there are no more messages on its side.
 
     With conditions on `data`, a page may have fewer entries than asked for, or none, and a cursor: the search has
@@ -44,8 +45,7 @@ class MessagePage(Generic[_Entry]):
     prev: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class Search(msgspec.Struct, frozen=True, kw_only=True):
     """Criteria of a search: entries with `start_ms <= ts <= end_ms`, by ts and, where that is equal, by arrival.
 
     `cursor` is that of a page, or empty for the first one.
@@ -204,8 +204,7 @@ class _Find(Protocol[_Row]):
     ) -> Part[_Row]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Statements(Generic[_Row]):
+class _Statements(msgspec.Struct, Generic[_Row], frozen=True):
     """A search as statements over at most `_DEVICES_PER_STATEMENT` devices each."""
 
     find: _Find[_Row]
@@ -250,8 +249,7 @@ class _Statements(Generic[_Row]):
         return found[:limit], upto
 
 
-@dataclass(frozen=True, slots=True)
-class _Found(Generic[_Row]):
+class _Found(msgspec.Struct, Generic[_Row], frozen=True):
     """The rows of a page in the order of the search, and the places from which the next and the one before go on."""
 
     rows: list[_Row]

@@ -59,8 +59,7 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class IngestStatistics:
+class IngestStatistics(msgspec.Struct, frozen=True):
     messages: int
     failed_messages: int
     actions: int
@@ -324,7 +323,7 @@ class Ingest:
                 mv=mv,
                 data=text,
             )
-            fact = ActionStored(action, source=source.key, destination=destination.key, is_sent=is_sent)
+            fact = ActionStored(action=action, source=source.key, destination=destination.key, is_sent=is_sent)
             self._router.publish(fact)
 
         self._journal.after_commit(ended)

@@ -4,11 +4,12 @@ Reference 9.5.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import MAXYEAR, UTC, date, datetime, timedelta
 from enum import StrEnum
 from itertools import pairwise
 from zoneinfo import ZoneInfo
+
+import msgspec
 
 from storage.keys import Milliseconds
 
@@ -149,8 +150,7 @@ PRESENCE_RANGE_MS = HISTOGRAM_RANGE_MS | {Interval.YEAR: 10 * YEAR_MS}
 AGGREGATES_RANGE_MS = 31 * DAY_MS
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """A run of whole buckets of one rollup level: from `start_ms` up to, not including, `end_ms`."""
 
     level: Interval
@@ -177,8 +177,7 @@ def spans(start_ms: Milliseconds, end_ms: Milliseconds, coarsest: Interval = Int
             start_ms = edge
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """How old the rollups of a level are at most, in milliseconds."""
 
     minutes_ms: int

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from broker.clock import Clock
 from broker.device_types.dropped import DroppedField
 from broker.devices.registry import Device
@@ -49,8 +51,7 @@ class Losses:
         return NothingRemained(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class LostField:
+class LostField(msgspec.Struct, frozen=True):
     """The last time that a field was not kept. `at_ms` is when its message came; the rest is as for the sender."""
 
     at_ms: Milliseconds

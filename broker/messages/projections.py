@@ -10,12 +10,12 @@ The log's index gets the same rows, because they are sorted by device here (`bro
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -62,8 +62,7 @@ _log = structlog.get_logger(__name__)
 _Saves = Sequence[tuple[SnapshotRow, Unsaved]]
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectorStatistics:
+class ProjectorStatistics(msgspec.Struct, frozen=True):
     """`position`: of the last row in the folds. `written_position`: nothing up to there is missing in the store.
     `indexed_position`: rows up to there have index entries, which the store has or will have with its next commit."""
 
@@ -74,8 +73,7 @@ class ProjectorStatistics:
     unwritten_devices: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Unwritten:
+class _Unwritten(msgspec.Struct, frozen=True):
     """A device with rows that are not written: the position of the first one, and since when it waits."""
 
     first: Position

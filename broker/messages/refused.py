@@ -1,8 +1,9 @@
 """Recent refusals of devices, for their owners to see: in memory, some entries for each (reference 9.6)."""
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.clock import Clock
 from broker.devices.registry import Device
@@ -16,8 +17,7 @@ _CLAIMS: Final = 5  # of those: a stranger must not displace what the device was
 _DEVICES: Final = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedMessage:
+class RefusedMessage(msgspec.Struct, frozen=True):
     """`actor` is who sent it: a word and the id; empty for one that has not proven to be anybody."""
 
     at_ms: int

@@ -9,11 +9,12 @@ has not read yet stay. Rollups are kept longer, finer ones shorter than coarser 
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.loops import Loop, Wakeup
@@ -52,8 +53,7 @@ def free_bytes_kept(store_bytes: float) -> float:
     return max(_FREE_BYTES_KEPT, store_bytes // _FREE_PART_KEPT)
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionStatistics:
+class RetentionStatistics(msgspec.Struct, frozen=True):
     """Deleted rows count since the start. Sizes are those of the last sweep (storage/sizes.py)."""
 
     days: int  # 0 keeps everything
@@ -75,8 +75,7 @@ class RetentionStatistics:
     other_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Class:
+class _Class(msgspec.Struct, frozen=True):
     """Device types with the same retention: these, or with `others` all but these."""
 
     days: int

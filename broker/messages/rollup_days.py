@@ -1,7 +1,8 @@
 """How long rollups of each level are kept (reference 9.5)."""
 
-from dataclasses import dataclass
 from typing import Final, Self
+
+import msgspec
 
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTES_KEPT_MS, Interval, Kept
 from config.settings import Storage
@@ -11,8 +12,7 @@ from config.settings import Storage
 _LEAST: Final = {Interval.MINUTE: MINUTES_KEPT_MS // DAY_MS + 1, Interval.HOUR: 3_700, Interval.DAY: 3_700}
 
 
-@dataclass(frozen=True, slots=True)
-class RollupDays:
+class RollupDays(msgspec.Struct, frozen=True):
     """The settings: days of each level, 0 for what follows from the days of messages."""
 
     minutes: int = 0

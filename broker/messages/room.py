@@ -1,6 +1,6 @@
 """Builds the message log: the way in, what is computed from the log, and the ways to read it."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.cluster.leases import LeaseName
 from broker.core import Core
@@ -21,8 +21,7 @@ from broker.messages.status import Statuses
 from storage.journal import Journal
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesRoom:
+class MessagesRoom(msgspec.Struct, frozen=True):
     ingest: Ingest
     claims: UnprovedClaims
     mids: Mids

@@ -1,7 +1,8 @@
 """The status of a device: its last message and Action, its availability and its snapshot (reference 6.4)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from broker.clock import Clock
 from broker.devices.presence import Presence
@@ -11,8 +12,7 @@ from broker.messages.snapshots import Snapshots
 from storage.database import Database
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStatus:
+class DeviceStatus(msgspec.Struct, frozen=True):
     """A time is None when there was none; `snapshot` is None when the caller did not ask for it.
 
     No time is ahead of the clock: what came while the clock was ahead has the time of now.

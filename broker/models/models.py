@@ -1,10 +1,11 @@
 """The calls on models, and their use by rules (reference 12.6)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.applications import require_application
 from broker.accounts.issuance import Issuance
@@ -55,8 +56,7 @@ NOT_READY: Final = "Model is not ready"
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(msgspec.Struct, frozen=True):
     """A model as it is shown."""
 
     record: ModelRecord
@@ -65,8 +65,7 @@ class Model:
     outputs: Sequence[Port]
 
 
-@dataclass(frozen=True, slots=True)
-class RuleModel:
+class RuleModel(msgspec.Struct, frozen=True):
     """A model that a rule needs: for one condition, and the device whose field it looks at.
 
     `ahead_seconds` for a prediction, `sensitivity` for an anomaly.

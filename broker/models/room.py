@@ -1,6 +1,6 @@
 """Builds models."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.leases import LeaseName
@@ -12,8 +12,7 @@ from broker.models.shelf import Shelf
 from broker.models.training import Training
 
 
-@dataclass(frozen=True, slots=True)
-class ModelsRoom:
+class ModelsRoom(msgspec.Struct, frozen=True):
     models: Models
     training: Training
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -22,8 +21,7 @@ LARGEST: Final = 1e15  # of a value; squares of larger ones leave no digits to l
 Series = dict[str, list[tuple[int, float]]]
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesHistory:
+class SeriesHistory(msgspec.Struct, frozen=True):
     """The values of each source by the name of its input, oldest first, and how many others are beyond `LARGEST`."""
 
     series: Series

@@ -1,7 +1,6 @@
 """The models that can answer, in memory: rules ask them without waiting."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -16,14 +15,12 @@ Value = bool | int | float
 RulePlace = tuple[int, int, DeviceKey]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelAnswer:
+class ModelAnswer(msgspec.Struct, frozen=True):
     value: Value
     confidence: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyModel:
+class ReadyModel(msgspec.Struct, frozen=True):
     """A model with its trained state."""
 
     kind: ModelType
@@ -62,8 +59,7 @@ def _place_of(record: ModelRecord) -> RulePlace | None:
     return record.rule, record.condition, record.rule_device
 
 
-@dataclass(frozen=True, slots=True)
-class OfRule:
+class OfRule(msgspec.Struct, frozen=True):
     """A model that was made for a rule: its id, the name of its only input, and why it is not ready, if it is not."""
 
     id: str

@@ -1,12 +1,12 @@
 """Trains models: at creation and every day, one at a time; what stops half-way is begun again (reference 12.6)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.cluster.kinds import MODEL, RULE_MODELS
@@ -34,8 +34,7 @@ _CHANGED_MAX: Final = 10_000
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingStatistics:
+class TrainingStatistics(msgspec.Struct, frozen=True):
     """`trained` and `failed` count since the start."""
 
     ready: int

@@ -11,10 +11,12 @@ comes for an upgrade that is paid already, or for a deleted device, has to be re
 """
 
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass
 from typing import Final
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from broker.accounts.redirects import with_parameters
 from broker.accounts.tokens import Caller
@@ -47,8 +49,7 @@ class ProcessorUnavailable(DomainError):
     template = "The payment service does not answer. Please try again later."
 
 
-@dataclass(frozen=True, slots=True)
-class UpgradeOffer:
+class UpgradeOffer(msgspec.Struct, frozen=True):
     """Contents of the upgrade page."""
 
     device_name: str
@@ -56,8 +57,7 @@ class UpgradeOffer:
     price: str
 
 
-@dataclass(frozen=True, slots=True)
-class Payment:
+class Payment(msgspec.Struct, frozen=True):
     record: PaymentRecord
     tier: TierRecord
 
@@ -78,8 +78,7 @@ class Payment:
         return with_parameters(self.record.redirect_uri, [("status", self.outcome)])
 
 
-@dataclass(frozen=True, slots=True)
-class BegunPayment:
+class BegunPayment(msgspec.Struct, frozen=True):
     """A payment that has begun. By `code` the returning browser finds it; `url` is the processor's checkout, if any."""
 
     payment: Payment
@@ -341,8 +340,7 @@ class Payments:
         return decision.payment
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
+class _Decision(msgspec.Struct, frozen=True):
     """A payment, and whether its status has just changed."""
 
     payment: Payment

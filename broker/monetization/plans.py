@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import msgspec
 import structlog
 
 from broker.accounts.permissions import ADMINISTRATORS
@@ -39,8 +40,7 @@ _log = structlog.get_logger(__name__)
 PlanDecision = Literal["PENDING", "APPROVED", "REJECTED"]
 
 
-@dataclass(frozen=True, slots=True)
-class MonetizationPlan:
+class MonetizationPlan(msgspec.Struct, frozen=True):
     """`is_in_force`: it is the latest approved plan of the type, whose tiers devices may have from now on."""
 
     record: PlanRecord

@@ -4,9 +4,9 @@ Other processors have a checkout to which the browser is sent, and report the ou
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+import msgspec
 import structlog
 
 PaymentOutcome = Literal["accepted", "declined", "failed"]
@@ -24,8 +24,7 @@ class NotificationRefused(Exception):
     """A notification is not from the processor. The text is for the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class PaymentOrder:
+class PaymentOrder(msgspec.Struct, frozen=True):
     """A payment to collect. `cost` is a decimal number; `returns_to` is the address to which the browser returns."""
 
     reference: str
@@ -35,16 +34,14 @@ class PaymentOrder:
     returns_to: str
 
 
-@dataclass(frozen=True, slots=True)
-class Checkout:
+class Checkout(msgspec.Struct, frozen=True):
     """The address at which the browser pays, and the processor's id of the checkout."""
 
     url: str
     external_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True):
     """The outcome of a payment, as a processor reports it."""
 
     reference: str

@@ -1,6 +1,6 @@
 """Builds plans, tiers and payments."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
@@ -13,8 +13,7 @@ from broker.monetization.port import ManualProcessor, Processor
 from broker.monetization.tiers import Tiers
 
 
-@dataclass(frozen=True, slots=True)
-class MonetizationRoom:
+class MonetizationRoom(msgspec.Struct, frozen=True):
     plans: Plans
     tiers: Tiers
     payments: Payments

@@ -1,9 +1,9 @@
 """The tier of each device, and with it how many messages a day the device may send (reference 13 and 21.2)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import structlog
 
 from broker.changes import Changes
@@ -24,8 +24,7 @@ _RETRY_SECONDS = 5
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTier:
+class DeviceTier(msgspec.Struct, frozen=True):
     record: TierRecord
     active: bool
 

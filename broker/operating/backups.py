@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -33,8 +34,7 @@ class BackupProgress:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptBackup:
+class KeptBackup(msgspec.Struct, frozen=True):
     name: str
     size: int
     made_on: int

@@ -1,12 +1,14 @@
 """When the disk is full, as the store grew in the last week, with what retention deletes by then."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from itertools import accumulate
 from operator import sub
 from typing import Final, Self
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.messages.intervals import Interval
 from broker.messages.retention import FAILED_DAYS, free_bytes_kept
@@ -46,8 +48,7 @@ SETTINGS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class KeptDays:
+class KeptDays(msgspec.Struct, frozen=True):
     """How long rows of each part are kept: the settings, and the days of device types that have their own."""
 
     messages: int
@@ -71,8 +72,7 @@ class KeptDays:
         return others.get(part, messages)
 
 
-@dataclass(frozen=True, slots=True)
-class PartForecast:
+class PartForecast(msgspec.Struct, frozen=True):
     """Bytes now, and how many come in a day; 0 where that is not known."""
 
     name: str

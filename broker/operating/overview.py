@@ -1,7 +1,8 @@
 """State of the service: one answer to the first questions of an incident."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from broker.cluster.leases import NodeStatus
 from broker.core import Core
@@ -11,8 +12,7 @@ from storage.database import Transaction
 _DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class Consumer:
+class Consumer(msgspec.Struct, frozen=True):
     """A reader of the log, and how many rows it is behind."""
 
     name: str
@@ -20,8 +20,7 @@ class Consumer:
     behind: int
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(msgspec.Struct, frozen=True):
     version: str
     now: int
     started_on: int

@@ -1,9 +1,10 @@
 """Interface to the daemon's own state: its listeners, its machine, its backups."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 #: How many bytes more were copied, and how many there are in all. Another thread calls it.
 Copied = Callable[[int, int], None]
@@ -13,8 +14,7 @@ class BackupFailedError(Exception):
     """There is no backup. The text is one line for the operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One line of the doctor: what was found, or what to do where it is not `ok`."""
 
     check: str
@@ -22,8 +22,7 @@ class Check:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RoomPart:
+class RoomPart(msgspec.Struct, frozen=True):
     """Bytes of a part of the store, and how many come in a day; 0 where that is not known."""
 
     name: str
@@ -31,8 +30,7 @@ class RoomPart:
     grows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """The store and its disk, in bytes. `grows` is None while the log is too young for a forecast. `full_in_days`: None
     when the disk does not get full within ten years, or belongs to the server of the database."""
 
@@ -44,8 +42,7 @@ class Room:
     parts: Sequence[RoomPart] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerStatus:
+class ListenerStatus(msgspec.Struct, frozen=True):
     """`problem` is why it is closed. `answers` are those of HTTP, by status."""
 
     name: str

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -57,8 +58,7 @@ _KINDS: Final[Mapping[type[WorkProgressed], Work]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(msgspec.Struct, frozen=True):
     """`data` names the work as its calls do."""
 
     name: str
@@ -75,8 +75,7 @@ class Follower:
     offer: Callable[[Hint], object]
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
+class _Subject(msgspec.Struct, frozen=True):
     """The object that decides who may see work: a device type or a subscription; neither for a backup."""
 
     data: Mapping[str, str]

@@ -1,11 +1,13 @@
 """The tables `organizations`, `users`, `invitations`, `applications`, `tokens` and `grants` of the provision file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
 from cryptography.fernet import InvalidToken
+from msgspec.structs import replace
 
 from broker.accounts.application_ends import PROVISIONED
 from broker.accounts.claims import Claims
@@ -38,8 +40,7 @@ _OPTIONS: Final = ("name", "methods", "any_loopback_port", "manages_organization
 _MARK: Final = "token"  # the kind of the marks of generated tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPassword:
+class PreparedPassword(msgspec.Struct, frozen=True):
     """A password, hashed before the transaction because hashing takes long. `generated`: in the clear, if not given.
 
     `hashed` None: an existing user has another password than the file, and keeps it.

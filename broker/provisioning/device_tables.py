@@ -1,8 +1,10 @@
 """The tables `device_types`, `devices` and `shares` of the provision file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.devices.inventory import device_fact, put_origin
 from broker.errors import Conflict
@@ -36,8 +38,7 @@ _TYPE_KEYS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedToken:
+class PreparedToken(msgspec.Struct, frozen=True):
     """The token of an entry, or the one that it gets if it makes or restores a device."""
 
     text: str

@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.device_management.images import Images, file_name
 from broker.errors import BodyTooLarge
@@ -46,8 +48,7 @@ async def staged_images(reading: ReadTables, images: Images) -> AsyncIterator[Ma
             await one.drop()
 
 
-@dataclass(frozen=True, slots=True)
-class FirmwareTables:
+class FirmwareTables(msgspec.Struct, frozen=True):
     run: ProvisioningRun
     staged: Mapping[int, Draft]
 

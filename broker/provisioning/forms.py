@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -31,12 +30,11 @@ _MAX_SECONDS: Final = 10**10
 _SECRET_MAX: Final = 128
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class Form(msgspec.Struct, frozen=True, eq=False):
     """`check` returns what is wrong with a value, or None. `schema` has members of a JSON Schema."""
 
     check: Callable[[Any], str | None]
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 def about(text: str, **schema: Any) -> msgspec.Meta:

@@ -22,8 +22,7 @@ _NAMES: Final = ("id", "key", "name", "email", "unique_name")
 _PLACE: Final = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
 
-@dataclass(frozen=True, slots=True)
-class EntryLocation:
+class EntryLocation(msgspec.Struct, frozen=True):
     """Table and index of an entry in the file."""
 
     table: str
@@ -132,8 +131,7 @@ def _read_entries(
         reading.unusable.append((at, texts))
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(msgspec.Struct, frozen=True):
     """A key of an entry, as its class declares it."""
 
     attribute: str

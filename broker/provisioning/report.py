@@ -1,8 +1,10 @@
 """The report of a provisioning run: created and changed objects, generated values, and open points of the file."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 #: Stands for both values of a secret that changes.
 MASKED: Final = "***"
@@ -15,8 +17,7 @@ class Counts:
     unchanged: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(msgspec.Struct, frozen=True):
     """A value that the file did not give. A generated secret cannot be shown again later.
 
     `value` is None in a dry run: the real run generates another one.
@@ -28,8 +29,7 @@ class Generated:
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedKey:
+class ChangedKey(msgspec.Struct, frozen=True):
     """A key of the file and its values as JSON; those of a secret are `MASKED`."""
 
     key: str
@@ -37,8 +37,7 @@ class ChangedKey:
     after: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedObject:
+class ChangedObject(msgspec.Struct, frozen=True):
     """An object that was created (without keys) or changed. An object that is there again has the key `restored`."""
 
     table: str
@@ -47,8 +46,7 @@ class ChangedObject:
     keys: tuple[ChangedKey, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """An open point of the file, or an object that stays although the file says otherwise; `text` says what to do."""
 
     table: str
@@ -56,15 +54,14 @@ class Notice:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProvisionReport:
+class ProvisionReport(msgspec.Struct, frozen=True):
     """`not_in_file`: by table, what the store has and the file does not name; None when nobody asked for it."""
 
-    tables: dict[str, Counts] = field(default_factory=dict)
-    generated: list[Generated] = field(default_factory=list)
-    changes: list[ChangedObject] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
-    not_in_file: dict[str, list[str]] = field(default_factory=dict)
+    tables: dict[str, Counts] = msgspec.field(default_factory=dict)
+    generated: list[Generated] = msgspec.field(default_factory=list)
+    changes: list[ChangedObject] = msgspec.field(default_factory=list)
+    notices: list[Notice] = msgspec.field(default_factory=list)
+    not_in_file: dict[str, list[str]] = msgspec.field(default_factory=dict)
     dry_run: bool = False
 
 

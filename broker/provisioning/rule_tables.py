@@ -1,8 +1,7 @@
 """The table `rules` of the provision file: rules with their bodies as on the wire (reference 12.1)."""
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from broker.errors import Conflict, Finding, ValidationFailed
 from broker.ids import new_id

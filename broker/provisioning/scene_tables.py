@@ -1,10 +1,10 @@
 """The table `scenes` of the provision file: named lists of Actions (reference 12.5)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.errors import Finding, ValidationFailed
 from broker.ids import new_id

@@ -3,8 +3,9 @@
 The operator vouches for a callback: it is active at once, without a handshake.
 """
 
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from broker.accounts.permissions import Grants, Permission, Reach
 from broker.accounts.tokens import user_through

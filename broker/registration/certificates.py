@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+import msgspec
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -42,8 +42,7 @@ class BadCertificate(Exception):
     """A certificate cannot be read, or is not suitable. The text has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientCertificate:
+class ClientCertificate(msgspec.Struct, frozen=True):
     """The certificates that a peer presented in a TLS or DTLS handshake, in DER.
 
     The handshake has proved that the peer has the private key of `leaf`. Nothing else has been checked.

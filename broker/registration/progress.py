@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from storage.records import RegistrationRecord
 
 
@@ -29,8 +31,7 @@ class BegunRegistration:
     expires_on: int
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationResult:
+class RegistrationResult(msgspec.Struct, frozen=True):
     status: Status
     device_id: str | None
 

@@ -6,12 +6,13 @@ the owner. Then the device fetches its token. Certificate and nonce prove that a
 
 import hashlib
 import secrets
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass
 from functools import partial
 from hmac import compare_digest
 from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from broker.accounts.device_codes import ALPHABET
 from broker.accounts.permissions import Permission, Permissions

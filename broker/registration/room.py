@@ -1,6 +1,6 @@
 """Builds the registration of secure devices and the approved lists."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.leases import LeaseName
@@ -14,8 +14,7 @@ from broker.registration.trust import Trust
 from broker.registration.uploads import Uploads
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationRoom:
+class RegistrationRoom(msgspec.Struct, frozen=True):
     trust: Trust
     admission: Admission
     registrations: Registrations

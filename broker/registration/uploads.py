@@ -6,12 +6,13 @@ counts are saved in the same transaction, so the worker goes on after the last s
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.cluster.kinds import publish
@@ -51,8 +52,7 @@ def _unquoted(line: str) -> str:
     return cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
 
 
-@dataclass(frozen=True, slots=True)
-class UploadStatistics:
+class UploadStatistics(msgspec.Struct, frozen=True):
     """Since the start."""
 
     files: int

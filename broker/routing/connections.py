@@ -12,6 +12,7 @@ from enum import Enum
 from heapq import nlargest
 from typing import Protocol, Self
 
+import msgspec
 import structlog
 
 from broker.clock import Clock
@@ -108,8 +109,7 @@ class DeliveryQuota(Protocol):
         """Count the delivery of an Action that `admits` allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionStatistics:
+class ConnectionStatistics(msgspec.Struct, frozen=True):
     links: int
     devices_online: int
     takeovers: int

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 
 from broker.accounts.permissions import Guarded
@@ -53,8 +54,7 @@ _NAMES: Final[Mapping[type[DeviceFact], str]] = {
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True):
     """The device of an event, with what permissions need; the device may be deleted by now."""
 
     key: DeviceKey
@@ -66,8 +66,7 @@ class Subject:
     shared_with: frozenset[UserKey] = frozenset()  # users who are told whether the device is online
 
 
-@dataclass(frozen=True, slots=True)
-class FeedEvent:
+class FeedEvent(msgspec.Struct, frozen=True):
     """One event. `user` is the key of the device's owner; of an event about a user, that user, without a `device`."""
 
     name: str
@@ -110,8 +109,7 @@ class EventSubscriber:
     named: NamedDevices = NO_DEVICES
 
 
-@dataclass(frozen=True, slots=True)
-class EventStatistics:
+class EventStatistics(msgspec.Struct, frozen=True):
     subscribers: int
     events: int
 

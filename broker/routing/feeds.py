@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from broker.devices.registry import Device
@@ -55,8 +56,7 @@ class Subscriber:
     named: NamedDevices = NO_DEVICES
 
 
-@dataclass(frozen=True, slots=True)
-class FeedStatistics:
+class FeedStatistics(msgspec.Struct, frozen=True):
     subscribers: int
     messages_offered: int
 

@@ -1,7 +1,8 @@
 """Builds what routes stored messages and events to open connections."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from broker.core import Core
 from broker.devices.registry import Device
@@ -12,8 +13,7 @@ from broker.routing.feeds import Feeds
 from storage.keys import DeviceKey
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingRoom:
+class RoutingRoom(msgspec.Struct, frozen=True):
     connections: Connections
     feeds: Feeds
     events: Events

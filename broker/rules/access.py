@@ -1,6 +1,5 @@
 """Decides which parts of a rule a caller sees, and whether it may change the rule (reference 12.1)."""
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -17,8 +16,7 @@ from storage.rules import RuleRecord
 _OF_ANOTHER: Final = "a rule of another application"
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(msgspec.Struct, frozen=True):
     permissions: Permissions
     names: NameResolver
 

@@ -1,7 +1,8 @@
 """Builds rules: the engine, the rulebook, and what explains them."""
 
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.kinds import RULE
@@ -29,8 +30,7 @@ from broker.rules.sending.requests import RequestQueue, RuleRequests
 from broker.rules.sending.sender import RuleSender, TrialRuns
 
 
-@dataclass(frozen=True, slots=True)
-class RulesRoom:
+class RulesRoom(msgspec.Struct, frozen=True):
     rulebook: Rulebook
     names: NameResolver
     access: Access

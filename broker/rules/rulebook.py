@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import tomli_w
+from msgspec.structs import replace
 
 from broker.accounts.applications import MadeByApplication, name_of_application, require_application
 from broker.accounts.issuance import Issuance
@@ -40,8 +41,7 @@ CHANGED_MEANWHILE: Final = "The rule was changed meanwhile"
 TOO_MANY_RULES: Final = f"At most {RULES_OF_USER} rules for each user"
 
 
-@dataclass(frozen=True, slots=True)
-class NewRule:
+class NewRule(msgspec.Struct, frozen=True):
     """`body` is the JSON text of the member `rule`."""
 
     name: str
@@ -51,8 +51,7 @@ class NewRule:
     scope: str = THIS_APPLICATION
 
 
-@dataclass(frozen=True, slots=True)
-class RuleChanges:
+class RuleChanges(msgspec.Struct, frozen=True):
     """The members that change; None: it stays."""
 
     name: str | None = None
@@ -62,8 +61,7 @@ class RuleChanges:
     scope: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
+class _Checked(msgspec.Struct, frozen=True):
     """A rule that may be stored, with the body and names that it was compiled from."""
 
     body: Any

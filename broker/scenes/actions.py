@@ -5,7 +5,6 @@ All findings are collected, so that a caller learns of all of them at once.
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -36,8 +35,7 @@ _WHOLE: Final = {ValueClass.INTEGER: range(-(2**31), 2**31), ValueClass.LONG: ra
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class SceneAction:
+class SceneAction(msgspec.Struct, frozen=True):
     """One Action. It goes to the device with the id `device`, or to all of the user's devices of the type `every`, an
     id or a unique name; the other of the two is empty. `parameters` has plain values."""
 
@@ -53,8 +51,7 @@ class SceneAction:
         return _encode({"actions": [{"name": self.name, "parameters": self.parameters}]})
 
 
-@dataclass(frozen=True, slots=True)
-class NamedObjects:
+class NamedObjects(msgspec.Struct, frozen=True):
     """The named devices and types, by the text that names them; None: there is no such device or type."""
 
     devices: Mapping[str, Device | None]

@@ -3,8 +3,9 @@
 This worker sets the time of the mark. If it has not come to a scene, or was stopped, reading the scene finds the same.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
 from broker.loops import Loop, Wakeup
@@ -14,8 +15,7 @@ from storage.keys import DeviceKey
 _WAITING_MAX: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class SceneStatistics:
+class SceneStatistics(msgspec.Struct, frozen=True):
     """`invalidated`: scenes that became invalid by facts since the start."""
 
     invalidated: int

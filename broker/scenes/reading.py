@@ -1,7 +1,6 @@
 """The members of a scene as a caller sends them (reference 12.5), and its findings as they are stored."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -16,8 +15,7 @@ _LONGEST: Final = {"name": NAME_MAX_CHARACTERS, "description": SCENE_DESCRIPTION
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class SceneForm:
+class SceneForm(msgspec.Struct, frozen=True):
     """The members that were sent; None: not sent. `text` is the JSON of the Actions as they were sent."""
 
     name: str | None = None

@@ -1,6 +1,6 @@
 """Builds scenes."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.leases import LeaseName
@@ -14,8 +14,7 @@ from broker.scenes.scenes import Scenes
 from broker.scenes.sending import SceneSender
 
 
-@dataclass(frozen=True, slots=True)
-class ScenesRoom:
+class ScenesRoom(msgspec.Struct, frozen=True):
     scenes: Scenes
 
 

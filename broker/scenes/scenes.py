@@ -4,13 +4,14 @@ A scene is checked whenever it is read or activated, so it is never shown as val
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 import tomli_w
 import trio
+from msgspec.structs import replace
 
 from broker.accounts.applications import require_application
 from broker.accounts.issuance import Issuance
@@ -45,8 +46,7 @@ TOO_MANY_SCENES: Final = f"A user has at most {SCENES_OF_USER} scenes"
 _JUDGED_AT_ONCE: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(msgspec.Struct, frozen=True):
     """A scene as it is now. `findings` is empty for a valid scene."""
 
     record: SceneRecord

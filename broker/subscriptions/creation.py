@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.accounts.users import Users
@@ -47,8 +49,7 @@ class NewSubscription:
         return self.spelling != "httpCallback"
 
 
-@dataclass(frozen=True, slots=True)
-class SubscribedObjects:
+class SubscribedObjects(msgspec.Struct, frozen=True):
     """The objects that a new subscription is about."""
 
     application: ApplicationKey

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import trio
 
 from broker.accounts.permissions import Permissions
@@ -28,8 +29,7 @@ from storage.subscriptions import CursorRecord
 _Standing = dict[int, tuple[CursorRecord | None, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionStatistics:
+class SubscriptionStatistics(msgspec.Struct, frozen=True):
     """Subscriptions by status, waiting notifications, and counts since the start.
 
     `backlog` is the number of messages and Actions that wait for their first attempt in memory, `behind` that of the

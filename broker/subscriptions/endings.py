@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
 import structlog
+from msgspec.structs import replace
 
 from broker.accounts.permissions import ADMINISTRATORS
 from broker.clock import Clock

@@ -1,9 +1,12 @@
 """The delivery log: what became of each notification, its messages, and sending it again (reference 11.4 and 11.5)."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
@@ -25,8 +28,7 @@ _STATUSES: Final = (PENDING, DELIVERED, FAILED)
 _DAY_MS: Final = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """A notification in the log. `next_on` None: there is no further attempt."""
 
     id: str
@@ -35,8 +37,7 @@ class Delivery:
     next_on: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadableNotification:
+class ReadableNotification(msgspec.Struct, frozen=True):
     """A notification that a caller may read, and whether its entries are Actions."""
 
     record: NotificationRecord

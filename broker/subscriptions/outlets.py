@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import trio
 
 from broker.accounts.permissions import Reach
@@ -28,8 +29,7 @@ _NEVER: Final = float("inf")
 Row = MessageRow | ActionRow
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True):
     """A row of the log, and the device that it is for an outlet: of a message its source, of an Action its target."""
 
     row: Row

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import trio
 
 from broker.envelope import Action, Message
@@ -25,8 +26,7 @@ class Callback:
     webhook_secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class CallbackNotification:
+class CallbackNotification(msgspec.Struct, frozen=True):
     """Body of a callback (reference 11.3). `entries` None: without the messages."""
 
     id: str
@@ -39,8 +39,7 @@ class CallbackNotification:
     entries: Sequence[Entry] | None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOutcome:
+class AttemptOutcome(msgspec.Struct, frozen=True):
     """Outcome of one attempt: the status of an answer, or an error. `excerpt` is the beginning of a refusal."""
 
     http_status: int | None = None

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -39,8 +40,7 @@ _POSITION: Final = attrgetter("position")
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
+class Formed(msgspec.Struct, frozen=True):
     """A notification that is stored and not sent yet."""
 
     outlet: Outlet

@@ -1,6 +1,6 @@
 """Builds the subscriptions and their deliveries."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.kinds import REPLAYED, SUBSCRIPTION, Replay
@@ -25,8 +25,7 @@ from broker.subscriptions.subscriptions import Subscriptions
 from broker.subscriptions.upkeep import Upkeep
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionsRoom:
+class SubscriptionsRoom(msgspec.Struct, frozen=True):
     subscriptions: Subscriptions
     endings: Endings
     log: DeliveryLog

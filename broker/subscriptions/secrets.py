@@ -3,8 +3,9 @@
 import secrets
 from base64 import b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.clock import Clock
 from broker.secrets import Vault
@@ -24,8 +25,7 @@ def new_webhook_secret() -> str:
     return "whsec_" + b64encode(secrets.token_bytes(32)).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class FormerSecret:
+class FormerSecret(msgspec.Struct, frozen=True):
     """A secret that signs until a time, because the receiver may not know the next one yet."""
 
     secret: str

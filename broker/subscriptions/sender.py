@@ -7,12 +7,13 @@ because an attempt that hangs must not hold back those after it.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.facts import DeliveriesProgressed, Router

@@ -1,8 +1,9 @@
 """Records of subscriptions: adding, replacing and removing them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from broker.accounts.applications import require_application
 from broker.cluster.kinds import SUBSCRIPTION

@@ -1,8 +1,9 @@
 """One subscription: what it covers, and its states (reference 11.2)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from broker.accounts.permissions import Permission, Reach
 from broker.devices.registry import Device
@@ -21,8 +22,7 @@ class SubscriptionStatus(StrEnum):
 COLLECTING = frozenset({SubscriptionStatus.ACTIVE, SubscriptionStatus.PAUSED})
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(msgspec.Struct, frozen=True):
     record: SubscriptionRecord
     names: SubscriptionNames
 

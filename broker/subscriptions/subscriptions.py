@@ -6,8 +6,10 @@ asks them about each message.
 
 import hmac
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from broker.accounts.applications import MadeByApplication, name_of_application
 from broker.accounts.issuance import Issuance

@@ -1,6 +1,6 @@
 """Builds the open topic space."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.core import Core
 from broker.device_sessions.room import DeviceSessionsRoom
@@ -8,8 +8,7 @@ from broker.topics.access import TopicAccess
 from broker.topics.space import TopicSpace
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsRoom:
+class TopicsRoom(msgspec.Struct, frozen=True):
     """`space` is None when there are the service's own topics only (reference 16.3)."""
 
     space: TopicSpace | None

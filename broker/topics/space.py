@@ -6,9 +6,10 @@ retained ones in the store; both are written with the commit that acknowledges t
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from broker.clock import Clock
 from broker.device_sessions.sessions import WRITE_BYTES, DeviceSessions
@@ -71,8 +72,7 @@ class TooLongSubscriptions(TooManySubscriptions):
     template = f"The topic filters of your devices may take {MQTT_SUBSCRIBED_BYTES // _MIB} MiB"
 
 
-@dataclass(frozen=True, slots=True)
-class TopicMessage:
+class TopicMessage(msgspec.Struct, frozen=True):
     """A message. `properties` are the forwarded ones, encoded; `expires_on` in ms, None for never."""
 
     topic: bytes
@@ -83,8 +83,7 @@ class TopicMessage:
     expires_on: Milliseconds | None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicStatistics:
+class TopicStatistics(msgspec.Struct, frozen=True):
     subscriptions: int
     retained: int
     retained_bytes: int

@@ -6,9 +6,9 @@ number, and one actor has no more when there are too many, so that a flood of th
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from broker.clock import Clock
@@ -57,8 +57,7 @@ def note(
     tx.audit.add(entry_of(event, object_, now_ms=now_ms, actor=actor, **details))
 
 
-@dataclass(frozen=True, slots=True)
-class AuditStatistics:
+class AuditStatistics(msgspec.Struct, frozen=True):
     waiting: int
     lost: int  # entries that found the queue full
     removed: int

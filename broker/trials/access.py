@@ -5,7 +5,8 @@ All changes are part of the caller's transaction; what they end and the facts ab
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from broker.accounts.consent import sign_in_grant
 from broker.accounts.issuance import Issuance

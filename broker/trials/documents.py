@@ -1,10 +1,10 @@
 """Documents beside the sessions of a trial, stored unevaluated: metadata, rules, metadata of rules (reference 14.5)."""
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.errors import TEXT_ONLY, Conflict, NotFound, ValidationFailed, too_long
@@ -26,8 +26,7 @@ class DocumentKind(StrEnum):
     RULE_METADATA = "rule metadata"
 
 
-@dataclass(frozen=True, slots=True)
-class TrialDocument:
+class TrialDocument(msgspec.Struct, frozen=True):
     record: TrialDocumentRecord
 
     @property

@@ -1,6 +1,6 @@
 """Which devices an export by trial covers (reference 10.1 and 14.2)."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, TokenKind
@@ -14,8 +14,7 @@ from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
 from storage.trials import TrialRecord
 
 
-@dataclass(frozen=True, slots=True)
-class TrialScope:
+class TrialScope(msgspec.Struct, frozen=True):
     """The connected devices that may be read, whose mails tell of the export, and the id of the trial's creator."""
 
     devices: list[Device]
@@ -25,8 +24,7 @@ class TrialScope:
     ended_on: Milliseconds | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     trial: TrialRecord
     owner_id: str
     organization: OrganizationKey

@@ -1,7 +1,9 @@
 """Invitations to a trial: sent by mail, accepted within 24 hours, or revoked (reference 14.3)."""
 
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.issuance import Issuance
 from broker.accounts.tokens import Tokens
@@ -27,8 +29,7 @@ from storage.trial_invitations import TrialInvitationRecord
 from storage.trials import TrialRecord
 
 
-@dataclass(frozen=True, slots=True)
-class NewInvitation:
+class NewInvitation(msgspec.Struct, frozen=True):
     """`member` is where the address stands in the body, for findings about it."""
 
     email: str
@@ -36,16 +37,14 @@ class NewInvitation:
     member: str = "email"
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """An invitation whose trial is not known yet, and its mail."""
 
     record: TrialInvitationRecord
     letter: Letter
 
 
-@dataclass(frozen=True, slots=True)
-class Invitation:
+class Invitation(msgspec.Struct, frozen=True):
     """Contents of an invitation's page before the person answers."""
 
     record: TrialInvitationRecord
@@ -55,8 +54,7 @@ class Invitation:
     device_types: tuple[str, ...]  # their names
 
 
-@dataclass(frozen=True, slots=True)
-class InvitationStatistics:
+class InvitationStatistics(msgspec.Struct, frozen=True):
     """Counts since the start."""
 
     sent: int

@@ -1,7 +1,8 @@
 """The administrators and participants of a trial, and the devices that participants connect (reference 14.4)."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.accounts.issuance import Issuance
 from broker.accounts.tokens import Tokens
@@ -20,8 +21,7 @@ from storage.trials import TrialDeviceRow, TrialRecord
 ALREADY_CONNECTED: Final = "Device is connected to the trial already"
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectedDevice:
+class ConnectedDevice(msgspec.Struct, frozen=True):
     device: Device
     connected_on: Milliseconds
 

@@ -1,6 +1,6 @@
 """Builds trials."""
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.accounts.room import AccountsRoom
 from broker.core import Core
@@ -17,8 +17,7 @@ from broker.trials.sessions import TrialSessions
 from broker.trials.trials import Trials
 
 
-@dataclass(frozen=True, slots=True)
-class TrialsRoom:
+class TrialsRoom(msgspec.Struct, frozen=True):
     trials: Trials
     device_types: TrialTypes
     invitations: TrialInvitations

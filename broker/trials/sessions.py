@@ -1,8 +1,10 @@
 """Sessions of trials: when a participant used which devices (reference 14.5). An optional module."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from uuid import UUID
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
@@ -21,8 +23,7 @@ from storage.trials import TrialRecord
 _ADMINISTRATORS = (TrialRole.ADMINISTRATOR,)
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSession:
+class TrialSession(msgspec.Struct, frozen=True):
     """A session, with the ids of its trial and its participant."""
 
     record: TrialSessionRecord

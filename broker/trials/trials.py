@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
+
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import Caller, Tokens
@@ -42,16 +44,14 @@ class Trial:
     secret: str | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class NewTrial:
+class NewTrial(msgspec.Struct, frozen=True):
     name: str
     description: str | None
     device_types: Sequence[str] = ()  # ids or unique names
     invitations: Sequence[NewInvitation] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TrialStatistics:
+class TrialStatistics(msgspec.Struct, frozen=True):
     """Counts since the start."""
 
     created: int
@@ -214,7 +214,7 @@ class Trials:
             tx, now_ms = issuance.tx, Milliseconds(issuance.now_ms)
             current = going(tx, trial)
             require_unchanged(trial_tag(current))
-            wanted = replace(
+            wanted = msgspec.structs.replace(
                 current,
                 name=current.name if name is None else name,
                 description=current.description if description is None else description,

@@ -7,10 +7,10 @@ then, and wills that wait for their delay.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -42,14 +42,12 @@ class WillForbidden(DomainError):
     template = "The device may not publish to the topic of its will"
 
 
-@dataclass(frozen=True, slots=True)
-class WillStatistics:
+class WillStatistics(msgspec.Struct, frozen=True):
     waiting: int
     published: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(msgspec.Struct, frozen=True):
     due_at: float  # of trio's clock
     will: WillRecord
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,7 @@ _DAY_SECONDS = 86_400
 _LISTENERS = {"mqtt": "mqtt", "websocket": "http", "http": "http", "lwm2m": "lwm2m_dtls"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
+class _Device(msgspec.Struct, frozen=True):
     id: str
     name: str
     type: str

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import click
+from msgspec.structs import asdict
 
 from config.settings import SettingsError, load_settings
 from protocols.cli.options import config_option

@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar, TypeVarTuple
 
+import msgspec
 import structlog
 
 from broker.ids import new_id
@@ -19,8 +19,7 @@ _NO_DETAILS: Final[Mapping[str, object]] = MappingProxyType({})
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """A call raised an exception, which the log has under this id."""
 
     error_id: str

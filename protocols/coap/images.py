@@ -6,9 +6,9 @@ knows by the ETag whether it is still the same image. The address is the proof: 
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
+import msgspec
 import trio
 
 from broker.device_management.downloads import Download
@@ -47,8 +47,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class _Address:
+class _Address(msgspec.Struct, frozen=True):
     """The address of an image that was looked up, and what may be fetched from it."""
 
     download: Download

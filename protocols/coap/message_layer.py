@@ -12,8 +12,9 @@ passes the time in as a number and calls `tick` at `deadline`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from protocols.coap.incoming import Incoming, Remembered
 from protocols.coap.messages import ACK, CON, NON, RST, CoapMessage, Code, empty, frame
@@ -26,37 +27,32 @@ PIGGYBACK_SECONDS: Final = 1.0
 # --- Events -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
+class RequestReceived(msgspec.Struct, frozen=True):
     """A new request. Answer it with `respond`, now or later."""
 
     incoming: Incoming
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseReceived:
+class ResponseReceived(msgspec.Struct, frozen=True):
     """The response to a request to the peer that was sent with this tag."""
 
     tag: object
     message: CoapMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """The peer acknowledged a confirmable message with this tag."""
 
     tag: object
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True):
     """The peer answered a confirmable message with a Reset, as it does to every ping (RFC 7252, 4.3)."""
 
     tag: object
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
+class TimedOut(msgspec.Struct, frozen=True):
     """The peer did not answer any transmission of a message, or never sent the response that it promised."""
 
     tag: object

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.envelope import Action
@@ -48,8 +50,7 @@ _FINAL: dict[CloseReason, DomainError] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ObserverStatistics:
+class ObserverStatistics(msgspec.Struct, frozen=True):
     observers: int
     notifications: int
     notifications_lost: int  # refused because the device did not keep up

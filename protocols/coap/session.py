@@ -10,6 +10,8 @@ from itertools import count
 from math import inf
 from typing import Final, Generic, TypeVar
 
+import msgspec
+
 from broker.devices.registry import Device
 from broker.limits.overhead import TokenBucket
 from broker.registration.certificates import ClientCertificate
@@ -145,8 +147,7 @@ class Observer:
         self.connection = ExitStack()
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
+class SessionLimits(msgspec.Struct, frozen=True):
     """Limits of one listener. `CoapSessions.surplus` chooses which sessions end when it holds more."""
 
     sessions: int = 10_000

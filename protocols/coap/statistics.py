@@ -1,10 +1,9 @@
 """The counters of CoAP and DTLS listeners, as `trunkline statistics` shows them."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointStatistics:
+class EndpointStatistics(msgspec.Struct, frozen=True):
     sessions: int
     strangers: int  # sessions without a request that had a valid device token
     observers: int
@@ -23,8 +22,7 @@ class EndpointStatistics:
     datagrams_lost: int  # that the operating system did not send
 
 
-@dataclass(frozen=True, slots=True)
-class DtlsStatistics:
+class DtlsStatistics(msgspec.Struct, frozen=True):
     sessions: int = 0
     half_open: int = 0
     handshakes: int = 0

@@ -3,11 +3,11 @@
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, enter

@@ -1,6 +1,5 @@
 """The objects in answers of the control socket. The command line imports them without the daemon."""
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -57,15 +56,13 @@ class LimitLine(msgspec.Struct, frozen=True):
     is_used_up: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedCondition:
+class ExplainedCondition(msgspec.Struct, frozen=True):
     field: str
     held: bool | None
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(msgspec.Struct, frozen=True):
     """One evaluation. `mid` is empty when the time was the cause."""
 
     at: Milliseconds
@@ -75,21 +72,18 @@ class Explained:
     conditions: list[ExplainedCondition]
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedTime:
+class ExplainedTime(msgspec.Struct, frozen=True):
     found: list[Explained]
     until: Milliseconds | None  # where to go on, if it is not complete
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedTrigger:
+class ReplayedTrigger(msgspec.Struct, frozen=True):
     at: Milliseconds
     mid: str
     actions: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedTime:
+class ReplayedTime(msgspec.Struct, frozen=True):
     messages: int
     triggered: int
     triggers: list[ReplayedTrigger]

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from broker.errors import ValidationFailed
@@ -17,8 +17,7 @@ _ANSWER_SECONDS: Final = 10.0
 _DATAGRAMS: Final = frozenset({"coap", "coaps", "lwm2m_dtls"})
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(msgspec.Struct, frozen=True):
     """One line. `text` says what was found, or, where it is not `ok`, what to do."""
 
     check: str
@@ -26,8 +25,7 @@ class CheckResult:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Patient:
+class Patient(msgspec.Struct, frozen=True):
     """The daemon's configuration, and the daemon itself if it runs."""
 
     settings: Settings
@@ -37,7 +35,7 @@ class Patient:
     silence: str
     unit: str
     #: Where the running daemon listens, by the names of its ready line.
-    listening: Mapping[str, Address] = field(default_factory=dict)
+    listening: Mapping[str, Address] = msgspec.field(default_factory=dict)
     #: The process of a daemon that stands by, which answers nothing (reference 27.25).
     standing_by: int | None = None
 

@@ -26,6 +26,7 @@ from typing import (
     get_type_hints,
 )
 
+import msgspec
 from quart import Response
 
 from broker.accounts.tokens import Caller, TokenKind
@@ -77,13 +78,11 @@ class Counted(Enum):
 # Objects
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(msgspec.Struct, frozen=True):
     """The call is on no object."""
 
 
-@dataclass(frozen=True, slots=True)
-class InQuery:
+class InQuery(msgspec.Struct, frozen=True):
     """The call is on what its query names. `find` looks it up before the other parameters are checked."""
 
     find: Callable[[Any, Caller, Query], Awaitable[Any]]
@@ -94,8 +93,7 @@ class InQuery:
 Finder = Callable[..., Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class SharedFinder:
+class SharedFinder(msgspec.Struct, frozen=True):
     """A finder of objects that paths of several nouns name. `find` gets a `Named` in the place of the noun."""
 
     find: Finder
@@ -111,8 +109,7 @@ NoWait = Callable[[Caller, Any], "Callable[[], AfterCommit[Any]] | None"]
 # Calls
 
 
-@dataclass(frozen=True, slots=True)
-class Chapter:
+class Chapter(msgspec.Struct, frozen=True):
     """A chapter of the document: calls that belong together. `samples` are programs by title."""
 
     title: str
@@ -120,8 +117,7 @@ class Chapter:
     samples: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Accepts:
+class Accepts(msgspec.Struct, frozen=True):
     """Description of a body that is not just one struct in JSON: types by content type, and one example."""
 
     types: Mapping[str, Any]
@@ -142,8 +138,7 @@ class Answers:
     example: object = None  # where the examples of the shapes do not make one
 
 
-@dataclass(frozen=True, slots=True)
-class CalledBack:
+class CalledBack(msgspec.Struct, frozen=True):
     """A request that the service makes later because of a call (OpenAPI: callback), as a POST with this body."""
 
     name: str

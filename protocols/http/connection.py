@@ -10,11 +10,11 @@ One request is answered at a time. Requests that are sent ahead wait here in the
 
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from broker.accounts.tokens import Caller, TokenKind
@@ -62,8 +62,7 @@ _UNWANTED_BYTES: Final = 16 * 1024 * 1024
 _LINGERING: Final = trio.CapacityLimiter(4)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpListener:
+class HttpListener(msgspec.Struct, frozen=True):
     """Parts that the connections of one listener share. Without `takes_upgrades`, a request for a WebSocket is answered
     as any other."""
 

@@ -7,11 +7,12 @@ anything but `keep-alive`, headers twice of which there is one, folded or non-AS
 
 import re
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 from wsgiref.handlers import format_date_time
+
+import msgspec
 
 from broker.ids import new_id
 from broker.trace.refusals import Refusals
@@ -40,8 +41,7 @@ _REFUSED: Final = frozenset(
 _SINGLE: Final = frozenset({b"authorization", b"connection", b"content-length", b"host"})
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(msgspec.Struct, frozen=True):
     """A head of the usual form."""
 
     method: str

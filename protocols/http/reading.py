@@ -7,7 +7,6 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
@@ -53,38 +52,33 @@ _decode = msgspec.json.Decoder().decode
 # Checks of a member, in addition to its type and the bounds in its `Meta`
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(msgspec.Struct, frozen=True):
     """The members of a query or a body that are read so far, by the names of the struct's fields, and the caller."""
 
     values: dict[str, Any]
     caller: Caller | None
 
 
-@dataclass(frozen=True, slots=True)
-class Valid:
+class Valid(msgspec.Struct, frozen=True):
     """In `Annotated`: a value for which `holds` is false is refused. `form` says what it must be."""
 
     holds: Callable[[Any], bool]
     form: str
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(msgspec.Struct, frozen=True):
     """In `Annotated`: a value of which `problem` says what is wrong is refused. `problem` gives None if nothing is."""
 
     problem: Callable[[Any], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """In `Annotated`: a rule about a member and the members before it. The rule may also raise a DomainError."""
 
     broken: Callable[[Given], Iterable[Finding]]
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(msgspec.Struct, frozen=True):
     """In `Annotated`: what a device has sent, whose numbers are judged where messages and Actions of all protocols are.
 
     The body is not looked at for numbers, so its other members must have none, or be `Raw`.

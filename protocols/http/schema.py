@@ -6,7 +6,6 @@ of `reading`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
@@ -22,8 +21,7 @@ U = TypeVar("U")
 OTHER_TYPE: Final = "x-type"
 
 
-@dataclass(frozen=True, slots=True)
-class BodyForm:
+class BodyForm(msgspec.Struct, frozen=True):
     """One of the forms that a body may have. `required` and `optional` are members by their names on the wire."""
 
     required: tuple[str, ...]

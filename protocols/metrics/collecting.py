@@ -4,10 +4,10 @@ import os
 import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -131,9 +131,9 @@ def members(statistics: object) -> Mapping[str, Any]:
     """The statistics of a part by name, as `trunkline statistics` shows them."""
     if isinstance(statistics, Mapping):
         return statistics
-    if not is_dataclass(statistics):
+    if not isinstance(statistics, msgspec.Struct):
         return {}
-    return {field.name: getattr(statistics, field.name) for field in fields(statistics)}
+    return {name: getattr(statistics, name) for name in statistics.__struct_fields__}
 
 
 def _add_part(families: dict[str, Family], part: Part, statistics: object, labels: Mapping[str, str]) -> None:

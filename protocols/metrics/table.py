@@ -6,18 +6,18 @@ stranger chooses: each value is a time series that Prometheus keeps.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+
+class Metric(msgspec.Struct, frozen=True):
     """`name` is without the prefix `trunkline_` and without `_total`; a value is multiplied by `scale`."""
 
     name: str
     help: str
     is_counter: bool
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     scale: float = 1
 
 

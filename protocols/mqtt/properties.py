@@ -1,7 +1,6 @@
 """The properties of MQTT 5.0 packets (MQTT 5.0, 2.2.2): what they are, and bytes to properties and back."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any, Final
 
@@ -27,8 +26,7 @@ class In(Flag):
     AUTH = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(msgspec.Struct, frozen=True):
     read: Callable[[Fields], Any]
     write: Callable[[Any], bytes]
 

@@ -39,6 +39,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import assert_never
 
+import msgspec
+
 from protocols.mqtt.answers import ANSWERS_3, Answers, Reason, Reasons, answers_for
 from protocols.mqtt.encoding import PINGRESP, encode_connack_5
 from protocols.mqtt.packets import (
@@ -82,8 +84,7 @@ class ProtocolViolation(ProtocolError):
 # --- Events -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CredentialsOffered:
+class CredentialsOffered(msgspec.Struct, frozen=True, kw_only=True):
     """The server must call `accept` or `refuse`. A credential that is missing or is not UTF-8 never matches."""
 
     device_id: str
@@ -91,53 +92,45 @@ class CredentialsOffered:
     packet: Connect
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectRefused:
+class ConnectRefused(msgspec.Struct, frozen=True, kw_only=True):
     """The CONNACK is in the output; send it and close."""
 
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishReceived:
+class PublishReceived(msgspec.Struct, frozen=True, kw_only=True):
     packet: Publish
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscribeRequested:
+class SubscribeRequested(msgspec.Struct, frozen=True, kw_only=True):
     """The server answers with `answers.suback`, one code per filter."""
 
     packet: Subscribe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnsubscribeRequested:
+class UnsubscribeRequested(msgspec.Struct, frozen=True, kw_only=True):
     """The server answers with `answers.unsuback`; nothing for these topics may follow it [MQTT-3.10.4-2]."""
 
     packet: Unsubscribe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryAnswered:
+class DeliveryAnswered(msgspec.Struct, frozen=True, kw_only=True):
     """PUBACK, PUBREC or PUBCOMP, which may answer nothing."""
 
     packet: PubAck | PubRec | PubComp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishReleased:
+class PublishReleased(msgspec.Struct, frozen=True, kw_only=True):
     """A message of QoS 2 is complete. When that is durable, the server sends PUBCOMP."""
 
     packet_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PingReceived:
+class PingReceived(msgspec.Struct, frozen=True):
     """The PINGRESP is in the output. The ping shows that the device is present."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLeft:
+class PeerLeft(msgspec.Struct, frozen=True, kw_only=True):
     """The end, reported once. `will` is the message to publish now, None after DISCONNECT. `session_expiry` is how long
     the session outlives the connection, when a DISCONNECT of 5.0 says that."""
 
@@ -159,8 +152,7 @@ SessionEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MqttSessionStatistics:
+class MqttSessionStatistics(msgspec.Struct, frozen=True):
     state: MqttSessionState
     level: int
     unreleased: int  # QoS 2 packet ids between PUBLISH and PUBREL

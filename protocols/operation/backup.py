@@ -8,10 +8,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
+
+import msgspec
 
 from broker.backup.archive import FORMAT, IMAGES, KEY, SEALED_KEY, STORE, BackupManifest, BackupWriter, KeyIn
 from broker.backup.sealed_key import seal_key
@@ -43,8 +44,7 @@ class BackupNotWrittenError(Exception):
     """The backup cannot be written where it was asked for. The text is one line for the operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backup:
+class Backup(msgspec.Struct, frozen=True):
     path: Path
     size: int
     sha256: str
@@ -104,8 +104,7 @@ def make_backup(
         raise BackupNotWrittenError(f"{target if _DRAFT in named else named}: {error.strerror or error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Making:
+class _Making(msgspec.Struct, frozen=True):
     settings: Settings
     draft: Path
     target: Path

@@ -5,8 +5,8 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+import msgspec
 import trio
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
@@ -20,8 +20,7 @@ _SWITCH_SECONDS = 0.00005
 _NEW_CONTAINERS = 50_000
 
 
-@dataclass(frozen=True, slots=True)
-class LoopStatistics:
+class LoopStatistics(msgspec.Struct, frozen=True):
     tasks: int
 
 

@@ -5,8 +5,9 @@ name and renamed, so that it is never incomplete.
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from broker.secrets import Vault
 
@@ -15,8 +16,7 @@ class KeyFileError(Exception):
     """The key cannot be used. The text is one line for the operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFile:
+class KeyFile(msgspec.Struct, frozen=True):
     path: Path
 
     def keys(self, *, is_private: bool = True) -> tuple[bytes, ...]:

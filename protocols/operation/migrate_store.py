@@ -2,8 +2,9 @@
 
 import os
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
@@ -17,8 +18,7 @@ from storage.store_copy import CopyConnection, CopyReport, Tell, copy_store
 from storage.tables import check_finished
 
 
-@dataclass(frozen=True, slots=True)
-class Migrated:
+class Migrated(msgspec.Struct, frozen=True):
     report: CopyReport
     source: str
     target: str

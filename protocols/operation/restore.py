@@ -5,9 +5,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from broker.backup.archive import IMAGES, KEY, SEALED_KEY, STORE, BackupError, BackupManifest, read_manifest, unpack
 from broker.backup.sealed_key import WrongPassphraseError, open_key
@@ -105,8 +106,7 @@ def _draft_in(directory: Path) -> Iterator[Path]:
         shutil.rmtree(draft)
 
 
-@dataclass(frozen=True, slots=True)
-class _Restoring:
+class _Restoring(msgspec.Struct, frozen=True):
     file: Path
     settings: Settings
     draft: Path

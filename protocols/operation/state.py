@@ -4,9 +4,9 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from broker.secrets import Vault
@@ -26,8 +26,7 @@ _WAL_FRAME_BYTES = 24
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StateDirectory:
+class StateDirectory(msgspec.Struct, frozen=True):
     """A state directory that no other process uses while `open_state` lasts."""
 
     directory: Path

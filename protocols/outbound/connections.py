@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import h11
+import msgspec
 import trio
 
 _CHUNK_BYTES = 64 * 1024
@@ -28,8 +29,7 @@ class ConnectionLost(Exception):
     """The connection ended before the first byte of an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     method: str
     target: bytes
     headers: list[tuple[bytes, bytes]]

@@ -5,8 +5,8 @@ until it has renewed the lease, or ends because another one has it. A send that 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from broker.cluster.leases import Lease
@@ -40,8 +40,7 @@ class LeasedMails:
         await self.port.forget(address, name)
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedCallbacks:
+class LeasedCallbacks(msgspec.Struct, frozen=True):
     port: Callbacks
     lease: Lease
 
@@ -62,8 +61,7 @@ class LeasedCallbacks:
         await self.port.keep_forever(task_status=task_status)
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedStreams:
+class LeasedStreams(msgspec.Struct, frozen=True):
     port: Streams
     lease: Lease
 
@@ -72,8 +70,7 @@ class LeasedStreams:
         await self.port.put(target, entries)
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedRuleRequests:
+class LeasedRuleRequests(msgspec.Struct, frozen=True):
     port: RuleRequests
     lease: Lease
 
@@ -82,8 +79,7 @@ class LeasedRuleRequests:
         return await self.port.send(request)
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedThirdParty:
+class LeasedThirdParty(msgspec.Struct, frozen=True):
     port: ThirdParty
     lease: Lease
 

@@ -3,10 +3,10 @@
 import os
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -36,14 +36,13 @@ Stream = trio.SocketStream | TlsStream
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Entrance:
+class Entrance(msgspec.Struct, frozen=True):
     """Peers that the listeners admit, and proxies that they trust about a client's address."""
 
     strangers: Strangers
     proxies: TrustedProxies
     sockets: Sockets | None = None
-    _refusals: Episodes = field(default_factory=Episodes)
+    _refusals: Episodes = msgspec.field(default_factory=Episodes)
 
     @classmethod
     def of(cls, strangers: Strangers, sockets: Sockets, settings: Settings) -> "Entrance":

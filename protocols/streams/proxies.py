@@ -1,7 +1,8 @@
 """The trusted proxies in front of this daemon: their headers name the client's address (reference 25.4)."""
 
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+import msgspec
 
 from config.settings import Settings
 
@@ -16,8 +17,7 @@ def plain_address(text: str) -> IPv4Address | IPv6Address | None:
     return address if mapped is None else mapped
 
 
-@dataclass(frozen=True, slots=True)
-class TrustedProxies:
+class TrustedProxies(msgspec.Struct, frozen=True):
     """The setting `http.trusted_proxies`, and whether their connections begin with a header of the PROXY protocol."""
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()

@@ -46,7 +46,6 @@ With `ack`, every offer must be settled exactly once, also when storing has fail
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias, assert_never
 
@@ -157,8 +156,7 @@ ChannelEvent: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelStatistics:
+class ChannelStatistics(msgspec.Struct, frozen=True):
     registered: int
     registrations_under_way: int
     answers_waiting: int

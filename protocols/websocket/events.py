@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import msgpack
@@ -45,8 +44,7 @@ _ENCODINGS: Final[dict[FrameForm, Callable[[FeedEvent | Hint], bytes]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EventSelection:
+class EventSelection(msgspec.Struct, frozen=True):
     """Selects the events that match all given filters and that the token may receive.
 
     Without `names` there are no events, only hints of the progress of long work: of these kinds, by this token.

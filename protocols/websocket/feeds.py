@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import msgpack
+import msgspec
 
 from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import TokenKind
@@ -87,8 +87,7 @@ def encodings(ingest: Ingest) -> Mapping[FrameForm, FeedEncoding]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class LiveSelection:
+class LiveSelection(msgspec.Struct, frozen=True):
     """Selects the devices that match all given filters and that the token may read."""
 
     reach: Reach

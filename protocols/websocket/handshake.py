@@ -4,10 +4,10 @@ plain_handshake.py reads and accepts what nearly every client sends, wsproto all
 Frames are read and written by wire.py.
 """
 
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl
 
+import msgspec
 import trio
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Event, RejectConnection, RejectData, Request
@@ -26,8 +26,7 @@ PATHS: Final = frozenset({"/v1.1/websocket", "/v1.1/live", "/v1.1/events", "/mqt
 _TRUE: Final = frozenset({"true", "1"})
 
 
-@dataclass(frozen=True, slots=True)
-class HandshakeRequest:
+class HandshakeRequest(msgspec.Struct, frozen=True):
     """Request of a client. `token` is None when there is none, and empty when it cannot be parsed."""
 
     path: str  # without a trailing slash

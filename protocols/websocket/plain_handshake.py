@@ -7,9 +7,10 @@ non-ASCII lines, hosts that need IDNA, headers twice of which there is one, bodi
 
 import re
 from base64 import b64encode
-from dataclasses import dataclass
 from hashlib import sha1
 from typing import Final
+
+import msgspec
 
 _HEAD: Final = re.compile(rb"GET (/[!-~]*) HTTP/1\.1\r\n((?:[A-Za-z0-9_-]+:[\t -~]*\r\n)+)\r\n")
 _HOST: Final = re.compile(rb"(?!.*xn--)[A-Za-z0-9-]{1,60}(?:\.[A-Za-z0-9-]{1,60}){0,9}(?::[0-9]{1,5})?", re.IGNORECASE)
@@ -29,8 +30,7 @@ _REFUSED: Final = frozenset({b"content-length", b"expect", b"transfer-encoding"}
 _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
 
 
-@dataclass(frozen=True, slots=True)
-class PlainHandshake:
+class PlainHandshake(msgspec.Struct, frozen=True):
     target: str
     authorization: bytes
     subprotocols: tuple[str, ...]

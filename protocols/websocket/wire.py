@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import msgspec
+
 from config.limits import PACKETS_PER_TURN, WEBSOCKET_FRAME_BYTES
 
 # RFC 6455, 5.2.
@@ -37,18 +39,15 @@ _length_of_16_bits = struct.Struct("!H").unpack_from
 _length_of_64_bits = struct.Struct("!Q").unpack_from
 
 
-@dataclass(frozen=True, slots=True)
-class PingFrame:
+class PingFrame(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PongFrame:
+class PongFrame(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CloseFrame:
+class CloseFrame(msgspec.Struct, frozen=True):
     """The last frame of the peer."""
 
     code: int

@@ -4,9 +4,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Final
+
+import msgspec
 
 from storage.sql import StoreUnreachableError
 
@@ -16,8 +17,7 @@ _LONG_SECONDS: Final = 0.5
 _TRY_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ContactStatistics:
+class ContactStatistics(msgspec.Struct, frozen=True):
     """Since the start. `waits`: how often a work waited for a new connection."""
 
     connections_lost: int
@@ -61,7 +61,7 @@ class Contact:
             self._counts[what] += 1
 
     def statistics(self) -> ContactStatistics:
-        return ContactStatistics(**{one.name: self._counts[one.name] for one in fields(ContactStatistics)})
+        return ContactStatistics(**{one: self._counts[one] for one in ContactStatistics.__struct_fields__})
 
     def found(self) -> None:
         self.lost_at = self._error = None

@@ -1,6 +1,6 @@
 """The state of the server, for `trunkline doctor`. A role without rights sees its own sessions only."""
 
-from dataclasses import dataclass
+import msgspec
 
 from storage.engines.postgresql import PostgresqlConnection
 
@@ -13,8 +13,7 @@ SELECT current_setting('server_version') AS version,
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ServerHealth:
+class ServerHealth(msgspec.Struct, frozen=True):
     version: str
     #: Of the transaction that has been open longest. While it is, rows that were deleted keep their room.
     longest_transaction_seconds: float

@@ -6,10 +6,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import psycopg
 from psycopg import conninfo
 
@@ -86,8 +86,7 @@ def is_away(error: psycopg.Error) -> bool:
     return not any(_NEVER.search(line) or (_SAID_BY_SERVER.search(line) and not _LATER.search(line)) for line in lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """`url` as libpq takes it (PostgreSQL manual, 34.1.1.2). The password is in it, in `password_file`, or where libpq
     looks for one (PGPASSFILE, ~/.pgpass). `synchronous`: whether a commit waits for the disk."""
 

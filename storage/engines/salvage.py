@@ -3,11 +3,13 @@
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from storage.damage import first_readable
 from storage.engines.quarantine import ENTRY_TABLES, LOG_TABLES, SET_ASIDE
@@ -20,8 +22,7 @@ _ROWS_AT_ONCE: Final = 5_000
 _Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SalvagedTable:
+class SalvagedTable(msgspec.Struct, frozen=True):
     """`gaps`: ranges of row numbers, first and last, in which nothing could be read; a gap may have had no row.
 
     `refused`: rows that were read and cannot be in the new store, because a value is there already, or what they belong

@@ -4,10 +4,11 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
+
+import msgspec
 
 from storage.sql import StoreError
 
@@ -17,8 +18,7 @@ _BUSY_SECONDS: Final = 5.0
 _PROBLEMS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Integrity:
+class Integrity(msgspec.Struct, frozen=True):
     """The first few problems that `PRAGMA quick_check` found; `is_complete` is False if the check ran out of time."""
 
     problems: tuple[str, ...]

@@ -10,11 +10,11 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import trio
+from msgspec.structs import asdict
 
 from broker.devices.registry import Device
 from broker.secrets import Vault, token_hash

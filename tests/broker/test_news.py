@@ -1,12 +1,12 @@
 """Who hears of what is committed, and that another node could hear it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
 import trio
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 

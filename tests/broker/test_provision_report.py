@@ -1,9 +1,9 @@
 """Report of a provisioning run, and later changes by people, which it keeps (reference 26.3)."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from broker.provisioning import ProvisionReport
 from broker.provisioning.report import MASKED, ChangedKey, ChangedObject

@@ -5,12 +5,12 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from storage import operating
 from storage.accounts import AccountStore

@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import structlog
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from storage import log_index, message_searches, migrations
 from storage.database import Database

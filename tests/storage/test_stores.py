@@ -1,8 +1,7 @@
 """The stores of accounts, types and devices: what is put twice is stored once, and an absent object is None."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from broker.services import Services
 from storage.keys import DeviceKey

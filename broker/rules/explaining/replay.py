@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from broker.errors import ValidationFailed, invalid
 from broker.rules.explaining.simulation import (
     Budget,
@@ -29,15 +31,13 @@ _EVALUATIONS_MAX: Final = 2 * RULE_HISTORY_ROWS
 _DAY_MS: Final = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class Triggered:
+class Triggered(msgspec.Struct, frozen=True):
     at_ms: Milliseconds
     row: MessageRow | None  # None: the time was the cause
     outgoing: Sequence[Outgoing]
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(msgspec.Struct, frozen=True):
     """`triggered` counts all; `shown` has the first 100. `until_ms`: where the replay ended before its time did.
 
     `asks_models`: conditions asked models, as they are now.

@@ -86,8 +86,7 @@ class Budget:
             raise TookTooLongError
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedEvaluation:
+class SimulatedEvaluation(msgspec.Struct, frozen=True):
     """One evaluation: of a message, `row`, or because of the time.
 
     `explanation` and, if the rule triggers, `outgoing` are there if they were asked for.

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from broker.clock import Clock
 from broker.errors import Finding, ValidationFailed
 from broker.rules.explaining.why import RuleExplainer
@@ -27,8 +29,7 @@ class RunState(StrEnum):
     NO_SUN = "noSun"
 
 
-@dataclass(frozen=True, slots=True)
-class RuleStatus:
+class RuleStatus(msgspec.Struct, frozen=True):
     """`waits_for` has a sentence for each condition that does not hold; None where it was not asked for."""
 
     record: RuleRecord

@@ -38,8 +38,7 @@ SHOWN_MAX: Final = 100
 _ASKED_MAX: Final = 30  # at least 240 days: longer than any night
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionWhy:
+class ConditionWhy(msgspec.Struct, frozen=True):
     """How a condition came out, with ids in the place of keys, and one sentence."""
 
     report: ConditionReport
@@ -48,8 +47,7 @@ class ConditionWhy:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Why:
+class Why(msgspec.Struct, frozen=True):
     """An explanation of one evaluation: of the message `row`, or at a time. `counts`: the rule was there already."""
 
     at_ms: Milliseconds

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -17,8 +16,7 @@ from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 TOO_MANY_MESSAGES: Final = f"Not sent: more than {RULE_ACTION_MESSAGES} messages at once"
 
 
-@dataclass(frozen=True, slots=True)
-class SendAction:
+class SendAction(msgspec.Struct, frozen=True):
     """An Action for a device. `index` is its place in `then`."""
 
     index: int
@@ -27,8 +25,7 @@ class SendAction:
     parameters: Mapping[str, NestedValue]
 
 
-@dataclass(frozen=True, slots=True)
-class CallHttp:
+class CallHttp(msgspec.Struct, frozen=True):
     """`httpRequest`. `url` is checked for its form only: the sender refuses private addresses (reference 11.2)."""
 
     index: int
@@ -38,8 +35,7 @@ class CallHttp:
     body: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class SendMail:
+class SendMail(msgspec.Struct, frozen=True):
     """`sendEmail`. `to` None: the rule's owner. `subject` has one line."""
 
     index: int
@@ -48,8 +44,7 @@ class SendMail:
     body: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotSent:
+class NotSent(msgspec.Struct, frozen=True):
     """An Action that cannot be made, and why: a value is unknown, or is not what the Action needs."""
 
     index: int
@@ -66,8 +61,7 @@ class UnfitValueError(Exception):
 # Values of parameters
 
 
-@dataclass(frozen=True, slots=True)
-class FixedParameter:
+class FixedParameter(msgspec.Struct, frozen=True):
     """A value without `valueFrom` and operations."""
 
     value: NestedValue
@@ -79,8 +73,7 @@ class FixedParameter:
         yield from ()
 
 
-@dataclass(frozen=True, slots=True)
-class OperandParameter:
+class OperandParameter(msgspec.Struct, frozen=True):
     operand: Operand
 
     def read(self, view: View, bound: Bound) -> NestedValue:
@@ -90,8 +83,7 @@ class OperandParameter:
         yield from self.operand.parts()
 
 
-@dataclass(frozen=True, slots=True)
-class CompoundParameter:
+class CompoundParameter(msgspec.Struct, frozen=True):
     """`{"value": {member: …}}`"""
 
     members: Mapping[str, "Parameter"]
@@ -104,8 +96,7 @@ class CompoundParameter:
             yield from member.operands()
 
 
-@dataclass(frozen=True, slots=True)
-class ListParameter:
+class ListParameter(msgspec.Struct, frozen=True):
     """An array of values, such as the headers of `httpRequest`."""
 
     items: tuple["Parameter", ...]
@@ -130,8 +121,7 @@ Special = Callable[[int, Mapping[str, NestedValue]], CallHttp | SendMail]
 """Makes what a special Action sends, of its index and its values. Raises UnfitValueError, UnknownValueError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThenAction:
+class ThenAction(msgspec.Struct, frozen=True):
     """One entry of `then`. `special` makes what a special Action sends; the others go to devices.
 
     `device`, or `device_type` and `choice`, say which devices.
@@ -181,8 +171,7 @@ class ThenAction:
         return (bound[self.device_type],)
 
 
-@dataclass(frozen=True, slots=True)
-class ActionList:
+class ActionList(msgspec.Struct, frozen=True):
     """The Actions of a rule, whose owner is a user."""
 
     owner: UserKey

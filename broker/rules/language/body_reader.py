@@ -6,10 +6,11 @@ findings is not used.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from sys import intern
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from broker.device_types.manifest import Field, Manifest
 from broker.device_types.reading import DocumentReader, JsonObject
@@ -37,8 +38,7 @@ from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 _NAMES_MAX: Final = RULE_BODY_BYTES // len('"sdid":"a"')
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedType:
+class ResolvedType(msgspec.Struct, frozen=True):
     """A device type. `manifest` is the latest approved version; selectors check fields and Actions against it."""
 
     key: DeviceTypeKey
@@ -46,8 +46,7 @@ class ResolvedType:
     manifest: Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedDevice:
+class ResolvedDevice(msgspec.Struct, frozen=True):
     """A device. `manifest` is the version that its messages are normalised with."""
 
     key: DeviceKey
@@ -55,8 +54,7 @@ class ResolvedDevice:
     manifest: Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedNames:
+class ResolvedNames(msgspec.Struct, frozen=True):
     """The devices and device types that exist, by the text in the body; a name that is missing does not exist.
 
     `unshared` has ids of other users' devices that exist and that the rule's user may not use (any more).
@@ -71,8 +69,7 @@ class ResolvedNames:
     unshared: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class NamesInBody:
+class NamesInBody(msgspec.Struct, frozen=True):
     """The texts in a body that name devices and device types."""
 
     devices: frozenset[str]
@@ -129,8 +126,7 @@ OF_ANOTHER_KIND: Final[Mapping[ValueKind, str]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RuleSource:
+class RuleSource(msgspec.Struct, frozen=True):
     """The meaning of `sdid` or `ddid`: a device, or devices of a type. `name` is its text in messages to people."""
 
     manifest: Manifest
@@ -140,8 +136,7 @@ class RuleSource:
     selector: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOperand:
+class ReadOperand(msgspec.Struct, frozen=True):
     """An operand, and the path of the member that decides its kind. `value` is that of a constant."""
 
     operand: Operand

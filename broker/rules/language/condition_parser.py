@@ -1,10 +1,11 @@
 """Compiles conditions (reference 12.7)."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 from typing import Final
+
+import msgspec
 
 from broker.device_types.manifest import Field
 from broker.device_types.reading import JsonObject
@@ -63,8 +64,7 @@ _SENSITIVITY_MAX: Final = 100
 _SCHEDULES_SHARED: Final = 2_048
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
+class _Model(msgspec.Struct, frozen=True):
     kind: str
     predict_in_seconds: float | None
     sensitivity: float | None

@@ -7,6 +7,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from broker.rules.language.schedule import MINUTE_MS, Schedule
 from broker.rules.language.values import (
     Bound,
@@ -115,8 +117,7 @@ class Choice(Enum):
     EVERY = "every"
 
 
-@dataclass(frozen=True, slots=True)
-class Duration:
+class Duration(msgspec.Struct, frozen=True):
     """How long a condition must hold. Without `accepts_update`, an update of the field restarts the period."""
 
     length_ms: int

@@ -13,9 +13,12 @@ ends them with each message.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.rules.language.conditions import NO_DEVICE, Choice, Condition, TimeCondition, has_field
 from broker.rules.language.schedule import Schedule
@@ -26,8 +29,7 @@ TimerKey = tuple[int, DeviceKey]
 """A condition's index in the rule, and the device that meets the condition."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(msgspec.Struct, frozen=True):
     """A duration. It runs until `due_ms`; from then on, while it exists, the condition holds.
 
     `spent`: the rule has triggered since the timer elapsed. A rule with durations triggers once for each that elapses.
@@ -43,19 +45,17 @@ Timers = Mapping[TimerKey, Timer]
 NO_TIMERS: Final[Timers] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class RuleMatch:
+class RuleMatch(msgspec.Struct, frozen=True):
     """The conditions are met. `devices` has the device that satisfied `any`, by its type."""
 
     devices: Mapping[DeviceTypeKey, DeviceKey]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The result of an evaluation. `timers` has the changed ones; None: the timer is gone. `match`: it triggers."""
 
     match: RuleMatch | None = None
-    timers: Mapping[TimerKey, Timer | None] = field(default_factory=dict)
+    timers: Mapping[TimerKey, Timer | None] = msgspec.field(default_factory=dict)
 
 
 NOTHING: Final = Outcome()
@@ -63,8 +63,7 @@ NOTHING: Final = Outcome()
 SEEN_MAX: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionReport:
+class ConditionReport(msgspec.Struct, frozen=True):
     """How one condition came out.
 
     Attributes:
@@ -90,8 +89,7 @@ class ConditionReport:
     schedule: Schedule | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """Why a rule triggered or did not: its outcome, and a report on each condition in the order of the body.
 
     A rule with durations that has triggered for them already does not trigger, although all conditions held.
@@ -104,8 +102,7 @@ class Explanation:
 _NOTHING_CHOSEN: Final = RuleMatch(NOTHING_BOUND)
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """The device that causes an evaluation, and its type. By default: time, or a device that no selector can mean.
 
     `only`: among the devices of the type, no other one may satisfy `any`. That is so unless the rule also names the

@@ -10,7 +10,10 @@ Each answer is an `Outcome`: the changes of the rule's timers, and the match if 
 what is to be sent from the match.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.rules.language.actions import ActionList, Outgoing
 from broker.rules.language.conditions import Choice, Condition, ModelCondition, TimeCondition
@@ -34,8 +37,7 @@ from broker.rules.language.values import Bound, View
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(msgspec.Struct, frozen=True):
     """A source of messages for a rule: one device, or the owner's devices of a type, and the `fields` it evaluates.
 
     A message of such a device counts whatever fields it has: each one triggers the rule while all conditions hold.
@@ -46,8 +48,7 @@ class Watch:
     device_type: DeviceTypeKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Transformer:
+class Transformer(msgspec.Struct, frozen=True):
     """A condition with a model.
 
     Attributes:

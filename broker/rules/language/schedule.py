@@ -7,13 +7,13 @@ comes twice. Libraries for cron move or drop such minutes, and none tells the bo
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from math import acos, cos, degrees, radians, sin
 from operator import ge, gt, le, lt
 from typing import Final
 from zoneinfo import ZoneInfo
 
+import msgspec
 from astral import refraction_at_zenith
 from astral.julian import julianday, julianday_to_juliancentury
 from astral.sun import SUN_APPARENT_RADIUS, eq_of_time, sun_declination
@@ -39,8 +39,7 @@ class InvalidScheduleError(ValueError):
     """The text is no expression."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
+class _Position(msgspec.Struct, frozen=True):
     """The numbers that one position allows. `mask` has bit n for each number n, counted from `first`."""
 
     first: int

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -20,8 +19,7 @@ NestedValue = Value | dict[str, "NestedValue"]
 """A value of a parameter: a group of parameters is an object."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentMessage:
+class CurrentMessage(msgspec.Struct, frozen=True):
     """The message that causes an evaluation. `owner` owns the device, `data` is its normalised data, decoded."""
 
     device: DeviceKey
@@ -30,8 +28,7 @@ class CurrentMessage:
     data: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """A value that an evaluation looked at, and its message's cts. `value` None: the device never sent the field."""
 
     device: DeviceKey
@@ -149,8 +146,7 @@ def is_finite(value: float) -> bool:
     return math.isfinite(value) if isinstance(value, float) else -_LARGEST < value < _LARGEST
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(msgspec.Struct, frozen=True):
     """`{"value": …}`"""
 
     value: Value
@@ -166,8 +162,7 @@ class Constant:
         yield self
 
 
-@dataclass(frozen=True, slots=True)
-class LastValue:
+class LastValue(msgspec.Struct, frozen=True):
     """`{"valueFrom": {"sdid": …, "field": …}}`: of a device, or of the device of a type that satisfied `any`."""
 
     device: DeviceKey | None
@@ -190,8 +185,7 @@ class LastValue:
         yield self
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """`{"concat": […]}`, `{"add": […]}`, `{"sub": […]}`: the operands are cast, then joined, added or subtracted."""
 
     calculate: Callable[[Sequence[Value]], Value]

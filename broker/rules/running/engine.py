@@ -11,6 +11,7 @@ from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -49,8 +50,7 @@ _TOLD_MS: Final = 1_000
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
+class EngineStatistics(msgspec.Struct, frozen=True):
     """`waiting_rows`: stored messages that are not evaluated yet; the counts are since the start."""
 
     rules: int

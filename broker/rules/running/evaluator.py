@@ -6,7 +6,7 @@ first. So after a crash the rows behind the saved position are evaluated again, 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.changes import Changes
 from broker.devices.registry import Devices

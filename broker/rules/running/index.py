@@ -1,10 +1,11 @@
 """The rules that run, and which of them a message concerns (reference 12.4)."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.accounts.permissions import Reach
 from broker.accounts.tokens import Caller, user_through
@@ -128,8 +129,7 @@ K = TypeVar("K")
 Guard = tuple[Test, Value, RunningRule]
 
 
-@dataclass(frozen=True, slots=True)
-class Interest:
+class Interest(msgspec.Struct, frozen=True):
     """The rules that a device's messages concern.
 
     A rule may have a *guard*: a condition that compares the last value of a field of the device with a constant. While

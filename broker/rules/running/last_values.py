@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from broker.messages.decoding import decoded
 from broker.messages.intervals import FIRST_MS, LAST_MS
 from broker.messages.snapshots import newest_bucket_end, saved_with_rows
@@ -136,8 +138,7 @@ def values_at(
     return fields
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
+class _Before(msgspec.Struct, frozen=True):
     """Looks up what a device's values were before a position: in its rows and, for a field that few messages have, in
     the rollups, which say in which minutes there are any."""
 

@@ -5,12 +5,13 @@ Reference 12.3.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from broker.accounts.permissions import Permissions, Reach
 from broker.clock import Clock
@@ -48,8 +49,7 @@ _encode_findings = msgspec.json.Encoder().encode
 _decode_findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRule:
+class PreparedRule(msgspec.Struct, frozen=True):
     """A body that was compiled, and the reach of its rule. A new rule has its number only when it is stored."""
 
     compiled: Callable[[RuleKey], CompiledRule]
@@ -210,8 +210,7 @@ _WAITING_MAX: Final = 10_000
 _RETRY_SECONDS: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidationStatistics:
+class InvalidationStatistics(msgspec.Struct, frozen=True):
     """`invalidated`: rules that became invalid since the start."""
 
     invalidated: int

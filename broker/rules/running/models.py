@@ -1,8 +1,9 @@
 """The models of conditions with a `transformer`, made and asked through the capability of models (reference 12.6)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import ceil
+
+import msgspec
 
 from broker.devices.registry import device_in
 from broker.models.definition import ModelType
@@ -17,8 +18,7 @@ from storage.rules import RuleRecord
 _KINDS = {"prediction": ModelType.PREDICTION, "anomalyDetection": ModelType.ANOMALY}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelWarning:
+class ModelWarning(msgspec.Struct, frozen=True):
     """A model of a rule that is not ready, and why."""
 
     model_id: str

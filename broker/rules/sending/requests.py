@@ -7,7 +7,6 @@ The oldest requests of each user are in memory and get places fairly: a user has
 of each host. So receivers that hang hold up the requests of their users, and to their host, and no others.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -68,8 +67,7 @@ class ProblemReporter(Protocol):
         """Tell the owner of the rule that something went wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStatistics:
+class RequestStatistics(msgspec.Struct, frozen=True):
     sent: int
     failed: int
     refused: int

@@ -35,8 +35,7 @@ TOO_MANY_REQUESTS: Final = "Not sent: more than 5 HTTP requests in a minute or 5
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Firing:
+class Firing(msgspec.Struct, frozen=True):
     """A rule was triggered: by a message of `device`, or by the time. `causes` are the rules behind the message."""
 
     running: RunningRule
@@ -46,16 +45,14 @@ class Firing:
     causes: Causes
 
 
-@dataclass(frozen=True, slots=True)
-class FiringProblem:
+class FiringProblem(msgspec.Struct, frozen=True):
     running: RunningRule
     field: str
     text: str
     at_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """A rule must not run any more."""
 
     running: RunningRule
@@ -74,8 +71,7 @@ class FiringBatch:
     actions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Addressees:
+class Addressees(msgspec.Struct, frozen=True):
     """Devices, types and mail addresses that were looked up."""
 
     devices: Mapping[DeviceKey, Device | None]

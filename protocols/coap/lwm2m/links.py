@@ -1,8 +1,9 @@
 """Lists of objects in link format (RFC 6690), as devices send them at registration and in answers to Discover."""
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from broker.device_management.sessions import ResourcePath
 from protocols.coap.lwm2m.formats.values import UnreadablePayload, parse_path
@@ -17,8 +18,7 @@ _INSTANCE_DEPTH: Final = 2
 _USUAL: Final = frozenset({(3,), (5,), (3, 0), (5, 0)})
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """Objects and object instances that a device lists, and the path in front of them."""
 
     paths: frozenset[ResourcePath]

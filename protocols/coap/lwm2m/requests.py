@@ -1,8 +1,9 @@
 """Requests of devices: their options, and the parameters of a registration (reference 18.2)."""
 
 import re
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from broker.errors import BadRequest
 from protocols.coap.blockwise import BlockOption
@@ -66,8 +67,7 @@ def read_request(message: CoapMessage) -> DeviceRequest:
     return DeviceRequest(message.code, tuple(path), tuple(queries), format_, block1, message.payload)
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True):
     """The parameters of a registration or an update. None: not given."""
 
     endpoint: str | None = None

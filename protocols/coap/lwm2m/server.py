@@ -5,11 +5,11 @@ in one heap.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from hmac import compare_digest
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
 import structlog
 import trio
 
@@ -77,8 +77,7 @@ class Lwm2mPeer(Lwm2mLink, Protocol):
         """TCP and TLS: devices authenticate with a token, and the registration ends with the connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lwm2mStatistics:
+class Lwm2mStatistics(msgspec.Struct, frozen=True):
     """The counters as `trunkline statistics` shows them."""
 
     registered: int

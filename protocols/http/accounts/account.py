@@ -1,11 +1,11 @@
 """/account: it leads to the page of the account in the console, whose forms come here (reference 4.9)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlencode
 
+import msgspec
 from quart import Blueprint, Response
 
 from broker.accounts.open_sessions import OpenSession, OpenSessions
@@ -43,8 +43,7 @@ _SYSTEMS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AccountFacts:
+class AccountFacts(msgspec.Struct, frozen=True):
     """Contents of the account page before its scripts run; its forms are sent to the paths below."""
 
     factor: FactorStanding

@@ -1,10 +1,10 @@
 """The pages. They are the same for everybody but for the person's name: scripts fetch the rest from the public API."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import msgspec
 from quart import Blueprint, Response, request
 from werkzeug.exceptions import NotFound
 
@@ -33,8 +33,7 @@ _POLICY: Final = (
 _templates: Final = templates_of("protocols.http.console")
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     path: str  # below HOME
     template: str
     place: str  # the link of the navigation to which the page belongs

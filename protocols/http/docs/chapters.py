@@ -3,29 +3,27 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
+
+import msgspec
 
 from protocols.http.docs.rows import MemberRow, MemberRows
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
+class _Refusal(msgspec.Struct, frozen=True):
     status: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FormRows:
+class FormRows(msgspec.Struct, frozen=True):
     """One of the forms that a body may have."""
 
     about: str
     rows: tuple[MemberRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentedCall:
+class DocumentedCall(msgspec.Struct, frozen=True):
     anchor: str
     method: str
     path: str
@@ -47,14 +45,12 @@ class DocumentedCall:
     refusals: tuple[_Refusal, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentedSample:
+class DocumentedSample(msgspec.Struct, frozen=True):
     title: str
     code: str
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentedChapter:
+class DocumentedChapter(msgspec.Struct, frozen=True):
     slug: str
     title: str
     about: str

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup, escape
@@ -54,8 +55,7 @@ _HOST: Final = "127.0.0.1"
 _DEFAULT: Final = f"{_HOST}:8080"
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(msgspec.Struct, frozen=True):
     """A block of code. `when` is the word after its language; usually there is none."""
 
     language: str
@@ -63,8 +63,7 @@ class Example:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """A part of a page for the search: its heading, the heading's anchor, and the words below it."""
 
     title: str

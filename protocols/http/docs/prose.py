@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from markupsafe import Markup, escape
 
 #: Not in numbers, such as addresses and ports, and not before the extension of a file.
@@ -17,16 +17,14 @@ _OPTION: Final = re.compile(r"(?<![\w-])--[\w-]+")
 _LINE: Final = 16  # shorter code has room in every line
 
 
-@dataclass(frozen=True, slots=True)
-class ProseBlock:
+class ProseBlock(msgspec.Struct, frozen=True):
     """A paragraph, or the items of a list."""
 
     is_list: bool
     texts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProseSection:
+class ProseSection(msgspec.Struct, frozen=True):
     title: str
     blocks: tuple[ProseBlock, ...]
 

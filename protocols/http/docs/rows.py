@@ -1,15 +1,15 @@
 """Schemas as the rows of a table: one row for each member, with the members of inner objects below."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 _DEEPEST: Final = 4
 _KNOWN_PATTERNS: Final = {"^[0-9a-f]{32}$": "id"}
 
 
-@dataclass(frozen=True, slots=True)
-class MemberRow:
+class MemberRow(msgspec.Struct, frozen=True):
     name: str
     depth: int
     type: str

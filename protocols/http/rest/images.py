@@ -3,9 +3,9 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta
 from quart import Response
 
@@ -84,8 +84,7 @@ class _Uploaded(Shape):
     sha256: Annotated[str, Meta(pattern=_SHA256, description="Of the body: another body is refused")] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FoundImage:
+class FoundImage(msgspec.Struct, frozen=True):
     record: FirmwareImageRecord
     type: DeviceType
 

@@ -1,9 +1,9 @@
 """Common parameters of searches of messages and of Actions (reference 9.3): owner or device, times, and page."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.permissions import Permission
@@ -95,13 +95,12 @@ def found_example(device: str, entry: object) -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class SearchScope:
+class SearchScope(msgspec.Struct, frozen=True):
     """The devices that a search is about, and their owner. `device_id` is given if the search is about one device."""
 
     uid: str | None = None
     device_id: str | None = None
-    devices: list[Device] = field(default_factory=list)
+    devices: list[Device] = msgspec.field(default_factory=list)
 
 
 class Searches(Generic[_Entry]):

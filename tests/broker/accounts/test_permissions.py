@@ -1,9 +1,8 @@
 """Tables of who may do what with a device (reference 4.7)."""
 
-from dataclasses import replace
-
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from broker.accounts.consent import sign_in_grant

@@ -1,12 +1,12 @@
 """Properties of redirect URIs and of PKCE verifiers that hold for every text."""
 
 import string
-from dataclasses import replace
 from urllib.parse import parse_qs
 
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.accounts.applications import Application
 from broker.accounts.grants import S256, VERIFIER

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 import trio
 from argon2.profiles import CHEAPEST
@@ -138,7 +139,7 @@ async def test_a_hash_at_another_cost_is_renewed_at_the_next_sign_in(services: S
     """Other sessions go on, because the password is the same; open codes for a reset are void."""
     sessions, before = services.accounts.sessions, await services.accounts.users.find(ADA)
     dear = Passwords(replace(CHEAPEST, memory_cost=64)).hash(PASSWORD)
-    older = replace(before, password_hash=dear)
+    older = msgspec.structs.replace(before, password_hash=dear)
 
     def weaken(tx: Transaction) -> None:
         tx.accounts.renew_password_hash(before.key, dear)

@@ -5,7 +5,6 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -311,7 +312,7 @@ async def test_for_a_cloud_connectors_device_requests_count_and_messages_do_not(
     services: Services, world: World
 ) -> None:
     device = make_device(99)
-    object.__setattr__(device.type.record, "has_cloud_connector", True)
+    msgspec.structs.force_setattr(device.type.record, "has_cloud_connector", True)
     services.limits.quotas.set_device_limit(device.key, 2)
     services.limits.quotas.charge_message(device, 1, NOW_MS)
     services.limits.quotas.charge_connector_request(device)

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from broker.devices.registry import Device

@@ -2,10 +2,10 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from broker.devices.presence import SEEN_SECONDS

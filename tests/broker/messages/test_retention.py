@@ -1,7 +1,7 @@
 """Retention: rows that are too old are deleted in small steps, and no others."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 import trio
+from msgspec.structs import asdict
 from trio.testing import MockClock
 
 from broker.clock import Clock

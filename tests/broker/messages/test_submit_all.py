@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
+import msgspec
 import pytest
 import trio
 from hypothesis import example, given
@@ -132,7 +133,7 @@ class Run:
             case ClockSet(by_ms):
                 self._clock.now += by_ms
             case DeviceEnabled(enabled):
-                self.device.refresh(replace(self.device.record, enabled=enabled), self.device.type)
+                self.device.refresh(msgspec.structs.replace(self.device.record, enabled=enabled), self.device.type)
             case Plan(daily):
                 self._services.limits.quotas.set_device_limit(self.device.key, daily)
             case Allowance(monthly):

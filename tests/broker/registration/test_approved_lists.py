@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePri
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256, SHA512, HashAlgorithm
+from msgspec.structs import replace
 
 from broker.device_types.catalog import DeviceType
 from broker.devices.inventory import NewDevice

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from broker.accounts.permissions import Permission, Permissions
 from broker.clock import Clock
@@ -114,7 +114,7 @@ def action(destination: Device, position: int = 1) -> ActionStored:
         mv=1,
         data="{}",
     )
-    return ActionStored(stored, source=destination.key, destination=destination.key)
+    return ActionStored(action=stored, source=destination.key, destination=destination.key)
 
 
 # Online and offline

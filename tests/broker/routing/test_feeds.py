@@ -93,7 +93,7 @@ def action_stored(source: int, destination: DeviceKey, position: int = 9) -> Act
         mv=1,
         data="{}",
     )
-    return ActionStored(action, source=DeviceKey(source), destination=destination)
+    return ActionStored(action=action, source=DeviceKey(source), destination=destination)
 
 
 def test_a_batch_becomes_one_block_of_frames_of_the_watched_devices(router: Router, feeds: Feeds, codec: Codec) -> None:

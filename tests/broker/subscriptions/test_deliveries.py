@@ -1,13 +1,13 @@
 """Delivering notifications: at least once, in order for each device, with retries (reference 11.3 to 11.5)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from broker.facts import ProviderAuthRemoved, SubscriptionReported

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from broker.accounts.permissions import ADMINISTRATORS, Permission
 from broker.accounts.tokens import CONSOLE_ID, Caller

@@ -1,10 +1,10 @@
 """The sessions of an endpoint: their limits, their ends, and the mitigation of amplification."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
@@ -27,7 +27,7 @@ Limited = Callable[..., CoapEndpoint]
 
 
 def _endpoint(services: Services, time: Time, limits: SessionLimits, **changes: object) -> CoapEndpoint:
-    return CoapEndpoint(services, limits=replace(limits, **changes), now=time, chance=lambda: 0.0)  # type: ignore[arg-type]
+    return CoapEndpoint(services, limits=replace(limits, **changes), now=time, chance=lambda: 0.0)
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """/developer: applications, device types and Manifests that members of an organization make (reference 27.21)."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from broker.device_management.requests import TaskRequest, packed
 from broker.services import Services

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.services import Services

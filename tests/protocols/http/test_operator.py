@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import pytest
 import trio
+from msgspec.structs import replace
 
 from broker.accounts.sign_up import add_account
 from broker.cluster.leases import NodeStatus

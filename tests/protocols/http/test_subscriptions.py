@@ -1,11 +1,11 @@
 """/subscriptions and /notifications over REST (reference 2.7 and 11)."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from broker.cluster.kinds import SUBSCRIPTION
 from broker.services import Services

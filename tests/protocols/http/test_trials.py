@@ -1,10 +1,10 @@
 """/trials over REST: who may make which call, and what the answers say (reference 2.11 and 14)."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from broker.accounts.consent import sign_in_grant
 from broker.secrets import token_hash

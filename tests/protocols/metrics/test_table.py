@@ -1,7 +1,6 @@
 """Each statistic has one metric, and its name follows Prometheus's conventions."""
 
 import re
-from dataclasses import fields, is_dataclass
 
 import pytest
 
@@ -37,18 +36,17 @@ async def test_each_statistic_of_the_broker_has_a_metric(services: Services) -> 
 
 
 def test_each_counter_of_a_listener_has_a_metric() -> None:
-    assert {name: {field.name for field in fields(kind)} for name, kind in COUNTED.items()} == {
+    assert {name: set(kind.__struct_fields__) for name, kind in COUNTED.items()} == {
         name: set(part) for name, (_, part) in LISTENERS.items()
     }
-    assert all(is_dataclass(kind) for kind in COUNTED.values())
 
 
 def test_each_statistic_of_the_daemon_has_a_metric() -> None:
     assert {name: set(part) for name, part in DAEMON.items()} == {
-        "loop": {field.name for field in fields(LoopStatistics)},
-        "damage": {field.name for field in fields(DamageStatistics)},
-        "database": {field.name for field in fields(ContactStatistics)},
-        "node": {field.name for field in fields(NodeStatus)} - {"node"},  # a label of `store_info`
+        "loop": set(LoopStatistics.__struct_fields__),
+        "damage": set(DamageStatistics.__struct_fields__),
+        "database": set(ContactStatistics.__struct_fields__),
+        "node": set(NodeStatus.__struct_fields__) - {"node"},  # a label of `store_info`
     }
 
 

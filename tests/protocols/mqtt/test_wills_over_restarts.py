@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.wills.wills import WillStatistics

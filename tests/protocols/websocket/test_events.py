@@ -1,13 +1,13 @@
 """The event feed: which subscribers get which events, their names, and their form (reference 19.4 and 20)."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from trio.testing import MockClock
 from trio_websocket import WebSocketConnection
 from wsproto.events import CloseConnection, Message

@@ -2,13 +2,13 @@
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 from wsproto.events import BytesMessage, CloseConnection, Message, Pong
 

@@ -1,6 +1,6 @@
 """Receivers of events of rules and subscriptions: their users through their applications, and these (reference 20)."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from broker.accounts.permissions import Reach
 from broker.accounts.tokens import Caller

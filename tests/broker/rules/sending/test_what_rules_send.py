@@ -70,7 +70,7 @@ def told(services: Services) -> list[RuleReported]:
 async def mails_of(services: Services, kind: str) -> list[MailRecord]:
     def work(tx: object) -> list[MailRecord]:
         rows = tx.mails._db.execute("SELECT * FROM mail WHERE kind = :kind", {"kind": kind})  # type: ignore[attr-defined]
-        return [MailRecord(**{name: row[name] for name in MailRecord.__slots__}) for row in rows]
+        return [MailRecord(**{name: row[name] for name in MailRecord.__struct_fields__}) for row in rows]
 
     return await services.core.database.read(work)
 

@@ -333,7 +333,7 @@ class TestLimits:
         services = browser.services
         await quiet(services)
         kitchen = await services.devices.registry.find(KITCHEN)
-        object.__setattr__(kitchen.type.record, "has_cloud_connector", True)
+        msgspec.structs.force_setattr(kitchen.type.record, "has_cloud_connector", True)
         services.limits.quotas.set_device_limit(kitchen.key, 2)
         answers: list[httpx.Response] = []
 
