@@ -12,8 +12,9 @@ from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreError
 
-#: With more waiting for the writer, front ends stop reading from their sockets.
-JOURNAL_MAX_ROWS = 20_000
+#: With more waiting for the writer, front ends stop reading from their sockets. A message waits for the commit under
+#: way and for its own, so this bounds how long a polite device waits beside others that flood.
+JOURNAL_MAX_ROWS = 2_000
 JOURNAL_MAX_BYTES = 32 * 1024 * 1024
 
 

@@ -42,25 +42,25 @@ def ping(number: int) -> bytes:
     return struct.pack("!BBH", 0x40, 0, number & 0xFFFF)
 
 
-def posts_messages(daemon: Daemon) -> Exchange:
+def posts_messages(daemon: Daemon, token: str = device_token(0)) -> Exchange:
     """A device over UDP, from a source that the daemon has not seen."""
-    return _posts(Plain(daemon.port("coap")))
+    return _posts(Plain(daemon.port("coap")), token)
 
 
-def posts_messages_encrypted(daemon: Daemon) -> Exchange:
+def posts_messages_encrypted(daemon: Daemon, token: str = device_token(0)) -> Exchange:
     """A device over DTLS, whose handshake comes before what is measured."""
     peer = Dtls(daemon.port("coaps"), client_context())
     while not peer.step():
         if not select.select([peer.socket], [], [], 1)[0]:
             peer.send_again()
-    return _posts(peer)
+    return _posts(peer, token)
 
 
-def _posts(peer: Plain) -> Exchange:
+def _posts(peer: Plain, token: str) -> Exchange:
     numbers = count(1)
 
     def exchange() -> None:
-        request = post(next(numbers), device_token(0))
+        request = post(next(numbers), token)
         for seconds in _ANSWER_SECONDS:
             peer.send(request)
             while select.select([peer.socket], [], [], seconds)[0]:

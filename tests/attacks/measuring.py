@@ -104,7 +104,7 @@ def damage_of(
     if on_another is not None:
         with running(on_another, attackers):
             beside = waits_of(connect, daemon, seconds, pause)
-    memory = _Memory(daemon)
+    memory = Memory(daemon)
     with memory.watched():
         with running(attack, attackers):
             during = waits_of(connect, daemon, seconds, pause)
@@ -179,7 +179,7 @@ def _measure(
 
 
 @dataclass
-class _Memory:
+class Memory:
     """The daemon's resident memory, read twenty times a second."""
 
     daemon: Daemon

@@ -176,7 +176,7 @@ def lwm2m(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECOND
             while came:
                 message = came.pop(0)
                 if message.is_request:
-                    link.sendall(_answer(message))
+                    link.sendall(answer_as_sensor(message))
                 elif message.token == token:
                     return message.code
             if not (received := link.recv(65_536)):
@@ -195,7 +195,7 @@ def lwm2m(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECOND
     return exchange
 
 
-def _answer(request: CoapMessage) -> bytes:
+def answer_as_sensor(request: CoapMessage) -> bytes:
     """Values and observations are answered with a name, anything else is done."""
     if request.code != Code.GET:
         return encode_frame(Code.CHANGED, request.token)

@@ -710,6 +710,19 @@ async def test_there_is_no_room_while_too_many_rows_wait(
     assert journal.has_room
 
 
+async def test_a_flood_fills_no_commit_that_others_would_wait_for(journal: Journal, runner: HeldRunner) -> None:
+    """Who sends one message waits for the commit under way and for its own."""
+    runner.hold_commits()
+    append(journal)
+    await wait_all_tasks_blocked()
+    accepted = 0
+    while journal.has_room and accepted < 50_000:
+        append(journal)
+        accepted += 1
+    assert accepted <= 2_000
+    runner.commits.set()
+
+
 async def test_there_is_no_room_while_too_many_bytes_wait(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "JOURNAL_MAX_BYTES", 100)
     append(journal, data="x" * 99)

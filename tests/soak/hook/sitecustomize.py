@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from ctypes import CDLL, Structure, c_size_t
+from ctypes import CDLL, Structure, c_longlong, c_size_t
 from types import FrameType
 
 _MALLINFO2 = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
@@ -46,8 +46,11 @@ def _count(_number: int, _frame: FrameType | None) -> None:
     mallinfo2 = CDLL(None).mallinfo2
     mallinfo2.restype = _MallInfo2
     malloc = mallinfo2()
+    sqlite3_memory_used = CDLL("libsqlite3.so.0").sqlite3_memory_used
+    sqlite3_memory_used.restype = c_longlong
     found = {
         "garbage": garbage,
+        "sqlite": sqlite3_memory_used(),
         "blocks": sys.getallocatedblocks(),
         "malloc": {name: getattr(malloc, name) for name in ("arena", "hblkhd", "uordblks", "fordblks")},
         "types": types,
