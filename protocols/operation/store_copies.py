@@ -18,10 +18,23 @@ _log = structlog.get_logger(__name__)
 
 async def forget_copies(store: Path) -> None:
     """Delete the file of a compaction that did not end; and each copy a day after its upgrade: it takes as much room
-    as the store, and has all data of that time."""
-    await trio.to_thread.run_sync(partial(unfinished_copy(store).unlink, missing_ok=True))
+    as the store, and has all data of that time. A file that cannot be deleted is logged, and stays."""
+    if (unfinished := unfinished_copy(store)).exists():
+        await _delete(unfinished)
     for copy in copies_of(store):
-        age = time.time() - copy.stat().st_mtime
+        try:
+            age = time.time() - copy.stat().st_mtime
+        except FileNotFoundError:  # the operator has deleted it
+            continue
         await trio.sleep(max(0.0, _KEPT_SECONDS - age))
-        await trio.to_thread.run_sync(partial(copy.unlink, missing_ok=True))
-        _log.info("copy_of_upgrade_deleted", copy=str(copy))
+        if await _delete(copy):
+            _log.info("copy_of_upgrade_deleted", copy=str(copy))
+
+
+async def _delete(file: Path) -> bool:
+    try:
+        await trio.to_thread.run_sync(partial(file.unlink, missing_ok=True))
+    except OSError as error:
+        _log.warning("file_not_deleted", file=str(file), reason=error.strerror)
+        return False
+    return True

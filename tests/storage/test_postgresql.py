@@ -855,7 +855,7 @@ import sys
 from pathlib import Path
 sys.modules["psycopg"] = None
 from config.settings import Settings, Storage
-from storage.engines import engine_of, postgresql
+from storage.engines import engine_of
 import protocols.cli, protocols.daemon
 engine_of(Settings(state_dir=Path("/nowhere")))
 try:

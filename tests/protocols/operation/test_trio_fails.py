@@ -19,7 +19,12 @@ def test_the_process_ends_when_a_task_of_trio_fails(alarms: list[int]) -> None:
     async def main() -> None:
         with ends_without_trio():
             trio.lowlevel.spawn_system_task(fail)
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):  # as the wait for the writer's commit
+                    while not alarms:
+                        await trio.lowlevel.checkpoint()
 
     async def fail() -> None:
         await trio.lowlevel.checkpoint()
