@@ -251,13 +251,29 @@ class _Kept:
         self.columns = engine.columns
         self.connection = engine.open(read_only=False)
         self.is_lent = False
+        self._tables = self._emptied()
 
-    def restart(self) -> None:
-        """Empty the tables that have rows. To make a database takes a hundred times as long."""
+    def restart(self) -> bool:
+        """Empty the tables that have rows. To make a database takes a hundred times as long.
+
+        Returns:
+            False: a test has taken tables away, or made some.
+        """
         self.connection.rollback()
-        self.connection.execute("SELECT begin_test_anew(:mid)", {"mid": secrets.token_bytes(32)})
-        self.connection.forget()
         self.is_lent = False
+        return self._emptied() == self._tables
+
+    def drop(self) -> None:
+        self.connection.close()
+        server().drop(self.name)
+
+    def _emptied(self) -> list[str]:
+        """The tables, which are empty now."""
+        row = self.connection.execute("SELECT begin_test_anew(:mid) AS tables", {"mid": secrets.token_bytes(32)}).one()
+        self.connection.forget()
+        assert row is not None
+        tables: list[str] = row["tables"]
+        return tables
 
 
 class _Databases:
@@ -271,10 +287,15 @@ class _Databases:
         """The database of a path, which begins as an empty store."""
         if path not in self._of:
             self._forget(lambda other: not other.parent.exists())  # examples of one test follow each other
-            kept = self._free.pop() if self._free else _Kept()
-            kept.restart()
-            self._of[path] = kept
+            self._of[path] = self._begun()
         return self._of[path]
+
+    def _begun(self) -> _Kept:
+        while self._free:
+            if (kept := self._free.pop()).restart():
+                return kept
+            kept.drop()
+        return _Kept()
 
     def end_test(self) -> None:
         self._forget(lambda _path: True)
@@ -390,7 +411,7 @@ class _Lent:
 
 #: Deletes what a test has left: which is quicker than TRUNCATE for some rows in a few of many tables.
 _BEGIN_ANEW: Final = """
-CREATE FUNCTION begin_test_anew(mid BYTEA) RETURNS VOID LANGUAGE plpgsql AS $$
+CREATE FUNCTION begin_test_anew(mid BYTEA) RETURNS TEXT[] LANGUAGE plpgsql AS $$
 DECLARE
   of_table TEXT;
   has_rows BOOLEAN;
@@ -413,5 +434,7 @@ BEGIN
   END LOOP;
   PERFORM setval('log', 0);
   INSERT INTO secret (name, value) VALUES ('mid', mid);
+  RETURN (SELECT array_agg(relname::TEXT ORDER BY relname) FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition);
 END $$
 """

@@ -120,6 +120,11 @@ def note_step(store: StoreConnection, name: str) -> None:
         store.execute(sql, {"name": name})
 
 
+def drop_table(store: StoreConnection, name: str) -> None:
+    """What uses the table fails from now on."""
+    store.execute(f"DROP TABLE {name}{' CASCADE' if ENGINE == 'postgresql' else ''}")
+
+
 def lift_references(connection: StoreConnection) -> None:
     """The connection takes rows that refer to nobody, from its next transaction on."""
     if ENGINE == "postgresql":

@@ -24,6 +24,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import Raw, bearer
 from tests.rows import each_row
+from tests.stores import drop_table
 
 CORS = {
     "access-control-allow-origin": "*",
@@ -287,14 +288,14 @@ async def test_a_bug_is_500_with_one_log_record(services: Services, world: World
 
 
 async def test_a_store_that_cannot_be_read_is_503(services: Services, world: World, api: httpx.AsyncClient) -> None:
-    await services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE presence"))
+    await services.core.database.write(lambda tx: drop_table(tx.connection, "presence"))
     answer = await api.get(f"{DEVICE}/status", headers=bearer(ADA_TOKEN))
     assert error_of(answer, 503)["message"] == "Service Unavailable"
     assert int(answer.headers["retry-after"]) > 0
 
 
 async def test_a_store_that_cannot_be_written_is_503(services: Services, world: World, api: httpx.AsyncClient) -> None:
-    await services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE message"))
+    await services.core.database.write(lambda tx: drop_table(tx.connection, "message"))
     answer = await api.post("/messages", headers=bearer(KITCHEN_TOKEN), json=MESSAGE)
     assert error_of(answer, 503)["message"] == "Service Unavailable"
     assert int(answer.headers["retry-after"]) > 0

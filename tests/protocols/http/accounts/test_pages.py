@@ -34,6 +34,7 @@ from tests.factories import ADA, BOB
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import PASSWORD, Browser, Form, give_password
 from tests.rows import each_row
+from tests.stores import drop_table
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
 MINUTES = 60_000
@@ -177,13 +178,14 @@ async def test_the_only_other_page_after_a_sign_in_is_go(browser: Browser) -> No
 
 async def test_unexpected_failures(browser: Browser, oauth: OAuthWorld) -> None:
     shown = await browser.open("authorize", **ASKED)
-    await oauth.services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE session"))
+    await oauth.services.core.database.write(lambda tx: drop_table(tx.connection, "session"))
     back = await browser.sign_in(shown)
     assert query_of(back.headers["location"]) == {"error": "server_error", "state": ASKED["state"]}
     browser.client.cookies.set("trunkline_session", "ff" * 16)
     answer = await browser.open("go")
     assert answer.status_code == 503
     assert "no such table" not in answer.text
+    assert "does not exist" not in answer.text
 
 
 async def test_a_form_that_is_too_long(browser: Browser) -> None:
