@@ -482,7 +482,7 @@ class PostgresqlConnection:
             try:
                 return self._run(sql, [self._node, number]).one()
             except (StoreLostError, StoreUnreachableError) as error:
-                if isinstance(error, StoreLostError) and time.monotonic() < until:
+                if isinstance(error, StoreLostError) and (self.is_unreplicated or time.monotonic() < until):
                     continue
                 self._number = number  # it may be taken
                 self._engine.contact.count("commits_in_doubt")
