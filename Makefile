@@ -71,9 +71,8 @@ pytest_in_memory = folder=$(FOLDER_OF_TESTS); if TMPDIR=$$folder $(PYTEST) $(1);
   else echo "the files of the tests that failed: $$folder"; exit 1; fi
 
 # Two workers more than processors: half of all take the tests with other programs, which often wait.
-# FILES are the files and folders; all but those of LATER, if it is empty.
 tests: $(VENV)/.compiled-test
-	$(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) $(or $(FILES),$(addprefix --ignore ,$(LATER))))
+	$(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)))
 
 again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open("$(CACHE)/v/cache/lastfailed")); \
