@@ -38,6 +38,17 @@ MANY_CONNECTIONS = "".join(f"{name} = 1000000\n" for name in SOCKET_LIMITS)
 USER_TOKEN, APPLICATION_TOKEN = "33" * 16, "34" * 16
 ADA_EMAIL, ADA = "ada@example.org", "ada0" * 8
 DASHBOARD, LIGHT_TYPE = "aa" * 16, "dt" + "1e" * 16
+#: Of a provision file: the Dashboard with a secret, which an own receiver of callbacks on this machine needs.
+DASHBOARD_WITH_SECRET = f"""
+[[applications]]
+id = "{DASHBOARD}"
+name = "Dashboard"
+organization = "Acme"
+secret = "s3cret"
+redirect_uri = "http://localhost/"
+methods = ["client_credentials"]
+permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
+"""
 
 
 def device_id(number: int) -> str:

@@ -27,19 +27,19 @@ import h11
 import httpx
 import trio
 
-from tests.daemon import ADA, DASHBOARD, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+from tests.daemon import (
+    ADA,
+    DASHBOARD_WITH_SECRET,
+    TRUNKLINE,
+    USER_TOKEN,
+    Daemon,
+    bearer,
+    device_id,
+    device_token,
+    running_daemon,
+)
 
 SETTINGS = "[outbound]\nallow_private_addresses = true\n"
-LOCAL = f"""
-[[applications]]
-id = "{DASHBOARD}"
-name = "Dashboard"
-organization = "Acme"
-secret = "s3cret"
-redirect_uri = "http://localhost/"
-methods = ["client_credentials"]
-permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
-"""
 _OK, _ERROR = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -186,7 +186,7 @@ def _subscribed(count: int) -> Iterator[_Side]:
         running_daemon(Path(folder), devices=count, settings=SETTINGS) as daemon,
     ):
         file = daemon.state.parent / "local.toml"
-        file.write_text(LOCAL, encoding="utf-8")
+        file.write_text(DASHBOARD_WITH_SECRET, encoding="utf-8")
         command: list[str | Path] = [TRUNKLINE, "provision", file, "--config", daemon.config]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         with socket.socket() as probe:

@@ -17,7 +17,7 @@ import pytest
 from tests.daemon import (
     ADA,
     APPLICATION_TOKEN,
-    DASHBOARD,
+    DASHBOARD_WITH_SECRET,
     TRUNKLINE,
     USER_TOKEN,
     Daemon,
@@ -28,22 +28,12 @@ from tests.daemon import (
 )
 
 SETTINGS = "[outbound]\nallow_private_addresses = true\n"
-LOCAL = f"""
-[[applications]]
-id = "{DASHBOARD}"
-name = "Dashboard"
-organization = "Acme"
-secret = "s3cret"
-redirect_uri = "http://localhost/"
-methods = ["client_credentials"]
-permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
-"""
 
 
 def be_local(daemon: Daemon) -> None:
     """Callbacks of the application may be on this machine."""
     file = daemon.state.parent / "local.toml"
-    file.write_text(LOCAL, encoding="utf-8")
+    file.write_text(DASHBOARD_WITH_SECRET, encoding="utf-8")
     command_output("provision", file, "--config", daemon.config)
 
 

@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 
 import httpx
 
-from tests.daemon import ADA, DASHBOARD, TRUNKLINE, USER_TOKEN, Daemon, bearer, command_output, device_id
+from tests.daemon import ADA, DASHBOARD_WITH_SECRET, TRUNKLINE, USER_TOKEN, Daemon, bearer, command_output, device_id
 from tests.faults.shim import Shim
 from tests.faults.world import Row, World, under_load, wait
 from tests.protocols.outbound.smtp_servers import Received, smtp_server
@@ -23,16 +23,6 @@ _GONE_SECONDS: Final = 8.0
 #: As a resolver that asks servers that do not answer.
 _LOOK_UP_MS: Final = 5_000
 _EAI_AGAIN: Final = 1
-_LOCAL: Final = f"""
-[[applications]]
-id = "{DASHBOARD}"
-name = "Dashboard"
-organization = "Acme"
-secret = "s3cret"
-redirect_uri = "http://localhost/"
-methods = ["client_credentials"]
-permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
-"""
 
 
 class _Callback:
@@ -112,7 +102,7 @@ def gone(world: World, rounds: int) -> Row:
         settings = f'[outbound]\nallow_private_addresses = true\nsmtp_url = "smtp://localhost:{mail_port}"\n'
         daemon = world.daemon(held, settings=settings)
         file = folder / "local.toml"
-        file.write_text(_LOCAL, encoding="utf-8")
+        file.write_text(DASHBOARD_WITH_SECRET, encoding="utf-8")
         command_output("provision", file, "--config", daemon.config)
         shim = Shim(folder, daemon.state)
         with shim.loaded():

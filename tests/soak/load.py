@@ -28,7 +28,7 @@ from websockets.sync.client import connect
 from tests.daemon import (
     ADA,
     ADA_EMAIL,
-    DASHBOARD,
+    DASHBOARD_WITH_SECRET,
     LIGHT_TYPE,
     USER_TOKEN,
     Daemon,
@@ -51,16 +51,7 @@ _SENSOR_MANIFEST: Final = {
     "fields": [{"name": "temperature", "children": [{"name": "sensorValue", "valueClass": "Double"}]}],
     "actions": [],
 }
-_WORLD: Final = f"""
-[[applications]]
-id = "{DASHBOARD}"
-name = "Dashboard"
-organization = "Acme"
-secret = "s3cret"
-redirect_uri = "http://localhost/"
-methods = ["client_credentials"]
-permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
-
+_WORLD: Final = f"""{DASHBOARD_WITH_SECRET}
 [[device_types]]
 unique_name = "example.sensor"
 name = "Sensor"
