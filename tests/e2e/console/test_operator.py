@@ -85,6 +85,6 @@ def test_a_lost_connection_is_shown_and_comes_back(ada: User, site: Site) -> Non
     site.start()
     ada.sees_no("No connection", "#connection")
     ada.sees("listens", '[aria-label="Listeners"]')
-    expected = ("401", "ERR_CONNECTION", "ERR_EMPTY_RESPONSE")
+    expected = ("401", "503", "ERR_CONNECTION", "ERR_EMPTY_RESPONSE")  # 503: of the daemon that ends
     complaints = ada.browser.traffic().complaints
     assert [one for one in complaints if not any(part in one for part in expected)] == []
