@@ -55,6 +55,11 @@ class DeviceStore(Store):
     def by_id(self, id_: str) -> DeviceRecord | None:
         return self._found("d.id = :id", {"id": id_})
 
+    def by_ids(self, ids: Collection[str]) -> dict[str, DeviceRecord]:
+        """The devices with these ids, by id."""
+        rows = self._db.execute(f"{_SELECT}d.id IN ({self._db.texts_in('ids')})", {"ids": self._db.texts(ids)})
+        return {record.id: record for record in map(self._record, rows)}
+
     def by_token(self, hash_: bytes) -> DeviceRecord | None:
         """The device whose token has this hash."""
         return self._found("d.key = (SELECT device FROM device_token WHERE hash = :hash)", {"hash": hash_})

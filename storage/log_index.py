@@ -269,15 +269,19 @@ class LogIndex:
 
     def merge(self, some: Iterable[Merged]) -> int:
         """Replace entries by one each; return how many were deleted. One that is not there any more is left out."""
-        gone: list[str] = []
-        for one in some:
-            kept = self._db.execute(
-                f"UPDATE {self._name} SET first_ts = :first_ts, last_ts = :last_ts, ordered = :ordered,"  # noqa: S608 - constants
-                " number = :number, positions = :positions WHERE key = :key RETURNING key",
-                {name: getattr(one, name) for name in ("key", "first_ts", "last_ts", "ordered", "number", "positions")},
-            )
-            if kept.one() is not None:
-                gone += map(str, one.others)
+        entries = {one.key: one for one in some}
+        if not entries:
+            return 0
+        columns = ("key", "first_ts", "last_ts", "ordered", "number", "positions")
+        rows = [[getattr(one, name) for name in columns] for one in entries.values()]
+        given, parameters = self._db.given(self._name, columns, rows)
+        changes = ", ".join(f"{name} = given.{name}" for name in columns[1:])
+        kept = self._db.execute(
+            f"UPDATE {self._name} SET {changes} FROM ({given}) AS given WHERE {self._name}.key = given.key"  # noqa: S608 - constants
+            f" RETURNING {self._name}.key AS kept",
+            parameters,
+        )
+        gone = [str(other) for row in kept for other in entries[row["kept"]].others]
         if gone:
             self._db.execute(
                 f"DELETE FROM {self._name} WHERE key IN ({self._db.numbers_in('keys')})",  # noqa: S608 - constants

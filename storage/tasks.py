@@ -82,6 +82,14 @@ class TaskStore(Store):
         row = self._db.execute("SELECT * FROM task WHERE key = :key", {"key": key}).one()
         return _task(row) if row else None
 
+    def tasks(self, keys: Iterable[int]) -> list[TaskRecord]:
+        """The tasks with these keys, oldest first."""
+        rows = self._db.execute(
+            f"SELECT * FROM task WHERE key IN ({self._db.numbers_in('keys')}) ORDER BY key",  # noqa: S608 - constants
+            {"keys": json.dumps(list(keys))},
+        )
+        return [_task(row) for row in rows]
+
     def with_status(self, statuses: Sequence[str]) -> list[TaskRecord]:
         """The tasks with one of these statuses, oldest first."""
         rows = self._db.execute(f"SELECT * FROM task WHERE status IN {_texts(statuses)} ORDER BY key")  # noqa: S608 - of an enum
@@ -170,17 +178,22 @@ class TaskStore(Store):
         row = self._db.execute("SELECT * FROM device_task WHERE download = :id", {"id": download}).one()
         return _entry(row) if row else None
 
-    def set_fetched(self, key: int, fetched: int) -> None:
-        """Note how many bytes of its image were sent, unless it is fewer than before."""
-        self._db.execute(
-            "UPDATE device_task SET fetched = :fetched WHERE key = :key AND fetched < :fetched",
-            {"key": key, "fetched": fetched},
-        )
+    def set_fetched(self, fetched: Mapping[int, int]) -> None:
+        """Note how many bytes of its image were sent to each entry, by its key, unless it is fewer than before."""
+        self._set("fetched", fetched, " AND device_task.fetched < given.fetched")
 
-    def set_fetched_from(self, key: int, address: str) -> None:
-        self._db.execute(
-            "UPDATE device_task SET fetched_from = :address WHERE key = :key", {"key": key, "address": address}
-        )
+    def set_fetched_from(self, addresses: Mapping[int, str]) -> None:
+        """Note the address from which each entry, by its key, has fetched its image."""
+        self._set("fetched_from", addresses)
+
+    def _set(self, column: str, values: Mapping[int, Any], condition: str = "") -> None:
+        if values:
+            given, parameters = self._db.given("device_task", ("key", column), list(values.items()))
+            self._db.execute(
+                f"UPDATE device_task SET {column} = given.{column} FROM ({given}) AS given"  # noqa: S608 - constants
+                f" WHERE device_task.key = given.key{condition}",
+                parameters,
+            )
 
     def entries_with(self, task: int, statuses: Sequence[str], *, limit: int) -> list[DeviceTaskRecord]:
         """Entries of a task with one of these statuses, oldest first."""

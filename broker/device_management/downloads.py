@@ -102,10 +102,8 @@ class Downloads:
 
 
 def _store(tx: Transaction, fetched: Mapping[int, int], proved: Mapping[int, str]) -> None:
-    for key, position in fetched.items():
-        tx.tasks.set_fetched(key, position)
-    for key, address in proved.items():
-        tx.tasks.set_fetched_from(key, address)
+    tx.tasks.set_fetched(fetched)
+    tx.tasks.set_fetched_from(proved)
 
 
 def _forget(kept: dict[int, T], stored: Mapping[int, T]) -> None:

@@ -285,10 +285,7 @@ def _queue_some(task: int, now_ms: Milliseconds, tx: Transaction) -> QueuedDevic
 def _unfinished(tx: Transaction) -> list[TaskRecord]:
     """The tasks that have not ended, and those with a device task that has not."""
     tasks = {task.key: task for task in tx.tasks.with_status(TASK_UNFINISHED)}
-    for key in tx.tasks.tasks_with_entries(OPEN) - tasks.keys():
-        if (task := tx.tasks.task(key)) is not None:
-            tasks[key] = task
-    return list(tasks.values())
+    return [*tasks.values(), *tx.tasks.tasks(tx.tasks.tasks_with_entries(OPEN) - tasks.keys())]
 
 
 def _put_back_interrupted(now_ms: Milliseconds, tx: Transaction) -> None:

@@ -298,8 +298,9 @@ def _note(tx: Transaction, event: AuditEvent, entry: DeviceTaskRecord, now_ms: M
 
 def _check_references(tx: Transaction, request: TaskRequest, device_type: DeviceTypeKey) -> None:
     """Raises DeviceNotFound, NotFound, and ValidationFailed for a device or image of another type."""
+    devices = tx.devices.by_ids(request.dids or ())
     for index, did in enumerate(request.dids or ()):
-        device = tx.devices.by_id(did)
+        device = devices.get(did)
         if device is None:
             raise DeviceNotFound(did)
         if device.device_type != device_type:

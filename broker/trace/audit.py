@@ -113,12 +113,8 @@ class AuditLog:
         entries = tuple(self._waiting)
         self._waiting.clear()
 
-        def work(tx: Transaction) -> None:
-            for entry in entries:
-                tx.audit.add(entry)
-
         try:
-            await self._database.write(work)  # also if this task is cancelled
+            await self._database.write(lambda tx: tx.audit.add_all(entries))  # also if this task is cancelled
         except StoreError:
             self._waiting.extendleft(reversed(entries))
             raise

@@ -18,9 +18,11 @@ from storage.audit import AuditStore
 from storage.connectors import ConnectorStore
 from storage.database import EngineConnection, StoreEngine
 from storage.device_management import DeviceManagementStore
+from storage.devices import DeviceStore
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
+from storage.log_index import Entry, LogIndex, Merged
 from storage.messages import MessageStore
 from storage.records import AuditFilter, AuditRecord, FailedMessageRow, MessageRow, RollupRow
 from storage.retention import RetentionStore
@@ -515,6 +517,11 @@ def test_many_rows_take_one_statement(store: EngineConnection, monkeypatch: pyte
     of_rollup = [RollupRow(DeviceKey(1), key, "minute", 0, 1, 0, None, None, None, None, None, None) for key in many]
     rollups = RollupStore(store)
     rollups.put_all(of_rollup)
+    index = LogIndex(store, "message")
+    index.add([Entry(DeviceKey(1), key, key, True, 1, str(key)) for key in many], Position(100))
+    keys = [row["key"] for row in store.execute("SELECT key FROM message_entry ORDER BY key")]
+    merged = [Merged(last, [other], 1, 2, 1, 2, "[1,2]") for other, last in zip(keys[::2], keys[1::2], strict=True)]
+    tasks = TaskStore(store)
     monkeypatch.setattr(type(store), "_run", noting)
     rules.put_states([replace(state, triggered=7, last_on=Milliseconds(8)) for state in states])
     found = [
@@ -528,8 +535,15 @@ def test_many_rows_take_one_statement(store: EngineConnection, monkeypatch: pyte
         ConnectorStore(store).sub_devices(UserKey(1), DeviceTypeKey(1), [f"eid {key}" for key in many]),
         DeviceManagementStore(store).registered_on([DeviceKey(key) for key in many]),
         RetentionStore(store).delete_rollups(DeviceKey(1), many, "minute", 1),
+        index.merge(merged),
+        tasks.tasks(many),
+        DeviceStore(store).by_ids([f"did {key}" for key in many]),
     ]
-    assert len(executed) < len(found) + 2 + 2  # with a look at the types of the columns of two tables
+    tasks.set_fetched(dict.fromkeys(many, 1))
+    tasks.set_fetched_from(dict.fromkeys(many, "a"))
+    AuditStore(store).add_all(entries[:50])
+    # With a look at the types of the columns of five tables, and the deletion of entries that were merged.
+    assert len(executed) < len(found) + 3 + 2 + 5 + 1, executed
     monkeypatch.undo()
     assert [len(one) if isinstance(one, list | dict) else one for one in found] == [
         0,
@@ -542,12 +556,15 @@ def test_many_rows_take_one_statement(store: EngineConnection, monkeypatch: pyte
         0,
         0,
         100,
+        50,
+        0,
+        0,
     ]
     assert rules.state(RuleKey(50)) == replace(states[49], triggered=7, last_on=Milliseconds(8))
     assert rules.state(RuleKey(51)) is None
     assert rules.state(RuleKey(61)) == replace(states[60], revision=2)
     audit, wanted = AuditStore(store), AuditFilter(since_ms=0, until_ms=1_000, limit=200)
-    for entry in entries:
+    for entry in entries[50:]:
         audit.add(entry)
     assert audit.find(wanted) == entries
     audit.remove([row["key"] for row in store.execute("SELECT key FROM audit_entry WHERE at_ms <= 99")])
