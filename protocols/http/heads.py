@@ -31,7 +31,8 @@ _USUAL: Final = re.compile(
     rb"(GET|POST|PUT|DELETE) ((?:/[A-Za-z0-9_.~-]+){1,12})(?:\?([!\"$-~]*))? HTTP/1\.1\r\n"
     rb"((?:[A-Za-z0-9_-]+:[\t -~]*\r\n)+)\r\n"
 )
-_HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+")
+#: With a port; a name has labels of at most 63 characters.
+_HOST: Final = re.compile(rb"[A-Za-z0-9\[\]-]{1,63}(?:\.[A-Za-z0-9\[\]-]{1,63})*\.?(?::[A-Za-z0-9.:\[\]-]*)?")
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 #: Headers that no usual request has.
 _REFUSED: Final = frozenset(

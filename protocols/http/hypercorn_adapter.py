@@ -41,8 +41,8 @@ from protocols.streams.turnstile import Turnstile
 _DRAIN_SECONDS: Final = 2.0
 _SERVER_ITSELF: Final = "*"
 _ABSOLUTE: Final = re.compile(r"https?://[^/]+(/.*)?", re.IGNORECASE | re.DOTALL)
-#: As Hypercorn's answer to what is no head.
-_NO_TARGET: Final[HTTPResponseStartEvent] = {
+#: To what is no target, and to what is no host: as Hypercorn's answer to what is no head.
+_NO_REQUEST: Final[HTTPResponseStartEvent] = {
     "type": "http.response.start",
     "status": HTTPStatus.BAD_REQUEST.value,
     "headers": [(b"content-length", b"0"), (b"connection", b"close")],
@@ -98,9 +98,9 @@ class _Requests:
         held = scope["state"][BODY_KEY] = exchange.held
         began = time.perf_counter()
         path = _path_of(scope["path"])
-        if path is None:
+        if path is None or not _is_host(scope):
             self._traffic.answered(time.perf_counter() - began, HTTPStatus.BAD_REQUEST)
-            await send(_NO_TARGET)
+            await send(_NO_REQUEST)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         scope["path"] = path
@@ -142,6 +142,17 @@ def _path_of(target: str) -> str | None:
         return target
     absolute = _ABSOLUTE.fullmatch(target)
     return None if absolute is None else absolute[1] or "/"
+
+
+def _is_host(scope: HTTPScope) -> bool:
+    """Whether the host of a request can be one (RFC 9112, 3.2; RFC 1034, 3.1). Quart would fail for another."""
+    for name, value in scope["headers"]:
+        if name == b"host":
+            try:
+                value.decode("latin-1").lower().partition(":")[0].encode("idna")
+            except UnicodeError:
+                return False
+    return True
 
 
 def _name_client(scope: HTTPScope, peer: Peer, proxies: TrustedProxies) -> None:
