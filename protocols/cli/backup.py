@@ -212,5 +212,8 @@ def _first_line(path: Path) -> str:
 def _remove_older(folder: Path, keep: int) -> None:
     found = sorted(path for path in folder.iterdir() if _NAMED.fullmatch(path.name))
     for path in found[:-keep]:
-        path.unlink()
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CommandError(f"{path}: {error.strerror}") from error
         click.echo(f"{path}: removed")

@@ -223,7 +223,11 @@ def _give_name(draft: Path, target: Path) -> None:
         raise
     except OSError:  # a file system without hard links, as on memory sticks
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        draft.replace(target)
+        try:
+            draft.replace(target)
+        except OSError:
+            target.unlink()  # it is empty
+            raise
 
 
 @contextmanager

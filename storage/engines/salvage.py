@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -55,7 +55,8 @@ def salvage(damaged: Path, new: Path) -> list[SalvagedTable]:
         with closing(_opened_to_read(damaged)) as source, closing(_opened_new(new)) as target:
             return _Salvage(source, target).run()
     except BaseException as error:  # whatever it is: no half of a store must stay; raised again
-        new.unlink()
+        with suppress(OSError):
+            new.unlink()
         if isinstance(error, sqlite3.Error):
             raise StoreError(f"{damaged}: {error}") from error
         raise

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from config.shown_command import shown_command
-from storage.engines.sqlite_upgrade import Progress, Seldom
+from storage.engines.sqlite_upgrade import Progress, Seldom, sync
 from storage.sql import StoreDamagedError, StoreError, StoreFullError
 
 _OPERATIONS: Final = 100_000  # of SQLite's machine between two looks at the clock: some ms
@@ -109,16 +109,8 @@ def _put_in_place(store: Path, part: Path) -> None:
     status = store.stat()
     if os.geteuid() == 0:  # for the user as whom the daemon runs
         os.chown(part, status.st_uid, status.st_gid)
-    _sync(part)
+    sync(part)
     for end in ("-wal", "-shm"):
         store.with_name(f"{store.name}{end}").unlink(missing_ok=True)  # nothing is in them any more
     part.rename(store)
-    _sync(store.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(store.parent)

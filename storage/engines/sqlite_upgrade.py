@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +35,33 @@ def copies_of(store: Path) -> list[Path]:
 def keep_copy(store: Path, connection: sqlite3.Connection, last_step: str, progress: Progress) -> Path:
     """Copy the store before its next steps, replacing the copy of an earlier upgrade. The caller has it alone.
 
+    Of an upgrade that was killed between two steps the copy is there already, and stays: a new one would have steps
+    that the version of before refuses.
+
     Raises:
         StoreFullError: the disk has no room for it.
+        StoreError: a file beside the store cannot be written, renamed or deleted.
         sqlite3.Error: a page cannot be read or written.
     """
+    try:
+        if (kept := _copy_of_this_upgrade(store, connection)) is not None:
+            return kept
+        return _copy(store, connection, last_step, progress)
+    except OSError as error:
+        raise StoreError(f"{error.filename or store}: {error.strerror}") from error
+
+
+def _copy_of_this_upgrade(store: Path, connection: sqlite3.Connection) -> Path | None:
+    """The copy of an upgrade that has made some of its steps, and not all: no version can have used the store since."""
+    for copy in copies_of(store)[-1:]:
+        with suppress(sqlite3.Error), closing(sqlite3.connect(copy, isolation_level=None)) as before:
+            has, had = migrations.applied(connection), migrations.applied(before)
+            if 0 < len(had) < len(has) and migrations.version_of(before) == migrations.version_of(connection):
+                return copy
+    return None
+
+
+def _copy(store: Path, connection: sqlite3.Connection, last_step: str, progress: Progress) -> Path:
     pages, page_bytes = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     for old in copies_of(store):
         old.unlink()
@@ -61,11 +84,7 @@ def keep_copy(store: Path, connection: sqlite3.Connection, last_step: str, progr
         for pragma in ("synchronous=OFF", "journal_mode=OFF"):  # until it has its name, it is worth nothing
             target.execute(f"PRAGMA {pragma}")
         connection.backup(target, pages=_COPY_PAGES, progress=copied)
-    descriptor = os.open(part, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(part)
     part.rename(copy)
     return copy
 
@@ -94,7 +113,8 @@ def undo_upgrade(store: Path, *, force: bool = False) -> tuple[Path, Path]:
     Returns: the copy that is in place now, by its former name, and where the upgraded store is kept.
 
     Raises:
-        StoreError: there is no copy; or, without `force`, something was stored after the upgrade, which would be lost.
+        StoreError: there is no copy; without `force`, something was stored after the upgrade, which would be lost; or a
+            file cannot be renamed or deleted: the upgraded store is in its place then.
     """
     if not (copies := copies_of(store)):
         raise StoreError(f"{store}: no upgrade has kept a copy beside it: restore a backup instead")
@@ -105,11 +125,40 @@ def undo_upgrade(store: Path, *, force: bool = False) -> tuple[Path, Path]:
             f" repeat with --force"
         )
     aside = store.with_name(f"{store.name}.upgraded")
-    for end in ("-wal", "-shm"):
-        store.with_name(f"{store.name}{end}").unlink(missing_ok=True)  # `_rows` has brought all into the store
-    store.rename(aside)
-    copy.rename(store)
+    try:
+        for end in ("-wal", "-shm"):
+            store.with_name(f"{store.name}{end}").unlink(missing_ok=True)  # `_rows` has brought all into the store
+        aside.unlink(missing_ok=True)
+        _put_in_place(store, copy, aside)
+        sync(store.parent)
+    except OSError as error:
+        raise StoreError(f"{error.filename or store}: {error.strerror}") from error
     return copy, aside
+
+
+def _put_in_place(store: Path, copy: Path, aside: Path) -> None:
+    """Whenever this ends, there is a store: a daemon that finds none begins an empty one. Raises OSError."""
+    try:
+        os.link(store, aside)
+    except OSError:  # a file system without hard links
+        store.rename(aside)
+    try:
+        copy.rename(store)
+    except OSError:
+        if store.exists():
+            aside.unlink()
+        else:
+            aside.rename(store)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names of a folder, to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _rows(store: Path) -> int:

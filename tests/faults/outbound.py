@@ -78,7 +78,7 @@ def _free_port() -> int:
         return port
 
 
-def _asked(daemon: Daemon, method: str, path: str, **body: Any) -> Any:
+def asked(daemon: Daemon, method: str, path: str, **body: Any) -> Any:
     answer = httpx.request(method, daemon.base_url + path, headers=bearer(USER_TOKEN), timeout=30, **body)
     answer.raise_for_status()
     return answer.json()["data"]
@@ -111,8 +111,8 @@ def gone(world: World, rounds: int) -> Row:
         held.callback(callback.close)
         callback.begin()
         wanted = {"messageType": "message", "uid": ADA, "callbackUrl": f"http://localhost:{callback.port}/"}
-        path = f"/subscriptions/{_asked(daemon, 'POST', '/subscriptions', json=wanted)['id']}"
-        wait(lambda: _asked(daemon, "GET", path)["status"] == "ACTIVE", "an active subscription")
+        path = f"/subscriptions/{asked(daemon, 'POST', '/subscriptions', json=wanted)['id']}"
+        wait(lambda: asked(daemon, "GET", path)["status"] == "ACTIVE", "an active subscription")
         with under_load(world, row, [daemon]) as fleet:
             for number in range(rounds):
                 fleet.wait_for(world.chance.randint(20, 120))
@@ -123,7 +123,7 @@ def gone(world: World, rounds: int) -> Row:
                     callback.end()
                 shim.arm("g", "x", error=_EAI_AGAIN, delay=_LOOK_UP_MS if stands_still else 0)
                 guests += 1
-                _asked(daemon, "POST", f"/devices/{device_id(0)}/shares", json={"email": f"guest{guests}@example.org"})
+                asked(daemon, "POST", f"/devices/{device_id(0)}/shares", json={"email": f"guest{guests}@example.org"})
                 time.sleep(_GONE_SECONDS)
                 back = time.monotonic()
                 shim.disarm()
@@ -145,10 +145,10 @@ def gone(world: World, rounds: int) -> Row:
 
 def _came(daemon: Daemon, path: str, callback: _Callback, sent: set[tuple[str, int]]) -> bool:
     """Whether all have come. What waits for its next attempt, which may be due in minutes, is sent now."""
-    waiting = [one["id"] for one in _asked(daemon, "GET", f"{path}/deliveries?status=PENDING")]
+    waiting = [one["id"] for one in asked(daemon, "GET", f"{path}/deliveries?status=PENDING")]
     if waiting:
         with suppress(httpx.HTTPStatusError):  # it was sent meanwhile
-            _asked(daemon, "POST", f"{path}/deliveries/replay", json={"ids": waiting})
+            asked(daemon, "POST", f"{path}/deliveries/replay", json={"ids": waiting})
     time.sleep(0.5)
     return callback.received() >= sent
 

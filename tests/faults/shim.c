@@ -144,6 +144,13 @@ static int cut(int fd, off64_t size, const char *name) {
 int ftruncate64(int fd, off64_t size) { return cut(fd, size, "ftruncate64"); }
 int ftruncate(int fd, off_t size) { return cut(fd, size, "ftruncate64"); }
 
+static int cut_path(const char *path, off64_t size, const char *name) {
+  int (*real)(const char *, off64_t) = (int (*)(const char *, off64_t))dlsym(RTLD_NEXT, name);
+  return fails('t', kind_of_path(path)) ? -1 : real(path, size);
+}
+int truncate64(const char *path, off64_t size) { return cut_path(path, size, "truncate64"); }
+int truncate(const char *path, off_t size) { return cut_path(path, size, "truncate64"); }
+
 static int allocated(int fd, off64_t offset, off64_t size, const char *name) {
   int (*real)(int, off64_t, off64_t) = (int (*)(int, off64_t, off64_t))dlsym(RTLD_NEXT, name);
   return fails('a', kind_of(fd)) ? errno : real(fd, offset, size);

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sqlite3
 import struct
+import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,14 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from storage.engines import engine_at
-from tests.daemon import Daemon, run_command
+from tests.daemon import Daemon, device_id, run_command
 from tests.faults import machine, outbound
+from tests.faults.outbound import asked
 from tests.faults.shim import ALL, STORE, Shim
 from tests.faults.world import CLIENTS, Fleet, Row, compare, counted, end, log_of, make_rounds, under_load, wait
 from tests.fork_server import commands_forked
 from tests.stores import make_index
+from tests.upgrades.record import STORES
 
 _STORE: Final = "store.sqlite"
 #: The devices of the clients.
@@ -148,6 +151,12 @@ def _end_and_start(daemon: Daemon, how: signal.Signals, shim: Shim | None = None
     daemon.process.wait(60)
     daemon.kill()
     ended = time.monotonic()
+    _start(daemon, shim, before)
+    return ended
+
+
+def _start(daemon: Daemon, shim: Shim | None, before: int = 0) -> None:
+    """Start, and again without the fault if the first start says why it ends. `before`: how long its log was."""
     daemon.begin()
     try:
         daemon.wait_ready()
@@ -161,7 +170,64 @@ def _end_and_start(daemon: Daemon, how: signal.Signals, shim: Shim | None = None
         daemon.start()
     if "Traceback" in (said := log_of(daemon)[before:]):
         raise RuntimeError(said)
-    return ended
+
+
+def renames(world: SqliteWorld, rounds: int) -> Row:
+    """The rename of a mail fails, that of the copy which an upgrade keeps, or that of the first key; in turn.
+
+    Each mail comes to the outbox later, and the next start goes on with all rows of the older store: what is not there
+    counts as lost.
+    """
+    row = Row(
+        "EIO of the renames of a mail, of the copy of an upgrade and of the first key, in turn",
+        "`mail_server_unavailable`, and the mail comes 10 s later; the start says which file and why",
+        rounds,
+    )
+    turn = iter(range(rounds))
+
+    def mailed(daemon: Daemon, number: int) -> None:
+        address = f"guest{number}@example.org"
+        asked(daemon, "POST", f"/devices/{device_id(0)}/shares", json={"email": address})
+        shim.wait_hit()
+        shim.disarm()
+        wait(lambda: any(address in one.read_text() for one in (world.state / "outbox").glob("*.eml")), "the mail")
+
+    def started(daemon: Daemon) -> int:
+        """Returns how many rows of its store are lost, of a daemon that does not run yet."""
+        before = _rows(daemon.state)
+        with (daemon.state.parent / "log").open("a", encoding="utf-8") as daemon.log:
+            _start(daemon, shim)
+            if not shim.hits:
+                raise RuntimeError("nothing was renamed")
+            daemon.stop()
+        return before - _rows(daemon.state)
+
+    def act(_world: object, daemon: Daemon, _fleet: Fleet) -> float:
+        number = next(turn)
+        other = Daemon(world.folder / f"{world.state.name}-{number}" / "state")  # its name begins as that of the world
+        other.state.mkdir(parents=True)
+        other.write_config()
+        if number % 3 == 1:
+            with tarfile.open(world.chance.choice(sorted(STORES.glob("*.tar.xz")))) as packed:
+                packed.extractall(other.state, filter="data")
+        shim.arm("n", ALL, error=errno.EIO, count=1)
+        if number % 3 == 0:
+            mailed(daemon, number)
+        else:
+            row.lost += started(other)
+        return time.monotonic()
+
+    with shimmed(world, forked=True) as (shim, daemon):
+        return make_rounds(world, row, daemon, act)
+
+
+def _rows(state: Path) -> int:
+    """Messages and Actions in a store, if there is one."""
+    if not (state / _STORE).exists():
+        return 0
+    with closing(sqlite3.connect(state / _STORE)) as db:
+        found: int = db.execute("SELECT (SELECT count(*) FROM message) + (SELECT count(*) FROM action)").fetchone()[0]
+    return found
 
 
 def only_read(world: SqliteWorld, rounds: int) -> Row:
@@ -371,6 +437,7 @@ FAULTS: Final[dict[str, tuple[float, Callable[[SqliteWorld, int], Row]]]] = {
         )
         for call, name in _CALLS.items()
     },
+    "renames": (0.6, renames),
     "late": (0.15, late_sync),
     **machine.FAULTS,
     **outbound.FAULTS,

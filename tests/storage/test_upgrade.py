@@ -1,10 +1,13 @@
 """A store of an older version: who upgrades it, the copy that is kept, the progress, and the way back."""
 
+import errno
+import os
 import shutil
 import sqlite3
 from collections import namedtuple
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +83,86 @@ def test_the_next_upgrade_replaces_the_copy_and_a_part_of_one(older: Path) -> No
         older.with_name(left).write_bytes(b"left")
     upgraded(older)
     assert {path.name for path in older.parent.glob("store.sqlite.before*")} == {name}
+
+
+def test_an_upgrade_that_was_killed_between_its_steps_keeps_the_copy_of_before(older: Path) -> None:
+    def killed(text: str) -> None:
+        if text.startswith("step 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        SqliteEngine(older, progress=killed).migrate()
+    assert applied(older) == STEPS[:-1]
+    upgraded(older)
+    (copy,) = copies_of(older)
+    assert (applied(copy), applied(older)) == (STEPS[:-2], STEPS)
+
+
+def test_the_copy_of_an_upgrade_before_any_step_is_made_again(older: Path) -> None:
+    """The version of before may have stored more since."""
+    older.with_name(f"store.sqlite.before-{STEPS[-3][:4]}").write_bytes(older.read_bytes())
+    with closing(sqlite3.connect(older)) as connection, connection:
+        connection.execute("UPDATE counter SET value = 9 WHERE name = 'head'")
+    upgraded(older)
+    undo_upgrade(older)
+    with closing(sqlite3.connect(older)) as connection:
+        assert connection.execute("SELECT value FROM counter WHERE name = 'head'").fetchone() == (9,)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, owner: object, call: str, name: str) -> None:
+    """Let this call fail for the path whose name begins so."""
+    real = getattr(owner, call)
+
+    def fail(path: Path, *arguments: Any, **named: Any) -> Any:
+        if Path(path).name.startswith(name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(owner, call, fail)
+
+
+@pytest.mark.parametrize(("call", "name"), [("unlink", "store.sqlite.before-0001"), ("rename", "store.sqlite.before-")])
+def test_a_copy_that_cannot_be_kept_is_an_error_that_names_the_file(
+    older: Path, monkeypatch: pytest.MonkeyPatch, call: str, name: str
+) -> None:
+    older.with_name("store.sqlite.before-0001").touch()
+    with monkeypatch.context() as patched:
+        failing(patched, Path, call, name)
+        with pytest.raises(StoreError, match=rf"{name}\S*: Input/output error"):
+            upgraded(older)
+    assert applied(older) == STEPS[:-2]
+    upgraded(older)
+    assert len(copies_of(older)) == 1
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize("owner_call", ["Path.rename", "Path.unlink", "os.fsync"])
+def test_an_undo_that_fails_leaves_a_store_and_can_be_repeated(
+    older: Path, monkeypatch: pytest.MonkeyPatch, owner_call: str, has_links: bool
+) -> None:
+    upgraded(older)
+    (copy,) = copies_of(older)
+    aside = older.with_name("store.sqlite.upgraded")
+    with monkeypatch.context() as patched:
+        if not has_links:
+            failing(patched, os, "link", older.name)
+        if owner_call == "os.fsync":
+            patched.setattr(os, "fsync", lambda _file: failed(older.parent))
+        else:
+            name = copy.name if owner_call == "Path.rename" else aside.name
+            failing(patched, Path, owner_call.partition(".")[2], name)
+        with pytest.raises(StoreError, match="Input/output error"):
+            undo_upgrade(older)
+    if owner_call == "os.fsync":  # all is in its place
+        assert (applied(older), applied(aside)) == (STEPS[:-2], STEPS)
+        return
+    assert (applied(older), aside.exists()) == (STEPS, False)
+    undo_upgrade(older)
+    assert (applied(older), applied(aside)) == (STEPS[:-2], STEPS)
+
+
+def failed(path: Path) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
 
 def test_without_room_for_the_copy_nothing_is_changed(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:

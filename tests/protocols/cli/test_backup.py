@@ -1,6 +1,9 @@
 """`trunkline backup` and `trunkline restore` on the state of a stopped daemon (reference 27.9)."""
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -38,6 +41,47 @@ def test_a_directory_keeps_the_newest_backups_and_all_that_is_not_one(config: Pa
         made.append(Path(done.stdout.splitlines()[0].split(": ")[0]))
     assert {path.name for path in folder.iterdir()} == {"mine.tar.gz", *(path.name for path in made[1:])}
     assert {path.stat().st_mode & 0o777 for path in made[1:]} == {0o600}
+
+
+def test_an_older_backup_that_cannot_be_deleted_is_told_in_one_line(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    (old := folder / "trunkline-20200101T000000000000Z.tar.gz").touch()
+    fails_for(monkeypatch, "unlink", old)
+    done = run("backup", folder, "--rate", "1000", "--keep", "1", "--config", config)
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (1, f"trunkline: {old}: Input/output error")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_where_there_are_no_hard_links_a_backup_that_gets_no_name_leaves_nothing(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "one.tar"
+
+    def no_links(*_paths: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with monkeypatch.context() as patched:
+        fails_for(patched, "replace", target)
+        done = run("backup", target, "--rate", "1000", "--config", config)
+        assert (done.exit_code, target.exists()) == (1, False), done.output
+        assert f"{target}: Input/output error" in done.stderr
+    assert run("backup", target, "--rate", "1000", "--config", config).exit_code == 0
+
+
+def fails_for(monkeypatch: pytest.MonkeyPatch, call: str, path: Path) -> None:
+    """Let this call of `Path` fail where it names the path."""
+    real = getattr(Path, call)
+
+    def fail(self: Path, *arguments: Any, **named: Any) -> Any:
+        if path in (self, *arguments):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, call, fail)
 
 
 def test_without_a_file_it_goes_where_those_of_the_page_go(config: Path, tmp_path: Path) -> None:
