@@ -1,9 +1,10 @@
 """Operations on a large store: seconds, peak memory, and the p99 of an innocent before and meanwhile.
 
-    python -m tests.sizes --messages 2000000 [--folder DIR] [--only WORD ...]
+    python -m tests.sizes --messages 2000000 [--folder DIR] [--keep] [--only WORD ...]
 
-The store is made first, and deleted at the end. Each operation gets it as the one before has left it: retention is the
-last one with a daemon. The innocent is measured right before each operation, for the ratio.
+The store is made first, and deleted at the end; with `--keep` it stays in DIR, and one that is there is used. Each
+operation gets it as the one before has left it: retention is the last one with a daemon. The innocent is measured right
+before each operation, for the ratio.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from protocols.control.client import send_command
 from storage.engines.sqlite_compact import unfinished_copy
 from tests.daemon import ADA, USER_TOKEN, Daemon, bearer
 from tests.sizes.measuring import Innocent, cpu_seconds, forget_peak, p99, peak_mib, run
-from tests.sizes.store import DAYS, SETTINGS, build
+from tests.sizes.store import DAYS, SETTINGS, build, stored
 
 _DAY_MS = 86_400_000
 _QUIET_SECONDS = 6.0
@@ -202,12 +203,15 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--folder", type=Path, default=None, help="where the store goes; 10 M messages need 10 GB")
     parser.add_argument("--only", nargs="*", default=[], help="words of the operations to measure")
+    parser.add_argument("--keep", action="store_true", help="use the store in the folder, and leave it there")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    if options.keep and options.folder is None:
+        parser.error("--keep needs --folder")
+    folder = options.folder if options.keep else Path(tempfile.mkdtemp(dir=options.folder))
     daemon = None
     try:
         begin = time.perf_counter()
-        daemon = build(folder, options.messages, end_ms=int(time.time() * 1000))
+        daemon = stored(folder) or build(folder, options.messages, end_ms=int(time.time() * 1000))
         size, seconds = (daemon.state / "store.sqlite").stat().st_size, time.perf_counter() - begin
         print(f"{options.messages:,} messages, {size / _MIB:,.0f} MiB, made in {seconds:,.0f} s\n")
         print("| Operation | Seconds | Of a processor | Peak MiB | Innocent's p99 ms, before → meanwhile | |")
@@ -220,7 +224,8 @@ def main() -> None:
     finally:
         if daemon is not None:
             daemon.stop()
-        shutil.rmtree(folder)
+        if not options.keep:
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

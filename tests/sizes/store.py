@@ -25,6 +25,8 @@ _BURST: Final = 10
 #: Devices with tokens that the measurements know.
 _SENDERS: Final = 60
 _AT_ONCE: Final = 1_000_000
+#: A file that says that the store is complete.
+_MADE: Final = "made"
 
 _NUMBERS: Final = "WITH RECURSIVE n(i) AS (SELECT :first UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :behind)"
 _MESSAGES: Final = f"""{_NUMBERS}
@@ -89,7 +91,7 @@ FROM n, subscription AS s, device AS d WHERE s.key = 1 AND d.key = :senders + 1 
 
 def build(folder: Path, messages: int, *, end_ms: int) -> Daemon:
     """A daemon that does not run, on a store of so many messages, a multiple of ten; the last came at `end_ms`."""
-    daemon = Daemon(folder / "state", SETTINGS, log=(folder / "log.txt").open("w+", encoding="utf-8"))
+    daemon = _daemon(folder)
     daemon.configure(devices=_SENDERS)
     with daemon.store() as store:
         uris = {"id": DASHBOARD, "uris": '["http://localhost/"]'}
@@ -100,11 +102,25 @@ def build(folder: Path, messages: int, *, end_ms: int) -> Daemon:
     finally:
         daemon.stop()
     with closing(sqlite3.connect(daemon.state / "store.sqlite", isolation_level=None)) as db:
-        for pragma in ("synchronous=OFF", "cache_size=-400000", "temp_store=FILE"):
+        # Without a journal each page is written once.
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-400000", "temp_store=FILE"):
             db.execute(f"PRAGMA {pragma}")
         _fill(db, messages, end_ms)
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    (folder / _MADE).touch()
     return daemon
+
+
+def stored(folder: Path) -> Daemon | None:
+    """The daemon of a store that `build` has made in this folder before, if it has."""
+    if not (folder / _MADE).exists():
+        return None
+    daemon = _daemon(folder)
+    daemon.write_config()
+    return daemon
+
+
+def _daemon(folder: Path) -> Daemon:
+    return Daemon(folder / "state", SETTINGS, log=(folder / "log.txt").open("w+", encoding="utf-8"))
 
 
 def _make_patterns(daemon: Daemon) -> None:
