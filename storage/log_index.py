@@ -166,6 +166,44 @@ class LogIndex:
             return self._downwards(device, entries, _Group(rows, descending=True, end_ms=end_ms))
         return _upwards(entries, _Group(rows, start_ms=start_ms))
 
+    def between(self, devices: str, start_ms: Milliseconds, end_ms: Milliseconds, *, most: int) -> str | None:
+        """The positions of the rows of devices, given as the JSON text of an array of keys, with
+        `start_ms <= ts <= end_ms`, and of some beside them, as the JSON text of an array without an order.
+
+        None when they are more than `most`. Two statements, however many devices there are.
+        """
+        found, given = self._between(devices, start_ms, end_ms)
+        counted = self._db.execute(
+            f"SELECT sum(number) AS number FROM (SELECT number FROM ({found}) AS found LIMIT :most + 1) AS counted",  # noqa: S608 - constants
+            {**given, "most": most},
+        ).one()
+        if counted is None or not counted["number"]:
+            return "[]"
+        if counted["number"] > most:
+            return None
+        every = self._db.all_texts("positions")
+        row = self._db.execute(f"SELECT {every} AS positions FROM ({found}) AS found", given).one()  # noqa: S608 - constants
+        return "[]" if row is None or row["positions"] is None else str(row["positions"]).replace("],[", ",")
+
+    def number_between(self, devices: str, start_ms: Milliseconds, end_ms: Milliseconds) -> int:
+        """How many positions `between` would give."""
+        found, given = self._between(devices, start_ms, end_ms)
+        row = self._db.execute(f"SELECT sum(number) AS number FROM ({found}) AS found", given).one()  # noqa: S608 - constants
+        return 0 if row is None else int(row["number"] or 0)
+
+    def _between(self, devices: str, start_ms: Milliseconds, end_ms: Milliseconds) -> tuple[str, Mapping[str, Any]]:
+        """A query for the entries with rows of that time, and its parameters."""
+        chosen = (
+            f"SELECT number, positions FROM {self._name} WHERE device IN ({self._db.numbers_in('devices')})"  # noqa: S608 - constants
+            " AND last_ts >= :start AND first_ts <= :end"
+        )
+        found = (
+            f"{chosen} AND first_ts > :first UNION ALL {chosen} AND first_ts > :day AND first_ts <= :first"
+            f" AND {_IS_LONG}"
+        )
+        times = {"first": start_ms - _SPAN_MS, "day": start_ms - _LONGEST_MS, "start": start_ms, "end": end_ms}
+        return found, {"devices": devices, **times}
+
     def _downwards(self, device: DeviceKey, entries: Iterable[_Read], group: "_Group") -> Iterator[str]:
         floor: _Read | None = None
         reached: int | None = None  # no division from this `ts` on

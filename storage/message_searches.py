@@ -3,6 +3,7 @@
 A search reads the index, and then scans the rows that have no entry yet. Rows that cannot be read are left out.
 """
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import LogIndex, Table
 from storage.messages import COLUMNS, MessageStore, Parameters, limited
 from storage.records import ActionRow, MessageRow
-from storage.sql import StoreConnection, StoreDamagedError, sure
+from storage.sql import StoreConnection, StoreDamagedError
 
 _NEWEST = 1_000  # positions at the end of the log
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
@@ -26,6 +27,8 @@ _FIRST_ROWS = 8
 #: Rows to read at a time when a search has no limit: about `_ROWS`, at most `_ROWS_AT_ONCE`.
 _ROWS = 1_024
 _ROWS_AT_ONCE = 4_096
+#: More of them are not written into a statement.
+_NAMED_DEVICES = 100
 
 _Row = TypeVar("_Row", MessageRow, ActionRow)
 
@@ -155,9 +158,25 @@ class MessageSearches:
         newest = Range(None, None, limit=limit, behind=position, by_arrival=True, descending=True)
         return [(row.position, row.data) for row in reversed(self.action_page([device], newest))]
 
-    def count(self, device: DeviceKey, *, start_ms: Milliseconds, end_ms: Milliseconds) -> int:
-        found = _Found(self._db, self._log, _MESSAGES, Range(start_ms, end_ms))
-        return len(found.late([device])) + found.count(device)
+    def between(self, devices: Sequence[DeviceKey], search: Range, *, most: int) -> list[MessageRow] | None:
+        """As `page` of a range of times, without a limit: in a few statements, however many devices there are.
+
+        None when the index has more than about `most` rows of that time. Raises StoreDamagedError: the rows of each
+        device can still be read.
+        """
+        start_ms, end_ms = search.bounds()
+        assert start_ms is not None, "a range of times"  # noqa: S101 - the caller's
+        assert end_ms is not None, "a range of times"  # noqa: S101 - the caller's
+        found, keys = _Found(self._db, self._log, _MESSAGES, search), json.dumps(devices)
+        positions = LogIndex(self._db, "message").between(keys, start_ms, end_ms, most=most)
+        if positions is None:
+            return None
+        return sorted(found.late(devices) + found.of_all(keys, positions), key=found.place, reverse=search.descending)
+
+    def about(self, devices: Sequence[DeviceKey], *, start_ms: Milliseconds, end_ms: Milliseconds) -> int:
+        """How many rows of that time there are, with some beside them."""
+        late = _Found(self._db, self._log, _MESSAGES, Range(start_ms, end_ms)).late(devices)
+        return len(late) + LogIndex(self._db, "message").number_between(json.dumps(devices), start_ms, end_ms)
 
     def latest(
         self, devices: Sequence[DeviceKey], *, limit: int, field_path: str | None = None, most: int
@@ -293,10 +312,6 @@ class _Found(Generic[_Row]):
             found.sort(key=self.place, reverse=self._search.descending)
             yield found
 
-    def count(self, device: DeviceKey) -> int:
-        """How many rows of a device with an entry there are."""
-        return sum(self._count(device, positions) for positions in self.groups(device, _ROWS))
-
     def groups(self, device: DeviceKey, rows: int) -> Iterator[str]:
         search = self._search
         if search.by_arrival:
@@ -314,23 +329,10 @@ class _Found(Generic[_Row]):
             device, *search.bounds(), until=search.until, descending=search.descending, rows=rows
         )
 
-    def _count(self, device: DeviceKey, positions: str) -> int:
-        try:
-            row = self._db.execute(
-                f"SELECT count(*) AS number FROM {self._log.table}"  # noqa: S608 - constants
-                f" WHERE position IN ({self._db.numbers_in('positions')}){self._of_device}",
-                {**self._parameters, "device": device, "positions": positions},
-            ).one()
-        except StoreDamagedError:
-            return len(self._read_each(device, positions))
-        return int(sure(row)["number"])
-
     def read(self, device: DeviceKey, positions: str) -> list[_Row]:
         log, limit, number = self._log, self._search.limit, positions.count(",") + 1
         if limit is None and number > _ROWS_AT_ONCE:  # in one span, and they overlap
-            places = positions[1:-1].split(",")
-            parts = [places[at : at + _ROWS_AT_ONCE] for at in range(0, number, _ROWS_AT_ONCE)]
-            return list(chain.from_iterable(self.read(device, f"[{','.join(part)}]") for part in parts))
+            return list(chain.from_iterable(self.read(device, part) for part in _parts(positions)))
         has_more = limit is not None and number > 2 * limit  # to order them costs something, too
         try:
             found = self._db.rows_at(
@@ -344,6 +346,13 @@ class _Found(Generic[_Row]):
         except StoreDamagedError:
             return self._read_each(device, positions)
         return log.decode(found)
+
+    def of_all(self, devices: str, positions: str) -> list[_Row]:
+        """The rows at `positions` of devices, the JSON text of an array of keys, in no order."""
+        among = f" AND device IN ({self._db.numbers_in('devices')}){self._conditions}"
+        given, log = {**self._parameters, "devices": devices}, self._log
+        found = (self._db.rows_at(log.table, log.columns, part, among, given) for part in _parts(positions))
+        return list(chain.from_iterable(map(log.decode, found)))
 
     def _read_each(self, device: DeviceKey, positions: str, conditions: str = "") -> list[_Row]:
         """As `read`, but skip unreadable rows. `conditions` replaces the condition on the device."""
@@ -390,8 +399,13 @@ class _Found(Generic[_Row]):
 
     def _late(self, devices: Sequence[DeviceKey], *, is_damaged: bool) -> list[_Row]:
         table, search = self._log.table, self._search
-        names = {f"device_{index}": device for index, device in enumerate(devices)}
-        more = f" AND device IN ({', '.join(f':{name}' for name in names)}){self._conditions}"
+        if len(devices) > _NAMED_DEVICES:
+            names: dict[str, Any] = {"devices": json.dumps(devices)}
+            listed = self._db.numbers_in("devices")
+        else:
+            names = {f"device_{index}": device for index, device in enumerate(devices)}
+            listed = ", ".join(f":{name}" for name in names)
+        more = f" AND device IN ({listed}){self._conditions}"
         parameters: Parameters = {**self._parameters, **names}
         if is_damaged:
             rows = self._messages.read_on(table, self.upto, None, more, parameters)
@@ -430,6 +444,13 @@ class _Looking(Generic[_Row]):
         place = self._found.last_place(self._device, self._positions)
         self.upto = self.upto if place is None else place
         return () if self.upto is None else self._found.ordered(self.upto)
+
+
+def _parts(positions: str) -> Iterator[str]:
+    """The JSON text of an array of positions, cut into arrays that are read at once."""
+    places = positions[1:-1].split(",") if len(positions) > len("[]") else []
+    for at in range(0, len(places), _ROWS_AT_ONCE):
+        yield f"[{','.join(places[at : at + _ROWS_AT_ONCE])}]"
 
 
 def _are_before(rows: Sequence[_Row], found: _Found[_Row], place: tuple[int, ...], number: int) -> bool:

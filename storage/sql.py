@@ -95,6 +95,9 @@ class StoreConnection(Protocol):
         array of arrays in no order. A condition begins with AND. `first`, ORDER BY with LIMIT, is for a part of them.
         All are read in one step of the engine."""
 
+    def all_texts(self, column: str) -> str:
+        """An aggregate: the texts of a column in no order, with a comma between each two."""
+
     def json_has(self, column: str, parameter: str) -> str:
         """A condition: the JSON text in `column` has a member at the dotted path in `parameter`."""
 

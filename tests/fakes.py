@@ -227,6 +227,9 @@ class BreakableConnection:
     def json_matches(self, column: str, path: str, text: str, number: str) -> str:
         return self._connection.json_matches(column, path, text, number)
 
+    def all_texts(self, column: str) -> str:
+        return self._connection.all_texts(column)
+
     def json_any_named(self, column: str, member: str, parameter: str) -> str:
         return self._connection.json_any_named(column, member, parameter)
 

@@ -416,9 +416,7 @@ def _expired(status: ExportStatus, now_ms: int, tx: Transaction) -> list[ExportR
 
 
 def _count(devices: Sequence[DeviceKey], request: ExportRequest, tx: Transaction) -> int:
-    return sum(
-        tx.message_searches.count(device, start_ms=request.start_ms, end_ms=request.end_ms) for device in devices
-    )
+    return tx.message_searches.about(devices, start_ms=request.start_ms, end_ms=request.end_ms)
 
 
 def _put_step(writer: ArchiveWriter, record: ExportRecord, tx: Transaction) -> bool:

@@ -379,6 +379,9 @@ class PostgresqlConnection:
         ).one()
         return "[]" if row is None else str(row["found"])
 
+    def all_texts(self, column: str) -> str:
+        return f"string_agg({column}, ',')"
+
     def json_has(self, column: str, parameter: str) -> str:
         return f"(member_at({column}, :{parameter}) IS NOT NULL)"
 

@@ -220,6 +220,9 @@ class SqliteConnection:
         ).one()
         return "[]" if row is None else str(row["found"])
 
+    def all_texts(self, column: str) -> str:
+        return f"group_concat({column}, ',')"
+
     def json_has(self, column: str, parameter: str) -> str:
         return _guarded(parameter, f"json_type({column}, {_path(parameter)}) IS NOT NULL")
 

@@ -193,6 +193,13 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
         assert [row.position for row in log.searches.action_page(chosen, search)] == log.expected(
             "action", chosen, search
         )
+        window = search if search.start_ms is not None else Range(Milliseconds(1), Milliseconds(60_000))
+        window = replace(window, limit=None)
+        expected = log.expected("message", chosen, window)
+        for most in (3, 1_000):
+            of_time = log.searches.between(chosen, window, most=most)
+            assert of_time is not None or most == 3
+            assert of_time is None or [row.position for row in of_time] == expected
         limit = search.limit or 3
         newest = Range(None, None, limit=limit, by_arrival=True, descending=True)
         assert [row.position for row in log.searches.latest(chosen, limit=limit, most=10_000)] == log.expected(
@@ -202,9 +209,9 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
             last = {device: ts for _, device, ts in sorted(rows)}
             assert log.searches.last_ts(table, chosen) == {key: ts for key, ts in last.items() if key in devices}
         for device in chosen:
-            times = [ts for _, of, ts in log.rows["message"] if of == device]
-            assert log.searches.count(device, start_ms=Milliseconds(1), end_ms=Milliseconds(60_000)) == sum(
-                1 <= ts <= 60_000 for ts in times
+            stamps = [ts for _, of, ts in log.rows["message"] if of == device]
+            assert log.searches.about([device], start_ms=Milliseconds(1), end_ms=Milliseconds(60_000)) >= sum(
+                1 <= ts <= 60_000 for ts in stamps
             )
             actions = [(position, "{}") for position, of, _ in log.rows["action"] if of == device and position > 2]
             assert log.searches.latest_actions_of(device, Position(2), limit=3) == actions[-3:]
