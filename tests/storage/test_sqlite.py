@@ -135,6 +135,18 @@ def test_an_error_in_the_middle_of_the_rows_is_a_store_error(connection: SqliteC
         list(connection.execute(sql))
 
 
+def test_one_statement_measures_all_trees_of_a_small_store(
+    connection: SqliteConnection, statements: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.execute("INSERT INTO counter VALUES ('a', 1)")
+    statements.clear()
+    found = connection.table_sizes()
+    assert len(statements) == 3, statements
+    assert found["counter"].whole
+    monkeypatch.setattr("storage.engines.sqlite._MEASURED_PAGES", connection.size_bytes()[0] // 4096 - 1)
+    assert connection.table_sizes() == found, "tree by tree, as in a larger store"
+
+
 def test_rolling_back_without_a_transaction_does_nothing(connection: SqliteConnection) -> None:
     connection.rollback()
     connection.begin(write=True)
